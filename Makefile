@@ -1,0 +1,22 @@
+# `make run` and `make test` are the two commands; everything they need is installed into .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test lint
+run: .venv/.ready
+	@$(BIN)/streamlearn run --config configs/quickstart.yaml --fresh
+
+test: lint
+	@$(BIN)/pytest
+
+lint: .venv/.ready
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[codecs,dev]'
+	@touch $@

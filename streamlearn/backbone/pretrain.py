@@ -1,0 +1,258 @@
+"""Train the bundled nano backbone: tokenizer, weights, card figures.
+
+    python -m streamlearn.backbone.pretrain --data ../shared/data/pretrain --out build/nano
+
+A Qwen3-shaped causal LM of 5.2 M parameters, trained from scratch on whole documents with a next-token loss. The
+run is a function of the data, the seed and the step count alone, so it can be stopped at any moment: started again
+with the same arguments it goes on from its last checkpoint. Checkpoints are safetensors and JSON.
+"""
+
+import argparse
+import gzip
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+END = "<|endoftext|>"
+SPECIAL_TOKENS = [END, "<|pad|>", "<|im_start|>", "<|im_end|>", "<|image|>", "<|extra_0|>", "<|extra_1|>", "<|extra_2|>"]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides the weights, together with the data."""
+
+    seed: int = 20261121
+    steps: int = 4600
+    tokens_per_step: int = 4096
+    max_tokens: int = 1024
+    peak_lr: float = 2e-3
+    warmup_steps: int = 200
+    weight_decay: float = 0.1
+    held_out: int = 400
+    """Documents, the last of the shuffled corpus, that are never trained on."""
+
+
+def nano_config() -> Qwen3Config:
+    """The nano architecture: hidden 256, 6 layers, tied embeddings, 5.2 M parameters."""
+    return Qwen3Config(
+        vocab_size=4096,
+        hidden_size=256,
+        intermediate_size=640,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=1,
+        attention_bias=False,
+    )
+
+
+def read_texts(folder: Path) -> list[str]:
+    """Every `text` of the gzipped JSONL files in `folder`, in file and line order."""
+    files = sorted(folder.glob("*.jsonl.gz"))
+    if not files:
+        raise SystemExit(f"no *.jsonl.gz in {folder}: --data must name a folder of gzipped JSONL files with a `text` field")
+    texts: list[str] = []
+    for file in files:
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            texts.extend(json.loads(line)["text"] for line in lines)
+    return texts
+
+
+def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE: every string of bytes has an encoding, so no record is ever out of vocabulary."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token=END, pad_token="<|pad|>", model_max_length=2048, chat_template=CHAT_TEMPLATE
+    )
+
+
+def encode(texts: list[str], tokenizer: PreTrainedTokenizerFast, max_tokens: int) -> list[list[int]]:
+    """Token ids with the end token after each text; a long text becomes several pieces of at most `max_tokens`."""
+    end = tokenizer.convert_tokens_to_ids(END)
+    pieces: list[list[int]] = []
+    for start in range(0, len(texts), 1000):
+        for ids in tokenizer(texts[start : start + 1000])["input_ids"]:
+            whole = [*ids, end]
+            pieces.extend(whole[i : i + max_tokens] for i in range(0, len(whole), max_tokens))
+    return [piece for piece in pieces if len(piece) > 1]
+
+
+def batches(pieces: list[list[int]], recipe: Recipe) -> Iterator[Tensor]:
+    """Padded batches of similar lengths, epoch after epoch, in an order that only the seed decides."""
+    epoch = 0
+    while True:
+        rng = random.Random(f"{recipe.seed}-{epoch}")
+        order = list(range(len(pieces)))
+        rng.shuffle(order)
+        order.sort(key=lambda i: (len(pieces[i]) // 16, rng.random()))
+        groups: list[list[int]] = [[]]
+        for i in order:
+            if groups[-1] and (len(groups[-1]) + 1) * len(pieces[i]) > recipe.tokens_per_step:
+                groups.append([])
+            groups[-1].append(i)
+        rng.shuffle(groups)
+        for group in groups:
+            yield pad([pieces[i] for i in group])
+        epoch += 1
+
+
+def pad(rows: list[list[int]]) -> Tensor:
+    """(rows, longest) ids, filled with IGNORED on the right: under a causal mask no real token sees the filling."""
+    longest = max(map(len, rows))
+    return torch.tensor([row + [IGNORED] * (longest - len(row)) for row in rows])
+
+
+def language_loss(model: Qwen3ForCausalLM, rows: Tensor, *, bf16: bool) -> Tensor:
+    """Mean next-token loss of the batch, nats per token."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        hidden = model.model(rows.clamp_min(0)).last_hidden_state[:, :-1]
+        targets = rows[:, 1:]
+        logits = model.lm_head(hidden[targets != IGNORED])
+    return F.cross_entropy(logits.float(), targets[targets != IGNORED])
+
+
+@torch.no_grad()
+def held_out_loss(model: Qwen3ForCausalLM, pieces: list[list[int]], *, bf16: bool) -> float:
+    """Loss over held-out pieces, nats per token."""
+    total, count = 0.0, 0
+    for piece in pieces:
+        total += language_loss(model, torch.tensor([piece]), bf16=bf16).item() * (len(piece) - 1)
+        count += len(piece) - 1
+    return total / count
+
+
+def learning_rate(step: int, recipe: Recipe) -> float:
+    """Linear warm-up, then a cosine to a twentieth of the peak."""
+    if step < recipe.warmup_steps:
+        return recipe.peak_lr * (step + 1) / recipe.warmup_steps
+    done = (step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps)
+    return recipe.peak_lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def make_optimizer(model: Qwen3ForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW with decay on matrices only."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=(0.9, 0.95), fused=True)
+
+
+def save_checkpoint(folder: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, step: int) -> None:
+    """Write weights, moments and step; the rename makes it whole or absent."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
+    named = {p: name for name, p in model.named_parameters()}
+    for p, state in optimizer.state.items():
+        tensors |= {f"optim.{named[p]}.{key}": value for key, value in state.items()}
+    partial = folder / "checkpoint.partial"
+    save_file(tensors, partial, metadata={"step": str(step)})
+    partial.rename(folder / "checkpoint.safetensors")
+
+
+def load_checkpoint(folder: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW) -> int:
+    """The step to go on from; 0 when there is no checkpoint."""
+    file = folder / "checkpoint.safetensors"
+    if not file.exists():
+        return 0
+    tensors = load_file(file)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(tensors[f"model.{name}"])
+            keys = ("step", "exp_avg", "exp_avg_sq")
+            optimizer.state[p] = {key: tensors[f"optim.{name}.{key}"] for key in keys}
+    return int(next(iter(optimizer.state.values()))["step"])
+
+
+def pretrain(data: Path, out: Path, recipe: Recipe, *, bf16: bool) -> None:
+    """Run the recipe, or what is left of it, and write the finished folder."""
+    texts = read_texts(data)
+    random.Random(recipe.seed).shuffle(texts)
+    kept, held_out = texts[: -recipe.held_out], texts[-recipe.held_out :]
+    out.mkdir(parents=True, exist_ok=True)
+    if (out / "tokenizer.json").exists():
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
+    else:
+        tokenizer = train_tokenizer(kept, nano_config().vocab_size)
+        tokenizer.save_pretrained(out)
+    pieces = encode(kept, tokenizer, recipe.max_tokens)
+    checks = encode(held_out, tokenizer, recipe.max_tokens)
+    print(f"{len(kept)} texts, {sum(map(len, pieces))} tokens, {len(pieces)} pieces", flush=True)
+
+    torch.manual_seed(recipe.seed)
+    model = Qwen3ForCausalLM(nano_config())
+    print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
+    optimizer = make_optimizer(model, recipe)
+    first = load_checkpoint(out, model, optimizer)
+    started, seen = time.monotonic(), 0
+    for step, rows in enumerate(batches(pieces, recipe)):
+        if step >= recipe.steps:
+            break
+        if step < first:
+            continue
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, recipe)
+        loss = language_loss(model, rows, bf16=bf16)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        seen += int((rows != IGNORED).sum())
+        if step % 100 == 0:
+            rate = seen / (time.monotonic() - started)
+            print(f"step {step} loss {loss.item():.3f} tokens/s {rate:.0f}", flush=True)
+        if (step + 1) % 500 == 0:
+            save_checkpoint(out, model, optimizer, step + 1)
+            print(f"step {step + 1} held-out loss {held_out_loss(model, checks, bf16=bf16):.4f}", flush=True)
+
+    final = held_out_loss(model, checks, bf16=bf16)
+    model.to(torch.bfloat16).save_pretrained(out)
+    figures = {"recipe": asdict(recipe), "tokens_an_epoch": sum(map(len, pieces)), "held_out_loss": final}
+    (out / "pretrain.json").write_text(json.dumps(figures, indent=2) + "\n")
+    print(f"finished: held-out loss {final:.4f}", flush=True)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of *.jsonl.gz files with a `text` field")
+    parser.add_argument("--out", type=Path, required=True, help="where checkpoints and the finished model go")
+    parser.add_argument("--steps", type=int, default=Recipe.steps)
+    parser.add_argument("--float32", action="store_true", help="no bf16 autocast: for CPUs without fast bf16 products")
+    arguments = parser.parse_args()
+    pretrain(arguments.data, arguments.out, Recipe(steps=arguments.steps), bf16=not arguments.float32)
+
+
+if __name__ == "__main__":
+    main()

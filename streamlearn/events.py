@@ -1,0 +1,83 @@
+"""Log events, named once, and how they are written.
+
+An event is past tense with fields: `snapshot_written step=18204 seconds=0.21`. On a terminal it is one readable line,
+everywhere else one JSON object a line, serialised by orjson.
+"""
+
+import logging
+import sys
+from enum import StrEnum
+from typing import Any, Literal, TextIO
+
+import orjson
+import structlog
+
+
+class Event(StrEnum):
+    """Every event the daemon logs, in the order of the data's way."""
+
+    DAEMON_STARTED = "daemon_started"
+    DAEMON_STOPPED = "daemon_stopped"
+    STOP_REQUESTED = "stop_requested"
+    DTYPE_CHOSEN = "dtype_chosen"
+    BACKBONE_LOADED = "backbone_loaded"
+    ADAPTER_ATTACHED = "adapter_attached"
+    SOURCE_OPENED = "source_opened"
+    SOURCE_EXHAUSTED = "source_exhausted"
+    SOURCE_REBUILT = "source_rebuilt"
+    SOURCE_UNREACHABLE = "source_unreachable"
+    PARTITIONS_CHANGED = "partitions_changed"
+    OFFSETS_COMMITTED = "offsets_committed"
+    OFFSET_COMMIT_FAILED = "offset_commit_failed"
+    RECORD_DEAD_LETTERED = "record_dead_lettered"
+    STEP_TAKEN = "step_taken"
+    UPDATE_REFUSED = "update_refused"
+    ROLLED_BACK = "rolled_back"
+    SNAPSHOT_WRITTEN = "snapshot_written"
+    SNAPSHOT_FAILED = "snapshot_failed"
+    SNAPSHOT_RESTORED = "snapshot_restored"
+    SNAPSHOT_DAMAGED = "snapshot_damaged"
+    SNAPSHOT_PRUNED = "snapshot_pruned"
+    SNAPSHOT_PRUNE_FAILED = "snapshot_prune_failed"
+    HTTP_STARTED = "http_started"
+    HTTP_FAILED = "http_failed"
+    EVAL_FINISHED = "eval_finished"
+    EVAL_FAILED = "eval_failed"
+    CONFIG_CHANGE_ACCEPTED = "config_change_accepted"
+
+
+Logger = structlog.stdlib.BoundLogger
+
+
+def get_logger(room: str) -> Logger:
+    """A logger whose events carry the room that they come from."""
+    logger: Logger = structlog.get_logger(room=room)
+    return logger
+
+
+def configure_logging(
+    level: str = "info", style: Literal["auto", "json", "console"] = "auto", stream: TextIO | None = None
+) -> None:
+    """Send events to `stream` (standard error unless told); `auto` is console on a terminal and JSON elsewhere."""
+    target = stream if stream is not None else sys.stderr
+    console = style == "console" or (style == "auto" and target.isatty())
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    if console:
+        shared.append(structlog.dev.ConsoleRenderer(colors=target.isatty()))
+    else:
+        shared += [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(serializer=_to_json)]
+    structlog.configure(
+        processors=shared,
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(target),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _to_json(event: dict[str, Any], **_: object) -> str:
+    return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()

@@ -1,0 +1,61 @@
+"""Where a record came from, what it holds before decoding, and how far the stream has been trained."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class TopicPartition:
+    """One ordered log. A file is a topic with the single partition 0."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One message as it came off the log, bytes untouched."""
+
+    origin: TopicPartition
+    offset: int
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    timestamp_ms: int = 0
+
+
+@dataclass(frozen=True)
+class Position(Mapping[TopicPartition, int]):
+    """Per partition, the offset of the next record to train on. Immutable; `after` gives the one that follows.
+
+    >>> here = Position({TopicPartition("t", 0): 4})
+    >>> here.after(Record(TopicPartition("t", 0), offset=7, value=b"{}"))[TopicPartition("t", 0)]
+    8
+    """
+
+    offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    def __getitem__(self, origin: TopicPartition) -> int:
+        return self.offsets[origin]
+
+    def __iter__(self) -> Iterator[TopicPartition]:
+        return iter(sorted(self.offsets))
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def after(self, *records: Record) -> "Position":
+        """The position once these records, in log order, are done with. Logs have gaps: it is offset + 1, not count."""
+        return Position({**self.offsets, **{record.origin: record.offset + 1 for record in records}})
+
+    def to_json(self) -> list[list[str | int]]:
+        """Rows of topic, partition, next offset, sorted."""
+        return [[origin.topic, origin.partition, self[origin]] for origin in self]
+
+    @classmethod
+    def from_json(cls, rows: Iterable[Iterable[str | int]]) -> "Position":
+        """The inverse of `to_json`."""
+        return cls({TopicPartition(str(topic), int(part)): int(offset) for topic, part, offset in rows})
