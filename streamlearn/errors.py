@@ -11,7 +11,8 @@
     │   └── SnapshotDamagedError  a checksum fails; the one before is tried
     ├── StateLockedError          another daemon owns the state folder            exit 75
     ├── DivergedError             updates stay non-finite after a rollback        exit 70
-    └── RecordError               one record is unusable: it becomes a dead letter
+    ├── RecordError               one record is unusable: it becomes a dead letter
+    └── in serve/jobs.py          QueueFullError, QueueClosedError, ExampleError: a client's request fails
 
 Exit codes follow sysexits.h. A message says what must hold, what was found, where, and what to do.
 """

@@ -41,8 +41,8 @@ class Event(StrEnum):
     SNAPSHOT_PRUNE_FAILED = "snapshot_prune_failed"
     HTTP_STARTED = "http_started"
     HTTP_FAILED = "http_failed"
-    EVAL_FINISHED = "eval_finished"
-    EVAL_FAILED = "eval_failed"
+    JOB_FINISHED = "job_finished"
+    JOB_FAILED = "job_failed"
     CONFIG_CHANGE_ACCEPTED = "config_change_accepted"
 
 
@@ -68,9 +68,12 @@ def configure_logging(
         structlog.processors.StackInfoRenderer(),
     ]
     if console:
-        shared.append(structlog.dev.ConsoleRenderer(colors=target.isatty()))
+        plain = structlog.dev.plain_traceback
+        shared.append(structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=plain))
     else:
-        shared += [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(serializer=_to_json)]
+        frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)  # locals hold records and secrets
+        shared.append(structlog.processors.ExceptionRenderer(frames))
+        shared.append(structlog.processors.JSONRenderer(serializer=_to_json))
     structlog.configure(
         processors=shared,
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -15,6 +16,13 @@ class TopicPartition:
         return f"{self.topic}-{self.partition}"
 
 
+class RecordId(NamedTuple):
+    """Which record, without its content."""
+
+    origin: TopicPartition
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One message as it came off the log, bytes untouched."""
@@ -25,6 +33,11 @@ class Record:
     key: bytes | None = None
     headers: tuple[tuple[str, bytes], ...] = ()
     timestamp_ms: int = 0
+
+    @property
+    def id(self) -> RecordId:
+        """Which record this is."""
+        return RecordId(self.origin, self.offset)
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ class Position(Mapping[TopicPartition, int]):
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def after(self, *records: Record) -> "Position":
+    def after(self, *records: Record | RecordId) -> "Position":
         """The position once these records, in log order, are done with. Logs have gaps: it is offset + 1, not count."""
         return Position({**self.offsets, **{record.origin: record.offset + 1 for record in records}})
 

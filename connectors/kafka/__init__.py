@@ -1,0 +1,1 @@
+"""Apache Kafka through kafka-python: the only package that imports it."""

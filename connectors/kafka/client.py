@@ -1,0 +1,226 @@
+"""From `KafkaSettings` to connected clients, and from kafka-python's exceptions to messages that say what to do.
+
+kafka-python reports a wrong password, a wrong protocol and a dead broker in the same words, and a client that could not
+bootstrap leaves a thread behind. So a broker must accept a plain TCP connection before a client is built.
+"""
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka.errors import AuthorizationError, KafkaError, UnsupportedCodecError
+from kafka.structs import TopicPartition as KafkaTopicPartition
+
+from streamlearn.errors import ConfigError, SourceError
+from streamlearn.settings import KafkaSettings
+from streamlearn.stream.record import TopicPartition
+
+CLIENT_ERRORS = (KafkaError, OSError)
+"""What any call on a client may raise when the cluster is away."""
+
+_TCP_TIMEOUT_S = 1.0
+_BACKOFF_MAX_S = 2.0
+_CLOSE_TIMEOUT_MS = 5_000
+_HEADROOM_BYTES = 8 << 20  # one message may exceed fetch.max.bytes; it is delivered all the same, up to this much
+
+_CLIENT_LOG = logging.getLogger("kafka")
+_CLIENT_LOG.addHandler(logging.NullHandler())  # else each failed attempt prints four lines; our events say it once
+
+Sleep = Callable[[float], None]
+
+
+def new_consumer(settings: KafkaSettings, bootstrap_s: float, **options: Any) -> Any:
+    """A consumer of raw bytes without a group: reading depends on no coordinator, and no position but ours exists.
+
+    Raises:
+        SourceError: no broker answered within `bootstrap_s`.
+    """
+    return _new(
+        KafkaConsumer,
+        settings,
+        bootstrap_s,
+        **{
+            "auto_offset_reset": "none",
+            "enable_auto_commit": False,
+            "isolation_level": settings.isolation_level,
+            "allow_auto_create_topics": False,
+            "max_poll_records": settings.max_poll_records,
+            "max_partition_fetch_bytes": settings.max_partition_fetch_bytes,
+            "fetch_max_bytes": settings.fetch_max_bytes,
+            "receive_message_max_bytes": settings.fetch_max_bytes + _HEADROOM_BYTES,
+            **options,
+        },
+    )
+
+
+def new_producer(settings: KafkaSettings, bootstrap_s: float, **options: Any) -> Any:
+    """An idempotent producer of raw bytes that waits for every in-sync replica.
+
+    Raises:
+        SourceError: no broker answered within `bootstrap_s`.
+    """
+    return _new(
+        KafkaProducer,
+        settings,
+        bootstrap_s,
+        **{
+            "acks": "all",
+            "enable_idempotence": True,
+            "allow_auto_create_topics": False,
+            "max_block_ms": settings.request_timeout_ms,
+            "delivery_timeout_ms": 2 * settings.request_timeout_ms,
+            **options,
+        },
+    )
+
+
+def new_admin(settings: KafkaSettings, bootstrap_s: float) -> Any:
+    """An admin client, for the topics' partitions and for offset commits.
+
+    Raises:
+        SourceError: no broker answered within `bootstrap_s`.
+    """
+    return _new(KafkaAdminClient, settings, bootstrap_s)
+
+
+def close_quietly(client: Any) -> None:
+    """Close a consumer or an admin client; what fails now has no consequence."""
+    with contextlib.suppress(*CLIENT_ERRORS, RuntimeError):
+        if isinstance(client, KafkaConsumer):
+            client.close(autocommit=False, timeout_ms=_CLOSE_TIMEOUT_MS)
+        else:
+            client.close()
+
+
+def is_reachable(settings: KafkaSettings) -> bool:
+    """Whether any bootstrap server accepts a TCP connection; blocks at most a second for each."""
+    for server in settings.bootstrap_servers.split(","):
+        host, _, port = server.strip().rpartition(":")
+        with contextlib.suppress(OSError, ValueError):
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_TCP_TIMEOUT_S).close()
+            return True
+    return False
+
+
+def wait_until_reachable(
+    settings: KafkaSettings, timeout_s: float, *, on_wait: Callable[[], None], sleep: Sleep
+) -> None:
+    """Return once a bootstrap server accepts connections, trying with growing pauses; `on_wait` runs before the first.
+
+    Raises:
+        SourceError: none did within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.1
+    while not is_reachable(settings):
+        if pause_s == 0.1:
+            on_wait()
+        if time.monotonic() + pause_s > deadline:
+            raise SourceError(
+                f"a Kafka broker must answer at {settings.bootstrap_servers}; none accepted a connection for "
+                f"{timeout_s:.0f} s. Start the broker, or correct bootstrap.servers"
+            )
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
+
+
+def describe(error: BaseException) -> str:
+    """The error in one line, with what to do where that is known."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, AuthorizationError):
+        return f"{text}: the user needs READ and DESCRIBE on the source topics, WRITE on the dead-letter topic"
+    if isinstance(error, UnsupportedCodecError):
+        return f"{text}: the topic is compressed; pip install 'streamlearn[codecs]'"
+    return text
+
+
+def to_kafka(origin: TopicPartition) -> Any:
+    """The client's own type for a partition."""
+    return KafkaTopicPartition(origin.topic, origin.partition)
+
+
+def create_topic_command(settings: KafkaSettings, topic: str) -> str:
+    """What an operator types to make a topic."""
+    return f"kafka-topics.sh --bootstrap-server {settings.bootstrap_servers} --create --topic {topic} --partitions 1"
+
+
+def _new(client: Any, settings: KafkaSettings, bootstrap_s: float, **options: Any) -> Any:
+    with _overheard() as failures:
+        try:
+            return client(bootstrap_timeout_ms=int(bootstrap_s * 1000), **_connection(settings), **options)
+        except KafkaError as error:
+            cause = failures[0] if failures else describe(error)
+            raise SourceError(
+                f"{settings.bootstrap_servers} accepts connections and must speak {settings.security_protocol}; "
+                f"for {bootstrap_s:.0f} s it did not: {cause}. Wrong credentials and a wrong security.protocol look "
+                "like a dead broker here: check both first"
+            ) from error
+
+
+def _connection(settings: KafkaSettings) -> dict[str, Any]:
+    """Address, identity and encryption, shared by every client."""
+    options = {
+        "bootstrap_servers": [server.strip() for server in settings.bootstrap_servers.split(",")],
+        "client_id": settings.client_id,
+        "security_protocol": settings.security_protocol,
+        "request_timeout_ms": settings.request_timeout_ms,
+        "metadata_max_age_ms": settings.metadata_max_age_ms,
+        "reconnect_backoff_max_ms": int(_BACKOFF_MAX_S * 1000),
+    }
+    if settings.security_protocol.endswith("SSL"):
+        options |= {
+            "ssl_check_hostname": True,
+            "ssl_cafile": _path(settings.ssl_cafile),
+            "ssl_certfile": _path(settings.ssl_certfile),
+            "ssl_keyfile": _path(settings.ssl_keyfile),
+        }
+    if settings.security_protocol.startswith("SASL"):
+        options |= {
+            "sasl_mechanism": settings.sasl_mechanism,
+            "sasl_plain_username": settings.sasl_plain_username,
+            "sasl_plain_password": _password(settings),
+        }
+    return options
+
+
+def _password(settings: KafkaSettings) -> str:
+    """The password, or the first line of its file.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if settings.sasl_plain_password is not None:
+        return settings.sasl_plain_password.get_secret_value()
+    path = settings.sasl_plain_password_file
+    assert path is not None, "settings refuse SASL without a password"
+    try:
+        return path.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"sasl.plain.password.file must be a readable text file: {path}: {error}") from error
+
+
+def _path(path: Any) -> str | None:
+    return None if path is None else str(path)
+
+
+@contextlib.contextmanager
+def _overheard() -> Iterator[list[str]]:
+    """Why connections failed, in order. The client only logs it; the first failure is the one that tells the cause."""
+    failures: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            message = record.getMessage()
+            if message.startswith("Bootstrap") and " failed: " in message:
+                failures.append(message.partition(" failed: ")[2].partition(" (backoff")[0])
+
+    listener = Listener(logging.WARNING)
+    _CLIENT_LOG.addHandler(listener)
+    try:
+        yield failures
+    finally:
+        _CLIENT_LOG.removeHandler(listener)

@@ -1,0 +1,160 @@
+"""Dead letters in a Kafka topic: key and value untouched, the reason in headers as Kafka Connect writes them."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kafka.errors import KafkaError
+
+from connectors.kafka.client import (
+    CLIENT_ERRORS,
+    close_quietly,
+    describe,
+    is_reachable,
+    new_consumer,
+    new_producer,
+    to_kafka,
+)
+from connectors.kafka.cluster import Cluster, Topic
+from connectors.letters import PREFIX, Origin, headers_of, origin_of, own_headers
+from streamlearn.errors import DeadLetterError, SourceError
+from streamlearn.settings import KafkaSettings
+from streamlearn.stream.record import TopicPartition
+from streamlearn.stream.source import DeadLetter
+
+_BOOTSTRAP_S = 30.0
+_POLL_MS = 500
+_MAX_UNACKNOWLEDGED = 1_000
+_MAX_REQUEST_BYTES = 64 << 20  # the topic's own max.message.bytes decides, not the client
+_NO_VALUE = PREFIX + "value.absent"
+"""Marks a letter whose record had neither key nor value: kafka-python sends no such thing, so its value is empty."""
+
+
+class KafkaDeadLetters:
+    """A topic that exists. Other daemons may write to it too: a letter is known by the record that it is about."""
+
+    def __init__(self, settings: KafkaSettings, topic: str) -> None:
+        """Connect.
+
+        Raises:
+            DeadLetterError: no broker, wrong credentials, or no such topic.
+        """
+        self._settings = settings
+        self._topic = topic
+        self._unacknowledged: list[Any] = []
+        self._cluster = Cluster(settings)
+        self._reader: Any = None
+        self._producer: Any = None
+        try:
+            self._partitions = self._describe().origins
+            self._reader = new_consumer(settings, _BOOTSTRAP_S, isolation_level="read_uncommitted")
+            self._producer = new_producer(settings, _BOOTSTRAP_S, max_request_size=_MAX_REQUEST_BYTES)
+            self._ends = self._end_offsets()
+        except SourceError as error:
+            self.close()
+            raise DeadLetterError(f"dead letters must have their topic {topic}: {error}") from error
+
+    def recall(self, mark: Mapping[str, Any] | None) -> frozenset[Origin]:
+        """Origins and offsets of the letters behind `mark`; all of them when the mark is of another topic.
+
+        Reads the topic from there to its end, so the first start on a long topic takes its time.
+
+        Raises:
+            DeadLetterError: the topic cannot be read.
+        """
+        try:
+            self._ends = self._end_offsets()
+            starts = self._starts(mark)
+            found = (origin_of(message.headers) for message in self._read(starts))
+            return frozenset(origin for origin in found if origin is not None)
+        except CLIENT_ERRORS as error:
+            raise self._failed("read", error) from error
+
+    def send(self, letter: DeadLetter) -> None:
+        """Hand one letter to the producer, which sends it in the background.
+
+        Raises:
+            DeadLetterError: the producer refuses it, or one before it failed.
+        """
+        record = letter.record
+        headers = own_headers(record) + [(name, value.encode()) for name, value in headers_of(letter).items()]
+        value = record.value
+        if value is None and record.key is None:
+            headers.append((_NO_VALUE, b"true"))
+            value = b""
+        try:
+            self._unacknowledged.append(self._producer.send(self._topic, value, key=record.key, headers=headers))
+        except (*CLIENT_ERRORS, ValueError, AssertionError) as error:
+            raise self._failed("written", error) from error
+        if len(self._unacknowledged) >= _MAX_UNACKNOWLEDGED:
+            self.flush()
+
+    def flush(self) -> None:
+        """Block until the brokers hold every letter.
+
+        Raises:
+            DeadLetterError: they did not take one; which of them is not known, a restart finds out.
+        """
+        if not self._unacknowledged:
+            return
+        try:
+            self._producer.flush(timeout=2 * self._settings.request_timeout_ms / 1000)
+            for sent in self._unacknowledged:
+                sent.get(timeout=0)
+            self._ends = self._end_offsets()
+        except CLIENT_ERRORS as error:
+            raise self._failed("written", error) from error
+        self._unacknowledged.clear()
+
+    def mark(self) -> Mapping[str, Any]:
+        """The topic's name and the end of each of its partitions at the last `flush`."""
+        return {"topic": self._topic, "ends": [[origin.partition, end] for origin, end in self._ends.items()]}
+
+    def close(self) -> None:
+        """Close every connection; letters that were not flushed may be lost. Safe to call twice."""
+        self._cluster.close()
+        if self._reader is not None:
+            close_quietly(self._reader)
+            self._reader = None
+        if self._producer is not None:
+            producer, self._producer = self._producer, None
+            close_quietly(producer)
+
+    def _describe(self) -> Topic:
+        if not is_reachable(self._settings):
+            raise SourceError(f"no broker accepts a connection at {self._settings.bootstrap_servers}")
+        return self._cluster.topics([self._topic])[self._topic]
+
+    def _end_offsets(self) -> dict[TopicPartition, int]:
+        ends = self._reader.end_offsets([to_kafka(origin) for origin in self._partitions])
+        return {origin: ends[to_kafka(origin)] for origin in self._partitions}
+
+    def _starts(self, mark: Mapping[str, Any] | None) -> dict[TopicPartition, int]:
+        """Where to read each partition from: the mark, as far as the log still holds it."""
+        begins = self._reader.beginning_offsets([to_kafka(origin) for origin in self._partitions])
+        marked = dict(mark["ends"]) if mark is not None and mark.get("topic") == self._topic else {}
+        starts = {}
+        for origin in self._partitions:
+            begin, start = begins[to_kafka(origin)], marked.get(origin.partition, 0)
+            starts[origin] = start if begin <= start <= self._ends[origin] else begin
+        return starts
+
+    def _read(self, starts: Mapping[TopicPartition, int]) -> Iterator[Any]:
+        """Every message from `starts` to the known ends, by our own assignment."""
+        waiting = {
+            to_kafka(origin): self._ends[origin] for origin, start in starts.items() if start < self._ends[origin]
+        }
+        self._reader.assign(list(waiting))
+        for partition in waiting:
+            self._reader.seek(partition, starts[TopicPartition(*partition)])
+        patience_ms = self._settings.request_timeout_ms
+        while waiting:
+            messages = self._reader.poll(timeout_ms=_POLL_MS)
+            for batch in messages.values():
+                yield from batch
+            patience_ms = self._settings.request_timeout_ms if messages else patience_ms - _POLL_MS
+            if patience_ms <= 0:
+                raise KafkaError(f"no message for {self._settings.request_timeout_ms} ms before the end of the topic")
+            waiting = {partition: end for partition, end in waiting.items() if self._reader.position(partition) < end}
+
+    def _failed(self, what: str, error: Exception) -> DeadLetterError:
+        return DeadLetterError(f"dead letters cannot be {what}: topic {self._topic}: {describe(error)}")

@@ -1,0 +1,317 @@
+"""Kafka topics as a source: every partition assigned, never subscribed, positions kept here and nowhere else.
+
+kafka-python's consumer is disposable. After any error that its own retries do not cover, the next `poll` of the same
+object may spin without end, so it is closed and a new one goes on from the offsets kept here.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kafka.errors import KafkaError, LogTruncationError
+
+from connectors.kafka.client import (
+    CLIENT_ERRORS,
+    close_quietly,
+    describe,
+    is_reachable,
+    new_consumer,
+    to_kafka,
+    wait_until_reachable,
+)
+from connectors.kafka.cluster import Cluster, Topic
+from connectors.kafka.offsets import check_held, starting_offsets
+from connectors.kafka.watch import Watch
+from streamlearn.errors import OffsetGapError, SourceError
+from streamlearn.events import Event, get_logger
+from streamlearn.settings import KafkaSettings
+from streamlearn.stream.record import Position, Record, TopicPartition
+
+_MAX_TRIES = 3
+"""So many rebuilds at one offset, then it is given up."""
+
+_REBUILD_BOOTSTRAP_S = 10.0
+_OFFSETS_TIMEOUT_MS = 10_000
+_CHORE_TIMEOUT_MS = 1_000
+"""How long a question beside reading (end offsets, a position) may hold up training."""
+
+
+class KafkaSource:
+    """All partitions of some topics, endless. For one thread: kafka-python's consumer is not thread-safe."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *,
+        start_timeout_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._settings = settings
+        self._start_timeout_s = start_timeout_s
+        self._clock = clock
+        self._sleep = sleep
+        self._cluster = Cluster(settings)
+        self._consumer: Any = None
+        self._topics: dict[str, Topic] = {}
+        self._next: dict[TopicPartition, int] = {}
+        self._tries: dict[TopicPartition, dict[int, int]] = {}
+        self._watch = Watch(settings, clock)
+        self._reachable = True
+        self._log = get_logger("connectors")
+
+    # --- the Source protocol ------------------------------------------------------------------------------------------
+
+    def seek(self, position: Position) -> Position:
+        """Connect and go to `position`; a broker that is down is waited for, `start_timeout_s` at most.
+
+        A partition that `position` does not name begins at its earliest record when another of its topic is named (it
+        was created since), else where `offset.start` says.
+
+        Raises:
+            OffsetGapError: a named offset is gone, or was never reached.
+            SourceError: no broker, wrong credentials, or no such topic.
+        """
+        self._drop_consumer()
+        wait_until_reachable(
+            self._settings,
+            self._start_timeout_s,
+            on_wait=lambda: self._lost("no broker accepts a connection"),
+            sleep=self._sleep,
+        )
+        self._topics = self._cluster.topics(self._settings.topics)
+        self._consumer = new_consumer(self._settings, self._start_timeout_s)
+        begins, ends = self._bounds([origin for topic in self._topics.values() for origin in topic.origins])
+        self._next = starting_offsets(position, begins, ends, self._settings.offset_start)
+        self._assign()
+        self._tries.clear()
+        self._watch.restart(ends)
+        self._reachable = True
+        self._log.info(Event.SOURCE_OPENED, topics=list(self._topics), partitions=len(self._next))
+        return Position(dict(self._next))
+
+    def poll(self, *, max_records: int, timeout_s: float) -> Sequence[Record]:
+        """Return what is fetched, in offset order per partition; offsets may have gaps (compaction, transactions).
+
+        Blocks up to `timeout_s`, beyond it a second when the cluster does not answer or a few when a broken consumer is
+        replaced. A broker that is away gives nothing until it is back.
+
+        Raises:
+            OffsetGapError: retention overtook the position, or a topic was deleted and created again.
+            SourceError: an offset cannot be read, whatever is tried.
+        """
+        started = self._clock()
+        self._look_after()
+        if self._consumer is None and not self._rebuild("lost"):
+            self._sleep(max(0.0, timeout_s - (self._clock() - started)))
+            return ()
+        records = self._fetch(min(max_records, self._settings.max_poll_records), timeout_s)
+        self._watch.polled(self._clock() - started, records)
+        for record in records:
+            self._next[record.origin] = record.offset + 1
+        if records:
+            self._reachable = True
+        return records
+
+    def commit(self, position: Position, note: str) -> None:
+        """Store `position` as the group's offsets, for lag tools. A failure is logged."""
+        try:
+            self._cluster.commit(self._settings.group_id, position, note)
+            self._log.info(Event.OFFSETS_COMMITTED, group=self._settings.group_id, note=note)
+        except SourceError as error:
+            self._log.warning(Event.OFFSET_COMMIT_FAILED, error=str(error), note=note)
+
+    def lag(self, position: Position) -> Mapping[TopicPartition, int]:
+        """Offsets between `position` and the ends; empty while the cluster does not answer. Blocks a second at most."""
+        self._refresh_ends()
+        done = {origin for origin, offset in position.items() if offset == self._next.get(origin)}
+        return {
+            # behind the last record only transaction markers may be left: they are read, and no record
+            origin: 0 if origin in done and self._reached(origin) >= end else max(0, end - position.get(origin, 0))
+            for origin, end in self._watch.ends.items()
+        }
+
+    @property
+    def exhausted(self) -> bool:
+        """Never: more may be produced."""
+        return False
+
+    def close(self) -> None:
+        """Close every connection. Safe to call twice."""
+        self._drop_consumer()
+        self._cluster.close()
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _fetch(self, max_records: int, timeout_s: float) -> list[Record]:
+        try:
+            polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_records)
+        except Exception as error:  # noqa: BLE001 - a damaged batch raises anything from struct.error to ValueError
+            self._recover(error)
+            return []
+        return [_record(message) for messages in polled.values() for message in messages]
+
+    def _recover(self, error: Exception) -> None:
+        """Go on after an error out of the consumer, or find out that nobody can.
+
+        Raises:
+            OffsetGapError: the position is not in the log.
+            SourceError: too many tries at one offset.
+        """
+        if isinstance(error, KafkaError) and error.retriable:
+            return
+        if isinstance(error, LogTruncationError):
+            raise OffsetGapError(
+                f"the log was cut and lost records that were trained: {error}. Start with --fresh to learn the new log"
+            ) from error
+        self._check_bounds()
+        self._count_try(error)
+        self._rebuild(describe(error))
+
+    def _count_try(self, error: Exception) -> None:
+        """Every partition that waits at the offset where it last failed comes one nearer to being given up."""
+        waiting = {origin: at for origin, at in self._next.items() if self._watch.ends.get(origin, 0) > at}
+        before = self._tries
+        self._tries = {origin: {at: 1 + before.get(origin, {}).get(at, 0)} for origin, at in waiting.items()}
+        stuck = [f"{origin} at offset {at}" for origin, at in waiting.items() if self._tries[origin][at] > _MAX_TRIES]
+        if stuck:
+            raise SourceError(
+                f"every record must be readable, and {' or '.join(stuck)} was not, {_MAX_TRIES + 1} times: "
+                f"{describe(error)}. Look at the log there with kafka-dump-log.sh; a restart tries again"
+            ) from error
+
+    def _rebuild(self, reason: str) -> bool:
+        """Replace the consumer and go on from our own offsets; whether that worked."""
+        self._drop_consumer()
+        if not is_reachable(self._settings):
+            self._lost("no broker accepts a connection")
+            return False
+        try:
+            self._consumer = new_consumer(self._settings, _REBUILD_BOOTSTRAP_S)
+        except SourceError as error:
+            self._lost(str(error))
+            return False
+        self._assign()
+        self._watch.restart()
+        self._log.warning(Event.SOURCE_REBUILT, reason=reason, position=Position(self._next).to_json())
+        return True
+
+    def _assign(self) -> None:
+        """Read every known partition from our own offset. What the consumer had buffered is fetched again."""
+        self._consumer.assign([to_kafka(origin) for origin in self._next])
+        for origin, offset in self._next.items():
+            self._consumer.seek(to_kafka(origin), offset)
+
+    def _drop_consumer(self) -> None:
+        if self._consumer is not None:
+            close_quietly(self._consumer)
+            self._consumer = None
+
+    # --- looking after the cluster ------------------------------------------------------------------------------------
+
+    def _look_after(self) -> None:
+        """The chores between polls, each at its own interval."""
+        if self._consumer is None:
+            return
+        self._refresh_ends()
+        stalled = self._watch.stalled()
+        if stalled:
+            error = SourceError(
+                f"no record for {self._settings.stall_timeout_s:.0f} s although the log goes on: {stalled}"
+            )
+            self._check_bounds()
+            self._count_try(error)
+            self._rebuild(str(error))
+        elif self._reachable and self._watch.discovery_is_due():
+            self._discover()
+
+    def _refresh_ends(self) -> None:
+        """Ask for the end of every log when `lag_interval_s` has passed."""
+        if self._consumer is None or not self._watch.ends_are_due():
+            return
+        try:
+            ends = self._consumer.end_offsets([to_kafka(origin) for origin in self._next], timeout_ms=_CHORE_TIMEOUT_MS)
+            reached = {origin: self._reached(origin) for origin in self._next}
+        except CLIENT_ERRORS as error:
+            self._watch.ends_unknown()
+            self._lost(describe(error))
+            return
+        self._reachable = True
+        self._watch.learned({_origin(end): offset for end, offset in ends.items()}, reached)
+
+    def _discover(self) -> None:
+        """Begin to read partitions that were created since; each from its first record."""
+        try:
+            topics = self._cluster.topics(self._settings.topics)
+            added = [origin for topic in topics.values() for origin in topic.origins if origin not in self._next]
+            begins, _ = self._bounds(added)
+        except SourceError as error:
+            self._lost(str(error))
+            return
+        for name, topic in topics.items():
+            if topic.id != self._topics[name].id:
+                raise OffsetGapError(
+                    f"topic {name} was deleted and created again while it was read: what it held before is gone. Start "
+                    "with --fresh to learn the new one"
+                )
+        self._topics = topics
+        if added:
+            self._next.update(begins)
+            self._assign()
+            self._log.info(
+                Event.PARTITIONS_CHANGED, added=[str(origin) for origin in added], partitions=len(self._next)
+            )
+
+    def _bounds(self, origins: Sequence[TopicPartition]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        """First and next offset of each log.
+
+        Raises:
+            SourceError: the cluster does not answer.
+        """
+        if not origins:
+            return {}, {}
+        asked = [to_kafka(origin) for origin in origins]
+        try:
+            begins = self._consumer.beginning_offsets(asked, timeout_ms=_OFFSETS_TIMEOUT_MS)
+            ends = self._consumer.end_offsets(asked, timeout_ms=_OFFSETS_TIMEOUT_MS)
+        except CLIENT_ERRORS as error:
+            raise SourceError(
+                f"{self._settings.bootstrap_servers} does not tell its offsets: {describe(error)}"
+            ) from error
+        return {_origin(key): offset for key, offset in begins.items()}, {_origin(key): at for key, at in ends.items()}
+
+    def _check_bounds(self) -> None:
+        """Raise OffsetGapError when a log does not hold our offset any more; silent while the cluster is."""
+        try:
+            begins, ends = self._bounds(list(self._next))
+        except SourceError:
+            return
+        self._watch.ends.update(ends)
+        for origin, offset in self._next.items():
+            check_held(origin, offset, begins[origin], ends[origin])
+
+    def _reached(self, origin: TopicPartition) -> int:
+        """The next offset to fetch, past markers that follow the last record."""
+        position = self._consumer.position(to_kafka(origin), timeout_ms=_CHORE_TIMEOUT_MS) if self._consumer else None
+        return max(self._next[origin], position or 0)
+
+    def _lost(self, reason: str) -> None:
+        """Say once that the cluster is away."""
+        if self._reachable:
+            self._log.warning(Event.SOURCE_UNREACHABLE, servers=self._settings.bootstrap_servers, reason=reason)
+        self._reachable = False
+
+
+def _record(message: Any) -> Record:
+    return Record(
+        origin=_origin(message),
+        offset=message.offset,
+        value=message.value,
+        key=message.key,
+        headers=tuple((name, value or b"") for name, value in message.headers),
+        timestamp_ms=max(0, message.timestamp),
+    )
+
+
+def _origin(key: Any) -> TopicPartition:
+    return TopicPartition(key.topic, key.partition)

@@ -1,0 +1,135 @@
+"""A source and a dead-letter sink that live in memory: for tests, doctests and embedding.
+
+>>> source = MemorySource(records_from([b'{"text": "a"}', b'{"text": "b"}']))
+>>> source.seek(Position())
+Position(offsets={TopicPartition(topic='memory', partition=0): 0})
+>>> [record.offset for record in source.poll(max_records=8, timeout_s=0.0)]
+[0, 1]
+>>> source.exhausted
+True
+"""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from streamlearn.errors import OffsetGapError
+from streamlearn.stream.record import Position, Record, TopicPartition
+from streamlearn.stream.source import DeadLetter
+
+
+def records_from(values: Iterable[bytes], topic: str = "memory", partition: int = 0, start: int = 0) -> list[Record]:
+    """One record a value, offsets counted up from `start`."""
+    origin = TopicPartition(topic, partition)
+    return [Record(origin, offset, value) for offset, value in enumerate(values, start)]
+
+
+class MemorySource:
+    """Records given at once or appended later, returned in the order in which they were given.
+
+    Endless sources wait for `append`, also from another thread; finite ones are exhausted behind the last record.
+    """
+
+    def __init__(self, records: Iterable[Record] = (), *, endless: bool = False) -> None:
+        self.commits: list[tuple[Position, str]] = []
+        self._endless = endless
+        self._log: list[Record] = []
+        self._ends: dict[TopicPartition, int] = {}
+        self._cursor = 0
+        self._start: Mapping[TopicPartition, int] = {}
+        self._changed = threading.Condition()
+        self.append(*records)
+
+    def append(self, *records: Record) -> None:
+        """Add records at the end of their logs; offsets must rise within a partition and may leave gaps."""
+        with self._changed:
+            for record in records:
+                assert record.offset >= self._ends.get(record.origin, 0), (
+                    f"{record.origin} is already past {record.offset}"
+                )
+                self._log.append(record)
+                self._ends[record.origin] = record.offset + 1
+            self._changed.notify_all()
+
+    def seek(self, position: Position) -> Position:
+        """Go to `position`; partitions that it does not name begin at 0.
+
+        Raises:
+            OffsetGapError: a named offset lies behind the end of its log.
+        """
+        for origin, offset in position.items():
+            end = self._ends.get(origin, 0)
+            if offset > end:
+                raise OffsetGapError(f"{origin} must reach offset {offset}, it ends at {end}: start with --fresh")
+        self._start = {**dict.fromkeys(self._ends, 0), **position}
+        self._cursor = 0
+        return Position(dict(self._start))
+
+    def poll(self, *, max_records: int, timeout_s: float) -> Sequence[Record]:
+        """Return the next records; an endless source waits up to `timeout_s` for the first."""
+        with self._changed:
+            if self._endless:
+                self._changed.wait_for(self._behind, timeout_s)
+            records: list[Record] = []
+            while len(records) < max_records and self._behind():
+                records.append(self._log[self._cursor])
+                self._cursor += 1
+            return records
+
+    def commit(self, position: Position, note: str) -> None:
+        """Keep what was committed in `commits`."""
+        self.commits.append((position, note))
+
+    def lag(self, position: Position) -> Mapping[TopicPartition, int]:
+        """Records at or behind `position`, counted."""
+        left = dict.fromkeys(self._ends, 0)
+        for record in self._log:
+            left[record.origin] += record.offset >= position.get(record.origin, 0)
+        return left
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether a finite source has returned everything."""
+        with self._changed:
+            return not self._endless and not self._behind()
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _behind(self) -> bool:
+        """Move the cursor over what lies before the start; whether a record is left."""
+        while self._cursor < len(self._log):
+            record = self._log[self._cursor]
+            if record.offset >= self._start.get(record.origin, 0):
+                return True
+            self._cursor += 1
+        return False
+
+
+class MemoryDeadLetters:
+    """Letters in a list. Give the list to the next instance to play a restart; unflushed letters are lost with it."""
+
+    def __init__(self, letters: list[DeadLetter] | None = None) -> None:
+        self.letters: list[DeadLetter] = letters if letters is not None else []
+        self._unflushed: list[DeadLetter] = []
+
+    def recall(self, mark: Mapping[str, Any] | None) -> frozenset[tuple[TopicPartition, int]]:
+        """Origins and offsets of the letters flushed after `mark`."""
+        start = mark["letters"] if mark is not None else 0
+        return frozenset((letter.record.origin, letter.record.offset) for letter in self.letters[start:])
+
+    def send(self, letter: DeadLetter) -> None:
+        """Buffer one letter until `flush`."""
+        self._unflushed.append(letter)
+
+    def flush(self) -> None:
+        """Move what was sent into `letters`."""
+        self.letters += self._unflushed
+        self._unflushed.clear()
+
+    def mark(self) -> Mapping[str, Any]:
+        """How many letters were flushed."""
+        return {"letters": len(self.letters)}
+
+    def close(self) -> None:
+        """Nothing to release."""

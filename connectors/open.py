@@ -1,0 +1,28 @@
+"""From the configuration to the connector that it names."""
+
+from connectors.dead_letters import FileDeadLetters
+from connectors.jsonl import JsonlSource
+from connectors.kafka.dead_letters import KafkaDeadLetters
+from connectors.kafka.source import KafkaSource
+from streamlearn.settings import Settings, SourceSettings
+from streamlearn.stream.source import DeadLetters, Source
+
+
+def open_source(settings: SourceSettings) -> Source:
+    """The one source that is configured; it connects at `seek`."""
+    if settings.kafka is not None:
+        return KafkaSource(settings.kafka)
+    assert settings.jsonl is not None, "settings hold exactly one source"
+    return JsonlSource(settings.jsonl)
+
+
+def open_dead_letters(settings: Settings) -> DeadLetters:
+    """The configured topic or file, or `dead_letters.jsonl` in the state folder.
+
+    Raises:
+        DeadLetterError: it cannot be opened.
+    """
+    if settings.dead_letters.topic is not None:
+        assert settings.source.kafka is not None, "settings refuse a topic without a cluster"
+        return KafkaDeadLetters(settings.source.kafka, settings.dead_letters.topic)
+    return FileDeadLetters(settings.dead_letters.file or settings.state / "dead_letters.jsonl")

@@ -1,0 +1,27 @@
+"""The trainable experts: one PEFT tuner, registered with PEFT on import.
+
+Use: `resolve` the settings, `check` the result against the backbone's `linear_shapes` before any weight is loaded,
+then `attach` it.
+"""
+
+from streamlearn.adapters.check import activated_parameters, check, linear_shapes
+from streamlearn.adapters.config import HeadLoraConfig
+from streamlearn.adapters.layer import HeadLoraLinear
+from streamlearn.adapters.model import Bank, HeadLoraModel, attach, banks, reset_routed
+from streamlearn.adapters.presets import PRESETS, Preset, resolve
+
+__all__ = [
+    "PRESETS",
+    "Bank",
+    "HeadLoraConfig",
+    "HeadLoraLinear",
+    "HeadLoraModel",
+    "Preset",
+    "activated_parameters",
+    "attach",
+    "banks",
+    "check",
+    "linear_shapes",
+    "reset_routed",
+    "resolve",
+]

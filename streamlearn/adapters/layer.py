@@ -1,0 +1,113 @@
+"""MoE-LoRA experts beside one frozen linear layer, routed per head slice.
+
+    h_m = x[m S : (m + 1) S],  S = D / H                                                       (1)
+    y = W x + (alpha / r) * sum_m sum_{j in S_m} g_mj B_mj A_mj h_m                            (2)
+
+MH-MoE (arXiv 2602.12587) eq. 12 and 14-16; the gate g is `routing`'s, eq. 13; the low-rank form is Hu et al. 2021,
+eq. 3. There is no loop over experts and no sorting of tokens: every A is applied in one batched product, the gate is a
+mask in the bottleneck (zero where not selected), and every B is applied in one product. That is exact, shapes are
+static, and an expert that no token chose gets a gradient of exactly zero.
+"""
+# Shape suffixes: T tokens, D in features, O out features, H heads, S = D / H slice, K experts a head, R rank.
+
+import math
+from typing import Any
+
+import torch
+from peft.tuners._buffer_dict import BufferDict
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+from streamlearn.adapters import routing
+from streamlearn.adapters.bottleneck import add_experts
+from streamlearn.adapters.config import HeadLoraConfig
+
+NO_MERGE = (
+    "experts that are chosen per token are not one weight matrix and cannot be merged; keep the adapter beside the "
+    "model: save_pretrained, then PeftModel.from_pretrained"
+)
+ROUTER_STD = 0.02  # logits start near zero: the choice is the input's, the probabilities are nearly even
+
+
+class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft is not type-checked here
+    """A frozen linear with its experts, under PEFT's adapter names."""
+
+    adapter_layer_names = ("head_lora_A", "head_lora_B", "head_lora_router")
+    other_param_names = ("head_lora_config", "head_lora_routed")
+    active_adapters: list[str]  # PEFT's properties
+    disable_adapters: bool
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.in_features, self.out_features = base_layer.in_features, base_layer.out_features
+        self.head_lora_config: dict[str, HeadLoraConfig] = {}
+        self.head_lora_A = nn.ParameterDict()
+        self.head_lora_B = nn.ParameterDict()
+        self.head_lora_router = nn.ParameterDict()
+        self.head_lora_routed = BufferDict(persistent=False)
+        self.frozen_peft_weight_names: dict[str, tuple[str, ...]] = {}
+        self._disable_adapters = False
+        self.merged_adapters: list[str] = []
+
+    def add(self, name: str, config: HeadLoraConfig, generator: torch.Generator) -> None:
+        """Give the layer an adapter: A and the routers random, B zero, so that the output does not change."""
+        H, K, R, S = config.num_heads, config.num_experts, config.r, self.in_features // config.num_heads
+        device = self.base_layer.weight.device
+        bound = 1 / math.sqrt(S)  # what kaiming_uniform(a=sqrt(5)) gives for a fan-in of S, LoRA's initialisation
+        A_HKRS = torch.empty(H, K, R, S).uniform_(-bound, bound, generator=generator)
+        self.head_lora_config[name] = config
+        self.head_lora_A[name] = nn.Parameter(A_HKRS.to(device))
+        self.head_lora_B[name] = nn.Parameter(torch.zeros(H, K, R, self.out_features, device=device))
+        self.head_lora_routed[name] = torch.full((H, K), not config.routed, device=device)
+        if config.routed:
+            router_HKS = torch.empty(H, K, S).normal_(0.0, ROUTER_STD, generator=generator)
+            self.head_lora_router[name] = nn.Parameter(router_HKS.to(device))
+            if config.router_gradient == "none":
+                self.frozen_peft_weight_names[name] = ("head_lora_router",)
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The frozen linear's output plus the experts', for (..., D)."""
+        y: Tensor = self.base_layer(x, *args, **kwargs)
+        if self.disable_adapters:
+            return y
+        x_TD, y_TO = x.reshape(-1, self.in_features).to(y.dtype), y.view(-1, self.out_features)
+        for name in self.active_adapters:
+            if name in self.head_lora_A:
+                y_TO = self.experts(name, x_TD, y_TO)
+        return y_TO.view_as(y)
+
+    def experts(self, name: str, x_TD: Tensor, y_TO: Tensor) -> Tensor:
+        """Eq. (2) with `y_TO` as W x, in its precision."""
+        config = self.head_lora_config[name]
+        gate_HKT = self.route(name, x_TD) if config.routed else None
+        return add_experts(y_TO, x_TD, self.head_lora_A[name], self.head_lora_B[name], gate_HKT, config.scaling)
+
+    def route(self, name: str, x_TD: Tensor) -> Tensor:
+        """The gates, zero where not selected; training passes also record which experts got a token."""
+        config = self.head_lora_config[name]
+        a_HKT = routing.logits(x_TD, self.head_lora_router[name])
+        selected_HKT = routing.select(a_HKT, config.selected)
+        if torch.is_grad_enabled():
+            self.head_lora_routed[name] |= selected_HKT.any(-1)
+        return routing.gate(a_HKT, selected_HKT, config)
+
+    def reset_routed(self) -> None:
+        """Forget which experts got tokens; without a router every expert always counts as routed to."""
+        for name, config in self.head_lora_config.items():
+            self.head_lora_routed[name].fill_(not config.routed)
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Refused: which experts apply depends on the token."""
+        raise NotImplementedError(NO_MERGE)
+
+    def unmerge(self) -> None:
+        """Refused, as `merge` is."""
+        raise NotImplementedError(NO_MERGE)
+
+    def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
+        """Move, never cast: the experts stay float32 whatever the backbone is, or loading would round them."""
+        target = self.base_layer.weight.device if device is None else device
+        for held in (self.head_lora_A, self.head_lora_B, self.head_lora_router, self.head_lora_routed):
+            if adapter_name in held and held[adapter_name].device != torch.device("meta"):
+                held[adapter_name] = held[adapter_name].to(target)

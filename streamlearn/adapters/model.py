@@ -1,0 +1,110 @@
+"""The tuner: puts the experts beside a backbone's linears, and finds them again."""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+from peft import PeftModel, PeftType, get_peft_model
+from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
+from peft.tuners.tuners_utils import BaseTuner
+from peft.utils import register_peft_method
+from torch import Tensor, nn
+
+from streamlearn.adapters.check import check, linear_shapes
+from streamlearn.adapters.config import METHOD, HeadLoraConfig
+from streamlearn.adapters.layer import NO_MERGE, HeadLoraLinear
+from streamlearn.errors import ConfigError
+
+ADAPTER = "default"
+"""PEFT's name for the one adapter that `attach` makes."""
+
+
+class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checked here
+    """PEFT's view of the adapter: which layers to replace, and by what."""
+
+    prefix = "head_lora_"
+    tuner_layer_cls = HeadLoraLinear
+    target_module_mapping: dict[str, list[str]] = {}  # noqa: RUF012  # PEFT reads it as a class attribute
+
+    def _prepare_model(self, peft_config: HeadLoraConfig, model: nn.Module) -> None:
+        del model
+        self.generator = torch.Generator().manual_seed(peft_config.init_seed)
+
+    def _create_and_replace(  # noqa: PLR0917  # PEFT's signature
+        self,
+        peft_config: HeadLoraConfig,
+        adapter_name: str,
+        target: nn.Module,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+        **_: Any,
+    ) -> None:
+        layer = target
+        if not isinstance(layer, HeadLoraLinear):
+            if not isinstance(target, nn.Linear):
+                raise ConfigError(f"target_modules: {current_key} must be a linear, found {type(target).__name__}")
+            layer = HeadLoraLinear(target)
+            setattr(parent, target_name, layer)
+        layer.add(adapter_name, peft_config, self.generator)
+
+    def _check_merge_allowed(self) -> NoReturn:
+        """PEFT asks here before every merge."""
+        raise NotImplementedError(NO_MERGE)
+
+
+@dataclass(frozen=True)
+class Bank:
+    """The experts beside one linear: what optimizer and probes work on."""
+
+    name: str
+    """The linear's name in the backbone, for example model.layers.0.mlp.up_proj."""
+    layer: HeadLoraLinear
+    A: nn.Parameter
+    """(H, K, R, S)."""
+    B: nn.Parameter
+    """(H, K, R, O)."""
+    router: nn.Parameter | None
+    """(H, K, S); None where there is no gate."""
+
+    @property
+    def routed_HK(self) -> Tensor:  # noqa: N802  # a shape suffix
+        """Experts that got a token in a training pass since `reset_routed`; all of them where there is no router."""
+        routed: Tensor = self.layer.head_lora_routed[ADAPTER]
+        return routed
+
+
+def attach(model: nn.Module, config: HeadLoraConfig, seed: int) -> PeftModel:
+    """Put the experts beside `model`'s target linears and freeze everything else; the output does not change yet.
+
+    Raises:
+        ConfigError: the adapter does not fit, see `check`.
+    """
+    check(config, linear_shapes(model))
+    with warnings.catch_warnings():  # peft 0.21 asks transformers 5.2x by a name that it deprecates
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        return get_peft_model(model, replace(config, init_seed=seed), adapter_name=ADAPTER)
+
+
+def banks(model: nn.Module) -> list[Bank]:
+    """Every bank, in the order of the backbone's own modules."""
+    return list(_banks(model))
+
+
+def reset_routed(model: nn.Module) -> None:
+    """Forget which experts got tokens: call it when a step begins, before its first micro-batch."""
+    for bank in _banks(model):
+        bank.layer.reset_routed()
+
+
+def _banks(model: nn.Module) -> Iterator[Bank]:
+    for name, layer in model.named_modules():
+        if isinstance(layer, HeadLoraLinear) and ADAPTER in layer.head_lora_A:
+            A, B, router = layer.head_lora_A[ADAPTER], layer.head_lora_B[ADAPTER], layer.head_lora_router.get(ADAPTER)
+            yield Bank(name.removeprefix("base_model.model."), layer, A, B, router)
+
+
+if PeftType[METHOD] not in PEFT_TYPE_TO_TUNER_MAPPING:  # importing twice must not register twice
+    register_peft_method(name=METHOD.lower(), config_cls=HeadLoraConfig, model_cls=HeadLoraModel)

@@ -1,0 +1,198 @@
+"""From a configuration to a learner that stands where it stopped.
+
+What can be refused is refused in this order: the configuration alone, the backbone's architecture, the state folder, the
+snapshot. Only then are weights loaded and the stream opened.
+"""
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.utils import set_peft_model_state_dict
+from safetensors.torch import load_file
+
+from connectors.open import open_dead_letters, open_source
+from streamlearn.adapters.check import check
+from streamlearn.adapters.config import HeadLoraConfig
+from streamlearn.adapters.model import attach
+from streamlearn.adapters.presets import resolve
+from streamlearn.backbone import load as backbone_room
+from streamlearn.backbone.load import Backbone, Outline
+from streamlearn.events import Event, get_logger
+from streamlearn.learner.learner import Learner
+from streamlearn.settings import Settings, fingerprint
+from streamlearn.snapshot import compatibility
+from streamlearn.snapshot.journal import Journal
+from streamlearn.snapshot.lock import StateLock
+from streamlearn.snapshot.manifest import ManifestDraft
+from streamlearn.snapshot.store import Snapshot, SnapshotInfo, SnapshotStore
+from streamlearn.state import RunState
+from streamlearn.stream.batch import Batcher, Run
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.intake import Intake, Rejects
+from streamlearn.stream.merge import Merger
+from streamlearn.stream.record import RecordId
+
+_log = get_logger("daemon")
+
+
+class Model:
+    """Backbone, adapter and decoder: all that a snapshot needs to be used, with or without a stream."""
+
+    def __init__(self, settings: Settings, shape: Outline, config: HeadLoraConfig, dtype: str | None) -> None:
+        torch.manual_seed(settings.seed)
+        self.backbone: Backbone = backbone_room.load(settings.backbone, shape, dtype=dtype)
+        arithmetic = self.backbone.arithmetic
+        _log.info(Event.DTYPE_CHOSEN, dtype=arithmetic.name, reason=arithmetic.reason)
+        self.peft: PeftModel = attach(self.backbone.model, config, settings.seed)
+        self.learner = Learner(self.peft, settings.learner, self.backbone.device)
+        self.decoder = Decoder(self.backbone.tokenizer, settings.stream, self.backbone.vocab_size)
+        trainable = sum(p.numel() for p in self.learner.optimizer.parameters())
+        _log.info(Event.ADAPTER_ATTACHED, preset=settings.adapter.preset, parameters=trainable)
+
+    def restore(self, snapshot: Snapshot) -> RunState:
+        """Put a snapshot's weights and optimizer in place and return the rest of its state."""
+        tensors = snapshot.tensors()
+        load_adapter(self.peft, snapshot.adapter)
+        torch.set_rng_state(tensors.pop("rng.torch"))
+        self.learner.load_state(tensors)
+        manifest = snapshot.manifest
+        state = RunState.restored(manifest)
+        _log.info(Event.SNAPSHOT_RESTORED, name=snapshot.name, records=state.records, position=str(manifest.position))
+        return state
+
+
+def load_adapter(model: PeftModel, folder: Path) -> None:
+    """Copy the weights of a PEFT folder into the live adapter, in place."""
+    weights = load_file(folder / "adapter_model.safetensors")
+    outcome = set_peft_model_state_dict(model, weights)
+    assert not outcome.unexpected_keys, "the manifest was checked against this adapter before"
+
+
+class Rooms:
+    """Everything that the loop works with, built once; `open_stream` may be called again after a rollback."""
+
+    def __init__(self, settings: Settings, *, fresh: bool = False, accept_config_change: bool = False) -> None:
+        self.settings = settings
+        config = resolve(settings.adapter)
+        shape = backbone_room.outline(settings.backbone)
+        check(config, shape.linears)
+        self.lock = StateLock(settings.state)
+        self.store = SnapshotStore(settings.state / "snapshots", keep=settings.snapshot.keep)
+        self.journal = Journal(settings.state / "journal.jsonl")
+        if fresh:
+            self.store.set_aside()
+            self.journal.rewind(to_step=0)
+        snapshot = self.store.newest()
+        self._adapter = adapter_shape(config)
+        if snapshot is not None:
+            _accept(snapshot, settings, shape, self._adapter, accept=accept_config_change)
+        dtype = snapshot.manifest.dtype if snapshot is not None else None
+        self.model = Model(settings, shape, config, dtype)
+        self.learner = self.model.learner
+        self.decoder = self.model.decoder
+        self.state = self.model.restore(snapshot) if snapshot is not None else RunState()
+        self._mark = snapshot.manifest.dead_letter_mark if snapshot is not None else None
+        self.sink = open_dead_letters(settings)
+        self.source = open_source(settings.source)
+        self.open_stream(self.state)
+
+    def open_stream(self, state: RunState, *, condemned: frozenset[RecordId] = frozenset()) -> None:
+        """Stand at the state's position; letters and batches of a life after it, if there was one, are known again."""
+        self.sink.flush()
+        self.rejects = Rejects(self.sink, self.sink.recall(self._mark))
+        state.ledger.position = self.source.seek(state.ledger.position)
+        entries = self.journal.entries(after_step=self.learner.number)
+        self._ahead = {entry.step: entry.runs for entry in entries}
+        self.intake = Intake(
+            Merger(self.source, [run for entry in entries for run in entry.runs]),
+            self.decoder,
+            Batcher(self.settings.stream),
+            self.rejects,
+            max_records=self.settings.stream.batch_records * 8,
+            condemned=condemned,
+        )
+        _log.info(Event.SOURCE_OPENED, position=str(state.ledger.position), journalled_batches=len(entries))
+
+    def journal_batch(self, runs: tuple[Run, ...]) -> None:
+        """Write down the batch of the next step, unless a life before this one wrote down the same."""
+        step = self.learner.number + 1
+        if self._ahead.pop(step, None) == runs:
+            return
+        if self._ahead:  # other batches than before, after an accepted configuration change
+            self.journal.rewind(to_step=step - 1)
+            self._ahead = {}
+        self.journal.append(step, runs)
+
+    def roll_back(self, snapshot: Snapshot, condemned: frozenset[RecordId]) -> RunState:
+        """The snapshot's state again, in this process; `condemned` records will be set aside when they come."""
+        state = self.model.restore(snapshot)
+        self._mark = snapshot.manifest.dead_letter_mark
+        self.journal.rewind(to_step=self.learner.number)
+        self.open_stream(state, condemned=condemned)
+        return state
+
+    def save(self, state: RunState) -> SnapshotInfo:
+        """Make everything durable, in this order: dead letters, the snapshot, the broker's offsets.
+
+        Raises:
+            DeadLetterError: the letters are not durable, so no snapshot may cover their records.
+            SnapshotError: it could not be written; the one before stays.
+        """
+        self.sink.flush()
+        mark = self.sink.mark()
+        draft = self._draft(state, dict(mark))
+        tensors = {**self.learner.state(), "rng.torch": torch.get_rng_state()}
+        info = self.store.save(draft, self.model.peft.save_pretrained, tensors)
+        self._mark = mark
+        self.source.commit(state.ledger.position, info.name)
+        self.store.prune()
+        oldest = self.store.names()[0]
+        self.journal.truncate(before_step=int(oldest))
+        return info
+
+    def _draft(self, state: RunState, mark: dict[str, Any]) -> ManifestDraft:
+        return ManifestDraft(
+            step=self.learner.number,
+            created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            position=state.ledger.position,
+            ledger=tuple(state.ledger.rows()),
+            dead_letter_mark=mark,
+            config=fingerprint(self.settings),
+            backbone=dict(self.model.backbone.identity),
+            adapter=self._adapter,
+            dtype=self.model.backbone.arithmetic.name,
+            versions=versions(),
+            learner=state.to_json(),
+            rooms={},
+        )
+
+    def close(self) -> None:
+        """Release source, sink and lock."""
+        self.source.close()
+        self.sink.close()
+        self.lock.release()
+
+
+def adapter_shape(config: HeadLoraConfig) -> dict[str, Any]:
+    """What of an adapter decides the meaning of its weights."""
+    names = ("r", "alpha", "num_heads", "num_experts", "top_k", "gate", "router_gradient", "target_modules")
+    return {name: asdict(config)[name] for name in names}
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that decide what a step computes."""
+    return {name: version(name) for name in ("streamlearn", "torch", "transformers", "peft", "kafka-python")}
+
+
+def _accept(
+    snapshot: Snapshot, settings: Settings, shape: Outline, adapter: dict[str, Any], *, accept: bool
+) -> None:
+    identity = backbone_room.identity(settings.backbone, shape)
+    changes = compatibility.check(snapshot.manifest, fingerprint(settings), identity, adapter, accept=accept)
+    for change in changes:
+        _log.warning(Event.CONFIG_CHANGE_ACCEPTED, key=change.key, before=change.old, now=change.new)

@@ -1,0 +1,162 @@
+"""Find, check and load the frozen model.
+
+`builtin:nano` ships with the package; anything else is a local folder or a hub id at a pinned revision. Weights are
+safetensors, code is never taken from a model's repository. Everything that the configuration alone can tell (does the
+architecture fit, which linears does it have) is told by `outline` before a byte of weights is read.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from streamlearn.backbone import attention
+from streamlearn.backbone.arithmetic import Arithmetic, choose
+from streamlearn.errors import ConfigError
+from streamlearn.settings import BackboneSettings
+
+logging.set_verbosity_error()  # transformers prints advice about generation defaults that nobody asked for
+logging.disable_progress_bar()
+
+BUILTIN = {"builtin:nano": Path(__file__).parent / "nano"}
+_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "*.txt")
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a backbone is, known from its configuration alone."""
+
+    folder: Path
+    config: Any
+    linears: Mapping[str, tuple[int, int]]
+    """Dotted name of every linear inside the decoder, with its (in, out) sizes."""
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A loaded, frozen causal language model and what identifies it."""
+
+    model: Any
+    tokenizer: Any
+    arithmetic: Arithmetic
+    device: torch.device
+    identity: Mapping[str, str]
+    """See `identity`."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding: the bound on token ids."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+
+def outline(settings: BackboneSettings) -> Outline:
+    """Resolve the folder and read the architecture.
+
+    Raises:
+        ConfigError: no such model, no pinned revision, no safetensors, or an attention that cannot be packed.
+    """
+    folder = _folder(settings)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"backbone.model {settings.model}: not a causal language model that this transformers knows: {error}"
+        ) from error
+    if getattr(config, "attn_logit_softcapping", None):
+        raise ConfigError(
+            f"backbone.model {settings.model}: attention with logit soft-capping cannot be packed; "
+            "choose a model without it (Qwen3, Llama, Mistral, Gemma 1 and 3 have none)"
+        )
+    decoder = skeleton.get_decoder()
+    linears = {
+        name: (module.in_features, module.out_features)
+        for name, module in decoder.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+    return Outline(folder=folder, config=config, linears=linears)
+
+
+def load(settings: BackboneSettings, shape: Outline, *, dtype: str | None = None) -> Backbone:
+    """Load weights and tokenizer and freeze everything; `dtype` overrides `auto` on a resume, so that bits repeat."""
+    device = _device(settings.device)
+    arithmetic = choose(settings.dtype if dtype is None or settings.dtype != "auto" else dtype, device)  # type: ignore[arg-type]
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            shape.folder,
+            dtype=arithmetic.dtype,
+            attn_implementation=attention.NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(shape.folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"backbone.model {settings.model}: cannot be loaded from {shape.folder}: {error}") from error
+    model.requires_grad_(requires_grad=False)
+    model.to(device).eval()
+    return Backbone(model, tokenizer, arithmetic, device, identity(settings, shape))
+
+
+def identity(settings: BackboneSettings, shape: Outline) -> dict[str, str]:
+    """What a snapshot remembers of its backbone: model, revision, and the digest of its files."""
+    return {"model": settings.model, "revision": settings.revision or "", "digest": digest(shape.folder)}
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 over name and content of every file that decides what the model computes, hex."""
+    total = hashlib.sha256()
+    for file in sorted({file for pattern in _FILES for file in folder.glob(pattern)}):
+        with file.open("rb") as content:
+            total.update(f"{file.name}\0{hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def _folder(settings: BackboneSettings) -> Path:
+    name = settings.model
+    if name.startswith("builtin:"):
+        if name not in BUILTIN:
+            raise ConfigError(f"backbone.model {name}: unknown, builtin models are {', '.join(BUILTIN)}")
+        return BUILTIN[name]
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not list(folder.glob("*.safetensors")):
+            raise ConfigError(f"backbone.model {name}: holds no *.safetensors; convert the weights with save_pretrained")
+        return folder
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith((".", "/")):
+        raise ConfigError(f"backbone.model {name}: no such folder, and not a hub id of the form owner/name")
+    if not re.fullmatch(r"[0-9a-f]{40}", settings.revision or ""):
+        raise ConfigError(
+            f"backbone.revision: a hub id needs a pinned commit of 40 hex digits, found {settings.revision!r}; "
+            f"take it from the model's list of commits"
+        )
+    return _download(name, settings.revision)
+
+
+def _download(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise ConfigError(f"backbone.model {name} at {revision}: cannot be had from the hub: {error}") from error
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"backbone.device {name}: not usable on this machine: {error}") from error
+    return device

@@ -1,0 +1,36 @@
+"""The same experts computed one by one: gather an expert's tokens, apply it, add the result back.
+
+    for m in heads, j in experts:  y[t] += (alpha / r) g_tmj B_mj A_mj h_tm   for the tokens t that chose j      (1)
+
+This is how the public MixLoRA and LoRAMoE code runs its experts. It is the arm `mh_moe_loop` of the speed benchmark, and
+equal to `HeadLoraLinear` up to rounding.
+"""
+# Shape suffixes: T tokens, N tokens of one expert, D in features, H heads, S = D / H slice, K experts a head, R rank.
+
+from torch import Tensor, nn
+
+from streamlearn.adapters import HeadLoraLinear
+
+
+class LoopedHeadLoraLinear(HeadLoraLinear):
+    """`HeadLoraLinear` with a loop over heads and experts in place of stacked products."""
+
+    def experts(self, name: str, x_TD: Tensor, y_TO: Tensor) -> Tensor:
+        """Eq. (1)."""
+        A_HKRS, B_HKRO = self.head_lora_A[name].to(y_TO.dtype), self.head_lora_B[name].to(y_TO.dtype)
+        H, K, _, S = A_HKRS.shape
+        gate_HKT = self.route(name, x_TD).to(y_TO.dtype)
+        for m in range(H):
+            h_TS = x_TD[:, m * S : (m + 1) * S]
+            for j in range(K):
+                t_N = gate_HKT[m, j].nonzero().squeeze(-1)
+                z_NR = gate_HKT[m, j, t_N, None] * (h_TS[t_N] @ A_HKRS[m, j].T)
+                y_TO = y_TO.index_add(0, t_N, z_NR @ B_HKRO[m, j], alpha=self.head_lora_config[name].scaling)
+        return y_TO
+
+
+def loop_over_experts(model: nn.Module) -> None:
+    """Make every adapter layer of `model` use the loop from now on; parameters and their names stay."""
+    for layer in model.modules():
+        if type(layer) is HeadLoraLinear:
+            layer.__class__ = LoopedHeadLoraLinear

@@ -1,0 +1,208 @@
+"""The command line. Each command checks its arguments, calls one room and prints; heavy imports wait for the command."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from streamlearn import __version__
+from streamlearn.errors import StreamlearnError, UsageError
+
+if TYPE_CHECKING:
+    from streamlearn.settings import Settings
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # records are decoded one by one; a pool only warns on fork
+
+app = typer.Typer(
+    help="Keep a frozen Hugging Face model learning from an endless stream, without forgetting.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+snapshots = typer.Typer(help="Look at the snapshots of a state folder. Safe beside a running daemon.", no_args_is_help=True)
+bench = typer.Typer(help="Measurements, one JSON object each.", no_args_is_help=True)
+app.add_typer(snapshots, name="snapshots")
+app.add_typer(bench, name="bench")
+
+ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="Configuration file, YAML.", show_default=False)]
+_USAGE = 2  # what the command-line library exits with; sysexits.h says 64
+out = Console()
+err = Console(stderr=True)
+
+
+def main() -> None:
+    """Entry point: an error that we raise on purpose is one message and its exit code, never a traceback."""
+    try:
+        app()
+    except StreamlearnError as error:
+        err.print(f"streamlearn: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except SystemExit as finished:
+        sys.exit(UsageError.exit_code if finished.code == _USAGE else finished.code)
+
+
+@app.command()
+def run(
+    config: ConfigOption,
+    fresh: Annotated[bool, typer.Option(help="Set existing snapshots aside and start anew.")] = False,
+    accept_config_change: Annotated[
+        bool, typer.Option(help="Go on although learner, stream or seed settings differ from the snapshot's.")
+    ] = False,
+    stretch_by: Annotated[
+        str | None, typer.Option(help="Key in the records' meta that cuts the closing table; learning never sees it.")
+    ] = None,
+) -> None:
+    """Run the daemon: learn from the stream until it ends or SIGTERM comes, then write a snapshot and exit 0."""
+    from streamlearn.service import serve_and_learn  # noqa: PLC0415
+
+    settings = _settings(config)
+    serve_and_learn(settings, fresh=fresh, accept_config_change=accept_config_change, stretch_by=stretch_by)
+
+
+@app.command()
+def feed(
+    file: Annotated[Path, typer.Argument(help="JSONL file, gzip when it ends in .gz.", exists=True, dir_okay=False)],
+    topic: Annotated[str, typer.Option(help="Topic to write to; it must exist.")],
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="Take the cluster from source.kafka of this file.")
+    ] = None,
+    bootstrap_servers: Annotated[
+        str | None, typer.Option(help="host:port of a local broker without TLS, instead of --config.")
+    ] = None,
+) -> None:
+    """Put the lines of a JSONL file into a topic, one record each, acknowledged by all replicas."""
+    from rich.progress import Progress  # noqa: PLC0415
+
+    from connectors.kafka.feed import count_lines, feed_file  # noqa: PLC0415
+
+    cluster = _cluster(config, bootstrap_servers)
+    with Progress(console=err) as progress:
+        task = progress.add_task(f"{file.name} to {topic}", total=count_lines(file))
+        sent = feed_file(cluster, topic, file, lambda done: progress.update(task, completed=done))
+    out.print(f"{sent} records acknowledged by {topic}", markup=False, highlight=False)
+
+
+@app.command("eval")
+def evaluate(
+    file: Annotated[Path, typer.Argument(help="Records with known answers, JSONL.", exists=True, dir_okay=False)],
+    config: ConfigOption,
+    snapshot: Annotated[
+        str | None, typer.Option(help="Evaluate this snapshot (or `newest`) instead of asking the running daemon.")
+    ] = None,
+    generate: Annotated[bool, typer.Option(help="Also generate answers: exact match and ROUGE-L.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest generated answer, tokens.")] = 64,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
+) -> None:
+    """Loss, perplexity and accuracy on a file of records, from the running daemon or from a snapshot."""
+    from streamlearn import evaluate as room  # noqa: PLC0415
+
+    settings = _settings(config)
+    examples = room.read_examples(file)
+    if snapshot is None:
+        result = room.ask_daemon(settings, examples, generate=generate, max_new_tokens=max_new_tokens)
+    else:
+        result = room.from_snapshot(settings, snapshot, examples, generate=generate, max_new_tokens=max_new_tokens)
+    if as_json:
+        print(result.model_dump_json(indent=2))  # noqa: T201 - JSON goes out as it is, not through a renderer
+    else:
+        out.print(room.table(result))
+
+
+@snapshots.command("list")
+def snapshots_list(config: ConfigOption) -> None:
+    """One line a snapshot, newest last."""
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table("snapshot", "step", "written", "bytes", "position", box=None, pad_edge=False)
+    for info in _store(config).infos():
+        position = ", ".join(f"{origin} at {info.position[origin]}" for origin in info.position)
+        table.add_row(info.name, str(info.step), info.created_at, f"{info.bytes:,}", position)
+    out.print(table)
+
+
+@snapshots.command("show")
+def snapshots_show(
+    config: ConfigOption, name: Annotated[str, typer.Argument(help="Snapshot, for example 00000042.")]
+) -> None:
+    """The manifest of one snapshot, verified, as JSON."""
+    print(_store(config).load(name).manifest.model_dump_json(indent=2))  # noqa: T201
+
+
+@snapshots.command("verify")
+def snapshots_verify(
+    config: ConfigOption, name: Annotated[str | None, typer.Argument(help="Snapshot; all when absent.")] = None
+) -> None:
+    """Compare every file of a snapshot with its manifest; exit 74 when one is damaged."""
+    store = _store(config)
+    damaged: StreamlearnError | None = None
+    for each in [name] if name else store.names():
+        try:
+            store.verify(each)
+        except StreamlearnError as error:
+            err.print(f"{each}  damaged: {error}", style="red", markup=False, highlight=False)
+            damaged = error
+        else:
+            out.print(f"{each}  whole", markup=False, highlight=False)
+    if damaged:
+        raise typer.Exit(damaged.exit_code)
+
+
+@app.command("check-config")
+def check_config(config: ConfigOption) -> None:
+    """Check a configuration without starting anything; exit 78 with what is wrong."""
+    from streamlearn.adapters.presets import resolve  # noqa: PLC0415
+    from streamlearn.configuration import check_backbone  # noqa: PLC0415
+
+    settings = _settings(config)
+    resolve(settings.adapter)
+    out.print(f"{config}: {check_backbone(settings)}", markup=False, highlight=False, soft_wrap=True)
+
+
+@bench.command("speed")
+def bench_speed(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; the median is reported.")] = 7,
+) -> None:
+    """Tokens per second of whole training steps: adapters against each other, the floor, and the daemon."""
+    from streamlearn.bench import speed  # noqa: PLC0415
+
+    speed.report(rounds=rounds, as_json=as_json)
+
+
+@app.command("version")
+def show_version() -> None:
+    """Versions of what decides a result."""
+    from streamlearn.assembly import versions  # noqa: PLC0415
+
+    for name, number in {**versions(), "python": sys.version.split()[0]}.items():
+        out.print(f"{name} {number}", markup=False, highlight=False)
+
+
+def _settings(config: Path) -> "Settings":
+    from streamlearn.settings import load  # noqa: PLC0415
+
+    return load(config)
+
+
+def _store(config: Path) -> Any:
+    from streamlearn.snapshot.store import SnapshotStore  # noqa: PLC0415
+
+    settings = _settings(config)
+    return SnapshotStore(settings.state / "snapshots", keep=settings.snapshot.keep)
+
+
+def _cluster(config: Path | None, bootstrap_servers: str | None) -> Any:
+    from streamlearn.settings import KafkaSettings  # noqa: PLC0415
+
+    if (config is None) == (bootstrap_servers is None):
+        raise UsageError("feed needs exactly one of --config and --bootstrap-servers: the cluster to write to")
+    if config is not None:
+        kafka = _settings(config).source.kafka
+        if kafka is None:
+            raise UsageError(f"{config} has no source.kafka: feed writes to a Kafka topic")
+        return kafka
+    return KafkaSettings(bootstrap_servers=bootstrap_servers, topics=("unused",), security_protocol="PLAINTEXT")

@@ -1,0 +1,231 @@
+"""The loop: one thread, one turn a batch, every room in the order of the data's way.
+
+`assemble` checks and builds everything; `Daemon.run` learns until the stream ends or a signal asks it to stop.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Protocol
+
+from streamlearn.assembly import Rooms
+from streamlearn.errors import DivergedError, Reason, SnapshotError
+from streamlearn.events import Event, get_logger
+from streamlearn.learner.learner import Step
+from streamlearn.serve.desk import Desk
+from streamlearn.serve.jobs import JobQueue
+from streamlearn.serve.schemas import SnapshotResult
+from streamlearn.serve.status import Board, PartitionStatus, Phase, SnapshotStatus, Status
+from streamlearn.snapshot.store import SnapshotInfo
+from streamlearn.stream.batch import Batch
+
+POLL_S = 0.2  # longest wait for records in one turn: a stop, a job or a due snapshot waits at most this long
+SPEED_WINDOW_S = 30.0  # tokens/s is published over this much time
+LOG_EVERY_S = 10.0  # a step is logged at info this often, at debug always
+
+_log = get_logger("daemon")
+
+
+class Observer(Protocol):
+    """Someone who watches the run: the progress line."""
+
+    def on_start(self, status: Status) -> None:
+        """The first record is about to be read."""
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        """A batch was trained on, or refused."""
+
+    def on_snapshot(self, info: SnapshotInfo) -> None:
+        """State is durable."""
+
+
+@dataclass
+class _Window:
+    """Tokens over the last stretch of time, for the published speed."""
+
+    marks: deque[tuple[float, int]]
+
+    def speed(self, now: float, tokens: int) -> float:
+        """Tokens per second since the oldest mark."""
+        self.marks.append((now, tokens))
+        while len(self.marks) > 2 and now - self.marks[0][0] > SPEED_WINDOW_S:
+            self.marks.popleft()
+        then, before = self.marks[0]
+        return (tokens - before) / (now - then) if now > then else 0.0
+
+
+class Daemon:
+    """Owns the loop. `stop` may be called from a signal handler; everything else belongs to the thread of `run`."""
+
+    def __init__(self, rooms: Rooms, board: Board, jobs: JobQueue, *, observer: Observer | None = None) -> None:
+        self.rooms = rooms
+        self.state = rooms.state
+        self.board = board
+        self.observer = observer
+        self.desk = Desk(
+            jobs,
+            rooms.learner,
+            rooms.decoder,
+            self._snapshot_on_request,
+            row_tokens=rooms.settings.stream.batch_tokens,
+        )
+        self._stop_reason: str | None = None
+        self._saved_at = time.monotonic()
+        self._logged_at = 0.0
+        self._window = _Window(deque())
+
+    def stop(self, reason: str) -> None:
+        """Ask the loop to end after the step in hand."""
+        self._stop_reason = self._stop_reason or reason
+
+    def run(self) -> None:
+        """Learn until asked to stop or until the stream ends; the last thing is a snapshot.
+
+        Raises:
+            StreamlearnError: see errors.py; whatever is on disk by then is whole.
+        """
+        self._publish(Phase.RUNNING, ready=True)
+        if self.observer:
+            self.observer.on_start(self.board.read())
+        for batch in self.batches():
+            step = self.learn(batch)
+            if step is not None and self.observer:
+                self.observer.on_step(batch, step, self.board.read())
+            self.save_if_due()
+            self.serve()
+        self._publish(Phase.STOPPING, reason="the daemon is stopping")
+        self.save()
+
+    def batches(self) -> Iterator[Batch]:
+        """stream/: batches as they fill; while none does, jobs and due snapshots are served here."""
+        while self._stop_reason is None:
+            batch = self.rooms.intake.next_batch(timeout_s=0.0 if self.desk.busy else POLL_S)
+            if batch is not None:
+                yield batch
+            elif self.rooms.source.exhausted:
+                _log.info(Event.SOURCE_EXHAUSTED, records=self.state.records)
+                yield from self.rooms.intake.last_batches()
+                return
+            else:
+                self._publish(Phase.IDLE, ready=True)
+                self.save_if_due()
+                self.serve()
+        _log.info(Event.STOP_REQUESTED, reason=self._stop_reason)
+
+    def learn(self, batch: Batch) -> Step | None:
+        """learner/: one step, or none when every record of the batch was set aside; then the ledger."""
+        learner, state = self.rooms.learner, self.state
+        self.rooms.journal_batch(batch.runs)
+        step = learner.step(batch) if batch.examples else learner.pass_over()
+        if step is not None and step.refusal is not None:
+            self._set_aside(batch, step)
+        state.account(batch, step)
+        if state.bad_in_a_row >= self.rooms.settings.learner.max_bad_batches:
+            self._roll_back()
+        self._publish(Phase.RUNNING, ready=True, step=step)
+        return step
+
+    def save_if_due(self) -> None:
+        """snapshot/: by records or by time, when there is anything new; a failed one is tried again at the next turn
+        that is due and the old one stays."""
+        settings = self.rooms.settings.snapshot
+        waited = time.monotonic() - self._saved_at
+        due = self.state.records_since_save >= settings.every_records
+        due = due or (waited >= settings.every_s and self.state.records_since_save > 0)
+        if not due:
+            return
+        try:
+            self.save()
+        except SnapshotError as error:
+            _log.error(Event.SNAPSHOT_FAILED, error=str(error))
+            self._saved_at = time.monotonic() - settings.every_s + min(settings.every_s, 10.0)  # try again in 10 s
+
+    def save(self) -> SnapshotInfo:
+        """Dead letters first, then the state, then the broker's offsets, then what no snapshot needs any more."""
+        started = time.monotonic()
+        info = self.rooms.save(self.state)
+        self._saved_at = time.monotonic()
+        written = datetime.fromisoformat(info.created_at).timestamp()
+        self.state.saved(SnapshotStatus(info.name, info.step, written), self._saved_at - started)
+        _log.info(Event.SNAPSHOT_WRITTEN, name=info.name, bytes=info.bytes, seconds=round(self._saved_at - started, 3))
+        if self.observer:
+            self.observer.on_snapshot(info)
+        self._publish(self.board.read().phase, ready=self.board.read().ready)
+        return info
+
+    def serve(self) -> None:
+        """serve/: queued jobs, within the budget."""
+        if self.desk.busy:
+            seconds = self.desk.serve(self.rooms.settings.serve.eval_budget_s)
+            self.state.job_seconds = self.state.job_seconds.observe(seconds)
+        self.board.beat()
+
+    def _snapshot_on_request(self) -> SnapshotResult:
+        info = self.save()
+        return SnapshotResult(name=info.name, step=info.step)
+
+    def _set_aside(self, batch: Batch, step: Step) -> None:
+        _log.error(Event.UPDATE_REFUSED, step=step.number, refusal=step.refusal, records=len(batch.records))
+        for record in batch.records:
+            self.rooms.rejects.send(
+                record, Reason.NOT_FINITE_UPDATE, f"the update of step {step.number} was refused: {step.refusal}"
+            )
+
+    def _roll_back(self) -> None:
+        """The weights themselves are suspect: go back to the last snapshot, leave out what did not work, go on."""
+        snapshot = self.rooms.store.newest()
+        if snapshot is None or self.state.rolled_back_to == snapshot.name:
+            raise DivergedError(
+                f"{self.state.bad_in_a_row} batches in a row had a non-finite loss or gradient"
+                + (", again after a rollback" if snapshot else ", and there is no snapshot to go back to")
+                + ": lower learner.lr, or look at the dead letters"
+            )
+        condemned = frozenset(self.state.refused_since_save)
+        self.state = self.rooms.roll_back(snapshot, condemned)
+        self.state.rolled_back_to = snapshot.name
+        _log.warning(Event.ROLLED_BACK, to=snapshot.name, left_out=len(condemned))
+
+    def _publish(self, phase: Phase, *, ready: bool = False, reason: str = "", step: Step | None = None) -> None:
+        state, before = self.state, self.board.read()
+        now = time.monotonic()
+        lag = self.rooms.source.lag(state.ledger.position)
+        position = state.ledger.position
+        speed = self._window.speed(now, state.tokens) if step is not None else before.tokens_per_s
+        status = replace(
+            before,
+            phase=phase,
+            ready=ready,
+            reason=reason,
+            step=self.rooms.learner.number,
+            records_trained=sum(state.ledger.trained.values()),
+            tokens_trained=state.tokens,
+            tokens_per_s=0.0 if phase is Phase.IDLE else speed,
+            loss=state.loss,
+            loss_smoothed=state.loss_smoothed,
+            dead_letters=dict(state.reasons),
+            update_refusals=state.refusals,
+            partitions=tuple(PartitionStatus(origin, position[origin], lag.get(origin)) for origin in position),
+            snapshot=state.last_snapshot,
+            step_seconds=state.step_seconds,
+            snapshot_seconds=state.snapshot_seconds,
+            job_seconds=state.job_seconds,
+        )
+        self.board.publish(status)
+        if step is not None:
+            self._log_step(step, status, now)
+
+    def _log_step(self, step: Step, status: Status, now: float) -> None:
+        fields = {
+            "step": step.number,
+            "loss": round(step.loss, 4),
+            "smoothed": round(status.loss_smoothed or step.loss, 4),
+            "records": status.records_trained,
+            "tokens_per_s": round(status.tokens_per_s),
+        }
+        if now - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = now
+            _log.info(Event.STEP_TAKEN, **fields)
+        else:
+            _log.debug(Event.STEP_TAKEN, **fields)

@@ -1,0 +1,124 @@
+"""The eval command: the same figures from the running daemon or from a snapshot on disk."""
+
+import gzip
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.table import Table
+
+from streamlearn.adapters.check import check
+from streamlearn.adapters.presets import resolve
+from streamlearn.assembly import Model, adapter_shape
+from streamlearn.backbone.load import identity, outline
+from streamlearn.errors import ConfigError, SnapshotError, SourceError, UsageError
+from streamlearn.serve.answers import at_once, evaluate
+from streamlearn.serve.jobs import EvalJob
+from streamlearn.serve.schemas import EvalResult
+from streamlearn.settings import Settings, fingerprint
+from streamlearn.snapshot import compatibility
+from streamlearn.snapshot.store import Snapshot, SnapshotStore
+
+Examples = list[Mapping[str, Any]]
+
+
+def read_examples(file: Path) -> Examples:
+    """The records of a JSONL file, gzip when it ends in .gz.
+
+    Raises:
+        UsageError: a line is not a JSON object; names the line.
+    """
+    opener: Any = gzip.open if file.suffix == ".gz" else open
+    examples: Examples = []
+    with opener(file, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise UsageError(f"{file}:{number}: not JSON: {error}") from error
+            if not isinstance(value, dict):
+                raise UsageError(f"{file}:{number}: a JSON object must stand here, found {type(value).__name__}")
+            examples.append(value)
+    if not examples:
+        raise UsageError(f"{file}: holds no record")
+    return examples
+
+
+def ask_daemon(settings: Settings, examples: Examples, *, generate: bool, max_new_tokens: int) -> EvalResult:
+    """POST /v1/eval to the daemon that runs under this configuration.
+
+    Raises:
+        SourceError: it does not answer.
+        UsageError: it refuses the request; carries its message.
+    """
+    url = f"http://{settings.serve.host}:{settings.serve.port}/v1/eval"
+    body = orjson.dumps({"examples": examples, "generate": generate, "max_new_tokens": max_new_tokens})
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310 - a loopback http URL
+    try:
+        with urllib.request.urlopen(request, timeout=600) as answer:  # noqa: S310
+            return EvalResult.model_validate_json(answer.read())
+    except urllib.error.HTTPError as error:
+        raise UsageError(f"{url} answered {error.code}: {error.read().decode(errors='replace')}") from error
+    except OSError as error:
+        raise SourceError(f"{url}: no daemon answers ({error}): start it, or evaluate a snapshot with --snapshot") from error
+
+
+def from_snapshot(
+    settings: Settings, name: str, examples: Examples, *, generate: bool, max_new_tokens: int
+) -> EvalResult:
+    """Load the backbone and one snapshot and evaluate it; safe beside a running daemon.
+
+    Raises:
+        SnapshotError: there is no such snapshot, or it is damaged.
+        ConfigError: it belongs to another setup.
+    """
+    snapshot = _find(settings, name)
+    config, shape = resolve(settings.adapter), outline(settings.backbone)
+    check(config, shape.linears)
+    compatibility.check(
+        snapshot.manifest,
+        fingerprint(settings),
+        identity(settings.backbone, shape),
+        adapter_shape(config),
+        accept=True,
+    )
+    model = Model(settings, shape, config, snapshot.manifest.dtype)
+    model.restore(snapshot)
+    job = EvalJob(tuple(examples), generate=generate, max_new_tokens=max_new_tokens)
+    return at_once(evaluate(job, model.learner, model.decoder, row_tokens=settings.stream.batch_tokens))
+
+
+def _find(settings: Settings, name: str) -> Snapshot:
+    store = SnapshotStore(settings.state / "snapshots", keep=settings.snapshot.keep)
+    names = store.names()
+    if not names:
+        raise SnapshotError(f"{store.folder} holds no snapshot: run the daemon first")
+    wanted = names[-1] if name == "newest" else name
+    if wanted not in names:
+        raise ConfigError(f"--snapshot {name}: not in {store.folder}, which holds {', '.join(names)}")
+    return store.load(wanted)
+
+
+def table(result: EvalResult) -> Table:
+    """The figures, one a line."""
+    shown = Table(box=None, show_header=False, pad_edge=False)
+    rows = {
+        "step": f"{result.step}",
+        "examples": f"{result.examples}",
+        "scored tokens": f"{result.tokens}",
+        "loss, nats per token": f"{result.loss:.6f}",
+        "perplexity": f"{result.perplexity:.3f}",
+        "token accuracy": f"{result.token_accuracy:.4f}",
+        "exact match": None if result.exact_match is None else f"{result.exact_match:.4f}",
+        "ROUGE-L": None if result.rouge_l is None else f"{result.rouge_l:.4f}",
+        "seconds": f"{result.seconds:.2f}",
+    }
+    for name, value in rows.items():
+        if value is not None:
+            shown.add_row(name, value)
+    return shown

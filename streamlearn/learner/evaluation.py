@@ -1,0 +1,147 @@
+"""Evaluate and generate between training steps, without touching them.
+
+Both are generators that yield after every piece of work, so that the loop can go back to training when a time budget is
+spent. A job that spans several training steps still sees the weights of one: `PinnedWeights` holds a copy and swaps it
+in for each piece. Nothing here draws a random number or needs a gradient.
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from transformers import DynamicCache
+
+from streamlearn.learner.loss import row_loss
+from streamlearn.learner.row import IGNORED, pack
+from streamlearn.stream.decode import Example
+
+DECODE_ROWS = 16  # prompts decoded side by side
+
+
+@dataclass(frozen=True)
+class ExampleScore:
+    """Teacher-forced figures of one example."""
+
+    loss_sum: float
+    """Nats, summed over the learned tokens."""
+    correct: int
+    """Learned tokens that were the most probable ones."""
+    tokens: int
+    """Learned tokens."""
+
+
+class PinnedWeights:
+    """A copy of the trainable weights as they are now, to be swapped in for a while."""
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self._parameters = parameters
+        self._copies = [parameter.detach().clone() for parameter in parameters]
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Inside, the model computes with the copy; afterwards the very tensors of before are back."""
+        live = [parameter.data for parameter in self._parameters]
+        try:
+            self._point_at(self._copies)
+            yield
+        finally:
+            self._point_at(live)
+
+    def _point_at(self, tensors: Sequence[Tensor]) -> None:
+        for parameter, tensor in zip(self._parameters, tensors, strict=True):
+            parameter.data = tensor
+
+
+def score(
+    model: Any, examples: Sequence[Example], device: torch.device, *, row_tokens: int
+) -> Generator[None, None, list[ExampleScore]]:
+    """Loss and accuracy per example, in order; examples are packed into rows of at most `row_tokens`."""
+    scores: list[ExampleScore] = []
+    for group in _rows(examples, row_tokens):
+        with torch.no_grad():
+            row = pack(group, device)
+            loss = row_loss(model, row)
+            sums, counts = loss.per_record(row)
+            correct = torch.bincount(row.owner_L[loss.correct_L], minlength=len(group))
+        scores.extend(
+            ExampleScore(*figures) for figures in zip(sums.tolist(), correct.tolist(), counts.tolist(), strict=True)
+        )
+        yield
+    return scores
+
+
+def _rows(examples: Sequence[Example], row_tokens: int) -> Iterator[list[Example]]:
+    group: list[Example] = []
+    for example in examples:
+        if group and sum(len(e.input_ids) for e in group) + len(example.input_ids) > row_tokens:
+            yield group
+            group = []
+        group.append(example)
+    if group:
+        yield group
+
+
+def prompt_of(example: Example) -> list[int]:
+    """The ids before the first learned token."""
+    return example.input_ids[: example.prompt_length].tolist()
+
+
+def reference_of(example: Example) -> list[int]:
+    """The learned ids."""
+    return example.labels[example.labels != IGNORED].tolist()
+
+
+def decode_greedily(
+    model: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int], stop: frozenset[int], device: torch.device
+) -> Generator[None, None, list[list[int]]]:
+    """Continue each prompt by at most `limits[i]` most probable tokens, until a token of `stop`, which is left out.
+
+    Prompts of similar length are decoded side by side, padded on the left, with a key-value cache; yields per token.
+    """
+    outputs: list[list[int]] = [[] for _ in prompts]
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    for start in range(0, len(order), DECODE_ROWS):
+        chosen = order[start : start + DECODE_ROWS]
+        finished = yield from _decode_rows(
+            model, [prompts[i] for i in chosen], [limits[i] for i in chosen], stop, device
+        )
+        for i, output in zip(chosen, finished, strict=True):
+            outputs[i] = output
+    return outputs
+
+
+def _decode_rows(
+    model: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int], stop: frozenset[int], device: torch.device
+) -> Generator[None, None, list[list[int]]]:
+    longest = max(map(len, prompts))
+    filler = next(iter(stop), 0)
+    ids = torch.tensor([[filler] * (longest - len(p)) + list(p) for p in prompts], device=device)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
+    positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
+    cache = DynamicCache(config=model.config)
+    outputs: list[list[int]] = [[] for _ in prompts]
+    alive = [limit > 0 for limit in limits]
+    while any(alive):
+        with torch.no_grad():
+            logits = model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            ).logits[:, -1]
+            best = logits.argmax(dim=-1)
+        for i, token in enumerate(best.tolist()):
+            alive[i] = alive[i] and token not in stop
+            if alive[i]:
+                outputs[i].append(token)
+                alive[i] = len(outputs[i]) < limits[i]
+        ids, positions = best[:, None], positions[:, -1:] + 1
+        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+        yield
+    return outputs

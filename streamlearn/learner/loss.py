@@ -1,0 +1,41 @@
+"""Next-token loss over a packed row, in nats per learned token."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from streamlearn.learner.row import Row
+
+
+@dataclass(frozen=True)
+class RowLoss:
+    """Losses of one row; `mean` carries the graph."""
+
+    mean: Tensor
+    """Scalar: mean over the row's learned tokens, nats per token."""
+    token_L: Tensor
+    """Each learned token's loss, detached."""
+    correct_L: Tensor
+    """Whether each learned token was the most probable one."""
+
+    def per_record(self, row: Row) -> tuple[Tensor, Tensor]:
+        """Summed loss and learned tokens of each record, (records,) each."""
+        sums = torch.zeros(row.num_records, device=self.token_L.device).index_add_(0, row.owner_L, self.token_L)
+        return sums, torch.bincount(row.owner_L, minlength=row.num_records)
+
+
+def row_loss(model: Any, row: Row) -> RowLoss:
+    """One forward pass; logits exist for learned tokens alone and the loss is taken in float32."""
+    logits_LV = model(
+        input_ids=row.input_ids,
+        position_ids=row.position_ids,
+        cu_seq_lens_q=row.bounds,
+        logits_to_keep=row.predictor_L,
+        use_cache=False,
+    ).logits[0]
+    token_L = F.cross_entropy(logits_LV.float(), row.target_L, reduction="none")
+    correct_L = logits_LV.detach().argmax(dim=-1) == row.target_L
+    return RowLoss(mean=token_L.mean(), token_L=token_L.detach(), correct_L=correct_L)

@@ -1,0 +1,101 @@
+"""AdamW that leaves unrouted experts alone.
+
+    m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
+    theta <- theta (1 - lr w) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)           (1)
+
+Loshchilov and Hutter 2019, algorithm 2. Plain AdamW moves an expert that got no token all the same, through momentum
+and weight decay, and so forgets what it knew. Here (1) is applied to an expert only in steps in which at least one token
+was routed to it, and t counts those steps; otherwise its weights, its moments and its t stay bit-equal. Routers and
+anything else that is not an expert see every step.
+"""
+# Shape suffixes: H heads, K experts a head.
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from streamlearn.settings import LearnerSettings
+
+
+@dataclass
+class Group:
+    """Parameters of one bank that are updated together, and which of their experts may move."""
+
+    name: str
+    parameters: Mapping[str, Parameter]
+    """Each with leading dimensions (H, K)."""
+    routed_HK: Tensor | None
+    """Bool; None when every step moves everything."""
+    moments: dict[str, Tensor] = field(default_factory=dict)
+    steps_HK: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    def __post_init__(self) -> None:
+        for name, parameter in self.parameters.items():
+            self.moments[f"{name}.exp_avg"] = torch.zeros_like(parameter)
+            self.moments[f"{name}.exp_avg_sq"] = torch.zeros_like(parameter)
+        first = next(iter(self.parameters.values()))
+        shape = (1, 1) if self.routed_HK is None else self.routed_HK.shape
+        self.steps_HK = torch.zeros(shape, dtype=torch.float32, device=first.device)
+
+
+class MaskedAdamW:
+    """Equation (1) over groups; `step(lr)` reads each group's mask and the parameters' gradients."""
+
+    def __init__(self, groups: Iterable[Group], settings: LearnerSettings) -> None:
+        self.groups: Sequence[Group] = tuple(groups)
+        self._settings = settings
+
+    def parameters(self) -> list[Parameter]:
+        """Everything that is trained, in a fixed order."""
+        return [parameter for group in self.groups for parameter in group.parameters.values()]
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Apply (1) once to every expert that was routed to."""
+        for group in self.groups:
+            mask = group.routed_HK
+            if mask is not None and not bool(mask.any()):
+                continue
+            group.steps_HK += 1.0 if mask is None else mask.float()
+            for name, parameter in group.parameters.items():
+                if parameter.grad is not None:
+                    self._update(group, name, parameter, mask, lr)
+
+    def _update(self, group: Group, name: str, parameter: Parameter, mask_HK: Tensor | None, lr: float) -> None:
+        beta1, beta2 = self._settings.betas
+        grad = parameter.grad
+        assert grad is not None
+        exp_avg, exp_avg_sq = group.moments[f"{name}.exp_avg"], group.moments[f"{name}.exp_avg_sq"]
+        spread = (*group.steps_HK.shape, *[1] * (parameter.ndim - 2))
+        new_avg = exp_avg.lerp(grad, 1 - beta1)
+        new_sq = torch.addcmul(exp_avg_sq * beta2, grad, grad, value=1 - beta2)
+        steps = group.steps_HK.clamp_min(1).view(spread)
+        denominator = (new_sq / (1 - beta2**steps)).sqrt_().add_(self._settings.eps)
+        new = parameter * (1 - lr * self._settings.weight_decay) - new_avg / denominator * (lr / (1 - beta1**steps))
+        for target, value in ((exp_avg, new_avg), (exp_avg_sq, new_sq), (parameter, new)):
+            # torch.where, not a multiplication by the mask: what is not selected keeps its very bits
+            target.copy_(value if mask_HK is None else torch.where(mask_HK.view(spread), value, target))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Moments and step counts by name, for a snapshot."""
+        tensors = {}
+        for group in self.groups:
+            tensors |= {f"{group.name}.{name}": moment for name, moment in group.moments.items()}
+            tensors[f"{group.name}.steps"] = group.steps_HK
+        return tensors
+
+    @torch.no_grad()
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_dict`, in place."""
+        own = self.state_dict()
+        assert own.keys() == tensors.keys(), "a snapshot's manifest was checked against this adapter before"
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])

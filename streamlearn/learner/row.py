@@ -1,0 +1,61 @@
+"""A batch as one packed row of tensors.
+
+Records stand behind one another; positions start anew in each; the logits of token t - 1 predict token t, so a label at
+position t is learned from the hidden state at t - 1 and only those hidden states go through the vocabulary projection.
+"""
+# Shape suffixes: T tokens of the row, L labelled tokens.
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streamlearn.stream.decode import Example
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tensors of one packed row; leading dimension 1 where the model wants a batch."""
+
+    input_ids: Tensor
+    """(1, T) token ids."""
+    position_ids: Tensor
+    """(1, T), from 0 in each record."""
+    bounds: Tensor
+    """(records + 1,) int32: where each record begins, and the end."""
+    predictor_L: Tensor
+    """Positions whose next token is learned."""
+    target_L: Tensor
+    """Those next tokens."""
+    owner_L: Tensor
+    """Which record each target belongs to."""
+
+    @property
+    def num_records(self) -> int:
+        """Records in the row."""
+        return len(self.bounds) - 1
+
+
+def pack(examples: Sequence[Example], device: torch.device) -> Row:
+    """Lay examples behind one another."""
+    lengths = [len(example.input_ids) for example in examples]
+    labels_T = np.concatenate([example.labels for example in examples])
+    owners_T = np.repeat(np.arange(len(examples)), lengths)
+    positions_T = np.concatenate([np.arange(length) for length in lengths])
+    labelled_L = np.flatnonzero((labels_T != IGNORED) & (positions_T > 0))
+
+    def tensor(values: np.ndarray, dtype: torch.dtype = torch.long) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(device=device, dtype=dtype)
+
+    return Row(
+        input_ids=tensor(np.concatenate([example.input_ids for example in examples]))[None],
+        position_ids=tensor(positions_T)[None],
+        bounds=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),  # stays on the CPU: attention slices by it
+        predictor_L=tensor(labelled_L - 1),
+        target_L=tensor(labels_T[labelled_L]),
+        owner_L=tensor(owners_T[labelled_L]),
+    )

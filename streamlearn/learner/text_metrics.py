@@ -1,0 +1,47 @@
+"""How close a generated answer is to its reference."""
+
+
+def normalise(text: str) -> list[str]:
+    """Lower-cased words without surrounding punctuation; a text without spaces counts characters.
+
+    >>> normalise("The  Answer: 42.")
+    ['the', 'answer', '42']
+    """
+    words = (word.strip(".,;:!?\"'()[]") for word in text.lower().split())
+    tokens = [word for word in words if word]
+    if len(tokens) == 1 and not tokens[0].isascii():
+        return list(tokens[0])
+    return tokens
+
+
+def exact_match(output: str, reference: str) -> float:
+    """1.0 when both are the same words.
+
+    >>> exact_match("Positive.", " positive")
+    1.0
+    """
+    return float(normalise(output) == normalise(reference))
+
+
+def rouge_l(output: str, reference: str) -> float:
+    """F1 of the longest common subsequence of words (Lin 2004, eq. 2-4 with beta = 1).
+
+    >>> round(rouge_l("the cat sat", "the cat lay down"), 3)
+    0.571
+    """
+    found, wanted = normalise(output), normalise(reference)
+    if not found or not wanted:
+        return float(found == wanted)
+    common = _longest_common_subsequence(found, wanted)
+    return 2 * common / (len(found) + len(wanted))
+
+
+def _longest_common_subsequence(left: list[str], right: list[str]) -> int:
+    row = [0] * (len(right) + 1)
+    for word in left:
+        diagonal = 0
+        for column, other in enumerate(right, start=1):
+            above = row[column]
+            row[column] = diagonal + 1 if word == other else max(above, row[column - 1])
+            diagonal = above
+    return row[-1]

@@ -1,0 +1,106 @@
+"""What a job computes: requests in, figures out, in pieces."""
+
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
+from statistics import fmean
+from typing import TypeVar
+
+from streamlearn.errors import RecordError
+from streamlearn.learner.evaluation import ExampleScore, decode_greedily, prompt_of, reference_of, score
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.text_metrics import exact_match, rouge_l
+from streamlearn.serve.jobs import EvalJob, ExampleError, GenerateJob
+from streamlearn.serve.schemas import EvalResult, ExampleResult, GenerateResult
+from streamlearn.stream.decode import Decoder, Example
+
+Clock = Callable[[], float]
+_R = TypeVar("_R")
+
+
+def generate(
+    job: GenerateJob, learner: Learner, decoder: Decoder, clock: Clock = time.monotonic
+) -> Generator[None, None, GenerateResult]:
+    """Continue a prompt or answer a conversation, greedily.
+
+    Raises:
+        RecordError: the prompt cannot be encoded.
+    """
+    started, step = clock(), learner.number
+    prompt = decoder.prompt(job.prompt if job.prompt is not None else job.messages)
+    outputs = yield from decode_greedily(learner.forward, [prompt], [job.max_new_tokens], decoder.stop, learner.device)
+    text = decoder.text(outputs[0])
+    return GenerateResult(step=step, text=text, tokens=len(outputs[0]), seconds=clock() - started)
+
+
+def evaluate(
+    job: EvalJob, learner: Learner, decoder: Decoder, *, row_tokens: int, clock: Clock = time.monotonic
+) -> Generator[None, None, EvalResult]:
+    """Score examples under the weights as they are; with `generate` also compare what the model writes.
+
+    Raises:
+        ExampleError: an example is unusable; names which.
+    """
+    started, step = clock(), learner.number
+    examples = _decode(job, decoder)
+    scores = yield from score(learner.forward, examples, learner.device, row_tokens=row_tokens)
+    outputs: list[str | None] = [None] * len(examples)
+    if job.generate:
+        decoded = yield from decode_greedily(
+            learner.forward,
+            [prompt_of(example) for example in examples],
+            [job.max_new_tokens] * len(examples),
+            decoder.stop,
+            learner.device,
+        )
+        outputs = [decoder.text(ids) for ids in decoded]
+    references = [decoder.text(reference_of(example)) for example in examples]
+    return _result(scores, outputs, references, step=step, seconds=clock() - started)
+
+
+def _decode(job: EvalJob, decoder: Decoder) -> list[Example]:
+    examples = []
+    for index, value in enumerate(job.examples):
+        try:
+            examples.append(decoder.decode_value(value))
+        except RecordError as error:
+            raise ExampleError(index, error) from error
+    return examples
+
+
+def _result(
+    scores: Sequence[ExampleScore],
+    outputs: Sequence[str | None],
+    references: Sequence[str],
+    *,
+    step: int,
+    seconds: float,
+) -> EvalResult:
+    tokens = sum(s.tokens for s in scores)
+    loss = sum(s.loss_sum for s in scores) / tokens
+    pairs = [(found, wanted) for found, wanted in zip(outputs, references, strict=True) if found is not None]
+    return EvalResult(
+        step=step,
+        examples=len(scores),
+        tokens=tokens,
+        loss=loss,
+        perplexity=math.exp(min(loss, 700.0)),  # exp overflows a float beyond 709
+        token_accuracy=sum(s.correct for s in scores) / tokens,
+        exact_match=fmean(exact_match(*pair) for pair in pairs) if pairs else None,
+        rouge_l=fmean(rouge_l(*pair) for pair in pairs) if pairs else None,
+        per_example=tuple(
+            ExampleResult(loss=s.loss_sum / s.tokens, tokens=s.tokens, output=output)
+            for s, output in zip(scores, outputs, strict=True)
+        ),
+        seconds=seconds,
+    )
+
+
+def at_once(work: Generator[None, None, _R]) -> _R:
+    """Run a piecewise job to its end: what the command line does with a snapshot."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as finished:
+            result: _R = finished.value
+            return result

@@ -1,0 +1,107 @@
+"""Serves queued jobs between two training steps, in pieces, within a time budget.
+
+A job that is not finished when the budget is spent goes on after the next step, on the weights with which it began.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from streamlearn.errors import StreamlearnError
+from streamlearn.events import Event, get_logger
+from streamlearn.learner.evaluation import PinnedWeights
+from streamlearn.learner.learner import Learner
+from streamlearn.serve.answers import evaluate, generate
+from streamlearn.serve.jobs import EvalJob, GenerateJob, JobQueue, SnapshotJob, Ticket
+from streamlearn.serve.schemas import EvalResult, GenerateResult, SnapshotResult
+from streamlearn.stream.decode import Decoder
+
+_log = get_logger("serve")
+
+
+@dataclass
+class _Open:
+    """The job in hand."""
+
+    ticket: Ticket
+    work: Generator[None, None, EvalResult | GenerateResult]
+    weights: PinnedWeights
+
+
+class Desk:
+    """Takes one job at a time from the queue. Only the thread that owns the model calls it."""
+
+    def __init__(
+        self,
+        jobs: JobQueue,
+        learner: Learner,
+        decoder: Decoder,
+        save: Callable[[], SnapshotResult],
+        *,
+        row_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._jobs = jobs
+        self._learner = learner
+        self._decoder = decoder
+        self._save = save
+        self._row_tokens = row_tokens
+        self._clock = clock
+        self._open: _Open | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is in hand or waits."""
+        return self._open is not None or len(self._jobs) > 0
+
+    def serve(self, budget_s: float) -> float:
+        """Work on jobs for about `budget_s` seconds, at most one piece longer; return the seconds spent."""
+        started = self._clock()
+        while self._clock() - started < budget_s and self.busy:
+            if self._open is not None:
+                self._work_on(self._open, started + budget_s)
+            elif (ticket := self._jobs.take()) is not None:
+                self._pick_up(ticket)
+        return self._clock() - started
+
+    def _pick_up(self, ticket: Ticket) -> None:
+        if isinstance(ticket.job, SnapshotJob):  # at once and with the live weights: it is no piecewise work
+            with self._answering(ticket):
+                ticket.finish(self._save())
+            return
+        work = self._run(ticket.job)
+        self._open = _Open(ticket, work, PinnedWeights(self._learner.optimizer.parameters()))
+
+    def _run(self, job: EvalJob | GenerateJob) -> Generator[None, None, EvalResult | GenerateResult]:
+        if isinstance(job, EvalJob):
+            return evaluate(job, self._learner, self._decoder, row_tokens=self._row_tokens)
+        return generate(job, self._learner, self._decoder)
+
+    def _work_on(self, job: _Open, deadline: float) -> None:
+        self._open = None
+        with self._answering(job.ticket), job.weights.swapped_in():
+            while not job.ticket.cancelled:
+                try:
+                    next(job.work)
+                except StopIteration as finished:
+                    job.ticket.finish(finished.value)
+                    return
+                if self._clock() >= deadline:
+                    self._open = job
+                    return
+
+    @contextmanager
+    def _answering(self, ticket: Ticket) -> Iterator[None]:
+        """Inside, a failure becomes the client's answer; a request must not end the training run."""
+        name = type(ticket.job).__name__
+        try:
+            yield
+            if ticket.future.done():
+                _log.info(Event.JOB_FINISHED, job=name, step=self._learner.number)
+        except StreamlearnError as error:
+            ticket.fail(error)
+            _log.warning(Event.JOB_FAILED, job=name, error=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever a request did, the client is told and the loop goes on
+            ticket.fail(error)
+            _log.exception(Event.JOB_FAILED, job=name, error=str(error))

@@ -1,0 +1,140 @@
+"""The published status as Prometheus metrics, read at scrape time: nothing is counted twice and nothing is global."""
+
+import re
+from collections.abc import Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from streamlearn.errors import Reason
+from streamlearn.serve.jobs import JobQueue
+from streamlearn.serve.status import BUCKETS_S, Board, Clock, Phase, Status, Timing
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class StatusCollector(Collector):
+    """Turns one reading of the board into metric families.
+
+    Counters are over the learner's life, so they fall after a crash or a rollback, which Prometheus takes for a reset.
+    """
+
+    def __init__(self, board: Board, jobs: JobQueue, clock: Clock) -> None:
+        self._board = board
+        self._jobs = jobs
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything, from a single status."""
+        status = self._board.read()
+        yield from self._health(status)
+        yield from _progress(status)
+        yield from _stream(status)
+        yield from self._snapshots(status)
+        yield _build(status)
+
+    def _health(self, status: Status) -> Iterator[Metric]:
+        yield _gauge(
+            "ready", "1 while jobs are taken, else 0; /readyz says why not.", self._board.why_not_ready() is None
+        )
+        phases = GaugeMetricFamily("streamlearn_phase", "1 for what the training loop is doing.", labels=["phase"])
+        for phase in Phase:
+            phases.add_metric([phase], float(status.phase is phase))
+        yield phases
+        yield _gauge("start_time_seconds", "When the daemon started, Unix time.", status.started_at)
+        age = self._board.heartbeat_age_s
+        yield _gauge("heartbeat_age_seconds", "Time since the training loop last reported.", age)
+        yield _gauge("jobs_waiting", "Eval, generate and snapshot requests that wait for the loop.", len(self._jobs))
+        yield _gauge("jobs_capacity", "Requests that may wait before more are answered 503.", self._jobs.size)
+        yield _timing(
+            "job_pause_seconds", "How long training paused for requests between two steps.", status.job_seconds
+        )
+
+    def _snapshots(self, status: Status) -> Iterator[Metric]:
+        if status.snapshot is not None:
+            age = max(0.0, self._clock.wall() - status.snapshot.written_at)
+            yield _gauge("last_snapshot_age_seconds", "Time since the newest snapshot became durable.", age)
+            yield _gauge("last_snapshot_step", "Updates that the newest snapshot holds.", status.snapshot.step)
+        yield _timing("snapshot_write_seconds", "How long writing a snapshot took.", status.snapshot_seconds)
+
+
+def registry(board: Board, jobs: JobQueue, clock: Clock) -> CollectorRegistry:
+    """A registry of its own with the status and the process (memory, CPU, open files)."""
+    own = CollectorRegistry()
+    own.register(StatusCollector(board, jobs, clock))
+    ProcessCollector(registry=own)
+    return own
+
+
+def exposition(own: CollectorRegistry) -> bytes:
+    """Prometheus' text format, of `CONTENT_TYPE`."""
+    return generate_latest(own)
+
+
+def _progress(status: Status) -> Iterator[Metric]:
+    yield _counter("steps", "Optimizer updates since the learner's first.", status.step)
+    yield _counter("records_trained", "Records that an update was made from.", status.records_trained)
+    yield _counter("tokens_trained", "Tokens of trained records.", status.tokens_trained)
+    yield _gauge("tokens_per_second", "Recent speed of training.", status.tokens_per_s)
+    refusals = "Updates not made because the loss or a gradient was not finite."
+    yield _counter("update_refusals", refusals, status.update_refusals)
+    yield _timing("step_seconds", "How long a step took, from batch to update.", status.step_seconds)
+    if status.loss is not None:
+        last = "Loss of the last batch before its update (prequential), nats per token."
+        yield _gauge("prequential_loss_nats", last, status.loss)
+    if status.loss_smoothed is not None:
+        smoothed = "Prequential loss smoothed over recent batches, nats per token."
+        yield _gauge("prequential_loss_smoothed_nats", smoothed, status.loss_smoothed)
+
+
+def _stream(status: Status) -> Iterator[Metric]:
+    dead = CounterMetricFamily(
+        "streamlearn_records_dead_lettered", "Records set aside as unusable, by reason.", labels=["reason"]
+    )
+    for reason in [
+        *Reason,
+        *sorted(status.dead_letters.keys() - set(Reason)),
+    ]:  # zeros too, so that rate() sees the first
+        dead.add_metric([reason], status.dead_letters.get(reason, 0))
+    yield dead
+    labels = ["topic", "partition"]
+    position = "Offset of the next record to train on."
+    positions = GaugeMetricFamily("streamlearn_position_offset", position, labels=labels)
+    behind = "Records between the position and the end of the partition's log."
+    lags = GaugeMetricFamily("streamlearn_lag_records", behind, labels=labels)
+    for row in status.partitions:
+        origin = [row.origin.topic, str(row.origin.partition)]
+        positions.add_metric(origin, row.position)
+        if row.lag is not None:
+            lags.add_metric(origin, row.lag)
+    yield positions
+    yield lags
+
+
+def _build(status: Status) -> Metric:
+    named = {re.sub(r"\W", "_", name): version for name, version in status.versions.items()}
+    setup = {"backbone": status.backbone, "dtype": status.dtype, "device": status.device, "preset": status.preset}
+    return InfoMetricFamily("streamlearn_build", "Versions, backbone and adapter preset.", value={**named, **setup})
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"streamlearn_{name}", text, value=float(value))
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"streamlearn_{name}", text, value=value)
+
+
+def _timing(name: str, text: str, timing: Timing) -> Metric:
+    bounds = [*map(str, BUCKETS_S), "+Inf"]
+    buckets = list(zip(bounds, map(float, accumulate(timing.counts)), strict=True))
+    return HistogramMetricFamily(f"streamlearn_{name}", text, buckets=buckets, sum_value=timing.total_s)

@@ -1,0 +1,176 @@
+"""Answers: JSON by orjson, and one shape for everything that is not a success.
+
+    {"error": {"code": "queue_full", "message": "at most 8 jobs may wait and 8 do", "hint": "try again after ..."}}
+
+Foreign exceptions become this shape here and nowhere else.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from streamlearn.errors import RecordError, StreamlearnError
+from streamlearn.events import Event, get_logger
+from streamlearn.serve.jobs import ExampleError, QueueClosedError, QueueFullError
+
+_log = get_logger("serve")
+
+_RECORD_HINT = (
+    'an example is one of {"text"}, {"prompt","completion"}, {"messages":[...]}, {"input_ids",["labels"]}; '
+    "/openapi.json shows a whole request"
+)
+_ROUTES_HINT = "GET / lists the endpoints, /openapi.json describes them"
+
+
+class OrjsonResponse(Response):
+    """A value, a pydantic model or a dataclass as JSON. NaN and infinity become null."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """To bytes."""
+        value = content.model_dump() if isinstance(content, BaseModel) else content
+        return orjson.dumps(value, option=orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE)
+
+
+class ApiError(Exception):
+    """Ends a request with an error answer."""
+
+    def __init__(
+        self, status: int, code: str, message: str, *, hint: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": {"code": code, "message": message, "hint": hint}}
+        self.headers = dict(headers or {})
+
+    def response(self) -> Response:
+        """The answer."""
+        return OrjsonResponse(self.body, self.status, self.headers)
+
+
+def unavailable(code: str, message: str, *, hint: str, retry_after_s: int) -> ApiError:
+    """503: not now; try again later."""
+    return ApiError(503, code, message, hint=hint, headers={"retry-after": str(retry_after_s)})
+
+
+def internal() -> ApiError:
+    """500: our own fault, of which the client learns nothing but that."""
+    return ApiError(500, "internal", "the request failed inside the daemon", hint="the daemon's log has the traceback")
+
+
+class FaultShield:
+    """Outermost: what no handler foresaw is logged and answered, and the connection stays usable."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on."""
+        try:
+            await self.app(scope, receive, send)
+        except Exception:  # noqa: BLE001 - the answer to a fault is the same whatever it is
+            _log.exception(Event.HTTP_FAILED, path=scope.get("path"))
+            await internal().response()(scope, receive, send)
+
+
+def install(app: FastAPI, *, retry_after_s: int) -> None:
+    """Give every failure of `app` the one shape."""
+
+    async def on_api_error(_: Request, error: ApiError) -> Response:
+        return error.response()
+
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        return _from_http(request, error).response()
+
+    async def on_invalid(request: Request, error: RequestValidationError) -> Response:
+        return _from_invalid(request, error).response()
+
+    async def on_own_error(request: Request, error: StreamlearnError) -> Response:
+        return _from_own(request, error, retry_after_s).response()
+
+    handlers: dict[type[Exception], Any] = {
+        ApiError: on_api_error,
+        HTTPException: on_http_error,
+        RequestValidationError: on_invalid,
+        StreamlearnError: on_own_error,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+
+
+def _from_http(request: Request, error: HTTPException) -> ApiError:
+    path = request.url.path
+    if error.status_code == 404:
+        return ApiError(404, "not_found", f"nothing is served at {path}", hint=_ROUTES_HINT)
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("allow", "")
+        message = f"{path} takes {allowed or 'other methods'}, found {request.method}"
+        return ApiError(405, "method_not_allowed", message, hint=_ROUTES_HINT, headers=error.headers)
+    return ApiError(error.status_code, "bad_request", str(error.detail), hint=_ROUTES_HINT, headers=error.headers)
+
+
+def _from_invalid(request: Request, error: RequestValidationError) -> ApiError:
+    faults = error.errors()
+    if faults[0]["type"] == "json_invalid":
+        reason, position = faults[0]["ctx"]["error"], faults[0]["loc"][-1]
+        return ApiError(400, "not_json", f"the body must be JSON: {reason} at character {position}", hint=_ROUTES_HINT)
+    model = getattr(getattr(request.scope.get("route"), "body_field", None), "field_info", None)
+    known = model.annotation if model is not None else None
+    lines = [_explain(fault, known) for fault in faults[:5]]
+    if len(faults) > len(lines):
+        lines.append(f"and {len(faults) - len(lines)} more")
+    return ApiError(422, "invalid", "; ".join(lines), hint="/openapi.json describes the fields")
+
+
+def _explain(fault: Mapping[str, Any], model: Any) -> str:
+    """One line, for example `messages[0].contnt: unknown field, did you mean content?`."""
+    location = fault["loc"][1:]  # without "body"
+    where = re.sub(r"^\.", "", "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location))
+    if fault["type"] == "extra_forbidden":
+        names = _fields(model, [part for part in location[:-1] if isinstance(part, str)])
+        near = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
+        return f"{where}: unknown field, " + (f"did you mean {near[0]}?" if near else f"known here: {', '.join(names)}")
+    if fault["type"] == "missing":
+        return f"{where or 'body'}: required, not found"
+    found = fault["input"]
+    shown = f", found {found!r}" if isinstance(found, str | int | float | bool) and len(str(found)) < 80 else ""
+    return f"{where or 'body'}: {fault['msg'].removeprefix('Value error, ')}{shown}"
+
+
+def _fields(model: Any, parents: list[str]) -> list[str]:
+    for name in parents:
+        model = next(_models_in(model.model_fields[name].annotation), None)
+    return list(model.model_fields) if model is not None else []
+
+
+def _models_in(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)
+
+
+def _from_own(request: Request, error: StreamlearnError, retry_after_s: int) -> ApiError:
+    match error:
+        case QueueFullError():
+            hint = "try again after the seconds in Retry-After, or raise serve.queue_size"
+            return unavailable("queue_full", str(error), hint=hint, retry_after_s=retry_after_s)
+        case QueueClosedError():
+            return unavailable("stopping", str(error), hint="try again once /readyz answers 200", retry_after_s=5)
+        case ExampleError():
+            return ApiError(400, "unusable_record", str(error), hint=_RECORD_HINT)
+        case RecordError():
+            return ApiError(400, "unusable_record", f"unusable ({error.reason}): {error}", hint=_RECORD_HINT)
+    _log.error(Event.HTTP_FAILED, path=request.url.path, error=type(error).__name__, message=str(error))
+    code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower() + "_failed"
+    return ApiError(500, code, str(error), hint="the daemon's log has the circumstances")

@@ -1,0 +1,185 @@
+"""What clients send and get: jobs and their results, snapshots, errors, as OpenAPI shows them."""
+
+from datetime import datetime
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints, model_validator
+
+
+class Body(BaseModel):
+    """Frozen; unknown fields refused; a field's docstring is its description."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class EvalRequest(Body):
+    """Examples to measure the model on, as it is now. Training is not changed by a bit."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "examples": [
+                        {"prompt": "Capital of France?", "completion": " Paris"},
+                        {"text": "The Nile flows north."},
+                    ],
+                    "generate": True,
+                    "max_new_tokens": 16,
+                }
+            ]
+        }
+    )
+
+    examples: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    """Records, each {"text"}, {"prompt", "completion"}, {"messages": [...]} or {"input_ids", ["labels"]}."""
+    generate: bool = False
+    """Also generate an answer to each example, for exact match and ROUGE-L."""
+    max_new_tokens: PositiveInt | None = None
+    """Longest generated answer, tokens; the configured bound when absent."""
+
+
+class Message(Body):
+    """One turn of a conversation."""
+
+    role: Annotated[str, StringConstraints(min_length=1)]
+    """For example system, user or assistant."""
+    content: str
+    """What was said."""
+
+
+class GenerateRequest(Body):
+    """A prompt to continue or a conversation to answer, exactly one of the two."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"prompt": "The capital of France is", "max_new_tokens": 8},
+                {"messages": [{"role": "user", "content": "Capital of France?"}]},
+            ]
+        }
+    )
+
+    prompt: Annotated[str, StringConstraints(min_length=1)] | None = None
+    """Text to continue."""
+    messages: Annotated[tuple[Message, ...], Field(min_length=1)] | None = None
+    """Conversation to answer."""
+    max_new_tokens: PositiveInt | None = None
+    """Tokens to add at most; the configured bound when absent."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            found = "neither" if self.prompt is None else "both"
+            raise ValueError(f"exactly one of prompt and messages must be given, found {found}")
+        return self
+
+
+class ExampleResult(Body):
+    """One example's part of an eval."""
+
+    loss: float
+    """Mean over the example's scored tokens, nats per token."""
+    tokens: int
+    """Tokens that were scored."""
+    output: str | None = None
+    """What was generated, when asked for."""
+
+
+class EvalResult(Body):
+    """The model at one step, measured on the request's examples."""
+
+    step: int
+    """Updates that the model had seen."""
+    examples: int
+    """Examples measured."""
+    tokens: int
+    """Tokens that were scored."""
+    loss: float
+    """Mean over all scored tokens, nats per token."""
+    perplexity: float
+    """exp(loss)."""
+    token_accuracy: float
+    """Share of scored tokens that were the most probable one, 0 to 1."""
+    exact_match: float | None = None
+    """Share of generated answers that equal the example's, 0 to 1; null without generate."""
+    rouge_l: float | None = None
+    """Mean ROUGE-L F1 of the generated answers, 0 to 1; null without generate."""
+    per_example: tuple[ExampleResult, ...]
+    """In the request's order."""
+    seconds: float
+    """Time spent on the job, waiting not included."""
+
+
+class GenerateResult(Body):
+    """What the model wrote."""
+
+    step: int
+    """Updates that the model had seen."""
+    text: str
+    """The continuation, without the prompt."""
+    tokens: int
+    """Tokens added."""
+    seconds: float
+    """Time spent on the job, waiting not included."""
+
+
+class SnapshotResult(Body):
+    """A snapshot that is durable now."""
+
+    name: str
+    """Its folder's name."""
+    step: int
+    """Updates that it holds."""
+
+
+Result = EvalResult | GenerateResult | SnapshotResult
+
+
+class SnapshotRow(Body):
+    """A snapshot on disk."""
+
+    name: str
+    """Its folder's name."""
+    step: int
+    """Updates that it holds."""
+    written_at: datetime
+    """When it became durable."""
+    size_bytes: int | None = None
+    """Of all its files, when known."""
+
+
+class SnapshotList(Body):
+    """Snapshots on disk, the newest first."""
+
+    snapshots: tuple[SnapshotRow, ...]
+
+
+class ErrorDetail(Body):
+    """What went wrong."""
+
+    code: str
+    """Stable and for programs, for example queue_full."""
+    message: str
+    """What must hold, what was found, where."""
+    hint: str
+    """What to do."""
+
+
+class ErrorBody(Body):
+    """The one shape of every answer that is not a success."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "error": {
+                        "code": "queue_full",
+                        "message": "at most 8 jobs may wait and 8 do",
+                        "hint": "try again after the seconds in Retry-After",
+                    }
+                }
+            ]
+        }
+    )
+
+    error: ErrorDetail

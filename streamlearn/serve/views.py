@@ -1,0 +1,138 @@
+"""The published status as clients see it: one model a reading endpoint."""
+
+from datetime import UTC, datetime
+
+from streamlearn.serve.schemas import Body
+from streamlearn.serve.status import Board, Clock, Phase
+
+
+class Liveness(Body):
+    """The training loop turns."""
+
+    alive: bool
+    heartbeat_age_s: float
+    """Since the loop's last report."""
+    heartbeat_bound_s: float
+    """How old the last report may get in this phase."""
+
+
+class Readiness(Body):
+    """Jobs are taken."""
+
+    ready: bool
+    phase: Phase
+    step: int
+
+
+class LossView(Body):
+    """Prequential loss: each batch measured before its update, nats per token."""
+
+    last: float | None
+    smoothed: float | None
+
+
+class PartitionView(Body):
+    """How far one partition has been trained."""
+
+    topic: str
+    partition: int
+    position: int
+    """Offset of the next record to train on."""
+    lag: int | None
+    """Records behind the log's end, when known."""
+
+
+class SnapshotView(Body):
+    """The newest durable snapshot."""
+
+    name: str
+    step: int
+    written_at: datetime
+    age_s: float
+
+
+class JobsView(Body):
+    """The queue of eval, generate and snapshot requests."""
+
+    waiting: int
+    capacity: int
+
+
+class StatusView(Body):
+    """The daemon at one moment. Counts are over the learner's life, as its snapshots keep them."""
+
+    phase: Phase
+    ready: bool
+    reason: str | None
+    """Why not ready."""
+    started_at: datetime
+    heartbeat_age_s: float
+    """Since the loop's last report."""
+    step: int
+    """Updates that the learner holds."""
+    records_trained: int
+    records_dead_lettered: int
+    dead_letters: dict[str, int]
+    """Records set aside, by reason."""
+    update_refusals: int
+    """Updates not made because loss or gradient was not finite."""
+    tokens_trained: int
+    tokens_per_s: float
+    prequential_loss_nats: LossView
+    partitions: tuple[PartitionView, ...]
+    last_snapshot: SnapshotView | None
+    step_seconds: float | None
+    """Of the last step."""
+    snapshot_write_seconds: float | None
+    """Of the last snapshot."""
+    jobs: JobsView
+    backbone: str
+    dtype: str
+    device: str
+    adapter_preset: str
+    versions: dict[str, str]
+
+
+def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
+    """The status as clients see it, ages as of now."""
+    status = board.read()
+    snapshot = status.snapshot
+    why = board.why_not_ready()
+    return StatusView(
+        phase=status.phase,
+        ready=why is None,
+        reason=why,
+        started_at=_utc(status.started_at),
+        heartbeat_age_s=round(board.heartbeat_age_s, 3),
+        step=status.step,
+        records_trained=status.records_trained,
+        records_dead_lettered=status.records_dead_lettered,
+        dead_letters=dict(status.dead_letters),
+        update_refusals=status.update_refusals,
+        tokens_trained=status.tokens_trained,
+        tokens_per_s=round(status.tokens_per_s, 1),
+        prequential_loss_nats=LossView(last=status.loss, smoothed=status.loss_smoothed),
+        partitions=tuple(
+            PartitionView(topic=row.origin.topic, partition=row.origin.partition, position=row.position, lag=row.lag)
+            for row in status.partitions
+        ),
+        last_snapshot=snapshot
+        and SnapshotView(
+            name=snapshot.name,
+            step=snapshot.step,
+            written_at=_utc(snapshot.written_at),
+            age_s=round(max(0.0, clock.wall() - snapshot.written_at), 3),
+        ),
+        step_seconds=status.step_seconds.last_s,
+        snapshot_write_seconds=status.snapshot_seconds.last_s,
+        jobs=jobs,
+        backbone=status.backbone,
+        dtype=status.dtype,
+        device=status.device,
+        adapter_preset=status.preset,
+        versions=dict(status.versions),
+    )
+
+
+def _utc(seconds: float) -> datetime:
+    return datetime.fromtimestamp(round(seconds, 3), UTC)

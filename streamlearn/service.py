@@ -1,0 +1,125 @@
+"""One run of the daemon as a process: logging, signals, HTTP, the loop, and an orderly end."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from streamlearn.assembly import Rooms, versions
+from streamlearn.daemon import Daemon
+from streamlearn.display import Watch
+from streamlearn.errors import StreamlearnError
+from streamlearn.events import Event, configure_logging, get_logger
+from streamlearn.serve.app import create_app
+from streamlearn.serve.jobs import JobQueue
+from streamlearn.serve.schemas import SnapshotRow
+from streamlearn.serve.server import HttpServer
+from streamlearn.serve.status import Board, Clock, Phase, Status
+from streamlearn.settings import Settings
+from streamlearn.snapshot.store import SnapshotStore
+
+_log = get_logger("daemon")
+
+
+class _StopEarlyError(Exception):
+    """A signal came while there was no loop yet to ask."""
+
+
+class _Signals:
+    """SIGTERM and SIGINT: the first asks the loop to end after its step, a second one is the system's own."""
+
+    def __init__(self) -> None:
+        self.daemon: Daemon | None = None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle both signals inside."""
+        before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        signal.signal(number, signal.SIG_DFL)
+        if self.daemon is None:
+            raise _StopEarlyError(signal.Signals(number).name)
+        self.daemon.stop(signal.Signals(number).name)
+
+
+def serve_and_learn(
+    settings: Settings, *, fresh: bool, accept_config_change: bool, stretch_by: str | None = None
+) -> None:
+    """Run until the stream ends or a signal comes.
+
+    Raises:
+        StreamlearnError: as errors.py says; the board and the log have it too.
+    """
+    configure_logging(settings.log.level, settings.log.style)
+    clock = Clock()
+    board = Board(Status(Phase.STARTING, reason="the backbone is being loaded", started_at=clock.wall()), clock)
+    jobs = JobQueue(settings.serve.queue_size)
+    signals = _Signals()
+    _log.info(Event.DAEMON_STARTED, state=str(settings.state), versions=versions())
+    with signals.installed(), _http(settings, board, jobs, clock) as endpoint:
+        try:
+            _learn(settings, board, jobs, signals, endpoint, fresh=fresh, accept=accept_config_change, by=stretch_by)
+        except _StopEarlyError as stop:
+            _log.info(Event.DAEMON_STOPPED, reason=str(stop), records=0)
+        except StreamlearnError as error:
+            board.publish(Status(Phase.FAILED, reason=str(error), started_at=board.read().started_at))
+            raise
+        finally:
+            jobs.close()
+
+
+def _learn(  # noqa: PLR0917 - one call from above, each argument once
+    settings: Settings,
+    board: Board,
+    jobs: JobQueue,
+    signals: _Signals,
+    endpoint: str | None,
+    *,
+    fresh: bool,
+    accept: bool,
+    by: str | None,
+) -> None:
+    started = time.monotonic()
+    rooms = Rooms(settings, fresh=fresh, accept_config_change=accept)
+    watch = Watch(by, endpoint)
+    try:
+        daemon = Daemon(rooms, board, jobs, observer=watch)
+        signals.daemon = daemon
+        daemon.run()
+    finally:
+        watch.close()
+        rooms.close()
+    status = board.read()
+    _log.info(Event.DAEMON_STOPPED, records=status.records_trained, seconds=round(time.monotonic() - started, 1))
+    watch.report(status, str(settings.state))
+
+
+@contextmanager
+def _http(settings: Settings, board: Board, jobs: JobQueue, clock: Clock) -> Iterator[str | None]:
+    """The endpoint, up before the backbone is loaded so that readiness can be asked for; yields its address."""
+    if not settings.serve.enabled:
+        yield None
+        return
+    store = SnapshotStore(settings.state / "snapshots", keep=settings.snapshot.keep)
+
+    def rows() -> list[SnapshotRow]:
+        return [
+            SnapshotRow(name=info.name, step=info.step, written_at=info.created_at, size_bytes=info.bytes)
+            for info in store.infos()
+        ]
+
+    server = HttpServer(create_app(board, jobs, settings.serve, rows, clock), settings.serve)
+    server.start()
+    try:
+        host = f"[{settings.serve.host}]" if ":" in settings.serve.host else settings.serve.host
+        yield f"http://{host}:{server.port}"
+    finally:
+        server.stop()

@@ -1,0 +1,1 @@
+"""Durable state: snapshots that survive a crash at any moment, the lock on their folder, the journal of batches."""

@@ -1,0 +1,81 @@
+"""From a source to batches: take, decode, set aside what cannot be used, batch.
+
+The one place where a record's fate is decided: it is either in a batch's `records` or in its `rejected`.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from streamlearn.errors import Reason, RecordError
+from streamlearn.events import Event, get_logger
+from streamlearn.stream.batch import Batch, Batcher
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.merge import Merger
+from streamlearn.stream.record import Record, RecordId, TopicPartition
+from streamlearn.stream.source import DeadLetter, DeadLetters
+
+_log = get_logger("stream")
+
+
+class Rejects:
+    """Sends dead letters, each once: those that a dead daemon already wrote are not sent again."""
+
+    def __init__(self, sink: DeadLetters, already: frozenset[tuple[TopicPartition, int]] = frozenset()) -> None:
+        self.sink = sink
+        self._already = already
+
+    def send(self, record: Record, reason: Reason, message: str) -> None:
+        """Set a record aside and say so in the log; the payload is never logged.
+
+        Raises:
+            DeadLetterError: the sink does not take it; nothing may go on.
+        """
+        if (record.origin, record.offset) not in self._already:
+            self.sink.send(DeadLetter(record, reason, message))
+        _log.warning(
+            Event.RECORD_DEAD_LETTERED, origin=str(record.origin), offset=record.offset, reason=reason, message=message
+        )
+
+
+class Intake:
+    """Hands out one batch after another."""
+
+    def __init__(
+        self,
+        merger: Merger,
+        decoder: Decoder,
+        batcher: Batcher,
+        rejects: Rejects,
+        *,
+        max_records: int,
+        condemned: frozenset[RecordId] = frozenset(),
+    ) -> None:
+        self._merger = merger
+        self._decoder = decoder
+        self._batcher = batcher
+        self._rejects = rejects
+        self._max_records = max_records
+        self._condemned = condemned  # records whose update was refused before a rollback
+        self._closed: deque[Batch] = deque()
+
+    def next_batch(self, *, timeout_s: float) -> Batch | None:
+        """The next batch; None when the records that came within `timeout_s` do not fill one yet."""
+        if not self._closed:
+            self._fill(self._merger.take(max_records=self._max_records, timeout_s=timeout_s))
+        return self._closed.popleft() if self._closed else None
+
+    def last_batches(self) -> list[Batch]:
+        """What is left when the source is exhausted."""
+        return self._batcher.flush()
+
+    def _fill(self, records: Iterable[Record]) -> None:
+        for record in records:
+            try:
+                if record.id in self._condemned:
+                    raise RecordError(Reason.NOT_FINITE_UPDATE, "its update was refused before the rollback")
+                example = self._decoder.decode(record)
+            except RecordError as error:
+                self._rejects.send(record, error.reason, str(error))
+                self._closed.extend(self._batcher.reject(record, error.reason))
+            else:
+                self._closed.extend(self._batcher.add(record, example))

@@ -1,0 +1,48 @@
+"""One order out of several partitions.
+
+Live, records are taken in the order in which the source returns them. Which order that was is journalled with each
+batch; after a restart the journalled runs are taken first, in the same order, so several partitions replay as exactly
+as one. A single partition has one order only and needs no journal.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+
+from streamlearn.stream.batch import Run
+from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.stream.source import Source
+
+
+class Merger:
+    """Takes records from a source in the journalled order while there is one, then as they come."""
+
+    def __init__(self, source: Source, journalled: Iterable[Run] = ()) -> None:
+        self._source = source
+        self._plan: deque[TopicPartition] = deque(
+            TopicPartition(run.topic, run.partition) for run in journalled for _ in range(run.num_records)
+        )
+        self._waiting: dict[TopicPartition, deque[Record]] = defaultdict(deque)
+
+    def take(self, *, max_records: int, timeout_s: float) -> Iterator[Record]:
+        """Records that are ready, in order; nothing when none came within `timeout_s`.
+
+        While a journalled order is followed, records of other partitions wait in memory: as many as the source returns
+        before the awaited one comes.
+        """
+        for record in self._source.poll(max_records=max_records, timeout_s=timeout_s):
+            self._waiting[record.origin].append(record)
+            if not self._plan:
+                yield from self._drain(record.origin)
+        yield from self._follow()
+
+    def _follow(self) -> Iterator[Record]:
+        while self._plan and self._waiting[self._plan[0]]:
+            yield self._waiting[self._plan.popleft()].popleft()
+        if not self._plan:
+            for origin in sorted(self._waiting):
+                yield from self._drain(origin)
+
+    def _drain(self, origin: TopicPartition) -> Iterator[Record]:
+        waiting = self._waiting[origin]
+        while waiting:
+            yield waiting.popleft()

@@ -1,0 +1,254 @@
+"""A real Apache Kafka for tests: one node in a temporary folder, started, killed and asked from Python."""
+
+import contextlib
+import gc
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamlearn.settings import KafkaSettings
+
+with warnings.catch_warnings():
+    # kafka-python 3.0 loads its schemas by importlib.resources.read_text, which Python 3.11 and 3.12 deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+    from kafka.structs import TopicPartition
+
+USER, PASSWORD = "streamlearn", "correct-horse"
+
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 30.0
+
+
+class Broker:
+    """One Kafka process and its log folder. `kill` and `start` again plays a crash: acknowledged records survive."""
+
+    def __init__(self, home: Path, folder: Path) -> None:
+        self._home = home
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = folder / "server.log"
+        self._port, self._controller_port, self._sasl_port = _free_ports(3)
+        self.servers = f"127.0.0.1:{self._port}"
+        self.sasl_servers = f"127.0.0.1:{self._sasl_port}"
+        self._configure()
+
+    # --- the process --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start and wait until it serves."""
+        assert self._process is None, "already running"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [self._home / "bin" / "kafka-server-start.sh", self._folder / "server.properties"],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(),
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while b"Kafka Server started" not in self._log.read_bytes():
+            alive = self._process.poll() is None
+            assert alive, self._log.read_text()[-3000:]
+            assert time.monotonic() < deadline, self._log.read_text()[-3000:]
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """Shut down cleanly."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it as a crash would, in the middle of anything."""
+        self._end(signal.SIGKILL)
+
+    # --- topics and records -------------------------------------------------------------------------------------------
+
+    def create_topic(self, name: str, partitions: int = 1, **configs: str) -> str:
+        """Make a topic and wait until it has leaders; a configuration's underscores stand for dots."""
+        options = {"num_partitions": partitions, "replication_factor": 1, "configs": _dotted(configs)}
+        with self._admin() as admin:
+            admin.create_topics({name: options}, wait_for_metadata=True)
+        return name
+
+    def add_partitions(self, topic: str, total: int) -> None:
+        """Grow a topic to `total` partitions and wait for their leaders."""
+        with self._admin() as admin:
+            admin.create_partitions({topic: total})
+            while len(admin.describe_topics([topic])[0]["partitions"]) < total:
+                time.sleep(0.05)
+            admin.wait_for_topics([topic])
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic and wait until it is gone."""
+        with self._admin() as admin:
+            admin.delete_topics([topic])
+            while topic in admin.list_topics():
+                time.sleep(0.05)
+
+    def delete_records(self, topic: str, partition: int, before: int) -> None:
+        """Do what retention does: drop every record below the offset `before`."""
+        with self._admin() as admin:
+            admin.delete_records({TopicPartition(topic, partition): before})
+
+    def produce(self, topic: str, values: Sequence[bytes | None], partition: int = 0, **options: Any) -> None:
+        """Append raw values, acknowledged; options go to each send (key, headers)."""
+        with contextlib.closing(KafkaProducer(bootstrap_servers=self.servers)) as producer:
+            sent = [producer.send(topic, value, partition=partition, **options) for value in values]
+            for future in sent:
+                future.get(timeout=30)
+
+    def transact(self, topic: str, values: Sequence[bytes], *, commit: bool, partition: int = 0) -> None:
+        """Append values in one transaction and commit or abort it; the marker takes an offset of its own."""
+        options = {"transactional_id": f"test-{topic}"}
+        with contextlib.closing(KafkaProducer(bootstrap_servers=self.servers, **options)) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            for value in values:
+                producer.send(topic, value, partition=partition)
+            producer.flush()
+            if commit:
+                producer.commit_transaction()
+            else:
+                producer.abort_transaction()
+
+    def read_all(self, topic: str) -> list[Any]:
+        """Every message of a topic, by partition and offset, as kafka-python gives it."""
+        consumer = KafkaConsumer(
+            bootstrap_servers=self.servers,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            consumer_timeout_ms=1,
+        )
+        with contextlib.closing(consumer):
+            partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
+            ends = consumer.end_offsets(partitions)
+            consumer.assign(partitions)
+            consumer.seek_to_beginning(*partitions)
+            messages: list[Any] = []
+            while any(consumer.position(partition) < end for partition, end in ends.items()):
+                for batch in consumer.poll(timeout_ms=500).values():
+                    messages += batch
+        return sorted(messages, key=lambda message: (message.partition, message.offset))
+
+    def committed(self, group: str) -> dict[tuple[str, int], tuple[int, str]]:
+        """Topic and partition to offset and metadata, as a group's lag tool sees them."""
+        with self._admin() as admin:
+            offsets = admin.list_group_offsets(group)[group]
+        return {(at.topic, at.partition): (stored.offset, stored.metadata) for at, stored in offsets.items()}
+
+    def settings(self, *topics: str, **overrides: Any) -> KafkaSettings:
+        """Settings that reach this broker."""
+        values = {"bootstrap_servers": self.servers, "security_protocol": "PLAINTEXT", "topics": topics, **overrides}
+        return KafkaSettings(**values)
+
+    def sasl_settings(self, *topics: str, password_file: Path) -> KafkaSettings:
+        """Settings that reach the listener which wants a password."""
+        return self.settings(
+            *topics,
+            bootstrap_servers=self.sasl_servers,
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="PLAIN",
+            sasl_plain_username=USER,
+            sasl_plain_password_file=password_file,
+        )
+
+    # --- below --------------------------------------------------------------------------------------------------------
+
+    def _admin(self) -> Any:
+        return KafkaAdminClient(bootstrap_servers=self.servers)
+
+    def _configure(self) -> None:
+        listeners = f"PLAINTEXT://{self.servers},SASL_PLAINTEXT://{self.sasl_servers}"
+        changes = {
+            "listeners": f"{listeners},CONTROLLER://127.0.0.1:{self._controller_port}",
+            "advertised.listeners": listeners,
+            "controller.quorum.bootstrap.servers": f"127.0.0.1:{self._controller_port}",
+            "listener.security.protocol.map": (
+                "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT"
+            ),
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+                f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
+            ),
+            "log.dirs": str(self._folder / "logs"),
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            "auto.create.topics.enable": "false",
+        }
+        properties = self._folder / "server.properties"
+        properties.write_text("".join(f"{key}={value}\n" for key, value in changes.items()))
+        storage = self._home / "bin" / "kafka-storage.sh"
+        subprocess.run(
+            [storage, "format", "--standalone", "-t", "4L6g3nShT-eMCtK--X86sw", "-c", properties],
+            check=True,
+            capture_output=True,
+            env=self._environment(),
+        )
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "KAFKA_HEAP_OPTS": "-Xms128m -Xmx320m", "LOG_DIR": str(self._folder)}
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, how)
+            self._process.wait(_STOP_TIMEOUT_S)
+            self._process = None
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One broker for the whole session; tests share it and use topics of their own."""
+    home = kafka_home()
+    if home is None:
+        pytest.skip("no Apache Kafka: set KAFKA_HOME to an unpacked distribution")
+    if shutil.which("java") is None:
+        pytest.skip("no java on PATH: Apache Kafka needs Java 17")
+    kafka = Broker(home, tmp_path_factory.mktemp("kafka"))
+    kafka.start()
+    yield kafka
+    kafka.kill()
+
+
+@pytest.fixture
+def leaked_sockets() -> Iterator[None]:
+    """kafka-python leaves sockets of failed connections to the garbage collector: collect them where nobody minds."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+def kafka_home() -> Path | None:
+    """$KAFKA_HOME, or the one that lies beside the repository."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "kafka"
+    home = Path(os.environ.get("KAFKA_HOME", beside))
+    return home if (home / "bin" / "kafka-server-start.sh").exists() else None
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        return [free.getsockname()[1] for free in sockets]
+
+
+def _dotted(configs: dict[str, str]) -> dict[str, str]:
+    return {key.replace("_", "."): value for key, value in configs.items()}

@@ -1,0 +1,189 @@
+"""What every `Source` promises, asked of each implementation."""
+
+import gzip
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from connectors.jsonl import JsonlSource
+from connectors.kafka.source import KafkaSource
+from connectors.memory import MemorySource, records_from
+from streamlearn.errors import OffsetGapError
+from streamlearn.settings import JsonlSettings
+from streamlearn.stream.record import Position, Record, TopicPartition
+from streamlearn.stream.source import Source
+
+if TYPE_CHECKING:
+    from tests.broker import Broker
+
+VALUES = [b'{"text": "%d"}' % number for number in range(23)]
+
+Open = Callable[[], Source]
+
+
+def drain(source: Source, *, max_records: int = 5, idle_s: float = 0.6) -> list[Record]:
+    """Everything up to the end of a finite source, or to the first silence of an endless one."""
+    records: list[Record] = []
+    while batch := source.poll(max_records=max_records, timeout_s=10.0 if len(records) < len(VALUES) else idle_s):
+        assert len(batch) <= max_records
+        records += batch
+        if source.exhausted:
+            break
+    return records
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "memory, two partitions",
+        "jsonl",
+        "jsonl.gz",
+        "jsonl, followed",
+        pytest.param("kafka", marks=pytest.mark.broker),
+        pytest.param("kafka, three partitions", marks=pytest.mark.broker),
+    ]
+)
+def open_source(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Opens the same 23 records anew, as a restarted daemon would."""
+    kind = request.param
+    if kind.startswith("memory"):
+        return lambda: MemorySource(split(VALUES, 2) if "two" in kind else records_from(VALUES))
+    if kind.startswith("jsonl"):
+        return jsonl(kind, tmp_path)
+    broker: Broker = request.getfixturevalue("broker")
+    request.getfixturevalue("leaked_sockets")
+    partitions = 3 if "three" in kind else 1
+    topic = broker.create_topic(f"contract-{partitions}-{request.node.originalname}", partitions)
+    for partition in range(partitions):
+        broker.produce(topic, VALUES[partition::partitions], partition)
+    return lambda: KafkaSource(broker.settings(topic, lag_interval_s=0.1))
+
+
+def jsonl(kind: str, folder: Path) -> Open:
+    """The records as a file."""
+    path = folder / f"records.{kind.partition(',')[0]}"
+    text = b"".join(value + b"\n" for value in VALUES)
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    settings = JsonlSettings(path=path, follow="followed" in kind, poll_interval_s=0.01)
+    return lambda: JsonlSource(settings)
+
+
+def split(values: Sequence[bytes], partitions: int) -> list[Record]:
+    """The values dealt to partitions in turn."""
+    dealt = [records_from(values[number::partitions], partition=number) for number in range(partitions)]
+    return sorted((record for records in dealt for record in records), key=lambda record: record.offset)
+
+
+def test_returns_every_record_once_in_offset_order(open_source: Open) -> None:
+    """From the beginning, each record comes once, and offsets rise within each partition."""
+    source = open_source()
+    source.seek(Position())
+    records = drain(source)
+    source.close()
+
+    assert sorted(record.value or b"" for record in records) == sorted(VALUES)
+    for origin in {record.origin for record in records}:
+        offsets = [record.offset for record in records if record.origin == origin]
+        assert offsets == sorted(set(offsets))
+
+
+def test_seek_says_where_reading_begins(open_source: Open) -> None:
+    """The first record of each partition stands at the offset that seek returned, and the position covers them all."""
+    source = open_source()
+    start = source.seek(Position())
+    records = drain(source)
+    source.close()
+
+    firsts = {record.origin: record.offset for record in reversed(records)}
+    assert firsts == dict(start)
+
+
+@pytest.mark.parametrize("trained", [1, 4, 11, 22, 23])
+def test_resumes_after_the_last_trained_record(open_source: Open, trained: int) -> None:
+    """Whatever was fetched, a new source at the position of what was trained returns exactly the rest."""
+    first = open_source()
+    position = first.seek(Position())
+    everything = drain(first)
+    first.close()
+    position = position.after(*everything[:trained])
+
+    second = open_source()
+    assert second.seek(position) == position
+    rest = drain(second) if trained < len(VALUES) else []
+    second.close()
+    assert sorted(rest, key=place) == sorted(everything[trained:], key=place)
+
+
+def place(record: Record) -> tuple[TopicPartition, int]:
+    """Where a record stands."""
+    return record.origin, record.offset
+
+
+def test_seek_again_repeats(open_source: Open) -> None:
+    """A source that has been read to its end can be read again."""
+    source = open_source()
+    source.seek(Position())
+    once = drain(source)
+    source.seek(Position())
+    again = drain(source)
+    source.close()
+    assert sorted(once, key=place) == sorted(again, key=place)
+
+
+def test_is_empty_behind_the_end(open_source: Open) -> None:
+    """Behind the last record a poll returns nothing, in its time; only a finite source calls itself exhausted."""
+    source = open_source()
+    source.seek(Position())
+    drain(source)
+    assert source.poll(max_records=5, timeout_s=0.05) in ([], ())
+    endless = isinstance(source, KafkaSource) or getattr(source, "_follow", False)
+    assert source.exhausted is not endless
+    source.close()
+
+
+def test_is_not_exhausted_before_the_end(open_source: Open) -> None:
+    """While a record is left, the source says so."""
+    source = open_source()
+    source.seek(Position())
+    taken = 0
+    while taken < len(VALUES):
+        assert not source.exhausted
+        taken += len(source.poll(max_records=1, timeout_s=10.0))
+    source.close()
+
+
+def test_lag_is_what_is_left(open_source: Open) -> None:
+    """Before training everything is lag, behind it nothing is."""
+    source = open_source()
+    start = source.seek(Position())
+    assert sum(source.lag(start).values()) == len(VALUES)
+    end = start.after(*drain(source))
+    assert sum(source.lag(end).values()) == 0
+    source.close()
+
+
+def test_refuses_a_position_behind_the_end(open_source: Open) -> None:
+    """An offset that the log never reached is a gap: the message names it and what to do."""
+    source = open_source()
+    origin = next(iter(source.seek(Position())))
+    source.close()
+    with pytest.raises(OffsetGapError, match=r"99.*--fresh"):
+        open_source().seek(Position({origin: 99}))
+
+
+def test_commit_never_raises(open_source: Open) -> None:
+    """Committing is for dashboards: it may be refused, it may not stop training."""
+    source = open_source()
+    source.commit(source.seek(Position()), "snapshot-1")
+    source.close()
+
+
+def test_close_twice_is_safe(open_source: Open) -> None:
+    """A source may be closed again, and before it was ever used."""
+    open_source().close()
+    source = open_source()
+    source.seek(Position())
+    source.close()
+    source.close()

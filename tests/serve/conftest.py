@@ -1,0 +1,26 @@
+"""One server for all tests of the folder, reset before each."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from .doubles import Daemon
+
+
+@pytest.fixture(scope="session")
+def _shared() -> Iterator[Daemon]:
+    daemon = Daemon()
+    yield daemon
+    daemon.stop()
+
+
+@pytest.fixture
+def daemon(_shared: Daemon) -> Daemon:
+    _shared.reset()
+    return _shared
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> httpx.Client:
+    return daemon.client

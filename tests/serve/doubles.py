@@ -1,0 +1,145 @@
+"""A loop without a model, a clock that is told the time, and the server with both behind it."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import httpx
+
+from streamlearn.errors import Reason
+from streamlearn.serve.app import create_app
+from streamlearn.serve.jobs import EvalJob, GenerateJob, JobQueue, Ticket
+from streamlearn.serve.schemas import EvalResult, ExampleResult, GenerateResult, SnapshotResult, SnapshotRow
+from streamlearn.serve.server import HttpServer
+from streamlearn.serve.status import Board, Clock, PartitionStatus, Phase, SnapshotStatus, Status, Timing
+from streamlearn.settings import ServeSettings
+from streamlearn.stream.record import TopicPartition
+
+SETTINGS = ServeSettings(port=0, queue_size=2, max_body_bytes=20_000, max_examples=4, max_new_tokens=32)
+
+RUNNING = Status(
+    phase=Phase.RUNNING,
+    ready=True,
+    started_at=1_000_000.0,
+    step=42,
+    records_trained=336,
+    tokens_trained=9000,
+    tokens_per_s=1234.56,
+    loss=2.5,
+    loss_smoothed=2.75,
+    dead_letters={Reason.NOT_JSON: 3, Reason.EMPTY: 1},
+    update_refusals=1,
+    partitions=(
+        PartitionStatus(TopicPartition("orders", 0), position=200, lag=7),
+        PartitionStatus(TopicPartition("orders", 1), position=140, lag=None),
+    ),
+    snapshot=SnapshotStatus("0000000000000040", step=40, written_at=1_000_090.0),
+    step_seconds=Timing().observe(0.2).observe(0.3),
+    snapshot_seconds=Timing().observe(0.05),
+    backbone="builtin:nano",
+    dtype="float32",
+    device="cpu",
+    preset="mh-moe",
+    versions={"streamlearn": "0.1.0", "kafka-python": "3.0.12"},
+)
+
+
+@dataclass
+class Time:
+    """Both clocks, moved by hand."""
+
+    monotonic: float = 50.0
+    wall: float = 1_000_100.0
+
+    def clock(self) -> Clock:
+        """What the code under test gets."""
+        return Clock(monotonic=lambda: self.monotonic, wall=lambda: self.wall)
+
+
+def answer(ticket: Ticket) -> None:
+    """What a model would say."""
+    job = ticket.job
+    if isinstance(job, EvalJob):
+        scores = tuple(ExampleResult(loss=0.5, tokens=3, output="x" if job.generate else None) for _ in job.examples)
+        rates = {"exact_match": 1.0, "rouge_l": 1.0} if job.generate else {}
+        ticket.finish(
+            EvalResult(
+                step=42,
+                examples=len(scores),
+                tokens=3 * len(scores),
+                loss=0.5,
+                perplexity=1.6487,
+                token_accuracy=0.75,
+                per_example=scores,
+                seconds=0.01,
+                **rates,
+            )
+        )
+    elif isinstance(job, GenerateJob):
+        said = job.prompt if job.prompt is not None else repr(job.messages)
+        ticket.finish(GenerateResult(step=42, text=f"after {said}", tokens=job.max_new_tokens, seconds=0.01))
+    else:
+        ticket.finish(SnapshotResult(name="0000000000000042", step=42))
+
+
+@dataclass
+class Loop:
+    """Serves the queue in a thread; `respond` is what happens to a ticket."""
+
+    jobs: JobQueue
+    respond: Callable[[Ticket], None] = answer
+    paused: threading.Event = field(default_factory=threading.Event)
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run, name="fake-loop")
+        self.thread.start()
+
+    def _run(self) -> None:
+        while not self.stopped.wait(0.002):
+            ticket = None if self.paused.is_set() else self.jobs.take()
+            if ticket is not None:
+                self.respond(ticket)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self.stopped.set()
+        self.thread.join()
+
+
+class Daemon:
+    """Board, queue, loop and server as the daemon joins them."""
+
+    def __init__(self, settings: ServeSettings = SETTINGS, *, job_deadline_s: float = 5.0) -> None:
+        self.time = Time()
+        self.board = Board(RUNNING, self.time.clock())
+        self.jobs = JobQueue(settings.queue_size)
+        self.rows: Sequence[SnapshotRow] = ()
+        app = create_app(
+            self.board, self.jobs, settings, lambda: self.rows, self.time.clock(), job_deadline_s=job_deadline_s
+        )
+        self.server = HttpServer(app, settings)
+        self.server.start()
+        self.loop = Loop(self.jobs)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.server.port}", timeout=5.0)
+
+    def reset(self) -> None:
+        """As freshly started, without the cost of it."""
+        self.time.monotonic, self.time.wall = 50.0, 1_000_100.0
+        self.board.publish(RUNNING)
+        self.loop.respond = answer
+        self.loop.paused.clear()
+        self.rows = (row(40), row(42), row(41))
+
+    def stop(self) -> None:
+        """In the order in which the daemon does it."""
+        self.client.close()
+        self.loop.stop()
+        self.jobs.close()
+        self.server.stop()
+
+
+def row(step: int) -> SnapshotRow:
+    """A snapshot on disk."""
+    return SnapshotRow(name=f"{step:016d}", step=step, written_at=datetime(2026, 1, 1, 0, 0, step, tzinfo=UTC))

@@ -1,0 +1,298 @@
+import dataclasses
+import socket
+import threading
+import time
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from streamlearn.errors import Reason, RecordError, SnapshotError
+from streamlearn.serve.jobs import EvalJob, ExampleError, Ticket
+from streamlearn.serve.status import Phase, Status
+
+from .doubles import RUNNING, Daemon
+from .doubles import answer as say
+
+JSON = {"content-type": "application/json"}
+ONE = {"examples": [{"prompt": "a", "completion": "b"}]}
+
+
+def error_of(answer: httpx.Response) -> dict[str, str]:
+    """The error of the one shape."""
+    body = answer.json()
+    assert list(body) == ["error"]
+    assert list(body["error"]) == ["code", "message", "hint"]
+    detail: dict[str, str] = body["error"]
+    return detail
+
+
+def wait_until(holds: Any) -> None:
+    deadline = time.monotonic() + 3
+    while not holds():
+        assert time.monotonic() < deadline, "did not happen within 3 s"
+        time.sleep(0.005)
+
+
+def test_livez_tells_the_heartbeat_and_its_bound(daemon: Daemon, client: httpx.Client) -> None:
+    daemon.time.monotonic += 12.5
+    answer = client.get("/livez")
+    assert answer.status_code == 200
+    assert answer.json() == {"alive": True, "heartbeat_age_s": 12.5, "heartbeat_bound_s": 60.0}
+
+
+def test_livez_fails_when_the_loop_is_silent(daemon: Daemon, client: httpx.Client) -> None:
+    daemon.time.monotonic += 75.2
+    answer = client.get("/livez")
+    assert answer.status_code == 503
+    assert error_of(answer)["code"] == "not_alive"
+    assert "75.2 s old" in error_of(answer)["message"]
+    assert client.get("/readyz").status_code == 503
+
+
+def test_readyz_names_the_reason(daemon: Daemon, client: httpx.Client) -> None:
+    assert client.get("/readyz").json() == {"ready": True, "phase": "running", "step": 42}
+    daemon.board.publish(Status(phase=Phase.RESTORING, reason="snapshot 40 is being read"))
+    answer = client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "5"
+    assert error_of(answer)["message"] == "snapshot 40 is being read"
+    assert client.get("/livez").status_code == 200
+
+
+def test_status_is_what_was_published_with_ages_of_now(daemon: Daemon, client: httpx.Client) -> None:
+    daemon.time.wall = 1_000_102.5
+    status = client.get("/v1/status").json()
+    assert status["phase"] == "running"
+    assert status["ready"] is True
+    assert status["reason"] is None
+    assert status["started_at"] == "1970-01-12T13:46:40Z"
+    assert status["step"] == 42
+    assert status["prequential_loss_nats"] == {"last": 2.5, "smoothed": 2.75}
+    assert status["dead_letters"] == {"not_json": 3, "empty": 1}
+    assert status["records_dead_lettered"] == 4
+    assert status["partitions"] == [
+        {"topic": "orders", "partition": 0, "position": 200, "lag": 7},
+        {"topic": "orders", "partition": 1, "position": 140, "lag": None},
+    ]
+    assert status["last_snapshot"]["age_s"] == 12.5
+    assert status["step_seconds"] == 0.3
+    assert status["jobs"] == {"waiting": 0, "capacity": 2}
+    assert status["versions"]["kafka-python"] == "3.0.12"
+
+
+def test_status_answers_before_the_first_step(daemon: Daemon, client: httpx.Client) -> None:
+    daemon.board.publish(Status(phase=Phase.STARTING))
+    status = client.get("/v1/status").json()
+    assert status["reason"] == "the daemon is starting"
+    assert status["last_snapshot"] is None
+    assert status["prequential_loss_nats"] == {"last": None, "smoothed": None}
+
+
+def test_a_loss_that_is_not_finite_is_null(daemon: Daemon, client: httpx.Client) -> None:
+    daemon.board.publish(dataclasses.replace(RUNNING, loss=float("nan")))
+    assert client.get("/v1/status").json()["prequential_loss_nats"]["last"] is None
+
+
+def test_snapshots_are_listed_newest_first(client: httpx.Client) -> None:
+    rows = client.get("/v1/snapshots").json()["snapshots"]
+    assert [row["step"] for row in rows] == [42, 41, 40]
+    assert rows[0]["written_at"] == "2026-01-01T00:00:42Z"
+
+
+def test_a_snapshot_is_made_on_request(client: httpx.Client) -> None:
+    answer = client.post("/v1/snapshots", headers=JSON)
+    assert answer.status_code == 201
+    assert answer.json() == {"name": "0000000000000042", "step": 42}
+
+
+def test_eval_measures_the_examples(client: httpx.Client) -> None:
+    result = client.post("/v1/eval", json={"examples": [{"text": "a"}, {"text": "b"}]}).json()
+    assert (result["step"], result["examples"], result["tokens"]) == (42, 2, 6)
+    assert result["exact_match"] is None
+    assert result["per_example"][0] == {"loss": 0.5, "tokens": 3, "output": None}
+
+
+def test_eval_with_generate_adds_text_metrics(client: httpx.Client) -> None:
+    result = client.post("/v1/eval", json={**ONE, "generate": True}).json()
+    assert result["exact_match"] == result["rouge_l"] == 1.0
+    assert result["per_example"][0]["output"] == "x"
+
+
+def test_the_loop_gets_the_examples_as_they_came(daemon: Daemon, client: httpx.Client) -> None:
+    seen: list[Ticket] = []
+
+    def respond(ticket: Ticket) -> None:
+        seen.append(ticket)
+        say(ticket)
+
+    daemon.loop.respond = respond
+    client.post("/v1/eval", json={"examples": [{"text": "ä", "meta": {"k": [1]}}], "max_new_tokens": 5})
+    assert seen[0].job == EvalJob(({"text": "ä", "meta": {"k": [1]}},), generate=False, max_new_tokens=5)
+
+
+def test_generate_continues_a_prompt_within_the_bound(client: httpx.Client) -> None:
+    answer = client.post("/v1/generate", json={"prompt": "hello"})
+    assert answer.json() == {"step": 42, "text": "after hello", "tokens": 32, "seconds": 0.01}
+
+
+def test_generate_answers_messages(client: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_new_tokens": 3}
+    result = client.post("/v1/generate", json=body).json()
+    assert result["text"] == "after ({'role': 'user', 'content': 'hi'},)"
+    assert result["tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/eval", {}, "examples: required, not found"),
+        ("/v1/eval", {"exampels": []}, "exampels: unknown field, did you mean examples?"),
+        ("/v1/eval", {"examples": []}, "examples: List should have at least 1 item"),
+        ("/v1/eval", {"examples": ["text"]}, "examples[0]: Input should be a valid dictionary, found 'text'"),
+        ("/v1/eval", {"examples": [{}] * 5}, "examples: at most 4 are allowed, found 5"),
+        ("/v1/eval", {**ONE, "max_new_tokens": 33}, "max_new_tokens: at most 32 are allowed, found 33"),
+        ("/v1/eval", {**ONE, "max_new_tokens": 0}, "max_new_tokens: Input should be greater than 0, found 0"),
+        ("/v1/generate", {}, "exactly one of prompt and messages must be given, found neither"),
+        ("/v1/generate", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "found both"),
+        (
+            "/v1/generate",
+            {"messages": [{"role": "user", "contnt": "a", "content": "a"}]},
+            "messages[0].contnt: unknown field, did you mean content?",
+        ),
+        ("/v1/eval", [], "body: Input should be"),
+    ],
+)
+def test_a_request_that_does_not_fit_names_the_field(client: httpx.Client, path: str, body: Any, message: str) -> None:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 422
+    assert message in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"a": NaN}', b"\xff", b"[" * 5000])
+def test_a_body_that_is_not_json_is_refused(client: httpx.Client, body: bytes) -> None:
+    answer = client.post("/v1/eval", content=body, headers=JSON)
+    assert answer.status_code == 400
+    assert error_of(answer)["code"] == "not_json"
+
+
+def test_an_unusable_example_is_named_with_its_reason(daemon: Daemon, client: httpx.Client) -> None:
+    daemon.loop.respond = lambda ticket: ticket.fail(ExampleError(3, RecordError(Reason.BAD_FORM, "no known form")))
+    answer = client.post("/v1/eval", json=ONE)
+    assert answer.status_code == 400
+    assert error_of(answer)["message"] == "examples[3] is unusable (bad_form): no known form"
+    daemon.loop.respond = lambda ticket: ticket.fail(RecordError(Reason.TOO_MANY_TOKENS, "1025 tokens"))
+    answer = client.post("/v1/generate", json={"prompt": "a"})
+    assert answer.status_code == 400
+    assert error_of(answer)["message"] == "unusable (too_many_tokens): 1025 tokens"
+
+
+def test_the_daemons_own_errors_are_shown_and_faults_are_hidden(daemon: Daemon, client: httpx.Client) -> None:
+    daemon.loop.respond = lambda ticket: ticket.fail(SnapshotError("disk full"))
+    answer = client.post("/v1/snapshots", headers=JSON)
+    assert answer.status_code == 500
+    assert (error_of(answer)["code"], error_of(answer)["message"]) == ("snapshot_failed", "disk full")
+    daemon.loop.respond = lambda ticket: ticket.fail(KeyError("secret"))
+    answer = client.post("/v1/snapshots", headers=JSON)
+    assert answer.status_code == 500
+    assert error_of(answer)["code"] == "internal"
+    assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/eval", "/v1/generate", "/v1/snapshots"])
+def test_no_job_is_queued_while_not_ready(daemon: Daemon, client: httpx.Client, path: str) -> None:
+    daemon.board.publish(Status(phase=Phase.RESTORING))
+    answer = client.post(path, json={"prompt": "a"} if path == "/v1/generate" else ONE)
+    assert answer.status_code == 503
+    assert error_of(answer)["code"] == "not_ready"
+    assert int(answer.headers["retry-after"]) > 0
+    assert len(daemon.jobs) == 0
+
+
+def test_a_full_queue_is_503_with_retry_after_and_health_still_answers(daemon: Daemon, client: httpx.Client) -> None:
+    daemon.loop.paused.set()
+    threads = [
+        threading.Thread(target=httpx.post, args=(f"{client.base_url}/v1/eval",), kwargs={"json": ONE}) for _ in "ab"
+    ]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(daemon.jobs) == 2)
+    answer = client.post("/v1/eval", json=ONE)
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    assert error_of(answer)["message"] == "at most 2 jobs may wait and 2 do"
+    assert client.get("/livez").status_code == client.get("/readyz").status_code == 200
+    daemon.loop.paused.clear()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_client_that_leaves_takes_its_waiting_job_back(daemon: Daemon) -> None:
+    daemon.loop.paused.set()
+    with socket.create_connection(("127.0.0.1", daemon.server.port)) as connection:
+        connection.sendall(raw_post("/v1/eval", orjson.dumps(ONE)))
+        wait_until(lambda: len(daemon.jobs) == 1)
+    wait_until(lambda: len(daemon.jobs) == 0)
+
+
+def test_the_loop_sees_that_the_client_of_the_job_in_hand_left(daemon: Daemon) -> None:
+    taken: list[Ticket] = []
+    daemon.loop.respond = taken.append
+    with socket.create_connection(("127.0.0.1", daemon.server.port)) as connection:
+        connection.sendall(raw_post("/v1/eval", orjson.dumps(ONE)))
+        wait_until(lambda: taken)
+        assert not taken[0].cancelled
+    wait_until(lambda: taken[0].cancelled)
+
+
+def test_a_job_beyond_its_deadline_is_cancelled() -> None:
+    daemon = Daemon(job_deadline_s=0.05)
+    taken: list[Ticket] = []
+    daemon.loop.respond = taken.append
+    answer = daemon.client.post("/v1/eval", json=ONE)
+    daemon.stop()
+    assert answer.status_code == 504
+    assert error_of(answer)["message"] == "the job was not done within 0.05 s"
+    assert taken[0].cancelled
+
+
+def test_openapi_describes_every_endpoint_and_the_index_lists_it(client: httpx.Client) -> None:
+    described = client.get("/openapi.json").json()
+    paths = described["paths"]
+    assert set(paths) == {"/livez", "/readyz", "/metrics", "/v1/status", "/v1/snapshots", "/v1/eval", "/v1/generate"}
+    index = client.get("/").text
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            assert operation["description"]
+            assert f"{method.upper():5}{path}" in index
+    assert paths["/v1/eval"]["post"]["responses"]["422"]["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/ErrorBody"
+    }
+    schemas = described["components"]["schemas"]
+    assert schemas["EvalRequest"]["examples"]
+    assert all("description" in field for field in schemas["EvalResult"]["properties"].values())
+
+
+def test_unknown_paths_and_methods_have_the_one_shape(client: httpx.Client) -> None:
+    missing = client.get("/v1/evall")
+    assert (missing.status_code, error_of(missing)["code"]) == (404, "not_found")
+    wrong = client.get("/v1/eval")
+    assert (wrong.status_code, error_of(wrong)["code"]) == (405, "method_not_allowed")
+    assert wrong.headers["allow"] == "POST"
+    for path in ("/docs", "/redoc", "/livez/"):
+        assert client.get(path).status_code == 404
+
+
+def test_answers_name_no_server_and_are_not_cached(client: httpx.Client) -> None:
+    headers = client.get("/livez").headers
+    assert "server" not in headers
+    assert headers["cache-control"] == "no-store"
+    assert headers["content-type"] == "application/json"
+
+
+def raw_post(path: str, body: bytes) -> bytes:
+    """A request as it goes over the wire."""
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n\r\n"
+    return head.encode() + body

@@ -1,0 +1,103 @@
+import httpx
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
+
+from streamlearn.errors import Reason
+from streamlearn.serve.status import Phase, Status
+
+from .doubles import Daemon
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def scrape(client: httpx.Client) -> Samples:
+    """Every sample by name and labels."""
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    samples: Samples = {}
+    for family in text_string_to_metric_families(answer.text):
+        assert family.documentation
+        assert family.type != "unknown"
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in samples, f"{key} stands twice"
+            samples[key] = sample.value
+    return samples
+
+
+def of(samples: Samples, name: str, **labels: str) -> float:
+    return samples[f"streamlearn_{name}", frozenset(labels.items())]
+
+
+def test_metrics_equal_the_published_status(client: httpx.Client) -> None:
+    samples = scrape(client)
+    expected = {
+        "ready": 1,
+        "steps_total": 42,
+        "records_trained_total": 336,
+        "tokens_trained_total": 9000,
+        "tokens_per_second": 1234.56,
+        "update_refusals_total": 1,
+        "prequential_loss_nats": 2.5,
+        "prequential_loss_smoothed_nats": 2.75,
+        "last_snapshot_age_seconds": 10,
+        "last_snapshot_step": 40,
+        "snapshot_write_seconds_count": 1,
+        "snapshot_write_seconds_sum": 0.05,
+        "step_seconds_count": 2,
+        "step_seconds_sum": 0.5,
+        "heartbeat_age_seconds": 0,
+        "start_time_seconds": 1_000_000,
+        "jobs_waiting": 0,
+        "jobs_capacity": 2,
+        "job_pause_seconds_count": 0,
+    }
+    assert {name: of(samples, name) for name in expected} == expected
+    assert of(samples, "phase", phase="running") == 1
+    assert of(samples, "phase", phase="failed") == 0
+
+
+def test_partitions_are_labelled_and_an_unknown_lag_is_absent(client: httpx.Client) -> None:
+    samples = scrape(client)
+    assert of(samples, "position_offset", topic="orders", partition="0") == 200
+    assert of(samples, "position_offset", topic="orders", partition="1") == 140
+    assert of(samples, "lag_records", topic="orders", partition="0") == 7
+    assert [key for key in samples if key[0] == "streamlearn_lag_records" and ("partition", "1") in key[1]] == []
+
+
+def test_every_dead_letter_reason_stands_from_the_start(client: httpx.Client) -> None:
+    samples = scrape(client)
+    counts = {reason: of(samples, "records_dead_lettered_total", reason=reason) for reason in Reason}
+    assert {reason: count for reason, count in counts.items() if count} == {Reason.NOT_JSON: 3, Reason.EMPTY: 1}
+
+
+def test_buckets_are_cumulative(client: httpx.Client) -> None:
+    samples = scrape(client)
+    buckets = {bound: of(samples, "step_seconds_bucket", le=bound) for bound in ("0.1", "0.25", "0.5", "+Inf")}
+    assert buckets == {"0.1": 0, "0.25": 1, "0.5": 2, "+Inf": 2}
+
+
+def test_the_build_is_named(client: httpx.Client) -> None:
+    labels = {"backbone": "builtin:nano", "dtype": "float32", "device": "cpu", "preset": "mh-moe"}
+    assert of(scrape(client), "build_info", **labels, streamlearn="0.1.0", kafka_python="3.0.12") == 1
+
+
+def test_what_is_not_known_yet_is_absent(daemon: Daemon, client: httpx.Client) -> None:
+    daemon.board.publish(Status(phase=Phase.STARTING))
+    samples = scrape(client)
+    names = {name for name, _ in samples}
+    assert of(samples, "ready") == 0
+    assert "streamlearn_prequential_loss_nats" not in names
+    assert "streamlearn_last_snapshot_age_seconds" not in names
+
+
+def test_the_process_is_measured_and_the_global_registry_stays_out(client: httpx.Client) -> None:
+    names = {name for name, _ in scrape(client)}
+    assert "process_resident_memory_bytes" in names
+    assert "python_info" not in names
+    assert not [name for name in REGISTRY._names_to_collectors if name.startswith("streamlearn")]
+
+
+def test_scraping_twice_counts_once(client: httpx.Client) -> None:
+    first, second = scrape(client), scrape(client)
+    assert of(first, "steps_total") == of(second, "steps_total") == 42

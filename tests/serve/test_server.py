@@ -1,0 +1,93 @@
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from streamlearn.errors import ConfigError
+from streamlearn.events import Event
+from streamlearn.serve.app import create_app
+from streamlearn.serve.jobs import JobQueue
+from streamlearn.serve.schemas import SnapshotRow
+from streamlearn.serve.server import HttpServer
+from streamlearn.serve.status import Board
+
+from .doubles import RUNNING, SETTINGS, Daemon, Time
+
+
+def test_starts_and_stops_twice_without_leaving_a_thread(daemon: Daemon) -> None:
+    """Also when a request used the event loop's own worker threads, and with an idle connection open."""
+    before = set(threading.enumerate())
+    other = Daemon()
+    with httpx.Client(base_url=f"http://127.0.0.1:{other.server.port}") as idle:
+        assert idle.get("/v1/snapshots").status_code == 200
+        other.server.start()
+        first_port = other.server.port
+        other.server.stop()
+        other.server.stop()
+    other.server.start()
+    assert other.server.port > 0
+    assert httpx.get(f"http://127.0.0.1:{other.server.port}/livez").status_code == 200
+    other.stop()
+    assert set(threading.enumerate()) <= before
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", first_port), timeout=1).close()
+
+
+def test_the_start_is_logged_with_the_port_that_was_taken() -> None:
+    with capture_logs() as logs:
+        daemon = Daemon()
+        daemon.stop()
+    started = [entry for entry in logs if entry["event"] == Event.HTTP_STARTED]
+    assert [(entry["host"], entry["port"]) for entry in started] == [("127.0.0.1", daemon.server.port)]
+
+
+def test_a_port_in_use_says_what_to_do(daemon: Daemon) -> None:
+    settings = SETTINGS.model_copy(update={"port": daemon.server.port})
+    app = create_app(daemon.board, daemon.jobs, settings, list, daemon.time.clock())
+    with pytest.raises(ConfigError, match=r"127.0.0.1:\d+ cannot be bound: Address already in use; stop what has it"):
+        HttpServer(app, settings).start()
+
+
+def test_a_request_that_waits_for_a_job_ends_when_the_daemon_stops() -> None:
+    daemon = Daemon()
+    daemon.loop.paused.set()
+    answers: list[httpx.Response] = []
+    url = f"http://127.0.0.1:{daemon.server.port}/v1/generate"
+    waiting = threading.Thread(target=lambda: answers.append(httpx.post(url, json={"prompt": "a"})))
+    waiting.start()
+    while len(daemon.jobs) == 0:
+        time.sleep(0.005)
+    daemon.stop()
+    waiting.join()
+    assert answers[0].status_code == 503
+    assert answers[0].json()["error"]["code"] == "stopping"
+
+
+def test_a_fault_in_a_handler_is_logged_with_its_traceback_and_hidden_from_the_client() -> None:
+    def broken() -> list[SnapshotRow]:
+        raise RuntimeError("a secret path")
+
+    clock = Time().clock()
+    server = HttpServer(create_app(Board(RUNNING, clock), JobQueue(1), SETTINGS, broken, clock), SETTINGS)
+    with capture_logs() as logs:
+        server.start()
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as client:
+            answer = client.get("/v1/snapshots")
+            assert client.get("/livez").status_code == 200
+        server.stop()
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal"
+    assert "secret" not in answer.text
+    failed = [entry for entry in logs if entry["event"] == Event.HTTP_FAILED]
+    assert len(failed) == 1
+    assert failed[0]["exc_info"]
+
+
+def test_a_request_that_is_not_http_ends_that_connection_alone(daemon: Daemon, client: httpx.Client) -> None:
+    with socket.create_connection(("127.0.0.1", daemon.server.port)) as connection:
+        connection.sendall(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
+        assert b" 400 " in connection.recv(100)
+    assert client.get("/livez").status_code == 200

@@ -1,0 +1,246 @@
+"""A disk that remembers every operation and enumerates what a power loss may have left of them.
+
+After SQLite's crash tests. The rules are POSIX's weakest, weaker than any file system in use:
+
+- a file's content is durable once the file was synced, until it is written again. Before, all of it may be there, or
+  nothing, or the first half, or zeros in its place;
+- a name (creation, rename, removal) is durable once the folder that holds it was synced. Before, each one may have
+  happened or not, in any combination that the tree allows.
+"""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+
+from streamlearn.snapshot.files import Files
+
+ROOT = 0
+Tree = tuple[tuple[str, bytes | None], ...]
+"""Relative names in order; a folder has no content."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A new name."""
+
+    parent: int
+    name: str
+    child: int
+    is_folder: bool
+
+
+@dataclass(frozen=True)
+class Unlink:
+    """A removed name."""
+
+    parent: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Move:
+    """A rename."""
+
+    parent: int
+    name: str
+    to_parent: int
+    to_name: str
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a file holds from here on."""
+
+    inode: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Sync:
+    """What was done to this file or folder so far is durable."""
+
+    inode: int
+
+
+Naming = Link | Unlink | Move
+Operation = Naming | Content | Sync
+
+
+@dataclass
+class Model:
+    """A tree of inodes, as naming operations leave it."""
+
+    children: dict[int, dict[str, int]] = field(default_factory=lambda: {ROOT: {}})
+
+    def apply(self, operation: Naming) -> None:
+        """Do it, unless an operation that it needs did not happen."""
+        names = self.children.setdefault(operation.parent, {})
+        match operation:
+            case Link(_, name, child, is_folder):
+                names[name] = child
+                if is_folder:
+                    self.children.setdefault(child, {})
+            case Unlink(_, name):
+                names.pop(name, None)
+            case Move(_, name, to_parent, to_name):
+                target = self.children[to_parent].get(to_name)
+                if name in names and not (
+                    target is not None and self.children.get(target)
+                ):  # no full folder is replaced
+                    self.children[to_parent][to_name] = names.pop(name)
+
+    def resolve(self, parts: tuple[str, ...]) -> int:
+        """The inode of a path."""
+        inode = ROOT
+        for part in parts:
+            inode = self.children[inode][part]
+        return inode
+
+    def walk(
+        self, content: Callable[[int], bytes], inode: int = ROOT, prefix: str = ""
+    ) -> Iterator[tuple[str, bytes | None]]:
+        """The tree, folders before what they hold."""
+        for name, child in sorted(self.children[inode].items()):
+            if child in self.children:
+                yield prefix + name, None
+                yield from self.walk(content, child, f"{prefix}{name}/")
+            else:
+                yield prefix + name, content(child)
+
+
+class CrashDisk(Files):
+    """The real file system below `root`, recorded; what others write there is noticed at the next operation."""
+
+    def __init__(self, root: Path, *, forget_sync_of: str | None = None) -> None:
+        self.root = root
+        self.log: list[Operation] = []
+        self._forget_sync_of = forget_sync_of
+        self._model = Model()
+        self._content: dict[int, bytes] = {}
+        self._inodes = itertools.count(ROOT + 1)
+
+    def make_folder(self, path: Path) -> None:
+        """As on the real disk, recorded."""
+        super().make_folder(path)
+        self.notice()
+
+    def write(self, path: Path, data: bytes) -> None:
+        """As on the real disk, recorded."""
+        super().write(path, data)
+        self.notice()
+
+    def sync(self, path: Path) -> None:
+        """As on the real disk, recorded."""
+        self.notice()
+        if self._forget_sync_of is None or not fnmatch(path.name, self._forget_sync_of):
+            self.log.append(Sync(self._inode(path)))
+
+    def rename(self, old: Path, new: Path) -> None:
+        """As on the real disk, recorded."""
+        self.notice()
+        move = Move(self._inode(old.parent), old.name, self._inode(new.parent), new.name)
+        super().rename(old, new)
+        self._name(move)
+
+    def remove(self, path: Path) -> None:
+        """As on the real disk, recorded."""
+        self.notice()
+        for inner in sorted(path.rglob("*"), reverse=True):
+            self._name(Unlink(self._inode(inner.parent), inner.name))
+        self._name(Unlink(self._inode(path.parent), path.name))
+        super().remove(path)
+
+    def notice(self) -> None:
+        """Log what appeared or changed without us."""
+        for path in sorted(self.root.rglob("*")):
+            parent = self._inode(path.parent)
+            if path.name not in self._model.children[parent]:
+                self._name(Link(parent, path.name, next(self._inodes), path.is_dir()))
+            inode = self._inode(path)
+            if not path.is_dir() and self._content.get(inode) != (data := path.read_bytes()):
+                self._content[inode] = data
+                self.log.append(Content(inode, data))
+
+    def _name(self, operation: Naming) -> None:
+        self._model.apply(operation)
+        self.log.append(operation)
+
+    def _inode(self, path: Path) -> int:
+        return self._model.resolve(path.relative_to(self.root).parts)
+
+
+def states_after(log: list[Operation], draw: random.Random, most: int = 8) -> set[Tree]:
+    """What a power loss right after the last operation of `log` may leave; at most `most` sets of lost names, drawn."""
+    pending: set[int] = set()
+    volatile: dict[int, bytes] = {}
+    durable: dict[int, bytes] = {}
+    for index, operation in enumerate(log):
+        match operation:
+            case Content(inode, data):
+                volatile[inode] = data
+            case Sync(inode):
+                pending = {one for one in pending if inode not in _holders(log[one])}
+                if inode in volatile:
+                    durable[inode] = volatile.pop(inode)
+            case _:
+                pending.add(index)
+    return {
+        _tree(log, lost, {**durable, **{inode: mangle(data) for inode, data in volatile.items()}})
+        for lost in _subsets(sorted(pending), draw, most)
+        for mangle in (_whole, _nothing, _half, _zeros)
+    }
+
+
+def _holders(operation: Operation) -> tuple[int, ...]:
+    if isinstance(operation, Move):
+        return operation.parent, operation.to_parent
+    assert isinstance(operation, Link | Unlink)
+    return (operation.parent,)
+
+
+def _subsets(pending: list[int], draw: random.Random, most: int) -> Iterator[frozenset[int]]:
+    if 1 << len(pending) <= most:
+        for size in range(len(pending) + 1):
+            yield from map(frozenset, itertools.combinations(pending, size))
+        return
+    for cut in range(len(pending) + 1):  # every journalling file system loses a tail
+        yield frozenset(pending[cut:])
+    for _ in range(most):
+        yield frozenset(one for one in pending if draw.random() < 0.5)
+
+
+def _tree(log: list[Operation], lost: frozenset[int], content: dict[int, bytes]) -> Tree:
+    model = Model()
+    for index, operation in enumerate(log):
+        if index not in lost and isinstance(operation, Link | Unlink | Move):
+            model.apply(operation)
+    return tuple(model.walk(lambda inode: content.get(inode, b"")))
+
+
+def _whole(data: bytes) -> bytes:
+    return data
+
+
+def _nothing(_: bytes) -> bytes:
+    return b""
+
+
+def _half(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _zeros(data: bytes) -> bytes:
+    return bytes(len(data))
+
+
+def lay_out(tree: Tree, root: Path) -> None:
+    """Put a tree on the real disk."""
+    root.mkdir()
+    for name, content in tree:
+        if content is None:
+            (root / name).mkdir()
+        else:
+            (root / name).write_bytes(content)

@@ -1,0 +1,69 @@
+"""A state small enough to flip every byte of, different at each step."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from streamlearn.snapshot.manifest import LedgerRow, ManifestDraft
+from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo
+from streamlearn.snapshot.store import SnapshotStore
+from streamlearn.stream.record import Position, TopicPartition
+
+CONFIG = {"seed": 0, "learner": {"lr": 1e-4, "betas": [0.9, 0.95]}, "stream": {"max_tokens": 64}}
+BACKBONE = {"model": "builtin:nano", "revision": None, "digest": "3f2a9c"}
+ADAPTER = {"preset": "mh-moe", "rank": 4}
+
+
+def draft(step: int, **changed: Any) -> ManifestDraft:
+    """What a daemon knows at `step`, when four records of one partition were trained a step."""
+    values: dict[str, Any] = {
+        "step": step,
+        "created_at": "2026-01-31T12:00:00+00:00",
+        "position": Position({TopicPartition("orders", 0): 4 * step}),
+        "ledger": (LedgerRow("orders", 0, 4 * step, 0),),
+        "dead_letter_mark": {"bytes": 0},
+        "config": CONFIG,
+        "backbone": BACKBONE,
+        "adapter": ADAPTER,
+        "dtype": "float32",
+        "versions": {"streamlearn": "0.1.0", "torch": "2.13"},
+        "learner": {"loss": 1.0 / (step + 3)},
+        "rooms": {},
+    }
+    return ManifestDraft(**{**values, **changed})
+
+
+def tensors(step: int) -> dict[str, Tensor]:
+    """Optimizer-like state."""
+    return {"exp_avg": torch.arange(6.0) * (step + 1), "step": torch.tensor(step)}
+
+
+def adapter(step: int) -> Callable[[Path], None]:
+    """What PEFT does to a folder, in miniature."""
+
+    def write(folder: Path) -> None:
+        (folder / "adapter_config.json").write_text(f'{{"r": {step}}}')
+        (folder / "adapter_model.safetensors").write_bytes(bytes([step % 251]) * 40)
+
+    return write
+
+
+def save(store: SnapshotStore, step: int, **changed: Any) -> SnapshotInfo:
+    """Save the state of `step`."""
+    return store.save(draft(step, **changed), adapter(step), tensors(step))
+
+
+def assert_is(snapshot: Snapshot | None, step: int) -> None:
+    """The snapshot is the one of `step`, complete, every bit."""
+    assert snapshot is not None
+    assert snapshot.manifest.step == step
+    assert snapshot.manifest.position == draft(step).position
+    assert (snapshot.adapter / "adapter_config.json").read_text() == f'{{"r": {step}}}'
+    assert (snapshot.adapter / "adapter_model.safetensors").read_bytes() == bytes([step % 251]) * 40
+    found = snapshot.tensors()
+    assert found.keys() == tensors(step).keys()
+    for name, tensor in tensors(step).items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)

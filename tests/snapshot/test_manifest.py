@@ -1,0 +1,126 @@
+"""What the manifest refuses to hold, and what it refuses to read."""
+
+import hashlib
+import math
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from streamlearn.errors import SnapshotDamagedError, SnapshotError, SnapshotMismatchError
+from streamlearn.snapshot import manifest as module
+from streamlearn.snapshot.manifest import FileEntry, Manifest
+from streamlearn.stream.record import Position, TopicPartition
+
+from .kit import draft
+
+FILES = {"state.safetensors": FileEntry(bytes=3, sha256="ab" * 32)}
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+)
+json_values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('ab\n" ', max_size=4), inner, max_size=3),
+)
+
+
+def sealed(values: dict[str, Any]) -> bytes:
+    """A manifest as another streamlearn would write it."""
+    options = orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    blank = orjson.dumps({**values, "sha256": "0" * 64}, option=options)
+    return orjson.dumps({**values, "sha256": hashlib.sha256(blank).hexdigest()}, option=options)
+
+
+def values() -> dict[str, Any]:
+    found: dict[str, Any] = orjson.loads(Manifest.of(draft(5), FILES).to_bytes())
+    del found["sha256"]
+    return found
+
+
+@given(rooms=st.dictionaries(st.text("abc", max_size=3), json_values, max_size=3))
+def test_what_is_written_is_what_is_read(rooms: dict[str, Any]) -> None:
+    """Floats to the last bit, keys in order, whatever a room keeps."""
+    position = Position({TopicPartition("b", 1): 4, TopicPartition("a", 10): 1 << 40})
+    written = Manifest.of(draft(5, rooms=rooms, position=position), FILES)
+    assert Manifest.from_bytes(written.to_bytes(), where="m") == written
+    assert written.to_bytes() == sealed(orjson.loads(written.model_dump_json()))
+
+
+def test_a_room_cannot_forge_the_seal() -> None:
+    """A key of the same name deeper down, or a line like the seal's in a text, is content."""
+    forged = {"sha256": "1" * 64, "text": '\n  "sha256": "' + "2" * 64 + '"'}
+    written = Manifest.of(draft(5, rooms=forged), FILES)
+    assert Manifest.from_bytes(written.to_bytes(), where="m").rooms == forged
+
+
+def test_a_shell_can_check_the_seal(tmp_path: Path) -> None:
+    """The command in the module's docstring prints the seal."""
+    data = Manifest.of(draft(5), FILES).to_bytes()
+    (tmp_path / "manifest.json").write_bytes(data)
+    assert module.__doc__ is not None
+    command = module.__doc__[module.__doc__.index("sed -E") : module.__doc__.index("sha256sum\n")] + "sha256sum"
+    shown = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert shown.split()[0] == orjson.loads(data)["sha256"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1 << 64, b"bytes", {1: 2}, object()])
+def test_what_json_would_lose_is_refused_and_named(bad: object) -> None:
+    with pytest.raises(SnapshotError, match=r"at detector\[1\]\.mean: keep it as a tensor"):
+        draft(5, learner={"detector": [0, {"mean": bad}]})
+
+
+def test_text_that_is_not_utf8_is_a_snapshot_error() -> None:
+    with pytest.raises(SnapshotError, match="step 5 cannot be written as JSON"):
+        Manifest.of(draft(5, rooms={"x": "\ud800"}), FILES).to_bytes()
+
+
+def test_a_draft_does_not_follow_what_it_was_made_from() -> None:
+    live: dict[str, Any] = {"losses": [1.0]}
+    taken = draft(5, learner=live)
+    live["losses"].append(2.0)
+    assert taken.learner == {"losses": [1.0]}
+
+
+def test_created_at_is_utc() -> None:
+    with pytest.raises(ValidationError, match="ISO time in UTC"):
+        draft(5, created_at="2026-01-31T12:00:00+01:00")
+    with pytest.raises(ValidationError, match="ISO time in UTC"):
+        draft(5, created_at="2026-01-31T12:00:00")
+
+
+def test_a_manifest_larger_than_reading_accepts_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_BYTES", 500)
+    with pytest.raises(SnapshotError, match="must stay within 500 bytes"):
+        Manifest.of(draft(5), FILES).to_bytes()
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_another_format_is_named(version: object) -> None:
+    with pytest.raises(SnapshotMismatchError, match=rf"m: .* format 1, found format {version}.*torch"):
+        Manifest.from_bytes(sealed({**values(), "version": version}), where="m")
+
+
+def test_unknown_and_missing_keys_are_named() -> None:
+    with pytest.raises(SnapshotMismatchError, match="surprise: Extra inputs"):
+        Manifest.from_bytes(sealed({**values(), "surprise": 1}), where="m")
+    lacking = {key: value for key, value in values().items() if key != "ledger"}
+    with pytest.raises(SnapshotMismatchError, match="ledger: Field required"):
+        Manifest.from_bytes(sealed(lacking), where="m")
+    with pytest.raises(SnapshotMismatchError, match=r"position: .*rows of topic, partition, offset"):
+        Manifest.from_bytes(sealed({**values(), "position": 3}), where="m")
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"null", b"\x00" * 4096])
+def test_no_seal_is_damage(data: bytes) -> None:
+    with pytest.raises(SnapshotDamagedError, match="exactly one seal"):
+        Manifest.from_bytes(data, where="m")
