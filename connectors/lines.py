@@ -67,8 +67,8 @@ class LineReader:
             raise self._damaged(error) from error
         if self.number < number:
             raise OffsetGapError(
-                f"{self._path} must have the {number} lines that were trained, found {self.number}: it was truncated or "
-                "replaced. Put the original back, or start with --fresh"
+                f"{self._path} must have the {number} lines that were trained, found {self.number}: it was truncated "
+                "or replaced. Put the original back, or start with --fresh"
             )
 
     def check_identity(self) -> None:

@@ -1,7 +1,7 @@
 """From a configuration to a learner that stands where it stopped.
 
-What can be refused is refused in this order: the configuration alone, the backbone's architecture, the state folder, the
-snapshot. Only then are weights loaded and the stream opened.
+What can be refused is refused in this order: the configuration alone, the backbone's architecture, the state folder,
+the snapshot. Only then are weights loaded and the stream opened.
 """
 
 from dataclasses import asdict
@@ -29,7 +29,8 @@ from streamlearn.snapshot import compatibility
 from streamlearn.snapshot.journal import Journal
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.manifest import ManifestDraft
-from streamlearn.snapshot.store import Snapshot, SnapshotInfo, SnapshotStore
+from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo
+from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.state import RunState
 from streamlearn.stream.batch import Batcher, Run
 from streamlearn.stream.decode import Decoder
@@ -96,8 +97,9 @@ class Rooms:
         self.learner = self.model.learner
         self.decoder = self.model.decoder
         self.state = self.model.restore(snapshot) if snapshot is not None else RunState()
-        self._mark = snapshot.manifest.dead_letter_mark if snapshot is not None else None
         self.sink = open_dead_letters(settings)
+        # A new run begins at the sink's end: letters of an earlier one are not its own.
+        self._mark = snapshot.manifest.dead_letter_mark if snapshot is not None else self.sink.mark()
         self.source = open_source(settings.source)
         self.open_stream(self.state)
 
@@ -189,9 +191,7 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("streamlearn", "torch", "transformers", "peft", "kafka-python")}
 
 
-def _accept(
-    snapshot: Snapshot, settings: Settings, shape: Outline, adapter: dict[str, Any], *, accept: bool
-) -> None:
+def _accept(snapshot: Snapshot, settings: Settings, shape: Outline, adapter: dict[str, Any], *, accept: bool) -> None:
     identity = backbone_room.identity(settings.backbone, shape)
     changes = compatibility.check(snapshot.manifest, fingerprint(settings), identity, adapter, accept=accept)
     for change in changes:

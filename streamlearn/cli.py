@@ -1,4 +1,4 @@
-"""The command line. Each command checks its arguments, calls one room and prints; heavy imports wait for the command."""
+"""The command line: each command checks its arguments, calls one room and prints. Heavy imports wait for it."""
 
 import os
 import sys
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from streamlearn import __version__
 from streamlearn.errors import StreamlearnError, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +22,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-snapshots = typer.Typer(help="Look at the snapshots of a state folder. Safe beside a running daemon.", no_args_is_help=True)
+snapshots = typer.Typer(
+    help="Look at the snapshots of a state folder. Safe beside a running daemon.", no_args_is_help=True
+)
 bench = typer.Typer(help="Measurements, one JSON object each.", no_args_is_help=True)
 app.add_typer(snapshots, name="snapshots")
 app.add_typer(bench, name="bench")
@@ -77,12 +78,13 @@ def feed(
     """Put the lines of a JSONL file into a topic, one record each, acknowledged by all replicas."""
     from rich.progress import Progress  # noqa: PLC0415
 
-    from connectors.kafka.feed import count_lines, feed_file  # noqa: PLC0415
+    from connectors.kafka.feed import feed as send  # noqa: PLC0415
+    from connectors.lines import read_lines  # noqa: PLC0415
 
     cluster = _cluster(config, bootstrap_servers)
-    with Progress(console=err) as progress:
-        task = progress.add_task(f"{file.name} to {topic}", total=count_lines(file))
-        sent = feed_file(cluster, topic, file, lambda done: progress.update(task, completed=done))
+    with Progress(console=err, transient=True) as progress:
+        task = progress.add_task(f"{file.name} to {topic}", total=sum(1 for _ in read_lines(file)))
+        sent = send(cluster, topic, read_lines(file), report=lambda done: progress.update(task, completed=done))
     out.print(f"{sent} records acknowledged by {topic}", markup=False, highlight=False)
 
 

@@ -18,7 +18,7 @@ from streamlearn.serve.desk import Desk
 from streamlearn.serve.jobs import JobQueue
 from streamlearn.serve.schemas import SnapshotResult
 from streamlearn.serve.status import Board, PartitionStatus, Phase, SnapshotStatus, Status
-from streamlearn.snapshot.store import SnapshotInfo
+from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.stream.batch import Batch
 
 POLL_S = 0.2  # longest wait for records in one turn: a stop, a job or a due snapshot waits at most this long
@@ -83,9 +83,13 @@ class Daemon:
     def run(self) -> None:
         """Learn until asked to stop or until the stream ends; the last thing is a snapshot.
 
+        A new run writes one before the first record too: there is then always a state to come back to.
+
         Raises:
             StreamlearnError: see errors.py; whatever is on disk by then is whole.
         """
+        if self.state.last_snapshot is None:
+            self.save()
         self._publish(Phase.RUNNING, ready=True)
         if self.observer:
             self.observer.on_start(self.board.read())
@@ -118,7 +122,11 @@ class Daemon:
         """learner/: one step, or none when every record of the batch was set aside; then the ledger."""
         learner, state = self.rooms.learner, self.state
         self.rooms.journal_batch(batch.runs)
-        step = learner.step(batch) if batch.examples else learner.pass_over()
+        step = None
+        if batch.examples:
+            step = learner.step(batch)
+        else:
+            learner.pass_over()
         if step is not None and step.refusal is not None:
             self._set_aside(batch, step)
         state.account(batch, step)
@@ -128,8 +136,7 @@ class Daemon:
         return step
 
     def save_if_due(self) -> None:
-        """snapshot/: by records or by time, when there is anything new; a failed one is tried again at the next turn
-        that is due and the old one stays."""
+        """snapshot/: by records or by time, when there is anything new. A failed one is tried again in 10 s."""
         settings = self.rooms.settings.snapshot
         waited = time.monotonic() - self._saved_at
         due = self.state.records_since_save >= settings.every_records
@@ -179,7 +186,7 @@ class Daemon:
         if snapshot is None or self.state.rolled_back_to == snapshot.name:
             raise DivergedError(
                 f"{self.state.bad_in_a_row} batches in a row had a non-finite loss or gradient"
-                + (", again after a rollback" if snapshot else ", and there is no snapshot to go back to")
+                + (", again after a rollback" if snapshot else ", and every snapshot is gone")
                 + ": lower learner.lr, or look at the dead letters"
             )
         condemned = frozenset(self.state.refused_since_save)

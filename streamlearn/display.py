@@ -16,7 +16,7 @@ from rich.text import Text
 
 from streamlearn.learner.learner import Step
 from streamlearn.serve.status import Status
-from streamlearn.snapshot.store import SnapshotInfo
+from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.stream.batch import Batch
 
 EDGE = 24  # records whose mean loss stands for the beginning, and for the end, of a stretch
@@ -49,8 +49,8 @@ class Stretch:
 class Stretches:
     """The run cut where the label changes.
 
-    The label is `meta[key]` of each record. It is read here, for people, from the record's bytes, after the step: nothing
-    that learns ever sees it. Without a key the run is one stretch.
+    The label is `meta[key]` of each record. It is read here, for people, from the record's bytes, after the step:
+    nothing that learns ever sees it. Without a key the run is one stretch.
     """
 
     def __init__(self, key: str | None) -> None:
@@ -83,7 +83,9 @@ class Watch:
         self._endpoint = endpoint
         self._started = time.monotonic()
         self._first_records = 0
-        self._live = Live(console=self.console, refresh_per_second=4, transient=True) if self.console.is_terminal else None
+        self._live = (
+            Live(console=self.console, refresh_per_second=4, transient=True) if self.console.is_terminal else None
+        )
 
     def on_start(self, status: Status) -> None:
         """Begin the live line."""
@@ -147,8 +149,8 @@ class Watch:
         if self._endpoint:
             self.console.print(f"endpoint was {self._endpoint}", soft_wrap=True)
         self.console.print(
-            f"Losses are prequential (each batch is measured before it is learned), nats per token, means over the first "
-            f"and last {EDGE} records of a stretch.",
+            f"Losses are prequential (each batch is measured before it is learned), nats per token, means over "
+            f"the first and last {EDGE} records of a stretch.",
             style="dim",
         )
 

@@ -1,6 +1,5 @@
 """The eval command: the same figures from the running daemon or from a snapshot on disk."""
 
-import gzip
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import Any
 import orjson
 from rich.table import Table
 
+from connectors.lines import read_lines
 from streamlearn.adapters.check import check
 from streamlearn.adapters.presets import resolve
 from streamlearn.assembly import Model, adapter_shape
@@ -20,7 +20,8 @@ from streamlearn.serve.jobs import EvalJob
 from streamlearn.serve.schemas import EvalResult
 from streamlearn.settings import Settings, fingerprint
 from streamlearn.snapshot import compatibility
-from streamlearn.snapshot.store import Snapshot, SnapshotStore
+from streamlearn.snapshot.snapshot import Snapshot
+from streamlearn.snapshot.store import SnapshotStore
 
 Examples = list[Mapping[str, Any]]
 
@@ -29,21 +30,17 @@ def read_examples(file: Path) -> Examples:
     """The records of a JSONL file, gzip when it ends in .gz.
 
     Raises:
-        UsageError: a line is not a JSON object; names the line.
+        UsageError: a line is not a JSON object; names which.
     """
-    opener: Any = gzip.open if file.suffix == ".gz" else open
     examples: Examples = []
-    with opener(file, "rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                value = orjson.loads(line)
-            except orjson.JSONDecodeError as error:
-                raise UsageError(f"{file}:{number}: not JSON: {error}") from error
-            if not isinstance(value, dict):
-                raise UsageError(f"{file}:{number}: a JSON object must stand here, found {type(value).__name__}")
-            examples.append(value)
+    for number, line in enumerate(read_lines(file), start=1):
+        try:
+            value = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise UsageError(f"{file}: record {number} is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise UsageError(f"{file}: record {number} must be a JSON object, found {type(value).__name__}")
+        examples.append(value)
     if not examples:
         raise UsageError(f"{file}: holds no record")
     return examples
@@ -58,14 +55,16 @@ def ask_daemon(settings: Settings, examples: Examples, *, generate: bool, max_ne
     """
     url = f"http://{settings.serve.host}:{settings.serve.port}/v1/eval"
     body = orjson.dumps({"examples": examples, "generate": generate, "max_new_tokens": max_new_tokens})
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310 - a loopback http URL
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=600) as answer:  # noqa: S310
             return EvalResult.model_validate_json(answer.read())
     except urllib.error.HTTPError as error:
         raise UsageError(f"{url} answered {error.code}: {error.read().decode(errors='replace')}") from error
     except OSError as error:
-        raise SourceError(f"{url}: no daemon answers ({error}): start it, or evaluate a snapshot with --snapshot") from error
+        raise SourceError(
+            f"{url}: no daemon answers ({error}): start it, or evaluate a snapshot with --snapshot"
+        ) from error
 
 
 def from_snapshot(

@@ -37,6 +37,7 @@ class Event(StrEnum):
     SNAPSHOT_FAILED = "snapshot_failed"
     SNAPSHOT_RESTORED = "snapshot_restored"
     SNAPSHOT_DAMAGED = "snapshot_damaged"
+    JOURNAL_CUT = "journal_cut"
     SNAPSHOT_PRUNED = "snapshot_pruned"
     SNAPSHOT_PRUNE_FAILED = "snapshot_prune_failed"
     HTTP_STARTED = "http_started"

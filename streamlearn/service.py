@@ -76,7 +76,7 @@ def serve_and_learn(
             jobs.close()
 
 
-def _learn(  # noqa: PLR0917 - one call from above, each argument once
+def _learn(
     settings: Settings,
     board: Board,
     jobs: JobQueue,

@@ -218,7 +218,7 @@ class BackboneSettings(Section):
     """The frozen model."""
 
     model: str = "builtin:nano"
-    """builtin:nano, a local folder, or a hub id."""
+    """builtin:nano, a local folder (./, ../, / or ~ in front; relative to the configuration file), or a hub id."""
     revision: str | None = None
     """Commit of a hub id, 40 hex digits; required for a hub id."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -354,7 +354,9 @@ class Settings(BaseSettings):
             if self.source.kafka is None:
                 raise ValueError("dead_letters.topic needs source.kafka: use dead_letters.file with a jsonl source")
             if self.dead_letters.topic in self.source.kafka.topics:
-                raise ValueError(f"dead_letters.topic {self.dead_letters.topic} is a source topic: it would feed itself")
+                raise ValueError(
+                    f"dead_letters.topic {self.dead_letters.topic} is a source topic: it would feed itself"
+                )
         return self
 
     @classmethod
@@ -382,7 +384,7 @@ def load(path: Path) -> Settings:
         ConfigError: names every wrong key, what was found and the nearest known key.
     """
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -391,17 +393,22 @@ def load(path: Path) -> Settings:
         raise ConfigError(f"{path}: a mapping of sections must stand here, found {type(raw).__name__}")
     unknown = [name for name in os.environ if name.upper().startswith(ENV_PREFIX) and not _env_name_is_known(name)]
     if unknown:
-        raise ConfigError("\n".join(f"{name}: unknown setting in the environment, {_nearest_env(name)}" for name in unknown))
+        raise ConfigError(
+            "\n".join(f"{name}: unknown setting in the environment, {_nearest_env(name)}" for name in unknown)
+        )
     try:
-        settings = Settings(**_undotted(raw))
+        settings = Settings(**raw)
     except ValidationError as error:
         raise ConfigError("\n".join(f"{path}: {line}" for line in explain(error))) from error
     return _resolved(settings, path.resolve().parent)
 
 
 def fingerprint(settings: Settings) -> dict[str, Any]:
-    """The values of the fingerprinted sections, JSON-ready: what a snapshot's manifest keeps."""
-    return settings.model_dump(mode="json", include=set(FINGERPRINTED))
+    """The values of the fingerprinted sections, JSON-ready: what a snapshot's manifest keeps.
+
+    The device is left out: a run may move to another machine, only not bit for bit.
+    """
+    return settings.model_dump(mode="json", include=set(FINGERPRINTED), exclude={"backbone": {"device"}})
 
 
 def digest(values: Mapping[str, Any]) -> str:
@@ -468,10 +475,21 @@ def _nearest_env(name: str) -> str:
     return "it names a section, not a value"
 
 
-def _undotted(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {str(key).replace(".", "_"): _undotted(value) for key, value in values.items()}
-    return values
+class _StrictLoader(yaml.SafeLoader):
+    """Plain YAML; dots in keys are underscores, and a key that stands twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping with unique keys."""
+        seen: dict[str, yaml.Mark] = {}
+        for key_node, _ in node.value:
+            key = str(self.construct_object(key_node, deep=True)).replace(".", "_")
+            if key in seen:
+                raise yaml.MarkedYAMLError(
+                    f"the first {key}", seen[key], f"{key} stands a second time; keep one", key_node.start_mark
+                )
+            seen[key] = key_node.start_mark
+        values: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return {str(key).replace(".", "_"): value for key, value in values.items()}
 
 
 def _resolved(settings: Settings, folder: Path) -> Settings:
@@ -482,12 +500,18 @@ def _resolved(settings: Settings, folder: Path) -> Settings:
         for name in type(section).model_fields:
             value = getattr(section, name)
             if isinstance(value, Path):
-                changed[name] = folder / value.expanduser()
+                changed[name] = (folder / value.expanduser()).resolve()
             elif isinstance(value, Section):
                 changed[name] = value.model_copy(update=visit(value))
         return changed
 
-    return settings.model_copy(update=visit(settings))
+    changed = visit(settings)
+    model = settings.backbone.model
+    if model.startswith(("./", "../", "/", "~")):
+        changed["backbone"] = settings.backbone.model_copy(
+            update={"model": str((folder / Path(model).expanduser()).resolve())}
+        )
+    return settings.model_copy(update=changed)
 
 
 def _is_loopback(host: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Self
 from streamlearn.learner.learner import Step
 from streamlearn.serve.status import SnapshotStatus, Timing
 from streamlearn.snapshot.manifest import Manifest
-from streamlearn.snapshot.store import snapshot_name
+from streamlearn.snapshot.snapshot import snapshot_name
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.ledger import Ledger
 from streamlearn.stream.record import RecordId
@@ -38,9 +38,9 @@ class RunState:
     refused_since_save: set[RecordId] = field(default_factory=set)
     rolled_back_to: str | None = None
     """The snapshot of the last rollback, until a later one is written."""
-    step_seconds: Timing = Timing()
-    snapshot_seconds: Timing = Timing()
-    job_seconds: Timing = Timing()
+    step_seconds: Timing = field(default_factory=Timing)
+    snapshot_seconds: Timing = field(default_factory=Timing)
+    job_seconds: Timing = field(default_factory=Timing)
 
     def account(self, batch: Batch, step: Step | None) -> None:
         """Enter a batch and its step; None when it had no example."""

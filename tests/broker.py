@@ -36,6 +36,7 @@ class Broker:
         self._home = home
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
+        self._topics = 0
         self._log = folder / "server.log"
         self._port, self._controller_port, self._sasl_port = _free_ports(3)
         self.servers = f"127.0.0.1:{self._port}"
@@ -70,14 +71,28 @@ class Broker:
         """End it as a crash would, in the middle of anything."""
         self._end(signal.SIGKILL)
 
+    def flip_byte(self, topic: str, marker: bytes, partition: int = 0) -> None:
+        """Damage the log on disk where `marker` stands; the broker sends what the disk holds and does not look."""
+        for segment in (self._folder / "logs" / f"{topic}-{partition}").glob("*.log"):
+            with segment.open("r+b") as log:
+                place = log.read().index(marker)
+                log.seek(place)
+                log.write(bytes([marker[0] ^ 0x01]))
+
     # --- topics and records -------------------------------------------------------------------------------------------
 
-    def create_topic(self, name: str, partitions: int = 1, **configs: str) -> str:
-        """Make a topic and wait until it has leaders; a configuration's underscores stand for dots."""
+    def new_topic(self, *, partitions: int = 1, **configs: str) -> str:
+        """Make a topic under a name of its own; a configuration's underscores stand for dots."""
+        self._topics += 1
+        name = f"topic{self._topics}"
+        self.create_topic(name, partitions=partitions, **configs)
+        return name
+
+    def create_topic(self, name: str, *, partitions: int = 1, **configs: str) -> None:
+        """Make a topic and wait until it has leaders."""
         options = {"num_partitions": partitions, "replication_factor": 1, "configs": _dotted(configs)}
         with self._admin() as admin:
             admin.create_topics({name: options}, wait_for_metadata=True)
-        return name
 
     def add_partitions(self, topic: str, total: int) -> None:
         """Grow a topic to `total` partitions and wait for their leaders."""

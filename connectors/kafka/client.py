@@ -7,7 +7,6 @@ bootstrap leaves a thread behind. So a broker must accept a plain TCP connection
 import contextlib
 import logging
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,14 +22,14 @@ CLIENT_ERRORS = (KafkaError, OSError)
 """What any call on a client may raise when the cluster is away."""
 
 _TCP_TIMEOUT_S = 1.0
+_BACKOFF_MIN_S = 0.1
 _BACKOFF_MAX_S = 2.0
 _CLOSE_TIMEOUT_MS = 5_000
+_ADMIN_TIMEOUT_MS = 10_000  # training stands still while an offset commit waits
 _HEADROOM_BYTES = 8 << 20  # one message may exceed fetch.max.bytes; it is delivered all the same, up to this much
 
 _CLIENT_LOG = logging.getLogger("kafka")
 _CLIENT_LOG.addHandler(logging.NullHandler())  # else each failed attempt prints four lines; our events say it once
-
-Sleep = Callable[[float], None]
 
 
 def new_consumer(settings: KafkaSettings, bootstrap_s: float, **options: Any) -> Any:
@@ -84,7 +83,8 @@ def new_admin(settings: KafkaSettings, bootstrap_s: float) -> Any:
     Raises:
         SourceError: no broker answered within `bootstrap_s`.
     """
-    return _new(KafkaAdminClient, settings, bootstrap_s)
+    timeout_ms = min(settings.request_timeout_ms, _ADMIN_TIMEOUT_MS)
+    return _new(KafkaAdminClient, settings, bootstrap_s, request_timeout_ms=timeout_ms)
 
 
 def close_quietly(client: Any) -> None:
@@ -107,19 +107,24 @@ def is_reachable(settings: KafkaSettings) -> bool:
 
 
 def wait_until_reachable(
-    settings: KafkaSettings, timeout_s: float, *, on_wait: Callable[[], None], sleep: Sleep
+    settings: KafkaSettings,
+    timeout_s: float,
+    *,
+    on_wait: Callable[[], None],
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
 ) -> None:
     """Return once a bootstrap server accepts connections, trying with growing pauses; `on_wait` runs before the first.
 
     Raises:
         SourceError: none did within `timeout_s`.
     """
-    deadline = time.monotonic() + timeout_s
-    pause_s = 0.1
+    deadline = clock() + timeout_s
+    pause_s = _BACKOFF_MIN_S
     while not is_reachable(settings):
-        if pause_s == 0.1:
+        if pause_s == _BACKOFF_MIN_S:
             on_wait()
-        if time.monotonic() + pause_s > deadline:
+        if clock() + pause_s > deadline:
             raise SourceError(
                 f"a Kafka broker must answer at {settings.bootstrap_servers}; none accepted a connection for "
                 f"{timeout_s:.0f} s. Start the broker, or correct bootstrap.servers"
@@ -151,7 +156,7 @@ def create_topic_command(settings: KafkaSettings, topic: str) -> str:
 def _new(client: Any, settings: KafkaSettings, bootstrap_s: float, **options: Any) -> Any:
     with _overheard() as failures:
         try:
-            return client(bootstrap_timeout_ms=int(bootstrap_s * 1000), **_connection(settings), **options)
+            return client(bootstrap_timeout_ms=int(bootstrap_s * 1000), **{**_connection(settings), **options})
         except KafkaError as error:
             cause = failures[0] if failures else describe(error)
             raise SourceError(

@@ -13,7 +13,6 @@ from streamlearn.errors import SourceError
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import Position, TopicPartition
 
-_BOOTSTRAP_S = 10.0
 _COORDINATOR_PATIENCE_S = 2.0  # a cluster's first commit creates the offsets topic, which takes a second
 _COORDINATOR_PAUSE_S = 0.2
 
@@ -39,10 +38,12 @@ class Cluster:
         self,
         settings: KafkaSettings,
         *,
+        bootstrap_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._settings = settings
+        self._bootstrap_s = bootstrap_s
         self._clock = clock
         self._sleep = sleep
         self._admin: Any = None
@@ -93,8 +94,11 @@ class Cluster:
     def _client(self) -> Any:
         if self._admin is None:
             if not is_reachable(self._settings):
-                raise SourceError(f"no broker accepts a connection at {self._settings.bootstrap_servers}")
-            self._admin = new_admin(self._settings, _BOOTSTRAP_S)
+                raise SourceError(
+                    f"a Kafka broker must answer at {self._settings.bootstrap_servers}; none accepts a connection. "
+                    "Start the broker, or correct bootstrap.servers"
+                )
+            self._admin = new_admin(self._settings, self._bootstrap_s)
         return self._admin
 
     def _topic(self, name: str, entry: dict[str, Any]) -> Topic:

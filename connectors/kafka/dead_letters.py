@@ -9,12 +9,11 @@ from connectors.kafka.client import (
     CLIENT_ERRORS,
     close_quietly,
     describe,
-    is_reachable,
     new_consumer,
     new_producer,
     to_kafka,
 )
-from connectors.kafka.cluster import Cluster, Topic
+from connectors.kafka.cluster import Cluster
 from connectors.letters import PREFIX, Origin, headers_of, origin_of, own_headers
 from streamlearn.errors import DeadLetterError, SourceError
 from streamlearn.settings import KafkaSettings
@@ -45,7 +44,7 @@ class KafkaDeadLetters:
         self._reader: Any = None
         self._producer: Any = None
         try:
-            self._partitions = self._describe().origins
+            self._partitions = self._cluster.topics([topic])[topic].origins
             self._reader = new_consumer(settings, _BOOTSTRAP_S, isolation_level="read_uncommitted")
             self._producer = new_producer(settings, _BOOTSTRAP_S, max_request_size=_MAX_REQUEST_BYTES)
             self._ends = self._end_offsets()
@@ -118,11 +117,6 @@ class KafkaDeadLetters:
         if self._producer is not None:
             producer, self._producer = self._producer, None
             close_quietly(producer)
-
-    def _describe(self) -> Topic:
-        if not is_reachable(self._settings):
-            raise SourceError(f"no broker accepts a connection at {self._settings.bootstrap_servers}")
-        return self._cluster.topics([self._topic])[self._topic]
 
     def _end_offsets(self) -> dict[TopicPartition, int]:
         ends = self._reader.end_offsets([to_kafka(origin) for origin in self._partitions])

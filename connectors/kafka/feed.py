@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from connectors.kafka.client import CLIENT_ERRORS, close_quietly, describe, new_producer, wait_until_reachable
+from connectors.kafka.client import CLIENT_ERRORS, close_quietly, describe, new_producer
 from connectors.kafka.cluster import Cluster
 from streamlearn.errors import SourceError
 from streamlearn.settings import KafkaSettings
@@ -29,7 +29,6 @@ def feed(
     Raises:
         SourceError: no broker, no such topic, or a line that the brokers refuse; the message names it, from 0.
     """
-    wait_until_reachable(settings, 0.0, on_wait=lambda: None, sleep=lambda _: None)
     cluster = Cluster(settings)
     try:
         cluster.topics([topic])

@@ -30,7 +30,7 @@ from streamlearn.stream.record import Position, Record, TopicPartition
 _MAX_TRIES = 3
 """So many rebuilds at one offset, then it is given up."""
 
-_REBUILD_BOOTSTRAP_S = 10.0
+_BOOTSTRAP_S = 10.0
 _OFFSETS_TIMEOUT_MS = 10_000
 _CHORE_TIMEOUT_MS = 1_000
 """How long a question beside reading (end offsets, a position) may hold up training."""
@@ -51,7 +51,7 @@ class KafkaSource:
         self._start_timeout_s = start_timeout_s
         self._clock = clock
         self._sleep = sleep
-        self._cluster = Cluster(settings)
+        self._cluster = Cluster(settings, bootstrap_s=min(start_timeout_s, _BOOTSTRAP_S))
         self._consumer: Any = None
         self._topics: dict[str, Topic] = {}
         self._next: dict[TopicPartition, int] = {}
@@ -77,10 +77,11 @@ class KafkaSource:
             self._settings,
             self._start_timeout_s,
             on_wait=lambda: self._lost("no broker accepts a connection"),
+            clock=self._clock,
             sleep=self._sleep,
         )
         self._topics = self._cluster.topics(self._settings.topics)
-        self._consumer = new_consumer(self._settings, self._start_timeout_s)
+        self._consumer = new_consumer(self._settings, _BOOTSTRAP_S)
         begins, ends = self._bounds([origin for topic in self._topics.values() for origin in topic.origins])
         self._next = starting_offsets(position, begins, ends, self._settings.offset_start)
         self._assign()
@@ -109,8 +110,6 @@ class KafkaSource:
         self._watch.polled(self._clock() - started, records)
         for record in records:
             self._next[record.origin] = record.offset + 1
-        if records:
-            self._reachable = True
         return records
 
     def commit(self, position: Position, note: str) -> None:
@@ -187,7 +186,7 @@ class KafkaSource:
             self._lost("no broker accepts a connection")
             return False
         try:
-            self._consumer = new_consumer(self._settings, _REBUILD_BOOTSTRAP_S)
+            self._consumer = new_consumer(self._settings, _BOOTSTRAP_S)
         except SourceError as error:
             self._lost(str(error))
             return False
@@ -217,7 +216,7 @@ class KafkaSource:
         stalled = self._watch.stalled()
         if stalled:
             error = SourceError(
-                f"no record for {self._settings.stall_timeout_s:.0f} s although the log goes on: {stalled}"
+                f"no record of {stalled} for {self._settings.stall_timeout_s:g} s although its log goes on"
             )
             self._check_bounds()
             self._count_try(error)

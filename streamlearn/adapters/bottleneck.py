@@ -11,7 +11,7 @@ With dy the gradient of y and u_m = scaling * B_m^T dy:
 Between A and B tokens lie in the last dimension: gates then scale long contiguous rows, which on a CPU is many times
 faster than rows of R numbers, and the products take either order.
 """
-# Shape suffixes: T tokens, D in features, O out features, H heads, S = D / H slice, K experts a head, R rank.
+# Shape suffixes: T tokens, D in features, O out features, H heads, S = D / H slice, K experts a head, R rank, N any.
 
 from typing import Any
 
@@ -21,66 +21,72 @@ from torch.autograd.function import once_differentiable
 
 
 def add_experts(
-    y_TO: Tensor, x_TD: Tensor, A_HKRS: Tensor, B_HKRO: Tensor, gate_HKT: Tensor | None, scaling: float
+    y: Tensor, x: Tensor, A_HKRS: Tensor, B_HKRO: Tensor, gate_HKT: Tensor | None, *, scaling: float
 ) -> Tensor:
-    """Eq. (2), in the precision of `y_TO`; without a gate every expert counts fully."""
-    y: Tensor = _Experts.apply(y_TO, x_TD, A_HKRS, B_HKRO, gate_HKT, scaling)  # type: ignore[no-untyped-call]
-    return y
+    """Eq. (2) for x (..., D), added to y (..., O) in place and in its precision; without a gate experts count fully."""
+    added: Tensor = _Experts.apply(y, x, A_HKRS, B_HKRO, gate_HKT, scaling)  # type: ignore[no-untyped-call]
+    return added
 
 
 class _Experts(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, y_TO: Tensor, x_TD: Tensor, A_HKRS: Tensor, B_HKRO: Tensor, gate_HKT: Tensor | None, scaling: float
+    def forward(  # autograd passes by position
+        ctx: Any, y: Tensor, x: Tensor, A_HKRS: Tensor, B_HKRO: Tensor, gate_HKT: Tensor | None, scaling: float
     ) -> Tensor:
-        A_HKRS, B_HKRO = A_HKRS.to(y_TO.dtype), B_HKRO.to(y_TO.dtype)  # float32 is for the optimizer's small steps
+        x_TD, y_TO = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+        A_HKRS, B_HKRO = A_HKRS.to(y.dtype), B_HKRO.to(y.dtype)  # float32 is for the optimizer's small steps
         down_HKRT = _down(x_TD, A_HKRS)
         z_HKRT = _gated(down_HKRT, gate_HKT)
         ctx.save_for_backward(x_TD, A_HKRS, B_HKRO, down_HKRT, gate_HKT)
-        ctx.scaling = scaling
-        return torch.addmm(y_TO, z_HKRT.flatten(0, 2).T, B_HKRO.flatten(0, 2), alpha=scaling)
+        ctx.scaling, ctx.x_shape = scaling, x.shape
+        y_TO.addmm_(z_HKRT.flatten(0, 2).T, B_HKRO.flatten(0, 2), alpha=scaling)  # in place: fresh memory costs more
+        ctx.mark_dirty(y)
+        return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, dy_TO: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x_TD, A_HKRS, B_HKRO, down_HKRT, gate_HKT = ctx.saved_tensors
         _, needs_x, needs_A, needs_B, needs_gate, _ = ctx.needs_input_grad
+        dy_TO = dy.reshape(-1, dy.shape[-1])
         u_HKRT = torch.mm(B_HKRO.flatten(0, 2), dy_TO.T).mul_(ctx.scaling).view_as(down_HKRT)
         v_HKRT = _gated(u_HKRT, gate_HKT)
         return (
-            dy_TO,
-            _dx(v_HKRT, A_HKRS) if needs_x else None,
-            _dA(v_HKRT, x_TD).view_as(A_HKRS) if needs_A else None,
+            dy,
+            back_to_tokens(v_HKRT.flatten(1, 2), A_HKRS.flatten(1, 2)).view(ctx.x_shape) if needs_x else None,
+            back_to_weights(v_HKRT.flatten(1, 2), x_TD).view_as(A_HKRS) if needs_A else None,
             _dB(_gated(down_HKRT, gate_HKT), dy_TO, ctx.scaling).view_as(B_HKRO) if needs_B else None,
             (u_HKRT * down_HKRT).sum(2, dtype=gate_HKT.dtype) if needs_gate else None,
             None,
         )
 
 
+def split_heads(x_TD: Tensor, num_heads: int) -> Tensor:
+    """The slices h_m as (H, T, S), a view."""
+    return x_TD.view(len(x_TD), num_heads, -1).transpose(0, 1)
+
+
+def back_to_tokens(v_HNT: Tensor, W_HNS: Tensor) -> Tensor:
+    """Gradient (T, D) of the tokens, given that of N numbers that W_m made of each slice."""
+    return torch.bmm(v_HNT.mT, W_HNS).transpose(0, 1).reshape(v_HNT.shape[-1], -1)
+
+
+def back_to_weights(v_HNT: Tensor, x_TD: Tensor) -> Tensor:
+    """Gradient (H, N, S) of W, given that of N numbers that W_m made of each slice."""
+    return torch.bmm(v_HNT, split_heads(x_TD, len(v_HNT)))
+
+
 def _gated(a_HKRT: Tensor, gate_HKT: Tensor | None) -> Tensor:
     return a_HKRT if gate_HKT is None else a_HKRT * gate_HKT.to(a_HKRT.dtype).unsqueeze(2)
 
 
-def _heads(x_TD: Tensor, num_heads: int) -> Tensor:
-    return x_TD.view(len(x_TD), num_heads, -1).transpose(0, 1)  # (H, T, S)
-
-
 def _down(x_TD: Tensor, A_HKRS: Tensor) -> Tensor:
     H, K, R, S = A_HKRS.shape
-    down_HTB = torch.bmm(_heads(x_TD, H), A_HKRS.view(H, K * R, S).mT)  # tokens first: in bf16 twice as fast
+    down_HTB = torch.bmm(split_heads(x_TD, H), A_HKRS.view(H, K * R, S).mT)  # tokens first: in bf16 twice as fast
     return down_HTB.mT.contiguous().view(H, K, R, -1)
 
 
-def _dx(v_HKRT: Tensor, A_HKRS: Tensor) -> Tensor:
-    H, K, R, S = A_HKRS.shape
-    dh_HTS = torch.bmm(v_HKRT.view(H, K * R, -1).mT, A_HKRS.view(H, K * R, S))
-    return dh_HTS.transpose(0, 1).reshape(-1, H * S)
-
-
-def _dA(v_HKRT: Tensor, x_TD: Tensor) -> Tensor:
-    H = len(v_HKRT)
-    return torch.bmm(v_HKRT.view(H, -1, len(x_TD)), _heads(x_TD, H))
-
-
-def _dB(z_HKRT: Tensor, dy_TO: Tensor, scaling: float) -> Tensor:
+def _dB(  # noqa: N802
+    z_HKRT: Tensor, dy_TO: Tensor, scaling: float
+) -> Tensor:
     return torch.mm(z_HKRT.flatten(0, 2), dy_TO).mul_(scaling)

@@ -32,7 +32,9 @@ def check(config: HeadLoraConfig, shapes: LinearShapes) -> None:
     """
     for target in config.target_modules:
         if not any(_matches(name, target) for name in shapes):
-            raise ConfigError(f"adapter.target_modules: the backbone has no linear {target}; {_known(target, shapes)}")
+            raise ConfigError(
+                f"adapter.target_modules: the backbone has no linear named {target}; {_known(target, shapes)}"
+            )
     chosen = targets(config, shapes)
     for name, (in_features, _) in chosen.items():
         if in_features % config.num_heads:

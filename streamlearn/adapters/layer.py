@@ -71,22 +71,21 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         y: Tensor = self.base_layer(x, *args, **kwargs)
         if self.disable_adapters:
             return y
-        x_TD, y_TO = x.reshape(-1, self.in_features).to(y.dtype), y.view(-1, self.out_features)
         for name in self.active_adapters:
             if name in self.head_lora_A:
-                y_TO = self.experts(name, x_TD, y_TO)
-        return y_TO.view_as(y)
+                y = self.experts(name, x.to(y.dtype), y)
+        return y
 
-    def experts(self, name: str, x_TD: Tensor, y_TO: Tensor) -> Tensor:
-        """Eq. (2) with `y_TO` as W x, in its precision."""
-        config = self.head_lora_config[name]
-        gate_HKT = self.route(name, x_TD) if config.routed else None
-        return add_experts(y_TO, x_TD, self.head_lora_A[name], self.head_lora_B[name], gate_HKT, config.scaling)
+    def experts(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """Eq. (2) with `y` as W x, in its precision and its memory."""
+        config, A_HKRS, B_HKRO = self.head_lora_config[name], self.head_lora_A[name], self.head_lora_B[name]
+        gate_HKT = self.route(name, x) if config.routed else None
+        return add_experts(y, x, A_HKRS, B_HKRO, gate_HKT, scaling=config.scaling)
 
-    def route(self, name: str, x_TD: Tensor) -> Tensor:
-        """The gates, zero where not selected; training passes also record which experts got a token."""
+    def route(self, name: str, x: Tensor) -> Tensor:
+        """The gates (H, K, T), zero where not selected; training passes also record which experts got a token."""
         config = self.head_lora_config[name]
-        a_HKT = routing.logits(x_TD, self.head_lora_router[name])
+        a_HKT = routing.logits(x.reshape(-1, self.in_features), self.head_lora_router[name])
         selected_HKT = routing.select(a_HKT, config.selected)
         if torch.is_grad_enabled():
             self.head_lora_routed[name] |= selected_HKT.any(-1)

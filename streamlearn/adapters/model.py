@@ -32,7 +32,7 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
         del model
         self.generator = torch.Generator().manual_seed(peft_config.init_seed)
 
-    def _create_and_replace(  # noqa: PLR0917  # PEFT's signature
+    def _create_and_replace(  # PEFT's signature
         self,
         peft_config: HeadLoraConfig,
         adapter_name: str,

@@ -10,18 +10,42 @@ MH-MoE (arXiv 2602.12587) eq. 13; (4) without a selection is LoRAMoE's gate (arX
 """
 # Shape suffixes: T tokens, D in features, H heads, S = D / H slice, K experts a head.
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from streamlearn.adapters.bottleneck import back_to_tokens, back_to_weights, split_heads
 from streamlearn.adapters.config import HeadLoraConfig
 
 
 def logits(x_TD: Tensor, router_HKS: Tensor) -> Tensor:
     """Eq. (1), as (H, K, T)."""
-    wide = torch.promote_types(x_TD.dtype, router_HKS.dtype)  # float32: bf16 would tie logits that differ by 0.4 %
-    h_HST = x_TD.to(wide).view(len(x_TD), len(router_HKS), -1).permute(1, 2, 0)
-    with torch.autocast(x_TD.device.type, enabled=False):
-        return torch.bmm(router_HKS.to(wide), h_HST)
+    a_HKT: Tensor = _Logits.apply(x_TD, router_HKS)  # type: ignore[no-untyped-call]
+    return a_HKT
+
+
+class _Logits(torch.autograd.Function):
+    """Eq. (1) with a backward in the tokens' own precision and memory order; autograd's would copy all of x twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, router_HKS: Tensor) -> Tensor:
+        ctx.save_for_backward(x_TD, router_HKS)
+        wide = torch.promote_types(x_TD.dtype, router_HKS.dtype)  # float32: bf16 would tie logits that differ by 0.4 %
+        with torch.autocast(x_TD.device.type, enabled=False):
+            return torch.bmm(router_HKS.to(wide), split_heads(x_TD.to(wide), len(router_HKS)).mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, da_HKT: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x_TD, router_HKS = ctx.saved_tensors
+        needs_x, needs_router = ctx.needs_input_grad
+        da_HKT = da_HKT.to(x_TD.dtype)
+        return (
+            back_to_tokens(da_HKT, router_HKS.to(x_TD.dtype)) if needs_x else None,
+            back_to_weights(da_HKT, x_TD) if needs_router else None,
+        )
 
 
 def select(a_HKT: Tensor, k: int) -> Tensor:

@@ -31,13 +31,16 @@ def choose(wanted: Literal["auto", "bfloat16", "float32"], device: torch.device)
         return Arithmetic(getattr(torch, wanted), "configured")
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
-        return Arithmetic(torch.bfloat16 if native else torch.float32, "the GPU " + ("has" if native else "lacks") + " bf16")
+        return Arithmetic(
+            torch.bfloat16 if native else torch.float32, "the GPU " + ("has" if native else "lacks") + " bf16"
+        )
     if not cpu_multiplies_bf16():
         return Arithmetic(torch.float32, "the CPU has neither AMX nor AVX512-BF16")
     ratio = product_seconds(torch.float32) / product_seconds(torch.bfloat16)
     faster = ratio > 1
     return Arithmetic(
-        torch.bfloat16 if faster else torch.float32, f"a bf16 product runs at {ratio:.1f} times the speed of float32 here"
+        torch.bfloat16 if faster else torch.float32,
+        f"a bf16 product runs at {ratio:.1f} times the speed of float32 here",
     )
 
 
@@ -46,7 +49,10 @@ def cpu_multiplies_bf16() -> bool:
     capabilities = torch.backends.cpu.get_cpu_capability()
     if capabilities == "NO AVX":
         return False
-    checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # private in torch 2.9 to 2.13; absent means unknown
+    checks = (
+        "_is_amx_tile_supported",
+        "_is_avx512_bf16_supported",
+    )  # private in torch 2.9 to 2.13; absent means unknown
     return any(getattr(torch.cpu, name, lambda: False)() for name in checks)
 
 

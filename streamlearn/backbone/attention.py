@@ -1,12 +1,13 @@
 """Attention over a packed row: several records behind one another, none of which sees another.
 
-Registered with transformers under the name `packed`. When a forward pass carries `cu_seq_lens_q` (T0 = 0, end of record
-1, end of record 2, ...; the names are those of flash attention's variable-length kernels), each record is attended to on
-its own, causally: cost grows with the sum of squared lengths, not with the square of the sum, and no mask is built. Any
+Registered with transformers under the name `packed`. When a forward pass carries `cu_seq_lens_q` (0, end of record 1,
+end of record 2, ...; the name is that of flash attention's variable-length kernels), each record is attended to on its
+own, causally: cost grows with the sum of squared lengths, not with the square of the sum, and no mask is built. Any
 other pass (generation with a cache, padded batches) is transformers' own `sdpa`.
 """
 # Shape suffixes: B rows (1 when packed), H query heads, G key-value heads, T tokens, E head size.
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from transformers.masking_utils import sdpa_mask
 NAME = "packed"
 
 
-def packed_attention(  # noqa: PLR0913 - the signature is transformers' own
+def packed_attention(
     module: torch.nn.Module,
     query_BHTE: Tensor,
     key_BGTE: Tensor,
@@ -48,7 +49,7 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers' own
             scaling=scaling,
             sliding_window=sliding_window,
         )
-        for start, end in zip(bounds, bounds[1:], strict=False)
+        for start, end in pairwise(bounds)
     ]
     return torch.cat(pieces, dim=2).transpose(1, 2), None
 
@@ -74,9 +75,7 @@ def _mask(*, q_length: int, kv_length: int, attention_mask: Tensor | None = None
     """No mask where `packed_attention` needs none: a whole, unpadded, uncached row."""
     if q_length == kv_length and attention_mask is None:
         return None
-    mask: Tensor | None = sdpa_mask(
-        q_length=q_length, kv_length=kv_length, attention_mask=attention_mask, **kwargs
-    )
+    mask: Tensor | None = sdpa_mask(q_length=q_length, kv_length=kv_length, attention_mask=attention_mask, **kwargs)
     return mask
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
@@ -71,9 +72,9 @@ def outline(settings: BackboneSettings) -> Outline:
         raise ConfigError(
             f"backbone.model {settings.model}: not a causal language model that this transformers knows: {error}"
         ) from error
-    if getattr(config, "attn_logit_softcapping", None):
+    if obstacle := _obstacle(config, skeleton):
         raise ConfigError(
-            f"backbone.model {settings.model}: attention with logit soft-capping cannot be packed; "
+            f"backbone.model {settings.model}: {obstacle} cannot be packed; "
             "choose a model without it (Qwen3, Llama, Mistral, Gemma 1 and 3 have none)"
         )
     decoder = skeleton.get_decoder()
@@ -85,22 +86,50 @@ def outline(settings: BackboneSettings) -> Outline:
     return Outline(folder=folder, config=config, linears=linears)
 
 
+def _obstacle(config: Any, skeleton: Any) -> str | None:
+    """What of an architecture would be left out by `attention`, or carry one record's state into the next."""
+    others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if others:
+        return f"{', '.join(sorted(others))} in its layers"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "attention with logit soft-capping"
+    if not (skeleton._supports_attention_backend and skeleton._supports_sdpa):  # no public name in transformers 5
+        return "attention of its own kind (sinks, position biases, recurrent state)"
+    return None
+
+
 def load(settings: BackboneSettings, shape: Outline, *, dtype: str | None = None) -> Backbone:
-    """Load weights and tokenizer and freeze everything; `dtype` overrides `auto` on a resume, so that bits repeat."""
+    """Load weights and tokenizer and freeze everything; `dtype` overrides `auto` on a resume, so that bits repeat.
+
+    Raises:
+        ConfigError: weights or tokenizer are absent, damaged, or of another architecture.
+    """
     device = _device(settings.device)
     arithmetic = choose(settings.dtype if dtype is None or settings.dtype != "auto" else dtype, device)  # type: ignore[arg-type]
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             shape.folder,
             dtype=arithmetic.dtype,
             attn_implementation=attention.NAME,
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
+            output_loading_info=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(shape.folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ConfigError(f"backbone.model {settings.model}: cannot be loaded from {shape.folder}: {error}") from error
+    if missing := sorted(report["missing_keys"]):  # transformers would train on with random numbers in their place
+        raise ConfigError(
+            f"backbone.model {settings.model}: {shape.folder} holds no weights for {missing[0]}"
+            + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            + "; copy the whole model again"
+        )
+    if not tokenizer("a", add_special_tokens=False)["input_ids"]:  # transformers makes an empty one where files lack
+        raise ConfigError(
+            f"backbone.model {settings.model}: {shape.folder} holds no tokenizer that can encode text; "
+            "copy tokenizer.json beside the weights"
+        )
     model.requires_grad_(requires_grad=False)
     model.to(device).eval()
     return Backbone(model, tokenizer, arithmetic, device, identity(settings, shape))
@@ -129,7 +158,9 @@ def _folder(settings: BackboneSettings) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not list(folder.glob("*.safetensors")):
-            raise ConfigError(f"backbone.model {name}: holds no *.safetensors; convert the weights with save_pretrained")
+            raise ConfigError(
+                f"backbone.model {name}: holds no *.safetensors; convert the weights with save_pretrained"
+            )
         return folder
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith((".", "/")):
         raise ConfigError(f"backbone.model {name}: no such folder, and not a hub id of the form owner/name")

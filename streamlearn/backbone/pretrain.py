@@ -25,7 +25,16 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 END = "<|endoftext|>"
-SPECIAL_TOKENS = [END, "<|pad|>", "<|im_start|>", "<|im_end|>", "<|image|>", "<|extra_0|>", "<|extra_1|>", "<|extra_2|>"]
+SPECIAL_TOKENS = [
+    END,
+    "<|pad|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|image|>",
+    "<|extra_0|>",
+    "<|extra_1|>",
+    "<|extra_2|>",
+]
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -72,7 +81,9 @@ def read_texts(folder: Path) -> list[str]:
     """Every `text` of the gzipped JSONL files in `folder`, in file and line order."""
     files = sorted(folder.glob("*.jsonl.gz"))
     if not files:
-        raise SystemExit(f"no *.jsonl.gz in {folder}: --data must name a folder of gzipped JSONL files with a `text` field")
+        raise SystemExit(
+            f"no *.jsonl.gz in {folder}: --data must name a folder of gzipped JSONL files with a `text` field"
+        )
     texts: list[str] = []
     for file in files:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
@@ -94,7 +105,11 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
     )
     bpe.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token=END, pad_token="<|pad|>", model_max_length=2048, chat_template=CHAT_TEMPLATE
+        tokenizer_object=bpe,
+        eos_token=END,
+        pad_token=SPECIAL_TOKENS[1],
+        model_max_length=2048,
+        chat_template=CHAT_TEMPLATE,
     )
 
 
@@ -224,7 +239,7 @@ def pretrain(data: Path, out: Path, recipe: Recipe, *, bf16: bool) -> None:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, recipe)
         loss = language_loss(model, rows, bf16=bf16)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

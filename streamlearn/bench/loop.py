@@ -2,8 +2,8 @@
 
     for m in heads, j in experts:  y[t] += (alpha / r) g_tmj B_mj A_mj h_tm   for the tokens t that chose j      (1)
 
-This is how the public MixLoRA and LoRAMoE code runs its experts. It is the arm `mh_moe_loop` of the speed benchmark, and
-equal to `HeadLoraLinear` up to rounding.
+This is how the public MixLoRA and LoRAMoE code runs its experts. It is the arm `mh_moe_loop` of the speed benchmark,
+and equal to `HeadLoraLinear` up to rounding.
 """
 # Shape suffixes: T tokens, N tokens of one expert, D in features, H heads, S = D / H slice, K experts a head, R rank.
 
@@ -15,8 +15,9 @@ from streamlearn.adapters import HeadLoraLinear
 class LoopedHeadLoraLinear(HeadLoraLinear):
     """`HeadLoraLinear` with a loop over heads and experts in place of stacked products."""
 
-    def experts(self, name: str, x_TD: Tensor, y_TO: Tensor) -> Tensor:
+    def experts(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """Eq. (1)."""
+        x_TD, y_TO = x.reshape(-1, self.in_features), y.view(-1, self.out_features)
         A_HKRS, B_HKRO = self.head_lora_A[name].to(y_TO.dtype), self.head_lora_B[name].to(y_TO.dtype)
         H, K, _, S = A_HKRS.shape
         gate_HKT = self.route(name, x_TD).to(y_TO.dtype)
@@ -26,7 +27,7 @@ class LoopedHeadLoraLinear(HeadLoraLinear):
                 t_N = gate_HKT[m, j].nonzero().squeeze(-1)
                 z_NR = gate_HKT[m, j, t_N, None] * (h_TS[t_N] @ A_HKRS[m, j].T)
                 y_TO = y_TO.index_add(0, t_N, z_NR @ B_HKRO[m, j], alpha=self.head_lora_config[name].scaling)
-        return y_TO
+        return y_TO.view_as(y)
 
 
 def loop_over_experts(model: nn.Module) -> None:

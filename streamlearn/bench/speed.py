@@ -3,10 +3,10 @@
     streamlearn bench speed --json
 
 `frozen_floor` is the backbone's own forward and backward pass (gradients reach its input, no weight has one): what no
-adapter can beat. `lora` has the rank with which it activates as many parameters as `mh_moe`; `mh_moe_loop` computes the
-same experts one by one. Arms take turns, one step each, and the median of each arm's steps is reported, so that what the
-machine does meanwhile hits all alike. `daemon_over_loop` is the daemon's speed, from the file through decoding, batching,
-journal, snapshots and HTTP, over the bare steps on the same batches in memory.
+adapter can beat. `lora` has the rank with which it activates as many parameters as `mh_moe`; `mh_moe_loop` computes
+the same experts one by one. Arms take turns, one step each, and the median of each arm's steps is reported, so that what
+the machine does meanwhile hits all alike. `daemon_over_loop` is the daemon's speed, from the file through decoding,
+batching, journal and snapshots, over the bare steps on the same batches in memory.
 """
 
 import tempfile
@@ -32,7 +32,7 @@ from streamlearn.assembly import Rooms
 from streamlearn.backbone import attention
 from streamlearn.backbone.arithmetic import choose
 from streamlearn.backbone.load import load, outline
-from streamlearn.bench.loop import expert_loop
+from streamlearn.bench.loop import loop_over_experts
 from streamlearn.daemon import Daemon
 from streamlearn.errors import UsageError
 from streamlearn.events import configure_logging
@@ -165,7 +165,7 @@ def arm(name: str, make: Callable[[], Any]) -> Arm:
         config = resolve(AdapterSettings(preset="loramoe"))
     peft = attach(model, config, seed=0)
     if name == "mh_moe_loop":
-        expert_loop(peft)
+        loop_over_experts(peft)
     learner = Learner(peft, LearnerSettings(), torch.device("cpu"))
     return Arm(name, learner.step, activated_parameters(config, shapes), [])
 
@@ -183,7 +183,7 @@ def floor_step(model: Any) -> Callable[[Batch], None]:
     embeddings.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
 
     def step(batch: Batch) -> None:
-        row_loss(model, pack(batch.examples, torch.device("cpu"))).mean.backward()
+        torch.autograd.backward(row_loss(model, pack(batch.examples, torch.device("cpu"))).mean)
 
     return step
 

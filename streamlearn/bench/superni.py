@@ -20,7 +20,7 @@ Split = Literal["train", "dev", "test"]
 
 
 def to_record(row: Mapping[str, Any]) -> dict[str, Any]:
-    """One instance as prompt and completion, in the form that the nano backbone was trained on; `meta` names its task."""
+    """One instance as prompt and completion, in the form that the nano backbone knows; `meta` names its task."""
     return {
         "prompt": f"Definition: {row['definition']}\n\nInput: {row['input']}\n\nOutput:",
         "completion": f" {row['output']}",

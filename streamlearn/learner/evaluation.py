@@ -87,12 +87,14 @@ def _rows(examples: Sequence[Example], row_tokens: int) -> Iterator[list[Example
 
 def prompt_of(example: Example) -> list[int]:
     """The ids before the first learned token."""
-    return example.input_ids[: example.prompt_length].tolist()
+    ids: list[int] = example.input_ids[: example.prompt_length].tolist()
+    return ids
 
 
 def reference_of(example: Example) -> list[int]:
     """The learned ids."""
-    return example.labels[example.labels != IGNORED].tolist()
+    ids: list[int] = example.labels[example.labels != IGNORED].tolist()
+    return ids
 
 
 def decode_greedily(

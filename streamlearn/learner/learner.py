@@ -78,7 +78,7 @@ class Learner:
         refusal, norm = (None, math.nan) if math.isfinite(mean) else (f"loss is {mean}", math.nan)
         # 2.
         if refusal is None:
-            loss.mean.backward()
+            torch.autograd.backward(loss.mean)
             norm = float(torch.nn.utils.clip_grad_norm_(self.optimizer.parameters(), self._settings.max_grad_norm))
             refusal = None if math.isfinite(norm) else f"gradient norm is {norm}"
         # 3.

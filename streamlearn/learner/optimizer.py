@@ -4,9 +4,9 @@
     theta <- theta (1 - lr w) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)           (1)
 
 Loshchilov and Hutter 2019, algorithm 2. Plain AdamW moves an expert that got no token all the same, through momentum
-and weight decay, and so forgets what it knew. Here (1) is applied to an expert only in steps in which at least one token
-was routed to it, and t counts those steps; otherwise its weights, its moments and its t stay bit-equal. Routers and
-anything else that is not an expert see every step.
+and weight decay, and so forgets what it knew. Here (1) is applied to an expert only in steps in which at least one
+token was routed to it, and t counts those steps; otherwise its weights, its moments and its t stay bit-equal. Routers
+and anything else that is not an expert see every step.
 """
 # Shape suffixes: H heads, K experts a head.
 
@@ -86,7 +86,7 @@ class MaskedAdamW:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Moments and step counts by name, for a snapshot."""
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for group in self.groups:
             tensors |= {f"{group.name}.{name}": moment for name, moment in group.moments.items()}
             tensors[f"{group.name}.steps"] = group.steps_HK

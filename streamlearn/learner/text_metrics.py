@@ -1,17 +1,19 @@
 """How close a generated answer is to its reference."""
 
+from unicodedata import east_asian_width
+
+_PUNCTUATION = ".,;:!?\"'()[]。，、；：！？「」（）"
+
 
 def normalise(text: str) -> list[str]:
-    """Lower-cased words without surrounding punctuation; a text without spaces counts characters.
+    """Lower-cased words without surrounding punctuation; Chinese, Japanese and Korean characters count one by one.
 
     >>> normalise("The  Answer: 42.")
     ['the', 'answer', '42']
     """
-    words = (word.strip(".,;:!?\"'()[]") for word in text.lower().split())
-    tokens = [word for word in words if word]
-    if len(tokens) == 1 and not tokens[0].isascii():
-        return list(tokens[0])
-    return tokens
+    spaced = "".join(f" {letter} " if east_asian_width(letter) in "WF" else letter for letter in text.lower())
+    words = (word.strip(_PUNCTUATION) for word in spaced.split())
+    return [word for word in words if word]
 
 
 def exact_match(output: str, reference: str) -> float:

@@ -27,7 +27,7 @@ def generate(
         RecordError: the prompt cannot be encoded.
     """
     started, step = clock(), learner.number
-    prompt = decoder.prompt(job.prompt if job.prompt is not None else job.messages)
+    prompt = decoder.prompt(job.prompt if job.prompt is not None else job.messages or ())
     outputs = yield from decode_greedily(learner.forward, [prompt], [job.max_new_tokens], decoder.stop, learner.device)
     text = decoder.text(outputs[0])
     return GenerateResult(step=step, text=text, tokens=len(outputs[0]), seconds=clock() - started)

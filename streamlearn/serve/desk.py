@@ -27,6 +27,8 @@ class _Open:
     ticket: Ticket
     work: Generator[None, None, EvalResult | GenerateResult]
     weights: PinnedWeights
+    seconds: float = 0.0
+    """Worked on it so far; training steps in between do not count."""
 
 
 class Desk:
@@ -62,16 +64,17 @@ class Desk:
             if self._open is not None:
                 self._work_on(self._open, started + budget_s)
             elif (ticket := self._jobs.take()) is not None:
-                self._pick_up(ticket)
+                self._pick_up(ticket, started + budget_s)
         return self._clock() - started
 
-    def _pick_up(self, ticket: Ticket) -> None:
+    def _pick_up(self, ticket: Ticket, deadline: float) -> None:
         if isinstance(ticket.job, SnapshotJob):  # at once and with the live weights: it is no piecewise work
             with self._answering(ticket):
                 ticket.finish(self._save())
             return
         work = self._run(ticket.job)
-        self._open = _Open(ticket, work, PinnedWeights(self._learner.optimizer.parameters()))
+        # The first piece follows at once: it takes down the step that the copied weights belong to.
+        self._work_on(_Open(ticket, work, PinnedWeights(self._learner.optimizer.parameters())), deadline)
 
     def _run(self, job: EvalJob | GenerateJob) -> Generator[None, None, EvalResult | GenerateResult]:
         if isinstance(job, EvalJob):
@@ -80,14 +83,17 @@ class Desk:
 
     def _work_on(self, job: _Open, deadline: float) -> None:
         self._open = None
+        began = self._clock()
         with self._answering(job.ticket), job.weights.swapped_in():
             while not job.ticket.cancelled:
                 try:
                     next(job.work)
                 except StopIteration as finished:
-                    job.ticket.finish(finished.value)
+                    seconds = job.seconds + self._clock() - began
+                    job.ticket.finish(finished.value.model_copy(update={"seconds": seconds}))
                     return
                 if self._clock() >= deadline:
+                    job.seconds += self._clock() - began
                     self._open = job
                     return
 
@@ -97,7 +103,7 @@ class Desk:
         name = type(ticket.job).__name__
         try:
             yield
-            if ticket.future.done():
+            if ticket.future.done() and not ticket.cancelled:
                 _log.info(Event.JOB_FINISHED, job=name, step=self._learner.number)
         except StreamlearnError as error:
             ticket.fail(error)

@@ -9,8 +9,8 @@ import orjson
 from streamlearn.errors import SnapshotMismatchError
 from streamlearn.snapshot.manifest import Manifest
 
-ACCEPTABLE = ("learner.", "stream.", "seed")
-"""Keys, by prefix, whose change alters what is learned next and nothing that was learned."""
+ACCEPTABLE = ("learner", "stream", "seed")
+"""Sections whose change alters what is learned next and nothing that was learned."""
 
 _ABSENT = object()
 
@@ -29,7 +29,7 @@ class Change:
     @property
     def acceptable(self) -> bool:
         """Whether `--accept-config-change` covers it."""
-        return self.key.startswith(ACCEPTABLE)
+        return self.key.partition(".")[0] in ACCEPTABLE
 
 
 def check(

@@ -11,25 +11,15 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import orjson
 
 from streamlearn.errors import SnapshotError
 from streamlearn.events import Event, get_logger
 from streamlearn.snapshot.files import Files
+from streamlearn.stream.batch import Run
 
 log = get_logger("snapshot")
-
-
-class Run(NamedTuple):
-    """Neighbours of one partition within a batch. Logs have gaps, so `num_records` may be less than the distance."""
-
-    topic: str
-    partition: int
-    first_offset: int
-    next_offset: int
-    num_records: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +119,7 @@ class Journal:
             found, end = _parse(data)
             if end < len(data):
                 log.warning(
-                    Event.SNAPSHOT_DAMAGED,
-                    snapshot=None,
+                    Event.JOURNAL_CUT,
                     fault=f"{self._path}: whole lines must follow byte {end}, found {len(data) - end} other bytes",
                     lost="the replay order of the batches after that",
                 )

@@ -69,6 +69,7 @@ class SnapshotStore:
             self._make_folder()
             kept = self._same_state(name, draft)  # 0.
             if kept is not None:
+                self.files.sync(self.folder)  # its writer may have died between 4. and 5.
                 return SnapshotInfo.of(kept)
             manifest = self._stage(staging, draft, write_adapter, tensors)  # 1. to 3.
             self._publish(staging, self.folder / name)  # 4. and 5.
@@ -78,7 +79,7 @@ class SnapshotStore:
                 "untouched: see that the disk has room and works"
             ) from error
         finally:
-            with suppress(OSError):  # what cannot be removed now goes at the next start
+            with suppress(OSError, SnapshotError):  # what cannot be mended now is mended at the next start
                 self._sweep()
         return SnapshotInfo.of(manifest)
 

@@ -85,7 +85,7 @@ class Batcher:
         return closed
 
     def reject(self, record: Record, reason: Reason) -> list[Batch]:
-        """Account for a record that is not trained on, in the batch being filled; return the batch if that closes it."""
+        """Enter a record that is not trained on into the batch being filled; return the batch if that closes it."""
         self._order.append(record.id)
         self._rejected.append(Rejected(record.id, reason))
         return [self._close()] if len(self._rejected) == MAX_REJECTED else []

@@ -38,7 +38,6 @@ def written(*offsets: int) -> frozenset[tuple[TopicPartition, int]]:
     params=[
         "memory",
         "file",
-        pytest.param("kafka", marks=pytest.mark.broker),
         pytest.param("kafka, two partitions", marks=pytest.mark.broker),
     ]
 )
@@ -51,8 +50,7 @@ def open_letters(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
         return lambda: FileDeadLetters(tmp_path / "state" / "dead.jsonl")
     broker: Broker = request.getfixturevalue("broker")
     request.getfixturevalue("leaked_sockets")
-    partitions = 2 if "two" in request.param else 1
-    topic = broker.create_topic(f"dead-{partitions}-{request.node.originalname}", partitions)
+    topic = broker.new_topic(partitions=2)
     return lambda: KafkaDeadLetters(broker.settings("events"), topic)
 
 

@@ -5,7 +5,7 @@ After SQLite's crash tests. The rules are POSIX's weakest, weaker than any file 
 - a file's content is durable once the file was synced, until it is written again. Before, all of it may be there, or
   nothing, or the first half, or zeros in its place;
 - a name (creation, rename, removal) is durable once the folder that holds it was synced. Before, each one may have
-  happened or not, in any combination that the tree allows.
+  happened or not, in any combination in which each finds the file that it was about.
 """
 
 import itertools
@@ -38,6 +38,7 @@ class Unlink:
 
     parent: int
     name: str
+    child: int
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Move:
 
     parent: int
     name: str
+    child: int
     to_parent: int
     to_name: str
 
@@ -83,9 +85,9 @@ class Model:
                 names[name] = child
                 if is_folder:
                     self.children.setdefault(child, {})
-            case Unlink(_, name):
-                names.pop(name, None)
-            case Move(_, name, to_parent, to_name):
+            case Unlink(_, name, child) if names.get(name) == child:
+                del names[name]
+            case Move(_, name, child, to_parent, to_name) if names.get(name) == child:
                 target = self.children[to_parent].get(to_name)
                 if name in names and not (
                     target is not None and self.children.get(target)
@@ -141,7 +143,7 @@ class CrashDisk(Files):
     def rename(self, old: Path, new: Path) -> None:
         """As on the real disk, recorded."""
         self.notice()
-        move = Move(self._inode(old.parent), old.name, self._inode(new.parent), new.name)
+        move = Move(self._inode(old.parent), old.name, self._inode(old), self._inode(new.parent), new.name)
         super().rename(old, new)
         self._name(move)
 
@@ -149,8 +151,8 @@ class CrashDisk(Files):
         """As on the real disk, recorded."""
         self.notice()
         for inner in sorted(path.rglob("*"), reverse=True):
-            self._name(Unlink(self._inode(inner.parent), inner.name))
-        self._name(Unlink(self._inode(path.parent), path.name))
+            self._name(Unlink(self._inode(inner.parent), inner.name, self._inode(inner)))
+        self._name(Unlink(self._inode(path.parent), path.name, self._inode(path)))
         super().remove(path)
 
     def notice(self) -> None:

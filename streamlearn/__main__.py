@@ -1,0 +1,5 @@
+"""`python -m streamlearn` is `streamlearn`."""
+
+from streamlearn.cli import main
+
+main()

@@ -1,0 +1,71 @@
+"""What the bundled nano backbone learned in pretraining: its loss on the answers of tasks that it never saw.
+
+    python -m streamlearn.bench.nano --data ../shared/data/superni
+
+For each task: mean loss on the completions of its test records, nats per token, of the bundled weights and of the same
+architecture with random weights.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from streamlearn.backbone.load import load, outline
+from streamlearn.bench.superni import read_task
+from streamlearn.learner.evaluation import ExampleScore, score
+from streamlearn.serve.answers import at_once
+from streamlearn.settings import BackboneSettings, StreamSettings
+from streamlearn.stream.decode import Decoder
+
+ROW_TOKENS = 2048
+
+
+def task_loss(model: Any, decoder: Decoder, records: Sequence[dict[str, Any]]) -> float:
+    """Mean over the task's answer tokens, nats per token."""
+    examples = [decoder.decode_value(record) for record in records]
+    scores: list[ExampleScore] = at_once(score(model, examples, torch.device("cpu"), row_tokens=ROW_TOKENS))
+    return sum(s.loss_sum for s in scores) / sum(s.tokens for s in scores)
+
+
+def compare(folder: Path) -> list[tuple[str, int, float, float]]:
+    """Task, test records, loss untrained, loss trained."""
+    settings = BackboneSettings()
+    backbone = load(settings, outline(settings))
+    decoder = Decoder(backbone.tokenizer, StreamSettings(), backbone.vocab_size)
+    torch.manual_seed(0)
+    untrained = type(backbone.model)(backbone.model.config).to(backbone.arithmetic.dtype).eval()
+    rows = []
+    for file in sorted(folder.glob("*.test.jsonl.gz")):
+        task = file.name.split(".")[0]
+        records = list(read_task(folder, task, "test"))
+        rows.append(
+            (
+                task,
+                len(records),
+                task_loss(untrained, decoder, records),
+                task_loss(backbone.model, decoder, records),
+            )
+        )
+    return rows
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of task files")
+    rows = compare(parser.parse_args().data)
+    table = Table("task", "test records", "untrained", "nano", box=None, pad_edge=False)
+    for task, records, before, after in rows:
+        table.add_row(task, str(records), f"{before:.3f}", f"{after:.3f}")
+    table.add_row("mean", "", f"{fmean(row[2] for row in rows):.3f}", f"{fmean(row[3] for row in rows):.3f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""From text to token ids, and which of them an assistant spoke.
+
+Text cannot forge a turn. Strings that name a control token, such as `<|im_end|>`, are encoded letter by letter wherever
+a record writes them, and as the control token where the chat template does. So the decoder keeps two private copies of
+the tokenizer's core: `encode_special_tokens`, which tells them apart, is a switch on the core that every call through
+transformers may turn again.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from streamlearn.errors import ConfigError, Reason, RecordError
+
+_FIXED_DATE = "{% macro strftime_now(format) %}01 Jan 2026{% endmacro %}"  # a replay must not depend on the day
+_MARKS = range(0xE000, 0xF900)  # private use: one of them stands for a control token's name during rendering
+
+
+class Encoder:
+    """A tokenizer that knows who wrote what: a chat template has control tokens, a record's text has none."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        core = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(core, Tokenizer):
+            raise ConfigError(f"the backbone needs a fast tokenizer (tokenizer.json), found {type(tokenizer).__name__}")
+        self._tokenizer = tokenizer
+        self._template = _template(tokenizer)
+        self.bos = _bos(core, tokenizer.bos_token_id)
+        self.eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        # Without the post-processor a token's offsets are its whole extent, leading space included.
+        description = json.loads(core.to_str()) | {"post_processor": None, "truncation": None, "padding": None}
+        controls = self._controls(description["added_tokens"])
+        for token in controls:
+            token["special"] = True
+        self._joint = Tokenizer.from_str(json.dumps(description))
+        self._plain = Tokenizer.from_str(json.dumps(description))
+        self._plain.encode_special_tokens = True
+        self._ids = {token["content"]: token["id"] for token in controls}
+        self._forged = frozenset(self._ids.values()) - {tokenizer.unk_token_id}
+        self._names = list(self._ids)
+        self._name = re.compile("|".join(re.escape(name) for name in self._names) or "(?!)")
+        self._marker = re.compile("|".join(_marker(token) for token in controls) or "(?!)")
+        self.stop = frozenset([*self.eos, *self._turn_end()])
+
+    def _controls(self, added: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The special tokens, and what else the chat template writes by itself; longest first, as they match."""
+        turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
+        try:
+            written = self._render([*turn, turn[0]], generate=True)
+        except RecordError:
+            written = ""
+        chosen = [
+            token
+            for token in added
+            if token["special"] or (token["content"] in written and re.search(r"[^\w\s]", token["content"]))
+        ]
+        return sorted(chosen, key=lambda token: -len(token["content"]))
+
+    def text(self, text: str) -> list[int]:
+        """Tokens of text as a record wrote it: names of control tokens are letters."""
+        return self._letters(text)[0]
+
+    def chat(self, messages: list[dict[str, str]]) -> tuple[list[int], list[bool]]:
+        """Tokens of the rendered messages, and whether each belongs to an assistant's turn; the last must be one.
+
+        1. Names of control tokens in the contents are masked: those in the rendering are then the template's own.
+        2. Turns are found in the rendering as the messages up to and including them less the messages before.
+        3. The names are put back and everything is encoded, positions counted in the unmasked text.
+        """
+        masked, unmask = self._mask(messages)  # 1.
+        whole = self._render(masked)
+        spans = self._every_turn(masked, whole) or self._last_turn(masked, whole)  # 2.
+        ids, starts = self._encode(whole, unmask)  # 3.
+        learned = np.zeros(len(ids), dtype=bool)
+        for start, end in spans:
+            learned |= (starts >= len(unmask(whole[:start]))) & (starts < len(unmask(whole[:end])))
+        return ids, learned.tolist()
+
+    def answerable(self, messages: list[dict[str, str]]) -> list[int]:
+        """Tokens of a conversation, up to where the assistant begins to speak."""
+        masked, unmask = self._mask(messages)
+        return self._encode(self._render(masked, generate=True), unmask)[0]
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """Tokens as text, control tokens left out."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _turn_end(self) -> list[int]:
+        """The control token that the template writes behind an answer, where it writes one."""
+        answer = "\N{PILCROW SIGN}"
+        try:
+            whole = self._render([{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}])
+        except RecordError:
+            return []
+        tail = whole.rpartition(answer)[2]
+        return [control for _, control in self._pieces(tail) if control is not None][:1]
+
+    def _render(self, messages: list[dict[str, str]], *, generate: bool = False) -> str:
+        if self._template is None:
+            raise RecordError(Reason.BAD_FORM, "messages need a chat template and the backbone's tokenizer has none")
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, chat_template=self._template, tokenize=False, add_generation_prompt=generate
+                )
+            )
+        except Exception as error:  # a template is its author's program and raises what it likes
+            raise RecordError(Reason.BAD_FORM, f"messages must fit the chat template: {str(error)[:200]}") from error
+
+    def _every_turn(self, messages: list[dict[str, str]], whole: str) -> list[tuple[int, int]]:
+        """Where each assistant turn stands in `whole`; empty when the template rewrites earlier turns."""
+        spans: list[tuple[int, int]] = []
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            try:
+                before, upto = self._render(messages[:i], generate=True), self._render(messages[: i + 1])
+            except RecordError:
+                return []
+            if not (upto.startswith(before) and whole.startswith(upto)) or (spans and len(before) < spans[-1][1]):
+                return []
+            spans.append((len(before), len(upto)))
+        return spans
+
+    def _last_turn(self, messages: list[dict[str, str]], whole: str) -> list[tuple[int, int]]:
+        before = self._render(messages[:-1], generate=True)
+        if not whole.startswith(before):
+            raise RecordError(
+                Reason.BAD_FORM,
+                "messages cannot be learned: the chat template's generation prompt is no prefix of its assistant turn; "
+                "use prompt and completion",
+            )
+        return [(len(before), len(whole))]
+
+    def _mask(self, messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], Callable[[str], str]]:
+        contents = [message["content"] for message in messages]
+        if not any(self._name.search(content) for content in contents):
+            return messages, str
+        mark = next((chr(c) for c in _MARKS if not any(chr(c) in content for content in contents)), None)
+        if mark is None:
+            raise RecordError(
+                Reason.BAD_FORM, "messages name control tokens and use every private character: no mask left"
+            )
+        masked = [
+            message
+            | {"content": self._name.sub(lambda m: f"{mark}{self._names.index(m[0])}{mark}", message["content"])}
+            for message in messages
+        ]
+        return masked, lambda text: re.sub(f"{mark}([0-9]+){mark}", lambda m: self._names[int(m[1])], text)
+
+    def _encode(self, whole: str, unmask: Callable[[str], str]) -> tuple[list[int], NDArray[np.int64]]:
+        """Token ids of a rendering and where each starts in the unmasked text."""
+        if unmask is str:
+            joint = self._joint.encode(whole, add_special_tokens=False)
+            written = [control for _, control in self._pieces(whole) if control is not None]
+            if [token for token in joint.ids if token in self._forged] == written:  # exactly what transformers gives
+                return joint.ids, np.array([start for start, _ in joint.offsets])
+        ids: list[int] = []
+        starts: list[int] = []
+        base = 0
+        for piece, control in self._pieces(whole):
+            text = unmask(piece)
+            tokens, offsets = ([control], [0]) if control is not None else self._letters(text)
+            ids += tokens
+            starts += [base + start for start in offsets]
+            base += len(text)
+        return ids, np.array(starts)
+
+    def _pieces(self, whole: str) -> Iterator[tuple[str, int | None]]:
+        """The rendering cut at the template's control tokens: text, and the token's id where it is one."""
+        end = 0
+        for match in self._marker.finditer(whole):
+            yield whole[end : match.start()], None
+            name = self._name.search(match[0])
+            assert name is not None
+            yield match[0], self._ids[name[0]]
+            end = match.end()
+        yield whole[end:], None
+
+    def _letters(self, text: str) -> tuple[list[int], list[int]]:
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        if not self._forged.isdisjoint(encoding.ids):
+            name = next(name for name in self._names if self._ids[name] in encoding.ids)
+            raise RecordError(Reason.BAD_FORM, f"text must not name {name}: this tokenizer cannot spell it in letters")
+        return encoding.ids, [start for start, _ in encoding.offsets]
+
+
+def _template(tokenizer: Any) -> str | None:
+    try:
+        template = str(tokenizer.get_chat_template())
+    except ValueError:
+        return None
+    return f"{_FIXED_DATE}{template}" if "strftime_now" in template else template
+
+
+def _bos(core: Tokenizer, bos: int | None) -> list[int]:
+    """The bos token, when the tokenizer's own convention puts it before a text."""
+    first = core.encode("a", add_special_tokens=True).ids[:1]
+    return [bos] if bos is not None and first == [bos] else []
+
+
+def _marker(token: dict[str, Any]) -> str:
+    """Pattern of a control token in a rendering; some swallow the space beside them."""
+    left, right = (r"\s*" if token[side] else "" for side in ("lstrip", "rstrip"))
+    return f"{left}{re.escape(token['content'])}{right}"

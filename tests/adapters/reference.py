@@ -1,0 +1,35 @@
+"""The layer spelled from the papers' equations, one head and one expert at a time."""
+
+import torch
+from torch import Tensor
+
+from streamlearn.adapters import HeadLoraConfig
+
+# Shape suffixes: T tokens, D in features, O out features, H heads, S = D / H slice, K experts a head, R rank.
+
+
+def forward(  # the letters of eq. 12-16
+    x_TD: Tensor, y_TO: Tensor, A_HKRS: Tensor, B_HKRO: Tensor, router_HKS: Tensor | None, config: HeadLoraConfig
+) -> Tensor:
+    """MH-MoE eq. 12-16 beside a linear whose output is `y_TO`."""
+    for m, h_TS in enumerate(x_TD.chunk(config.num_heads, dim=-1)):  # eq. 12
+        for j in range(config.num_experts):
+            expert_TO = h_TS @ A_HKRS[m, j].T @ B_HKRO[m, j]  # eq. 14
+            gate_T = expert_TO.new_ones(len(x_TD)) if router_HKS is None else gates(h_TS, router_HKS[m], config)[:, j]
+            y_TO = y_TO + config.alpha / config.r * gate_T[:, None] * expert_TO  # eq. 15, 16
+    return y_TO
+
+
+def gates(h_TS: Tensor, router_KS: Tensor, config: HeadLoraConfig) -> Tensor:
+    """MH-MoE eq. 13 or the native probability, with the gradient that the configuration asks for."""
+    a_TK = h_TS @ router_KS.T
+    selected_TK = torch.zeros_like(a_TK, dtype=torch.bool)
+    for row, chosen in zip(a_TK, selected_TK, strict=True):
+        for j in sorted(range(len(row)), key=lambda j: (-row[j].item(), j))[: config.selected]:
+            chosen[j] = True
+    exp_TK = a_TK.exp()
+    native_TK = exp_TK / exp_TK.sum(-1, keepdim=True) * selected_TK
+    if config.gate == "softmax" or config.router_gradient == "native":
+        return native_TK.detach() if config.router_gradient == "none" else native_TK
+    eq13_TK = (exp_TK * selected_TK / (exp_TK * selected_TK).sum(-1, keepdim=True)).detach()
+    return eq13_TK if config.router_gradient == "none" else eq13_TK + native_TK - native_TK.detach()

@@ -1,0 +1,183 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
+from streamlearn.adapters.bottleneck import add_experts
+from streamlearn.bench.loop import LoopedHeadLoraLinear
+from tests.adapters import reference
+
+MH_MOE = HeadLoraConfig(num_heads=4, num_experts=3, top_k=1)
+VARIANTS = {
+    "mh-moe": MH_MOE,
+    "native": replace(MH_MOE, router_gradient="native"),
+    "frozen router": replace(MH_MOE, router_gradient="none"),
+    "two of three": replace(MH_MOE, top_k=2),
+    "all": replace(MH_MOE, top_k=None),
+    "loramoe": HeadLoraConfig(
+        num_heads=1, num_experts=6, top_k=None, gate="softmax", router_gradient="native", alpha=32
+    ),
+    "lora": HeadLoraConfig(num_heads=1, num_experts=1, top_k=None, gate="none", router_gradient="none", r=5),
+}
+
+
+def layer(
+    config: HeadLoraConfig,
+    kind: type[HeadLoraLinear] = HeadLoraLinear,
+    dtype: torch.dtype = torch.float64,
+    **shape: Any,
+) -> HeadLoraLinear:
+    """A layer as `attach` makes it, but with a B that matters."""
+    generator = torch.Generator().manual_seed(3)
+    base = nn.Linear(shape.get("D", 24), shape.get("O", 10)).requires_grad_(False)
+    nn.init.normal_(base.weight, generator=generator)
+    made = kind(base)
+    made.add("default", config, generator)
+    nn.init.normal_(made.head_lora_B["default"], generator=generator)
+    return made.to(dtype)
+
+
+def tokens(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(5), dtype=dtype).requires_grad_()
+
+
+def gradients(made: HeadLoraLinear, x: Tensor, y: Tensor) -> dict[str, Tensor | None]:
+    wanted = {"x": x} | {name: p for name, p in made.named_parameters() if p.requires_grad}
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    found = torch.autograd.grad((y * weights).sum(), list(wanted.values()), allow_unused=True)
+    return dict(zip(wanted, found, strict=True))
+
+
+@pytest.mark.parametrize("kind", [HeadLoraLinear, LoopedHeadLoraLinear])
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=list(VARIANTS))
+def test_equals_the_loop_over_the_papers_equations(config: HeadLoraConfig, kind: type[HeadLoraLinear]) -> None:
+    """Stacked products and gathered tokens give eq. 12-16, and the same gradients, in float64."""
+    if kind is LoopedHeadLoraLinear and not config.routed:
+        pytest.skip("a loop over one ungated expert is the layer itself")
+    made, x = layer(config, kind), tokens(7, 24)
+    if config.router_gradient == "none" and config.routed:
+        made.head_lora_router["default"].requires_grad_(False)
+    A, B, router = (held.get("default") for held in (made.head_lora_A, made.head_lora_B, made.head_lora_router))
+    assert A is not None
+    assert B is not None
+    expected = reference.forward(x, made.base_layer(x), A, B, router, config)
+    found = made(x)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradients(made, x, found), gradients(made, x, expected))
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    heads=st.sampled_from([1, 2, 3, 6]),
+    experts=st.integers(1, 5),
+    rank=st.integers(1, 4),
+    t=st.integers(1, 6),
+    data=st.data(),
+)
+def test_equals_the_reference_for_any_shape(heads: int, experts: int, rank: int, t: int, data: st.DataObject) -> None:
+    """Heads, experts, rank, top-k and the number of tokens are free."""
+    top_k = data.draw(st.integers(1, experts))
+    config = HeadLoraConfig(num_heads=heads, num_experts=experts, top_k=top_k, r=rank)
+    made, x = layer(config, D=12, O=5), tokens(t, 12)
+    A, B, router = (held["default"] for held in (made.head_lora_A, made.head_lora_B, made.head_lora_router))
+    torch.testing.assert_close(made(x), reference.forward(x, made.base_layer(x), A, B, router, config))
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_gradients_of_the_products_are_right(gated: bool) -> None:
+    """The hand-written backward agrees with finite differences."""
+    T, H, K, R, S, out = 5, 2, 3, 2, 3, 4
+    y, x, A, B, gate = tokens(T, out), tokens(T, H * S), tokens(H, K, R, S), tokens(H, K, R, out), tokens(H, K, T)
+    inputs = (y, x, A, B, gate) if gated else (y, x, A, B)
+
+    def products(y: Tensor, x: Tensor, A: Tensor, B: Tensor, gate: Tensor | None = None) -> Tensor:
+        return add_experts(y.clone(), x, A, B, gate, scaling=1.7)
+
+    assert torch.autograd.gradcheck(products, inputs)
+
+
+def test_an_unchosen_expert_gets_a_gradient_of_exactly_zero() -> None:
+    """Masked experts are not merely almost untouched."""
+    made, x = layer(MH_MOE), tokens(2, 24)  # two tokens leave at least one of three experts a head without any
+    found = gradients(made, x, made(x))
+    routed = made.head_lora_routed["default"]
+    assert not routed.all()
+    for name in ("head_lora_A.default", "head_lora_B.default"):
+        gradient = found[name]
+        assert gradient is not None
+        assert (gradient[~routed] == 0).all()
+        assert (gradient[routed] != 0).any(-1).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 24), (12, 24), (24,)])
+def test_leading_dimensions_do_not_matter(shape: tuple[int, ...]) -> None:
+    """A batch of rows and the same tokens in one row give the same numbers."""
+    made, x = layer(MH_MOE), tokens(*shape)
+    torch.testing.assert_close(made(x), made(x.reshape(-1, 24)).view(*shape[:-1], 10))
+
+
+def test_works_under_bf16_autocast() -> None:
+    """Products run in bf16 beside a bf16 linear; experts stay, and get gradients, in float32."""
+    made, x = layer(MH_MOE, dtype=torch.float32), tokens(2, 6, 24, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = made(x)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), made(x), rtol=0.05, atol=0.5)
+    found = gradients(made, x, y)
+    assert {g.dtype for g in found.values() if g is not None} == {torch.float32}
+
+
+def test_works_beside_a_bf16_backbone() -> None:
+    """A backbone kept in bf16 leaves the experts in float32."""
+    made = layer(MH_MOE, dtype=torch.float32)
+    made.base_layer.to(torch.bfloat16)
+    y = made(tokens(3, 24, dtype=torch.bfloat16))
+    y.sum().backward()
+    assert y.dtype == torch.bfloat16
+    assert {p.dtype for p in made.head_lora_A.parameters()} == {torch.float32}
+
+
+def test_records_routing_in_training_passes_alone() -> None:
+    """Evaluation does not make an expert count as trained; several passes add up; a reset forgets."""
+    made = layer(MH_MOE)
+    routed = made.head_lora_routed["default"]
+    with torch.no_grad():
+        made(tokens(50, 24))
+    assert not routed.any()
+    made(tokens(1, 24))
+    assert routed.sum(1).tolist() == [1, 1, 1, 1]
+    made(-tokens(1, 24))  # the opposite token's best expert is another one
+    assert routed.sum(1).tolist() == [2, 2, 2, 2]
+    made.reset_routed()
+    assert not routed.any()
+
+
+def test_without_a_router_every_expert_is_routed_to() -> None:
+    """Plain LoRA is never masked out of an update."""
+    made = layer(VARIANTS["lora"])
+    made.reset_routed()
+    assert made.head_lora_routed["default"].all()
+
+
+def test_recording_survives_gradient_checkpointing() -> None:
+    """A recomputed forward pass records what the first one would have."""
+    made, x = layer(MH_MOE), tokens(9, 24)
+    made(x)
+    expected = made.head_lora_routed["default"].clone()
+    made.reset_routed()
+    torch.utils.checkpoint.checkpoint(made, x, use_reentrant=True).sum().backward()
+    assert torch.equal(made.head_lora_routed["default"], expected)
+
+
+def test_the_same_seed_gives_the_same_experts() -> None:
+    """Initialisation takes its randomness from the generator it is given alone."""
+    torch.manual_seed(1)
+    first = layer(MH_MOE).state_dict()
+    torch.manual_seed(2)
+    second = layer(MH_MOE).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first if "base_layer" not in name)

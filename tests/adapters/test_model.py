@@ -1,0 +1,150 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from streamlearn.adapters import HeadLoraConfig, attach, banks, reset_routed, resolve
+from streamlearn.errors import ConfigError
+from streamlearn.settings import AdapterSettings
+
+ARCHITECTURES = ("qwen3", "llama", "mistral", "gemma")
+IDS = torch.arange(24).view(2, 12) * 5 % 61
+
+
+def backbone(architecture: str = "qwen3", dtype: torch.dtype = torch.float32) -> Any:
+    config = AutoConfig.for_model(
+        architecture,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config).to(dtype)
+
+
+def train(model: Any, steps: int) -> list[float]:
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        loss = model(input_ids=IDS, labels=IDS).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(input_ids=IDS).logits
+    return found
+
+
+@pytest.mark.parametrize("preset", ["mh-moe", "loramoe", "lora"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_trains_the_experts_and_nothing_else(architecture: str, preset: Any) -> None:
+    """The output starts as the backbone's, the loss falls, the backbone keeps every bit."""
+    model = backbone(architecture)
+    before, expected = {n: p.clone() for n, p in model.named_parameters()}, logits(model)
+    adapted = attach(model, resolve(AdapterSettings(preset=preset)), seed=1)
+    assert torch.equal(logits(adapted), expected)
+    losses = train(adapted, 6)
+    assert losses[-1] < losses[0]
+    after = {n.replace(".base_layer", ""): p for n, p in model.named_parameters() if "head_lora" not in n}
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+LOAD = """
+import sys, warnings, torch
+import streamlearn.adapters
+from peft import PeftModel
+from tests.adapters.test_model import backbone, logits
+model = PeftModel.from_pretrained(backbone(dtype=getattr(torch, sys.argv[2])), sys.argv[1])
+state = {n: p for n, p in model.named_parameters() if "head_lora" in n}
+torch.save({"logits": logits(model), "state": state}, sys.argv[3])
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loads_bit_for_bit_in_a_fresh_process(tmp_path: Path, dtype: str) -> None:
+    """Plain PeftModel.from_pretrained gives the same weights and the same output, also beside a bf16 backbone."""
+    adapted = attach(backbone(dtype=getattr(torch, dtype)), HeadLoraConfig(), seed=1)
+    train(adapted, 2)
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    result = tmp_path / "result"
+    subprocess.run([sys.executable, "-c", LOAD, tmp_path / "adapter", dtype, result], check=True, timeout=300)
+    loaded = torch.load(result, weights_only=True)
+    assert torch.equal(loaded["logits"], logits(adapted))
+    state = {name: p for name, p in adapted.named_parameters() if "head_lora" in name}
+    assert loaded["state"].keys() == state.keys()
+    assert all(torch.equal(loaded["state"][name], p) for name, p in state.items())
+
+
+def test_banks_come_in_the_backbones_order() -> None:
+    """Names, shapes and order depend on the backbone and the configuration alone."""
+    found = banks(attach(backbone(), HeadLoraConfig(), seed=1))
+    linears = ("gate_proj", "up_proj", "down_proj")
+    assert [bank.name for bank in found] == [f"model.layers.{i}.mlp.{name}" for i in (0, 1) for name in linears]
+    first = found[0]
+    assert (first.A.shape, first.B.shape) == ((8, 4, 4, 4), (8, 4, 4, 48))
+    assert first.router is not None
+    assert first.router.shape == (8, 4, 4)
+    assert all(p.requires_grad for bank in found for p in (bank.A, bank.B))
+
+
+def test_routing_is_recorded_until_the_reset() -> None:
+    """`routed_HK` tells the optimizer which experts may move."""
+    adapted = attach(backbone(), HeadLoraConfig(), seed=1)
+    logits(adapted)
+    assert not any(bank.routed_HK.any() for bank in banks(adapted))
+    train(adapted, 1)
+    assert all(bank.routed_HK.any(1).all() for bank in banks(adapted))
+    reset_routed(adapted)
+    assert not any(bank.routed_HK.any() for bank in banks(adapted))
+
+
+def test_the_seed_decides_the_start() -> None:
+    """The global random state neither matters nor changes."""
+    state = torch.random.get_rng_state()
+    first, again, other = (banks(attach(backbone(), HeadLoraConfig(), seed=s))[0].A for s in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_router_without_gradient_stays_frozen() -> None:
+    """The optimizer must not see it, or weight decay would move it."""
+    found = banks(attach(backbone(), HeadLoraConfig(router_gradient="none"), seed=1))
+    assert not any(bank.router is None or bank.router.requires_grad for bank in found)
+    assert all(bank.A.requires_grad for bank in found)
+
+
+def test_nothing_is_attached_where_the_check_refuses() -> None:
+    """A refused backbone keeps its own layers."""
+    model = backbone()
+    with pytest.raises(ConfigError, match=re.escape("the backbone has no linear named up")):
+        attach(model, HeadLoraConfig(target_modules=["up"]), seed=1)
+    assert not banks(model)
+
+
+@pytest.mark.parametrize("merge", ["merge_and_unload", "merge_adapter"])
+def test_merging_is_refused(merge: str) -> None:
+    """Experts chosen per token are not one matrix; the message says what to do instead."""
+    adapted = attach(backbone(), HeadLoraConfig(), seed=1)
+    with pytest.raises(NotImplementedError, match="cannot be merged; keep the adapter beside the model"):
+        getattr(adapted, merge)()

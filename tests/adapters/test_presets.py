@@ -1,0 +1,112 @@
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftConfig
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from streamlearn.adapters import HeadLoraConfig, activated_parameters, check, linear_shapes, resolve
+from streamlearn.errors import ConfigError
+from streamlearn.settings import AdapterSettings
+
+SHAPES = {"model.layers.0.mlp.gate_proj": (256, 640), "model.layers.0.mlp.up_proj": (256, 640)} | {
+    "model.layers.0.mlp.down_proj": (640, 256)
+}
+
+
+def test_presets_are_the_papers_rows() -> None:
+    """MH-MoE A.3.4 and LoRAMoE section 4.1."""
+    mh_moe, loramoe = resolve(AdapterSettings()), resolve(AdapterSettings(preset="loramoe"))
+    assert (mh_moe.num_heads, mh_moe.num_experts, mh_moe.top_k, mh_moe.gate) == (8, 4, 1, "softmax_selected")
+    assert (loramoe.num_heads, loramoe.num_experts, loramoe.selected, loramoe.gate) == (1, 6, 6, "softmax")
+    assert (loramoe.r, loramoe.alpha) == (4, 32)
+    assert mh_moe.target_modules == ["gate_proj", "up_proj", "down_proj"]
+
+
+def test_lora_activates_as_many_parameters_as_mh_moe() -> None:
+    """The two can be compared without a change of rank."""
+    counts = [activated_parameters(resolve(AdapterSettings(preset=p)), SHAPES) for p in ("mh-moe", "lora")]
+    assert counts[0] == counts[1]
+
+
+def test_settings_lie_over_the_preset() -> None:
+    """What is given wins, the rest stays the preset's."""
+    config = resolve(AdapterSettings(preset="mh-moe", rank=6, alpha=3, top_k=2, target_modules=("up_proj",)))
+    assert (config.r, config.alpha, config.top_k, config.num_heads, config.scaling) == (6, 3, 2, 8, 0.5)
+    assert config.target_modules == ["up_proj"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"top_k": 6},
+            "adapter.top_k: must be at most num_experts, which is 4, found 6; lower top_k or raise num_experts",
+        ),
+        ({"preset": "loramoe", "top_k": 7}, "adapter.top_k: must be at most num_experts, which is 6, found 7"),
+        (
+            {"preset": "lora", "num_experts": 4},
+            "adapter.num_experts: must be 1 where no gate chooses among experts, as in preset lora, found 4; "
+            "remove num_experts or choose preset mh-moe or loramoe",
+        ),
+        ({"preset": "lora", "num_heads": 8}, "adapter.num_heads: must be 1 where no gate"),
+        ({"preset": "lora", "top_k": 2}, "adapter.top_k: must be at most num_experts, which is 1, found 2"),
+        ({"target_modules": ()}, "adapter.target_modules: must name at least one linear, found none"),
+        ({"target_modules": ("",)}, "adapter.target_modules: an empty name matches nothing"),
+    ],
+)
+def test_contradictions_are_refused(given: dict[str, Any], message: str) -> None:
+    """The message names the key, what was found and the way out."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        resolve(AdapterSettings(**given))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"gate": "sigmoid"}, "gate: must be one of softmax_selected, softmax, none"), ({"r": 0}, "r: must be positive")],
+)
+def test_a_config_from_elsewhere_is_checked_too(options: dict[str, Any], message: str) -> None:
+    """A hand-edited adapter_config.json meets the same checks."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        HeadLoraConfig(**options)
+
+
+def test_every_option_survives_the_file(tmp_path: Path) -> None:
+    """adapter_config.json gives back the configuration that wrote it."""
+    config = HeadLoraConfig(
+        r=3, alpha=1.5, num_heads=2, num_experts=5, top_k=2, gate="softmax", router_gradient="native", init_seed=7
+    )
+    config.target_modules = ["up_proj"]
+    config.save_pretrained(str(tmp_path))
+    assert PeftConfig.from_pretrained(str(tmp_path)) == config
+
+
+def test_an_unknown_target_is_refused_with_the_nearest() -> None:
+    """The message lists what the backbone has."""
+    config = HeadLoraConfig(target_modules=["gate_proj", "up_prj"])
+    message = (
+        "adapter.target_modules: the backbone has no linear named up_prj; did you mean up_proj? it has down_proj, "
+    )
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check(config, SHAPES)
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    """The message names the linear, its size and the heads that would do."""
+    message = (
+        "adapter.num_heads: must divide every target's input size, but 6 does not divide 256, the input size of "
+        "model.layers.0.mlp.gate_proj; use one of 1, 2, 4, 8, 16, 32, 64"
+    )
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check(HeadLoraConfig(num_heads=6), SHAPES)
+
+
+def test_a_model_without_weights_can_be_checked() -> None:
+    """A backbone on the meta device has all that `check` asks."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(Qwen3Config(hidden_size=64, intermediate_size=96, num_hidden_layers=1))
+    shapes = linear_shapes(model)
+    assert shapes["model.layers.0.mlp.down_proj"] == (96, 64)
+    check(HeadLoraConfig(), shapes)

@@ -1,0 +1,134 @@
+"""Packed rows against one forward pass a record with transformers' eager attention."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from streamlearn.backbone.attention import band_mask, packed_attention
+from streamlearn.backbone.load import load, outline
+from streamlearn.settings import BackboneSettings
+from tests.backbone.conftest import WINDOW, Folders
+from tests.doubles import Architecture, random_examples
+
+LENGTHS = (7, 2, 13, 1, WINDOW, WINDOW + 1)
+RECORDS = [example.input_ids.tolist() for example in random_examples(LENGTHS)]
+
+
+@pytest.fixture(scope="module", params=get_args(Architecture))
+def models(request: pytest.FixtureRequest, folder_of: Folders) -> tuple[Any, Any]:
+    """The model as this package loads it, and the same weights with eager attention."""
+    folder = folder_of(request.param)
+    settings = BackboneSettings(model=str(folder), dtype="float32", device="cpu")
+    eager = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    return load(settings, outline(settings)).model, eager
+
+
+@torch.no_grad()
+def packed_logits(model: Any, records: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Logits of each record, all from one packed row."""
+    bounds = [0]
+    for record in records:
+        bounds.append(bounds[-1] + len(record))
+    logits = model(
+        input_ids=torch.tensor([[token for record in records for token in record]]),
+        position_ids=torch.tensor([[t for record in records for t in range(len(record))]]),
+        cu_seq_lens_q=torch.tensor(bounds, dtype=torch.int32),
+        use_cache=False,
+    ).logits[0]
+    return [logits[start:end] for start, end in pairwise(bounds)]
+
+
+@torch.no_grad()
+def alone(model: Any, record: Sequence[int]) -> Tensor:
+    """Logits of a record in a row of its own."""
+    logits: Tensor = model(input_ids=torch.tensor([record]), use_cache=False).logits[0]
+    return logits
+
+
+def test_a_packed_row_equals_one_pass_a_record(models: tuple[Any, Any]) -> None:
+    """Every record's logits are those that it has alone, under eager attention, windows included."""
+    packed, eager = models
+    for record, logits in zip(RECORDS, packed_logits(packed, RECORDS), strict=True):
+        torch.testing.assert_close(logits, alone(eager, record), rtol=1e-4, atol=1e-4)
+
+
+def test_a_token_changes_no_bit_of_another_record(models: tuple[Any, Any]) -> None:
+    """A changed token moves its own record's later logits and not one bit of any other record."""
+    packed, _ = models
+    changed = [list(record) for record in RECORDS]
+    changed[0][3] = changed[0][3] + 1
+    before, after = packed_logits(packed, RECORDS), packed_logits(packed, changed)
+    assert torch.equal(before[0][:3], after[0][:3])
+    assert not torch.allclose(before[0][-1], after[0][-1], rtol=1e-3)  # the double is sensitive enough to show a leak
+    for other_before, other_after in zip(before[1:], after[1:], strict=True):
+        assert torch.equal(other_before, other_after)
+
+
+def test_a_row_without_bounds_is_one_record(models: tuple[Any, Any]) -> None:
+    """A plain pass, longer than any window, equals eager attention."""
+    packed, eager = models
+    torch.testing.assert_close(alone(packed, RECORDS[2]), alone(eager, RECORDS[2]), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_cached_continuation_equals_a_whole_pass(models: tuple[Any, Any]) -> None:
+    """Token by token behind a left-padded prompt, with a cache, the logits are those of eager attention without one."""
+    packed, eager = models
+    record, padding, prompt = RECORDS[2], 4, 6
+    cache = DynamicCache(config=packed.config)
+    pieces = [[1] * padding + record[:prompt], *([token] for token in record[prompt:])]
+    seen, found = 0, []
+    for piece in pieces:
+        seen += len(piece)
+        mask = torch.tensor([[0] * padding + [1] * (seen - padding)])
+        positions = (mask.cumsum(1) - 1).clamp_min(0)[:, -len(piece) :]
+        output = packed(
+            input_ids=torch.tensor([piece]), attention_mask=mask, position_ids=positions, past_key_values=cache
+        )
+        found.append(output.logits[0, -1])
+    torch.testing.assert_close(torch.stack(found), alone(eager, record)[prompt - 1 :], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_attention_is_the_softmax_within_each_record(window: int | None) -> None:
+    """Output and gradients are those of softmax(q k / sqrt(E)) v over the same record's last `window` tokens."""
+    torch.manual_seed(0)
+    bounds, heads, groups, size = [0, 4, 5, 11], 4, 2, 8
+    query = torch.randn(1, heads, 11, size, requires_grad=True)
+    key, value = (torch.randn(1, groups, 11, size, requires_grad=True) for _ in range(2))
+    found, _ = packed_attention(
+        torch.nn.Module(),
+        query,
+        key,
+        value,
+        None,
+        scaling=size**-0.5,
+        sliding_window=window,
+        cu_seq_lens_q=torch.tensor(bounds),
+    )
+    rows = []
+    for t in range(11):
+        first = max(start for start in bounds if start <= t)
+        first = first if window is None else max(first, t - window + 1)
+        for h in range(heads):
+            g = h // (heads // groups)
+            weights = (key[0, g, first : t + 1] @ query[0, h, t] / size**0.5).softmax(0)
+            rows.append(weights @ value[0, g, first : t + 1])
+    wanted = torch.stack(rows).view(1, 11, heads, size)
+    torch.testing.assert_close(found, wanted)
+    direction = torch.randn_like(wanted)
+    inputs = (query, key, value)
+    torch.testing.assert_close(
+        torch.autograd.grad((found * direction).sum(), inputs), torch.autograd.grad((wanted * direction).sum(), inputs)
+    )
+
+
+def test_a_band_holds_the_window_up_to_the_token_itself() -> None:
+    """With window 2 each token sees itself and the one before."""
+    wanted = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert band_mask(4, 2, torch.device("cpu")).int().tolist() == wanted

@@ -1,0 +1,250 @@
+import gzip
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from connectors.jsonl import JsonlSource
+from connectors.lines import LineReader, read_lines
+from streamlearn.errors import OffsetGapError, SourceError
+from streamlearn.settings import JsonlSettings
+from streamlearn.stream.record import Position, Record, TopicPartition
+
+
+class SteppingClock:
+    """Time that passes while sleeping alone, and does something then."""
+
+    def __init__(self, on_sleep: Callable[[], object] = lambda: None) -> None:
+        self.now = 0.0
+        self._on_sleep = on_sleep
+
+    def __call__(self) -> float:
+        """Now."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+        self._on_sleep()
+
+
+def opened(path: Path, at: int = 0, *, follow: bool = False, max_line_bytes: int = 1 << 20) -> JsonlSource:
+    """A source at line `at`."""
+    source = JsonlSource(JsonlSettings(path=path, follow=follow), max_line_bytes=max_line_bytes)
+    source.seek(Position({TopicPartition(path.name, 0): at}))
+    return source
+
+
+def lines(records: object) -> list[tuple[int, bytes | None]]:
+    """Line numbers and bytes."""
+    assert isinstance(records, list)
+    return [(record.offset, record.value) for record in records if isinstance(record, Record)]
+
+
+def test_line_numbers_are_offsets_and_blank_lines_are_no_records(tmp_path: Path) -> None:
+    """Blank lines are skipped but counted, so an offset is always the line's number in the file."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"a\n\n  \r\nb\r\n\nc\n\n")
+    source = opened(path)
+    assert lines(source.poll(max_records=9, timeout_s=0)) == [(0, b"a"), (3, b"b\r"), (5, b"c")]
+    assert source.exhausted
+    source.close()
+
+
+def test_replaying_takes_a_last_line_without_newline(tmp_path: Path) -> None:
+    """A finite file may end without newline."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"a\nb")
+    source = opened(path)
+    assert lines(source.poll(max_records=9, timeout_s=0)) == [(0, b"a"), (1, b"b")]
+    source.close()
+
+    rest = opened(path, at=2)
+    assert rest.exhausted
+    assert rest.lag(Position({TopicPartition("events.jsonl", 0): 1})) == {TopicPartition("events.jsonl", 0): 1}
+    rest.close()
+
+
+def test_following_waits_for_the_newline(tmp_path: Path) -> None:
+    """Half a line is no record until its writer has finished it."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"a\nhal")
+    source = opened(path, follow=True)
+    assert lines(source.poll(max_records=9, timeout_s=0)) == [(0, b"a")]
+    assert lines(source.poll(max_records=9, timeout_s=0)) == []
+    append(path, b"f")
+    assert lines(source.poll(max_records=9, timeout_s=0)) == []
+    append(path, b"\nnext\n")
+    assert lines(source.poll(max_records=9, timeout_s=0)) == [(1, b"half"), (2, b"next")]
+    assert not source.exhausted
+    source.close()
+
+
+def append(path: Path, text: bytes) -> None:
+    """Grow the file."""
+    with path.open("ab") as file:
+        file.write(text)
+
+
+def test_following_returns_as_soon_as_a_line_is_there(tmp_path: Path) -> None:
+    """A poll sleeps between looks, never beyond its time, and ends with the first line."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"")
+    grown = iter([b"", b"", b"late\n"])
+    clock = SteppingClock(lambda: append(path, next(grown)))
+    settings = JsonlSettings(path=path, follow=True, poll_interval_s=0.25)
+    source = JsonlSource(settings, clock=clock, sleep=clock.sleep)
+    source.seek(Position())
+
+    assert lines(source.poll(max_records=9, timeout_s=0.3)) == []
+    assert clock.now == pytest.approx(0.3)
+    assert lines(source.poll(max_records=9, timeout_s=10.0)) == [(0, b"late")]
+    assert clock.now == pytest.approx(0.55)
+    source.close()
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize("length", [7, 8, 9, 30, 3 << 20])
+def test_a_line_over_the_limit_is_cut_and_the_next_one_is_whole(tmp_path: Path, length: int, follow: bool) -> None:
+    """Of a line over the limit one byte more than the limit is kept, and the rest is skipped."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"x" * length + b"\nnext\n")
+    source = opened(path, follow=follow, max_line_bytes=8)
+    assert lines(source.poll(max_records=9, timeout_s=0)) == [(0, b"x" * min(length, 9)), (1, b"next")]
+    source.close()
+
+    resumed = opened(path, at=1, follow=follow, max_line_bytes=8)
+    assert lines(resumed.poll(max_records=9, timeout_s=0)) == [(1, b"next")]
+    resumed.close()
+
+
+def test_a_growing_line_over_the_limit_is_skipped_to_its_end(tmp_path: Path) -> None:
+    """A followed line is refused when it exceeds the limit; what is appended to it later is not a line of its own."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"x" * 20)
+    source = opened(path, follow=True, max_line_bytes=8)
+    assert lines(source.poll(max_records=9, timeout_s=0)) == [(0, b"x" * 9)]
+    append(path, b"y" * 20)
+    assert lines(source.poll(max_records=9, timeout_s=0)) == []
+    append(path, b"z\nnext\n")
+    assert lines(source.poll(max_records=9, timeout_s=0)) == [(1, b"next")]
+    source.close()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_position_behind_the_end_is_a_gap(tmp_path: Path, suffix: str) -> None:
+    """A file shorter than what was trained of it was truncated or replaced; the message says so, with the numbers."""
+    path = tmp_path / f"events.jsonl{suffix}"
+    path.write_bytes(gzip.compress(b"a\nb\n") if suffix else b"a\nb\n")
+    with pytest.raises(OffsetGapError, match=r"events\.jsonl.* must have the 3 lines .* found 2: .* --fresh"):
+        opened(path, at=3)
+
+
+def test_a_truncated_followed_file_is_a_gap(tmp_path: Path) -> None:
+    """A writer that starts its file over has destroyed what was not read yet."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"a\nb\n")
+    source = opened(path, follow=True)
+    source.poll(max_records=9, timeout_s=0)
+    path.write_bytes(b"c\n")
+    with pytest.raises(OffsetGapError, match="truncated to 2 bytes after 4 had been read"):
+        source.poll(max_records=9, timeout_s=0)
+    source.close()
+
+
+def test_a_replaced_followed_file_is_a_gap_once_it_was_read(tmp_path: Path) -> None:
+    """Rotation is noticed, and everything in the old file comes first."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"a\n")
+    source = opened(path, follow=True)
+    source.poll(max_records=9, timeout_s=0)
+    append(path, b"b\n")
+    path.rename(tmp_path / "events.jsonl.1")
+    assert lines(source.poll(max_records=9, timeout_s=0)) == [(1, b"b")]
+    assert lines(source.poll(max_records=9, timeout_s=0)) == []
+    path.write_bytes(b"new file\n")
+    with pytest.raises(OffsetGapError, match="replaced by another file"):
+        source.poll(max_records=9, timeout_s=0)
+    source.close()
+
+
+DAMAGED_AT = {"cut": 900, "flipped": 900, "not gzip": 0}
+
+
+def read_on(source: JsonlSource) -> None:
+    """Poll until something happens."""
+    while not source.exhausted:
+        source.poll(max_records=100, timeout_s=0)
+
+
+@pytest.mark.parametrize("damage", DAMAGED_AT)
+def test_a_damaged_gzip_gives_what_is_whole_and_then_fails(tmp_path: Path, damage: str) -> None:
+    """Every line before the damage is returned, then the error says where it is."""
+    text = b"".join(b"%d %s\n" % (number, os.urandom(64).hex().encode()) for number in range(2000))
+    packed = bytearray(gzip.compress(text))
+    if damage == "cut":
+        del packed[len(packed) // 2 :]
+    elif damage == "flipped":
+        packed[len(packed) // 2] ^= 0xFF
+    else:
+        packed = bytearray(text)
+    path = tmp_path / "events.jsonl.gz"
+    path.write_bytes(packed)
+    source = opened(path)
+
+    whole = text.splitlines()[: DAMAGED_AT[damage]]
+    returned: list[bytes | None] = []
+    while len(returned) < len(whole):
+        returned += [record.value for record in source.poll(max_records=1, timeout_s=0)]
+    assert returned == whole
+    with pytest.raises(SourceError, match="Repair or replace"):
+        read_on(source)
+    assert not source.exhausted
+    assert source.lag(Position()) == {}
+    source.close()
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """The message holds the path."""
+    with pytest.raises(SourceError, match=r"nowhere\.jsonl must be a readable file: No such file"):
+        opened(tmp_path / "nowhere.jsonl")
+
+
+def test_another_files_position_does_not_matter(tmp_path: Path) -> None:
+    """A configuration that names another file begins at its first line."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"a\n")
+    source = JsonlSource(JsonlSettings(path=path))
+    start = source.seek(Position({TopicPartition("yesterday.jsonl", 0): 1000}))
+    assert start == Position({TopicPartition("events.jsonl", 0): 0})
+    source.close()
+
+
+def test_lag_grows_with_a_followed_file(tmp_path: Path) -> None:
+    """Lag counts finished lines, and again only what was appended since."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"a\nb\nhal")
+    origin = TopicPartition("events.jsonl", 0)
+    source = opened(path, follow=True)
+    assert source.lag(Position({origin: 1})) == {origin: 1}
+    append(path, b"f\nc\n")
+    assert source.lag(Position({origin: 1})) == {origin: 3}
+    source.close()
+
+
+def test_read_lines_is_what_feed_sends(tmp_path: Path) -> None:
+    """All lines that are not blank, gzip or not."""
+    path = tmp_path / "events.jsonl.gz"
+    path.write_bytes(gzip.compress(b"a\n\nb"))
+    assert list(read_lines(path)) == [b"a", b"b"]
+
+
+def test_reader_numbers_the_next_line(tmp_path: Path) -> None:
+    """The number is that of the line which comes next."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"a\nb\nc\n")
+    reader = LineReader(path)
+    reader.skip_to(2)
+    assert (reader.number, reader.next_line(), reader.number) == (2, b"c", 3)
+    reader.close()

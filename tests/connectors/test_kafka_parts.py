@@ -1,0 +1,143 @@
+import socket
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from connectors.kafka import client
+from connectors.kafka.offsets import starting_offsets
+from connectors.kafka.source import KafkaSource
+from connectors.kafka.watch import Watch
+from streamlearn.errors import ConfigError, OffsetGapError, SourceError
+from streamlearn.events import Event
+from streamlearn.settings import KafkaSettings
+from streamlearn.stream.record import Position, Record, TopicPartition
+
+A, B, NEW = TopicPartition("a", 0), TopicPartition("b", 0), TopicPartition("a", 1)
+
+
+def settings(**overrides: object) -> KafkaSettings:
+    """Settings for a broker that is not there."""
+    values = {"bootstrap_servers": "127.0.0.1:9", "security_protocol": "PLAINTEXT", "topics": ("a",), **overrides}
+    return KafkaSettings.model_validate(values)
+
+
+class SteppingClock:
+    """Time that passes when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+
+    def __call__(self) -> float:
+        """Now."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+def test_named_partitions_go_on_and_others_begin_where_the_setting_says() -> None:
+    """An unknown topic follows offset.start; a partition that a known topic grew since begins at its first record."""
+    begins, ends = {A: 3, B: 5, NEW: 7}, {A: 30, B: 50, NEW: 70}
+    assert starting_offsets({A: 10}, begins, ends, "latest") == {A: 10, NEW: 7, B: 50}
+    assert starting_offsets({}, begins, ends, "latest") == {A: 30, NEW: 70, B: 50}
+    assert starting_offsets({}, begins, ends, "earliest") == begins
+
+
+@pytest.mark.parametrize("offset", [3, 30])
+def test_both_ends_of_the_log_are_no_gap(offset: int) -> None:
+    """Going on at the first record, or behind the last one, misses nothing."""
+    assert starting_offsets({A: offset}, {A: 3}, {A: 30}, "earliest") == {A: offset}
+
+
+@pytest.mark.parametrize(
+    ("offset", "message"),
+    [
+        (2, r"a-0 goes on at offset 2, its log begins at 3: the 1 offsets \[2, 3\) were deleted .* --fresh"),
+        (31, r"a-0 goes on at offset 31, its log ends at 30: \[30, 31\) was trained and is gone.* --fresh"),
+    ],
+)
+def test_a_gap_is_named_exactly(offset: int, message: str) -> None:
+    """The operator reads which offsets are missing and what can be done."""
+    with pytest.raises(OffsetGapError, match=message):
+        starting_offsets({A: offset}, {A: 3}, {A: 30}, "earliest")
+
+
+def test_a_partition_that_is_gone_is_a_gap() -> None:
+    """A trained partition of a topic that is read must exist; a topic that is not read any more may go."""
+    with pytest.raises(OffsetGapError, match="a-1 was trained up to offset 9 and does not exist"):
+        starting_offsets({A: 5, NEW: 9}, {A: 3}, {A: 30}, "earliest")
+    assert starting_offsets({A: 5, B: 9}, {A: 3}, {A: 30}, "earliest") == {A: 5}
+
+
+def test_silence_counts_only_while_polling_a_partition_that_is_behind() -> None:
+    """A long training step, an idle log and a record that came are no stall; a log that grows unread is one."""
+    clock = SteppingClock()
+    watch = Watch(settings(stall_timeout_s=60.0, lag_interval_s=10.0), clock)
+
+    def round_of(polled_s: float, ends: dict[TopicPartition, int], *heard: TopicPartition) -> str:
+        clock.now += 600.0
+        watch.polled(polled_s, [Record(origin, 0, b"") for origin in heard])
+        watch.learned(ends, reached={A: 5, B: 5})
+        return watch.stalled()
+
+    watch.learned({A: 5, B: 9}, reached={A: 5, B: 5})
+    assert round_of(40.0, {A: 5, B: 9}, B) == ""  # B was heard
+    assert round_of(40.0, {A: 5, B: 9}) == ""
+    assert round_of(19.0, {A: 9, B: 9}) == ""  # 59 s, although 1200 s have passed
+    assert round_of(1.0, {A: 9, B: 9}) == "b-0"
+    assert round_of(58.0, {A: 9, B: 9}) == "b-0"
+    assert round_of(2.0, {A: 9, B: 9}) == "a-0, b-0"
+    watch.restart()
+    assert watch.stalled() == ""
+
+
+def test_no_broker_at_start_is_said_once_and_then_fatal() -> None:
+    """The daemon waits for a broker with growing pauses, and gives up with the address."""
+    clock = SteppingClock()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        servers = f"127.0.0.1:{free.getsockname()[1]}"
+        source = KafkaSource(settings(bootstrap_servers=servers), start_timeout_s=9.0, clock=clock, sleep=clock.sleep)
+        with (
+            capture_logs() as logs,
+            pytest.raises(SourceError, match=f"broker must answer at {servers}; none accepted"),
+        ):
+            source.seek(Position())
+    assert [entry["event"] for entry in logs] == [Event.SOURCE_UNREACHABLE]
+    assert clock.pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    source.close()
+
+
+def test_the_password_is_the_first_line_of_its_file(tmp_path: Path) -> None:
+    """A trailing newline or a comment below is not part of it."""
+    secret = tmp_path / "password"
+    secret.write_text("corréct horse \r\nsecond line\n", encoding="utf-8")
+    assert client._connection(with_password(secret))["sasl_plain_password"] == "corréct horse "  # noqa: S105 - not one
+
+
+def with_password(path: Path) -> KafkaSettings:
+    """Settings whose password lies in a file."""
+    return settings(
+        security_protocol="SASL_SSL",
+        sasl_mechanism="SCRAM-SHA-512",
+        sasl_plain_username="me",
+        sasl_plain_password_file=path,
+    )
+
+
+def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
+    """It is the configuration that must change."""
+    with pytest.raises(ConfigError, match=r"sasl\.plain\.password\.file must be a readable text file: .*nowhere"):
+        client._connection(with_password(tmp_path / "nowhere"))
+
+
+def test_certificates_are_always_checked_against_the_host(tmp_path: Path) -> None:
+    """TLS without checking the host's name would be no protection."""
+    options = client._connection(settings(security_protocol="SSL", ssl_cafile=tmp_path / "ca.pem"))
+    assert options["ssl_check_hostname"] is True
+    assert options["ssl_cafile"] == str(tmp_path / "ca.pem")
+    assert "sasl_mechanism" not in options

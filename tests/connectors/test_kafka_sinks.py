@@ -1,0 +1,92 @@
+"""Against a real broker: the writing side, dead letters and feed."""
+
+import pytest
+
+from connectors.kafka.dead_letters import KafkaDeadLetters
+from connectors.kafka.feed import feed
+from streamlearn.errors import DeadLetterError, Reason, SourceError
+from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.stream.source import DeadLetter
+from tests.broker import Broker
+
+pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("leaked_sockets")]
+
+ORIGIN = TopicPartition("events", 2)
+
+
+def test_a_letter_is_the_record_with_its_reason_in_headers(broker: Broker) -> None:
+    """Key, value and own headers as they were, then Connect's names under our prefix; forged ones are dropped."""
+    topic = broker.new_topic()
+    sink = KafkaDeadLetters(broker.settings("events"), topic)
+    headers = (("trace", b"\xff"), ("__streamlearn.errors.offset", b"666"))
+    record = Record(ORIGIN, 5, b"\x00{", key=b"k", headers=headers, timestamp_ms=17)
+    sink.send(DeadLetter(record, Reason.NOT_JSON, "no JSON"))
+    sink.flush()
+    sink.close()
+    (message,) = broker.read_all(topic)
+    assert (message.key, message.value) == (b"k", b"\x00{")
+    assert message.headers == [
+        ("trace", b"\xff"),
+        ("__streamlearn.errors.topic", b"events"),
+        ("__streamlearn.errors.partition", b"2"),
+        ("__streamlearn.errors.offset", b"5"),
+        ("__streamlearn.errors.stage", b"VALUE_CONVERTER"),
+        ("__streamlearn.errors.exception.class.name", b"not_json"),
+        ("__streamlearn.errors.exception.message", b"no JSON"),
+        ("__streamlearn.errors.timestamp", b"17"),
+    ]
+
+
+def test_messages_that_are_no_letters_are_passed_over(broker: Broker) -> None:
+    """Something else in the topic is not this daemon's business."""
+    topic = broker.new_topic()
+    broker.produce(topic, [b"hello"])
+    sink = KafkaDeadLetters(broker.settings("events"), topic)
+    assert sink.recall(None) == frozenset()
+    sink.close()
+
+
+def test_a_missing_dead_letter_topic_stops_the_start(broker: Broker) -> None:
+    """The message says what to type."""
+    with pytest.raises(
+        DeadLetterError, match=r"dead letters must have their topic nowhere: .*--create --topic nowhere"
+    ):
+        KafkaDeadLetters(broker.settings("events"), "nowhere")
+
+
+def test_a_refused_letter_is_an_error(broker: Broker) -> None:
+    """A letter that is too large for its topic is never taken for written."""
+    topic = broker.new_topic(max_message_bytes="1000")
+    sink = KafkaDeadLetters(broker.settings("events"), topic)
+    sink.send(DeadLetter(Record(ORIGIN, 0, b"x" * 5000), Reason.NOT_JSON, "no JSON"))
+    with pytest.raises(DeadLetterError, match=rf"cannot be written: topic {topic}: .*MessageSizeTooLarge"):
+        sink.flush()
+    sink.close()
+
+
+def test_feed_keeps_order_and_counts_what_is_acknowledged(broker: Broker) -> None:
+    """Every line is in the topic, in order, without a key; the last report is the count."""
+    topic = broker.new_topic()
+    lines = [b'{"text": "%d"}' % number for number in range(4500)]
+    reports: list[int] = []
+    assert feed(broker.settings(topic), topic, iter(lines), report=reports.append) == 4500
+    assert reports == sorted(reports)
+    assert reports[-1] == 4500
+    messages = broker.read_all(topic)
+    assert [message.value for message in messages] == lines
+    assert {message.key for message in messages} == {None}
+
+
+@pytest.mark.parametrize("max_message_bytes", ["1048588", "2000"])
+def test_feed_names_the_line_that_is_refused(broker: Broker, max_message_bytes: str) -> None:
+    """Too large for the client or for the broker: the message names the line."""
+    topic = broker.new_topic(max_message_bytes=max_message_bytes)
+    broken = [b"a", b"b", b"x" * (2 << 20 if max_message_bytes == "1048588" else 5000), b"c"]
+    with pytest.raises(SourceError, match=r"line 2 was refused: .*TooLarge"):
+        feed(broker.settings(topic), topic, broken)
+
+
+def test_feed_needs_the_topic(broker: Broker) -> None:
+    """Feeding a mistyped name creates nothing."""
+    with pytest.raises(SourceError, match="topic nowhere must exist"):
+        feed(broker.settings("nowhere"), "nowhere", [b"a"])

@@ -1,0 +1,295 @@
+"""Against a real broker: what kafka-python and Kafka do on a bad day, and what the source makes of it."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.errors import CorruptRecordError
+from structlog.testing import capture_logs
+
+from connectors.kafka.client import new_consumer
+from connectors.kafka.source import KafkaSource
+from streamlearn.errors import OffsetGapError, SourceError
+from streamlearn.events import Event
+from streamlearn.settings import KafkaSettings
+from streamlearn.stream.record import Position, Record, TopicPartition
+from tests.broker import PASSWORD, Broker
+
+pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("leaked_sockets")]
+
+QUICK = {"lag_interval_s": 0.05, "metadata_max_age_ms": 100}
+
+Opener = Callable[..., KafkaSource]
+
+
+@pytest.fixture
+def opened(broker: Broker) -> Iterator[Opener]:
+    """Opens sources on topics, and closes them in the end."""
+    sources: list[KafkaSource] = []
+
+    def open_source(*topics: str, position: Position | None = None, **overrides: Any) -> KafkaSource:
+        source = KafkaSource(broker.settings(*topics, **{**QUICK, **overrides}), start_timeout_s=10.0)
+        sources.append(source)
+        source.seek(position or Position())
+        return source
+
+    yield open_source
+    for source in sources:
+        source.close()
+
+
+def read(source: KafkaSource, count: int, timeout_s: float = 60.0) -> list[Record]:
+    """So many records, however many polls it takes."""
+    records: list[Record] = []
+    deadline = time.monotonic() + timeout_s
+    while len(records) < count and time.monotonic() < deadline:
+        records += source.poll(max_records=100, timeout_s=0.2)
+    return records
+
+
+def poll_for(source: KafkaSource, seconds: float) -> list[Record]:
+    """Whatever comes in this time."""
+    return read(source, 1 << 30, seconds)
+
+
+def values(records: list[Record]) -> list[bytes | None]:
+    """Their values."""
+    return [record.value for record in records]
+
+
+def numbered(start: int, stop: int) -> list[bytes]:
+    """Values that tell themselves apart."""
+    return [b"%d" % number for number in range(start, stop)]
+
+
+def events(logs: list[Any]) -> list[str]:
+    """What was logged, by name."""
+    return [entry["event"] for entry in logs]
+
+
+def test_records_come_off_the_log_untouched(broker: Broker, opened: Opener) -> None:
+    """Key, value, headers and time are the producer's, bytes for bytes; a tombstone is a record without value."""
+    topic = broker.new_topic()
+    broker.produce(topic, [b"\xff{", None], key=b"\x00", headers=[("h", b"\x01")], timestamp_ms=17)
+    first, tombstone = read(opened(topic), 2)
+    assert first == Record(TopicPartition(topic, 0), 0, b"\xff{", b"\x00", (("h", b"\x01"),), 17)
+    assert tombstone.value is None
+
+
+def test_a_partition_created_later_is_read_from_its_first_record(broker: Broker, opened: Opener) -> None:
+    """Also where a new topic would be read from its end: what came before the discovery must not be lost."""
+    topic = broker.new_topic()
+    source = opened(topic, offset_start="latest")
+    broker.add_partitions(topic, 2)
+    broker.produce(topic, numbered(0, 3), partition=1)
+    with capture_logs() as logs:
+        records = read(source, 3)
+    assert values(records) == numbered(0, 3)
+    assert events(logs) == [Event.PARTITIONS_CHANGED]
+
+
+def test_retention_while_the_daemon_was_down_is_a_gap(broker: Broker, opened: Opener) -> None:
+    """Records that nobody trained are gone: the source does not jump over them."""
+    topic = broker.new_topic()
+    broker.produce(topic, numbered(0, 10))
+    broker.delete_records(topic, 0, before=6)
+    with pytest.raises(
+        OffsetGapError, match=rf"{topic}-0 goes on at offset 2, its log begins at 6: the 4 offsets \[2, 6\)"
+    ):
+        opened(topic, position=Position({TopicPartition(topic, 0): 2}))
+    assert values(read(opened(topic), 4)) == numbered(6, 10)
+
+
+def test_retention_that_overtakes_a_reader_is_a_gap(broker: Broker, opened: Opener) -> None:
+    """The same while reading: poll raises with the exact offsets."""
+    topic = broker.new_topic()
+    broker.produce(topic, numbered(0, 10))
+    source = opened(topic)
+    broker.delete_records(topic, 0, before=6)
+    with pytest.raises(OffsetGapError, match=r"goes on at offset 0, its log begins at 6"):
+        read(source, 1)
+
+
+def test_a_topic_created_again_is_a_gap(broker: Broker, opened: Opener) -> None:
+    """Offsets of the deleted topic mean nothing in the new one, even where it reaches them."""
+    topic = broker.new_topic()
+    broker.produce(topic, numbered(0, 10))
+    source = opened(topic)
+    assert values(read(source, 10)) == numbered(0, 10)
+    broker.delete_topic(topic)
+    broker.create_topic(topic)
+    broker.produce(topic, numbered(0, 20))
+    with pytest.raises(OffsetGapError, match="deleted and created again"):
+        read(source, 20, timeout_s=10.0)
+
+
+def test_aborted_records_are_not_seen_and_markers_are_neither_lag_nor_stall(broker: Broker, opened: Opener) -> None:
+    """Transaction markers take offsets and are no records: a log that ends with them has been read to its end."""
+    topic = broker.new_topic()
+    broker.transact(topic, numbered(0, 3), commit=True)
+    broker.transact(topic, numbered(3, 6), commit=False)
+    source = opened(topic, stall_timeout_s=0.3)
+    records = read(source, 3)
+    assert values(records) == numbered(0, 3)
+    with capture_logs() as logs:
+        assert poll_for(source, 1.0) == []
+    assert events(logs) == []
+    assert source.lag(Position().after(*records)) == {TopicPartition(topic, 0): 0}
+
+
+def test_the_commit_shows_in_the_group(broker: Broker, opened: Opener) -> None:
+    """Lag tools see the position and the snapshot's name; the daemon never reads it back."""
+    topic = broker.new_topic(partitions=2)
+    source = opened(topic, group_id="shown")
+    with capture_logs() as logs:
+        source.commit(Position({TopicPartition(topic, 0): 3, TopicPartition(topic, 1): 0}), "snapshot-7")
+    assert events(logs) == [Event.OFFSETS_COMMITTED]
+    assert broker.committed("shown") == {(topic, 0): (3, "snapshot-7"), (topic, 1): (0, "snapshot-7")}
+
+
+def test_a_refused_commit_is_logged(broker: Broker, opened: Opener) -> None:
+    """A note beyond the broker's limit is refused; training goes on."""
+    topic = broker.new_topic()
+    source = opened(topic)
+    with capture_logs() as logs:
+        source.commit(Position({TopicPartition(topic, 0): 0}), "n" * 5000)
+    assert events(logs) == [Event.OFFSET_COMMIT_FAILED]
+
+
+def test_a_missing_topic_is_named_with_the_command_that_makes_it(broker: Broker, opened: Opener) -> None:
+    """Nothing is created by reading; the message says what to type."""
+    with pytest.raises(SourceError, match=rf"topic nowhere must exist .*--bootstrap-server {broker.servers} --create"):
+        opened("nowhere")
+
+
+def test_a_wrong_password_is_told_from_a_dead_broker(broker: Broker, tmp_path: Path) -> None:
+    """kafka-python says 'unable to bootstrap' to both; the message says that the broker is there."""
+    topic = broker.new_topic()
+    secret = tmp_path / "password"
+    secret.write_text(PASSWORD)
+    source = KafkaSource(broker.sasl_settings(topic, password_file=secret))
+    source.seek(Position())
+    secret.write_text("wrong")
+    with pytest.raises(SourceError, match=r"accepts connections and must speak SASL_PLAINTEXT.*Wrong credentials"):
+        KafkaSource(broker.sasl_settings(topic, password_file=secret), start_timeout_s=2.0).seek(Position())
+    source.close()
+
+
+class Tampered:
+    """A consumer whose poll does something else."""
+
+    def __init__(self, consumer: Any, poll: Callable[[Any], Any]) -> None:
+        self._consumer = consumer
+        self._poll = poll
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def poll(self, **options: Any) -> Any:
+        """Ask the test."""
+        return self._poll(lambda: self._consumer.poll(**options))
+
+
+def tamper(monkeypatch: pytest.MonkeyPatch, poll: Callable[[Any], Any]) -> None:
+    """Let every consumer built from now on poll like this."""
+
+    def built(settings: KafkaSettings, bootstrap_s: float) -> Tampered:
+        return Tampered(new_consumer(settings, bootstrap_s), poll)
+
+    monkeypatch.setattr("connectors.kafka.source.new_consumer", built)
+
+
+def test_an_error_of_the_consumer_replaces_it_and_loses_nothing(
+    broker: Broker, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an exception the old consumer might spin for ever; the new one goes on at our own offsets."""
+    topic = broker.new_topic()
+    broker.produce(topic, numbered(0, 10))
+    polls = iter(range(1000))
+
+    def poll(fetch: Callable[[], Any]) -> Any:
+        if next(polls) in (1, 4):
+            raise ValueError("a damaged batch")
+        return fetch()
+
+    tamper(monkeypatch, poll)
+    source = opened(topic, max_poll_records=2)
+    with capture_logs() as logs:
+        assert values(read(source, 10)) == numbered(0, 10)
+    assert events(logs) == [Event.SOURCE_REBUILT] * 2
+
+
+def test_a_silent_consumer_is_replaced(broker: Broker, opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that grows while polls stay empty is the client's fault: a new client reads it."""
+    topic = broker.new_topic()
+    broker.produce(topic, numbered(0, 3))
+    start = time.monotonic()
+
+    def poll(fetch: Callable[[], Any]) -> Any:
+        if time.monotonic() < start + 1.0:
+            time.sleep(0.02)
+            return {}
+        return fetch()
+
+    tamper(monkeypatch, poll)
+    source = opened(topic, stall_timeout_s=0.5)
+    with capture_logs() as logs:
+        assert values(read(source, 3)) == numbered(0, 3)
+    assert Event.SOURCE_REBUILT in events(logs)
+    assert logs[0]["reason"] == f"no record of {topic}-0 for 0.5 s although its log goes on"
+
+
+def test_an_offset_that_cannot_be_read_is_given_up_by_name(
+    broker: Broker, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rebuilding does not help against every damage: the partition and the offset are named, an idle one is not."""
+    topic, idle = broker.new_topic(), broker.new_topic()
+    broker.produce(topic, numbered(0, 10))
+    position = Position({TopicPartition(topic, 0): 4})
+
+    def poll(_: Callable[[], Any]) -> Any:
+        raise CorruptRecordError("CRC mismatch")
+
+    tamper(monkeypatch, poll)
+    source = opened(topic, idle, position=position)
+    with (
+        capture_logs() as logs,
+        pytest.raises(SourceError, match=rf"and {topic}-0 at offset 4 was not, 4 times: .*CRC"),
+    ):
+        poll_for(source, 20.0)
+    assert events(logs) == [Event.SOURCE_REBUILT] * 3
+
+
+def test_damage_on_the_brokers_disk_is_found_and_named(broker: Broker, opened: Opener) -> None:
+    """A flipped byte in a log segment: what lies before it is read, then the offset is named, and nothing spins."""
+    topic = broker.new_topic()
+    broker.produce(topic, [b"good"])
+    broker.produce(topic, [b"target" * 10])
+    broker.flip_byte(topic, b"target")
+    source = opened(topic)
+    assert values(read(source, 1)) == [b"good"]
+    with pytest.raises(SourceError, match=rf"{topic}-0 at offset 1 was not, 4 times"):
+        poll_for(source, 30.0)
+
+
+def test_a_killed_broker_is_waited_for(broker: Broker, opened: Opener) -> None:
+    """The broker dies while it is read and comes back: it is said once, and every record comes once."""
+    topic = broker.new_topic(partitions=2)
+    broker.produce(topic, numbered(0, 50), partition=0)
+    broker.produce(topic, numbered(50, 100), partition=1)
+    source = opened(topic, max_poll_records=7, lag_interval_s=0.5, request_timeout_ms=5_000)
+    records = read(source, 20)
+    broker.kill()
+    with capture_logs() as logs:
+        records += poll_for(source, 3.0)
+        assert source.lag(Position()) == {}
+        with capture_logs() as refused:
+            source.commit(Position(), "snapshot-8")
+        assert events(refused) == [Event.OFFSET_COMMIT_FAILED]
+        broker.start()
+        broker.produce(topic, numbered(100, 110), partition=1)
+        records += read(source, 110 - len(records), timeout_s=40.0)
+    assert sorted(values(records), key=lambda value: int(value or 0)) == numbered(0, 110)
+    assert events(logs) == [Event.SOURCE_UNREACHABLE]

@@ -1,0 +1,96 @@
+"""The daemon as a process: started, watched through its own files, killed, compared."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+START_AND_LEARN_S = 240.0  # a start is 5 s and the whole stream 10 s on two idle cores; CI's may be busy
+
+
+class DaemonProcess:
+    """One state folder, one configuration file, any number of lives."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        folder.mkdir(parents=True)
+        self.state = folder / "state"
+        self.config = folder / "config.yaml"
+        self.config.write_text(yaml.safe_dump({**config, "state": str(self.state)}))
+        self.log = folder / "log.jsonl"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start `streamlearn run`; returns at once."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "streamlearn", "run", "--config", str(self.config)],
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
+
+    def wait_until(self, done: Callable[[], bool], what: str) -> None:
+        """Watch until `done`, and fail with the log's end when the process ends first or time is up."""
+        deadline = time.monotonic() + START_AND_LEARN_S
+        while not done():
+            assert self._process is not None
+            assert self._process.poll() is None, f"the daemon ended before {what}: {self.log.read_text()[-2000:]}"
+            assert time.monotonic() < deadline, f"{what} did not happen: {self.log.read_text()[-2000:]}"
+            time.sleep(0.01)
+
+    def journalled_step(self) -> int:
+        """The step of the last whole journal line, 0 when there is none."""
+        try:
+            lines = (self.state / "journal.jsonl").read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return 0
+        whole = [line for line in lines if line.endswith(b"\n")]
+        return int(orjson.loads(whole[-1])["step"]) if whole else 0
+
+    def kill(self) -> None:
+        """Kill -9, and wait for the body."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def terminate(self) -> int:
+        """SIGTERM; the exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout=60)
+
+    def end(self) -> None:
+        """Leave nothing running, whatever the test did."""
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+
+    def newest(self) -> "Final":
+        """The newest snapshot."""
+        names = sorted(name for name in os.listdir(self.state / "snapshots") if name.isdecimal())
+        return Final(self.state / "snapshots" / names[-1])
+
+
+class Final:
+    """What a snapshot says of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.manifest: dict[str, Any] = orjson.loads((folder / "manifest.json").read_bytes())
+        self._folder = folder
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of adapter, optimizer and the rest."""
+        adapter = load_file(self._folder / "adapter" / "adapter_model.safetensors")
+        return {**load_file(self._folder / "state.safetensors"), **{f"adapter.{k}": v for k, v in adapter.items()}}
+
+    def ledger(self) -> dict[int, tuple[int, int, int]]:
+        """Per partition: trained, dead-lettered, position."""
+        positions = {row[1]: row[2] for row in self.manifest["position"]}
+        return {row[1]: (row[2], row[3], positions[row[1]]) for row in self.manifest["ledger"]}

@@ -1,0 +1,56 @@
+"""A learner on the tiny backbone."""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import torch
+from torch import Tensor
+
+from streamlearn.adapters.model import attach
+from streamlearn.adapters.presets import resolve
+from streamlearn.backbone.load import load, outline
+from streamlearn.learner.learner import Learner
+from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings
+from tests.doubles import tiny_backbone
+
+
+class MakeLearner(Protocol):
+    """Builds a learner; what is not given is small and fast."""
+
+    def __call__(self, *, preset: Any = "mh-moe", seed: int = 0, **settings: Any) -> Learner: ...
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_backbone(tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture
+def make_learner(tiny: Path) -> MakeLearner:
+    def make(*, preset: Any = "mh-moe", seed: int = 0, **settings: Any) -> Learner:
+        backbone_settings = BackboneSettings(model=str(tiny), dtype="float32", device="cpu")
+        backbone = load(backbone_settings, outline(backbone_settings))
+        model = attach(backbone.model, resolve(AdapterSettings(preset=preset)), seed)
+        return Learner(model, LearnerSettings(**{"lr": 1e-2, **settings}), backbone.device, clock=lambda: 0.0)
+
+    return make
+
+
+def snapshot(learner: Learner) -> dict[str, Tensor]:
+    """Copies of everything that a step may change: adapter, optimizer, counts."""
+    weights = {f"weight.{i}": p for i, p in enumerate(learner.optimizer.parameters())}
+    return {name: tensor.detach().clone() for name, tensor in {**weights, **learner.state()}.items()}
+
+
+def restore(learner: Learner, state: dict[str, Tensor]) -> None:
+    """Put such copies into another learner."""
+    with torch.no_grad():
+        for i, parameter in enumerate(learner.optimizer.parameters()):
+            parameter.copy_(state[f"weight.{i}"])
+    learner.load_state({name: tensor for name, tensor in state.items() if not name.startswith("weight.")})
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether two of them are equal in every bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

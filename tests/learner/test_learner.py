@@ -1,0 +1,208 @@
+"""One step: what it measures, what it changes, and when it changes nothing."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.loss import row_loss
+from streamlearn.learner.row import pack
+from streamlearn.stream.batch import Batch
+from streamlearn.stream.decode import IGNORED, Example
+from tests.doubles import random_examples
+from tests.learner.conftest import MakeLearner, restore, same, snapshot
+
+
+def batch_of(*lengths: int, seed: int = 0) -> Batch:
+    return Batch((), random_examples(lengths or (9, 4, 6), seed=seed))
+
+
+@torch.no_grad()
+def losses_alone(model: Any, example: Example) -> list[float]:
+    """Nats of each learned token, from a pass over this record alone."""
+    ids, labels = torch.from_numpy(example.input_ids).long(), torch.from_numpy(example.labels).long()
+    logits = model(input_ids=ids[None], use_cache=False).logits[0]
+    return [-F.log_softmax(logits[t - 1], dim=-1)[labels[t]].item() for t in range(1, len(ids)) if labels[t] != IGNORED]
+
+
+def mean_loss(learner: Learner, batch: Batch) -> float:
+    with torch.no_grad():
+        return float(row_loss(learner.forward, pack(batch.examples, learner.device)).mean)
+
+
+def train(learner: Learner, steps: Sequence[int]) -> list[float]:
+    """Steps on a batch each, drawn from the step's number; their losses."""
+    return [learner.step(batch_of(8, 5, seed=step)).loss for step in steps]
+
+
+@pytest.mark.parametrize("preset", ["mh-moe", "loramoe", "lora"])
+def test_the_reported_loss_is_of_the_weights_before_the_update(make_learner: MakeLearner, preset: str) -> None:
+    """Test, then train: a step's loss is that of the weights that it found, which it then changes."""
+    learner = make_learner(preset=preset)
+    for _ in range(3):
+        before = mean_loss(learner, batch_of())
+        assert learner.step(batch_of()).loss == pytest.approx(before, rel=1e-5)
+        assert mean_loss(learner, batch_of()) < before * 0.999
+
+
+def test_a_step_reports_each_records_loss(make_learner: MakeLearner) -> None:
+    """Figures of a packed batch equal those of every record on its own, also behind a few updates."""
+    learner = make_learner()
+    train(learner, range(4))
+    batch = Batch((), random_examples([9, 2, 6], prompt_length=1) + random_examples([12], prompt_length=7))
+    wanted = [losses_alone(learner.forward, example) for example in batch.examples]
+    step = learner.step(batch)
+    assert step.record_losses == pytest.approx([sum(losses) / len(losses) for losses in wanted], rel=1e-4)
+    assert step.loss == pytest.approx(sum(map(sum, wanted)) / sum(map(len, wanted)), rel=1e-4)
+    assert (step.number, step.tokens, step.learned_tokens) == (5, 29, 8 + 1 + 5 + 5)
+    assert step.refusal is None
+
+
+def test_only_experts_that_got_a_token_move(make_learner: MakeLearner) -> None:
+    """After a step of few tokens the experts whose weights differ are those that were routed to, and no others."""
+    learner = make_learner()
+    train(learner, range(5))
+    before = snapshot(learner)
+    learner.step(batch_of(2, seed=77))
+    kept = 0
+    for group in learner.optimizer.groups:
+        if group.routed_HK is None:
+            continue
+        for name in group.moments:
+            moved = (group.moments[name] != before[f"optimizer.{group.name}.{name}"]).flatten(2).any(-1)
+            assert torch.equal(moved, group.routed_HK)
+        kept += int((~group.routed_HK).sum())
+    assert kept > 0  # two tokens cannot visit every expert
+    ids = {id(p): i for i, p in enumerate(learner.optimizer.parameters())}
+    for group in learner.optimizer.groups:
+        for parameter in group.parameters.values():
+            if group.routed_HK is not None:
+                changed = (parameter != before[f"weight.{ids[id(parameter)]}"]).flatten(2).any(-1)
+                assert torch.equal(changed, group.routed_HK)
+
+
+def spoil_logits(change: Callable[[Tensor], Tensor]) -> Callable[[Learner], Any]:
+    def spoil(learner: Learner) -> Any:
+        return learner.forward.lm_head.register_forward_hook(lambda module, inputs, output: change(output))
+
+    return spoil
+
+
+def impossible(logits: Tensor) -> Tensor:
+    """Every token but one has probability zero: the loss is infinite."""
+    return logits + torch.full_like(logits, -torch.inf).index_fill_(-1, torch.tensor([0]), 0.0)
+
+
+def spoil_gradient(learner: Learner) -> Any:
+    return learner.optimizer.parameters()[0].register_hook(lambda gradient: gradient + torch.inf)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "refusal"),
+    [
+        (spoil_logits(lambda logits: logits * torch.nan), "loss is nan"),
+        (spoil_logits(impossible), "loss is inf"),
+        (spoil_gradient, "gradient norm is inf"),
+    ],
+    ids=["nan loss", "infinite loss", "infinite gradient"],
+)
+def test_a_non_finite_step_changes_no_bit(
+    make_learner: MakeLearner, spoil: Callable[[Learner], Any], refusal: str
+) -> None:
+    """Loss or gradient that is not finite ends the step: weights and optimizer stay, only the number goes on."""
+    learner, twin = make_learner(), make_learner()
+    for one in (learner, twin):
+        train(one, range(3))
+    before = snapshot(learner)
+    spoiled = spoil(learner)
+    step = learner.step(batch_of(seed=99))
+    spoiled.remove()
+    assert step.refusal == refusal
+    assert math.isfinite(step.loss) == (refusal == "gradient norm is inf")
+    after = snapshot(learner)
+    assert after.pop("learner.counts").tolist() == [4, 3]
+    before.pop("learner.counts")
+    assert same(before, after)
+    assert train(learner, [3]) == train(twin, [3])  # nothing of the refused step is left in the gradients
+
+
+def test_gradients_are_clipped_to_a_global_norm(make_learner: MakeLearner) -> None:
+    """Behind one step the first moment is (1 - beta1) times a gradient of that norm; the report is unclipped."""
+    learner = make_learner(max_grad_norm=1e-3)
+    step = learner.step(batch_of())
+    moments = [m for group in learner.optimizer.groups for name, m in group.moments.items() if name.endswith("exp_avg")]
+    norm = torch.cat([moment.flatten() for moment in moments]).norm() / (1 - 0.9)
+    torch.testing.assert_close(norm.item(), 1e-3, rtol=1e-3, atol=0)
+    assert step.grad_norm > 0.1
+
+
+def test_a_small_gradient_is_left_as_it_is(make_learner: MakeLearner) -> None:
+    """Below the bound clipping does nothing: any larger bound gives the same bits."""
+    one, other = make_learner(max_grad_norm=1e3), make_learner(max_grad_norm=1e6)
+    train(one, range(2))
+    train(other, range(2))
+    assert same(snapshot(one), snapshot(other))
+
+
+@pytest.mark.parametrize(
+    ("warmup_steps", "shares"), [(0, [1.0, 1.0, 1.0]), (1, [1.0, 1.0, 1.0]), (4, [0.25, 0.5, 0.75, 1.0, 1.0])]
+)
+def test_the_rate_rises_over_the_warmup(
+    make_learner: MakeLearner, warmup_steps: int, shares: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linear in updates made, from lr / warmup to lr; a refused step is no update."""
+    learner = make_learner(warmup_steps=warmup_steps, lr=0.5)
+    rates: list[float] = []
+    monkeypatch.setattr(learner.optimizer, "step", rates.append)
+    for i in range(len(shares)):
+        if i == 1:
+            spoiled = spoil_gradient(learner)
+            assert learner.step(batch_of()).refusal
+            spoiled.remove()
+        learner.step(batch_of())
+    assert rates == pytest.approx([0.5 * share for share in shares])
+
+
+@pytest.mark.parametrize("preset", ["mh-moe", "loramoe", "lora"])
+def test_the_same_batches_give_the_same_bits(make_learner: MakeLearner, preset: str) -> None:
+    """Two learners of one seed end equal in every bit; another seed ends elsewhere."""
+    one, two, other = make_learner(preset=preset), make_learner(preset=preset), make_learner(preset=preset, seed=1)
+    assert train(one, range(4)) == train(two, range(4))
+    train(other, range(4))
+    assert same(snapshot(one), snapshot(two))
+    assert not same(snapshot(one), snapshot(other))
+
+
+def test_it_goes_on_from_a_saved_state_bit_for_bit(make_learner: MakeLearner) -> None:
+    """Stopped in the middle, of the warm-up too, and continued in another process, the end is the same."""
+    straight, stopped, resumed = (make_learner(warmup_steps=6) for _ in range(3))
+    train(straight, range(8))
+    train(stopped, range(4))
+    stopped.pass_over()  # a number without an update: the two counts differ
+    restore(resumed, snapshot(stopped))
+    train(resumed, range(4, 8))
+    ends = [snapshot(straight), snapshot(resumed)]
+    assert [end.pop("learner.counts").tolist() for end in ends] == [[8, 8], [9, 8]]
+    assert same(*ends)
+
+
+def test_the_loss_of_a_repeated_batch_falls(make_learner: MakeLearner) -> None:
+    """Twenty updates on one batch halve its loss."""
+    learner = make_learner(lr=2e-2)
+    losses = [learner.step(batch_of()).loss for _ in range(20)]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_the_backbone_is_never_changed(make_learner: MakeLearner) -> None:
+    """After some steps every frozen tensor has the bits that it was loaded with."""
+    learner = make_learner()
+    frozen = {name: p.clone() for name, p in learner.forward.named_parameters() if "head_lora" not in name}
+    train(learner, range(3))
+    after = dict(learner.forward.named_parameters())
+    assert frozen
+    assert all(torch.equal(after[name], tensor) for name, tensor in frozen.items())

@@ -1,0 +1,162 @@
+"""MaskedAdamW against torch's AdamW."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from streamlearn.learner.optimizer import Group, MaskedAdamW
+from streamlearn.settings import LearnerSettings
+
+# Shape suffixes: H heads, K experts a head, R rank, S slice, O out features.
+H, K, R, S, O = 2, 3, 2, 4, 5  # noqa: E741 - as in the shape suffixes
+SETTINGS = LearnerSettings(lr=1e-2, weight_decay=0.1)
+
+
+class Bank:
+    """One bank's parameters under a MaskedAdamW, and made-up gradients."""
+
+    def __init__(self, *, masked: bool = True) -> None:
+        draw = torch.Generator().manual_seed(1)
+        self.A = Parameter(torch.randn(H, K, R, S, generator=draw))
+        self.B = Parameter(torch.randn(H, K, R, O, generator=draw))
+        self.routed_HK = torch.ones(H, K, dtype=torch.bool) if masked else None
+        self.group = Group("bank", {"A": self.A, "B": self.B}, self.routed_HK)
+        self.optimizer = MaskedAdamW([self.group], SETTINGS)
+
+    def step(self, gradients: Sequence[Tensor], routed: Tensor | None = None, lr: float = 1e-2) -> None:
+        for parameter, gradient in zip((self.A, self.B), gradients, strict=True):
+            parameter.grad = gradient.clone()
+        if routed is not None and self.routed_HK is not None:
+            self.routed_HK.copy_(routed)
+        self.optimizer.step(lr)
+        self.optimizer.zero_grad()
+
+    def expert(self, h: int, k: int) -> dict[str, Tensor]:
+        """Copies of all that belongs to one expert."""
+        tensors = {"A": self.A, "B": self.B, "steps": self.group.steps_HK, **self.group.moments}
+        return {name: tensor[h, k].detach().clone() for name, tensor in tensors.items()}
+
+
+def gradients_for(step: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(100 + step)
+    return torch.randn(H, K, R, S, generator=draw), torch.randn(H, K, R, O, generator=draw)
+
+
+def routed_for(step: int) -> Tensor:
+    return torch.rand(H, K, generator=torch.Generator().manual_seed(step)) < 0.5
+
+
+def adamw(parameters: Sequence[Parameter]) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        parameters, lr=SETTINGS.lr, betas=SETTINGS.betas, eps=SETTINGS.eps, weight_decay=SETTINGS.weight_decay
+    )
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_with_everything_routed_it_is_adamw(masked: bool) -> None:
+    """Step by step the weights are those of torch.optim.AdamW, with a full mask and without one."""
+    bank = Bank(masked=masked)
+    twins = [Parameter(p.detach().clone()) for p in (bank.A, bank.B)]
+    reference = adamw(twins)
+    for step in range(20):
+        lr = SETTINGS.lr * (1 + step % 3)  # a rate that changes, as in a warm-up
+        bank.step(gradients_for(step), lr=lr)
+        for twin, gradient in zip(twins, gradients_for(step), strict=True):
+            twin.grad = gradient
+        reference.param_groups[0]["lr"] = lr
+        reference.step()
+        for found, wanted in zip((bank.A, bank.B), twins, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("garbage", [0.0, 1.0, torch.inf, torch.nan])
+def test_an_unrouted_expert_keeps_every_bit(garbage: float) -> None:
+    """Weights, moments and step count of an expert that got no token stay, whatever its gradient says; others move."""
+    bank = Bank()
+    for step in range(3):  # momentum and weight decay have something to act with
+        bank.step(gradients_for(step))
+    kept, moved = bank.expert(1, 2), bank.expert(0, 1)
+    routed = torch.ones(H, K, dtype=torch.bool)
+    routed[1, 2] = False
+    for step in range(3, 8):
+        gradients = gradients_for(step)
+        for gradient in gradients:
+            gradient[1, 2] = garbage
+        bank.step(gradients, routed)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in bank.expert(1, 2).items())
+    assert not any(torch.equal(tensor, moved[name]) for name, tensor in bank.expert(0, 1).items())
+
+
+def test_a_step_without_any_token_changes_nothing() -> None:
+    """A bank whose mask is empty keeps every bit."""
+    bank = Bank()
+    bank.step(gradients_for(0))
+    before = [bank.expert(h, k) for h in range(H) for k in range(K)]
+    bank.step(gradients_for(1), torch.zeros(H, K, dtype=torch.bool))
+    after = [bank.expert(h, k) for h in range(H) for k in range(K)]
+    for one, other in zip(before, after, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_each_expert_is_an_adamw_of_the_steps_that_routed_to_it() -> None:
+    """Behind any row of masks an expert stands where an AdamW stands that saw its steps alone."""
+    bank = Bank()
+    twins = {
+        (h, k): [Parameter(p[h, k].detach().clone()) for p in (bank.A, bank.B)] for h in range(H) for k in range(K)
+    }
+    references = {hk: adamw(parameters) for hk, parameters in twins.items()}
+    counts = torch.zeros(H, K)
+    for step in range(30):
+        routed, gradients = routed_for(step), gradients_for(step)
+        bank.step(gradients, routed)
+        counts += routed
+        for (h, k), reference in references.items():
+            if routed[h, k]:
+                for twin, gradient in zip(twins[h, k], gradients, strict=True):
+                    twin.grad = gradient[h, k].clone()
+                reference.step()
+            for found, wanted in zip((bank.A, bank.B), twins[h, k], strict=True):
+                torch.testing.assert_close(found[h, k], wanted, rtol=1e-5, atol=1e-6)
+    assert torch.equal(bank.group.steps_HK, counts)
+    assert len(set(counts.flatten().tolist())) > 1  # the experts did see different numbers of steps
+
+
+def test_a_parameter_without_gradient_stays() -> None:
+    """A router that is left at its start has no gradient and keeps its bits, weight decay notwithstanding."""
+    router = Parameter(torch.ones(H, K, S), requires_grad=False)
+    optimizer = MaskedAdamW([Group("router", {"weight": router}, None)], SETTINGS)
+    optimizer.step(1e-2)
+    assert torch.equal(router, torch.ones(H, K, S))
+
+
+def test_it_goes_on_from_its_state_bit_for_bit() -> None:
+    """A second optimizer with the first one's weights and state continues as the first one does."""
+    first, second = Bank(), Bank()
+    for step in range(5):
+        first.step(gradients_for(step), routed_for(step))
+    with torch.no_grad():
+        second.A.copy_(first.A)
+        second.B.copy_(first.B)
+    second.optimizer.load_state_dict({name: tensor.clone() for name, tensor in first.optimizer.state_dict().items()})
+    for step in range(5, 10):
+        for bank in (first, second):
+            bank.step(gradients_for(step), routed_for(step))
+    for h in range(H):
+        for k in range(K):
+            other = second.expert(h, k)
+            assert all(torch.equal(tensor, other[name]) for name, tensor in first.expert(h, k).items())
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda state: state.pop("bank.steps"), lambda state: state.update(more=torch.zeros(1))]
+)
+def test_state_of_another_shape_is_an_error(damage: Callable[[dict[str, Tensor]], object]) -> None:
+    """Names that lack or are too many mean that the caller did not check the snapshot."""
+    optimizer = Bank().optimizer
+    state = optimizer.state_dict()
+    damage(state)
+    with pytest.raises(AssertionError, match="manifest was checked"):
+        optimizer.load_state_dict(state)

@@ -1,0 +1,82 @@
+"""Word-level agreement of two texts."""
+
+import doctest
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamlearn.learner import text_metrics
+from streamlearn.learner.text_metrics import exact_match, normalise, rouge_l
+
+words = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=8)
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    """Every doctest of the module passes, and there are some."""
+    failed, attempted = doctest.testmod(text_metrics)
+    assert failed == 0
+    assert attempted >= 3
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("", []),
+        (" ... ", []),
+        ("Don't stop!", ["don't", "stop"]),
+        ('"(Yes)," he said.', ["yes", "he", "said"]),
+        ("巴黎。", ["巴", "黎"]),
+        ("Zürich", ["zürich"]),
+        ("naïve idea", ["naïve", "idea"]),
+    ],
+)
+def test_normalised_texts_are_lower_case_words(text: str, tokens: list[str]) -> None:
+    """Punctuation around words goes, inside words stays; wide characters are words of their own."""
+    assert normalise(text) == tokens
+
+
+@pytest.mark.parametrize(
+    ("output", "reference", "score"),
+    [("", "", 1.0), ("", "Paris", 0.0), ("paris!", "Paris", 1.0), ("Paris, France", "Paris", 0.0), ("...", "", 1.0)],
+)
+def test_exact_match_is_all_or_nothing(output: str, reference: str, score: float) -> None:
+    """Case and punctuation do not count, every word does."""
+    assert exact_match(output, reference) == score
+
+
+@pytest.mark.parametrize(
+    ("output", "reference", "score"),
+    [
+        ("", "", 1.0),
+        ("", "a b", 0.0),
+        ("a b", "", 0.0),
+        ("a b c", "a b c", 1.0),
+        ("x y z", "a b c", 0.0),
+        ("a c b", "a b c", 2 / 3),  # a subsequence, not a set
+        ("a b a b", "b a", 2 * 2 / 6),
+        ("b", "a b c d", 2 * 1 / 5),
+    ],
+)
+def test_rouge_l_is_the_f1_of_the_longest_common_subsequence(output: str, reference: str, score: float) -> None:
+    """Values computed by hand, empty texts included."""
+    assert rouge_l(output, reference) == pytest.approx(score)
+
+
+def longest(left: list[str], right: list[str]) -> int:
+    """The definition, spelled as a recursion."""
+    if not left or not right:
+        return 0
+    if left[-1] == right[-1]:
+        return longest(left[:-1], right[:-1]) + 1
+    return max(longest(left[:-1], right), longest(left, right[:-1]))
+
+
+@given(words.filter(bool), words.filter(bool))
+def test_rouge_l_equals_its_definition(left: list[str], right: list[str]) -> None:
+    """F1 of precision and recall over the recursion's length; the order of the two texts does not matter."""
+    common = longest(left, right)
+    precision, recall = common / len(left), common / len(right)
+    wanted = 2 * precision * recall / (precision + recall) if common else 0.0
+    assert rouge_l(" ".join(left), " ".join(right)) == pytest.approx(wanted)
+    assert rouge_l(" ".join(right), " ".join(left)) == pytest.approx(wanted)

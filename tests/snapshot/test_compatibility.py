@@ -1,0 +1,83 @@
+"""What a snapshot may go on under."""
+
+from typing import Any
+
+import pytest
+
+from streamlearn.errors import SnapshotMismatchError
+from streamlearn.settings import Settings, fingerprint
+from streamlearn.snapshot.compatibility import Change, check
+from streamlearn.snapshot.manifest import Manifest
+
+from .kit import ADAPTER, BACKBONE, CONFIG, draft
+
+
+def manifest(**changed: Any) -> Manifest:
+    return Manifest.of(draft(18204, **changed), {})
+
+
+def test_the_same_setup_goes_on() -> None:
+    assert check(manifest(), CONFIG, BACKBONE, ADAPTER) == []
+
+
+def test_a_tuple_is_its_list() -> None:
+    config = {**CONFIG, "learner": {"lr": 1e-4, "betas": (0.9, 0.95)}}
+    assert check(manifest(), config, BACKBONE, ADAPTER) == []
+
+
+def test_a_real_configuration_equals_its_own_fingerprint() -> None:
+    settings = Settings.model_validate({"source": {"jsonl": {"path": "x.jsonl"}}})
+    stored = Manifest.from_bytes(manifest(config=fingerprint(settings)).to_bytes(), where="m")
+    assert check(stored, fingerprint(settings), BACKBONE, ADAPTER) == []
+
+
+def test_a_changed_value_names_key_values_and_ways_out() -> None:
+    config = {**CONFIG, "learner": {"lr": 1e-3, "betas": [0.9, 0.95]}}
+    with pytest.raises(SnapshotMismatchError) as caught:
+        check(manifest(), config, BACKBONE, ADAPTER)
+    assert str(caught.value) == (
+        "snapshot 00018204 was trained with another configuration: learner.lr is 0.001 here and 0.0001 in the "
+        "snapshot; set learner.lr back to 0.0001, accept the change with --accept-config-change, or start anew with "
+        "--fresh"
+    )
+    assert check(manifest(), config, BACKBONE, ADAPTER, accept=True) == [Change("learner.lr", 0.0001, 0.001)]
+
+
+def test_every_changed_key_is_named() -> None:
+    config = {"seed": 3, "learner": {"lr": 1e-4, "betas": [0.9, 0.95], "new": 1}, "stream": {}}
+    with pytest.raises(SnapshotMismatchError) as caught:
+        check(manifest(), config, BACKBONE, ADAPTER)
+    assert "learner.new is 1 here and absent in the snapshot" in str(caught.value)
+    assert "seed is 3 here and 0 in the snapshot" in str(caught.value)
+    assert "stream.max_tokens is absent here and 64 in the snapshot" in str(caught.value)
+    changes = check(manifest(), config, BACKBONE, ADAPTER, accept=True)
+    assert [change.key for change in changes] == ["learner.new", "seed", "stream", "stream.max_tokens"]
+
+
+@pytest.mark.parametrize("section", ["backbone", "adapter", "seedling"])
+def test_other_sections_are_never_accepted(section: str) -> None:
+    config = {**CONFIG, section: {"rank": 8}}
+    with pytest.raises(SnapshotMismatchError, match=rf"{section}\.rank is 8 here and absent") as caught:
+        check(manifest(), config, BACKBONE, ADAPTER, accept=True)
+    assert "--accept-config-change" not in str(caught.value)
+    assert "--fresh" in str(caught.value)
+
+
+def test_another_backbone_is_never_accepted() -> None:
+    with pytest.raises(SnapshotMismatchError, match=r'another backbone: backbone.digest is "77d01b" here and "3f2a9c"'):
+        check(manifest(), CONFIG, {**BACKBONE, "digest": "77d01b"}, ADAPTER, accept=True)
+
+
+def test_another_adapter_is_never_accepted() -> None:
+    with pytest.raises(SnapshotMismatchError, match=r"another adapter: adapter.rank is 8 here and 4 in the snapshot"):
+        check(manifest(), CONFIG, BACKBONE, {**ADAPTER, "rank": 8}, accept=True)
+
+
+def test_a_moved_backbone_of_the_same_files_is_the_same() -> None:
+    """The digest decides when both sides know it."""
+    old = {**CONFIG, "backbone": {"model": "models/a"}}
+    new = {**CONFIG, "backbone": {"model": "elsewhere/a"}}
+    assert check(manifest(config=old), new, {**BACKBONE, "model": "elsewhere/a"}, ADAPTER) == []
+    unknown = {**BACKBONE, "digest": None}
+    with pytest.raises(SnapshotMismatchError, match="another backbone"):
+        check(manifest(config=old, backbone=unknown), new, {**unknown, "model": "elsewhere/a"}, ADAPTER)

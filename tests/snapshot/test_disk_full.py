@@ -1,0 +1,169 @@
+"""The n-th operation fails, for every n: the old snapshot stays, the error is typed, the next save works."""
+
+import errno
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError
+
+from streamlearn.errors import SnapshotError
+from streamlearn.snapshot.files import Files
+from streamlearn.snapshot.store import SnapshotStore
+from streamlearn.stream.record import Position, TopicPartition
+
+from .kit import assert_is, draft, save, tensors
+
+
+class Broken(Files):
+    """Fails at the n-th operation, or from the n-th on; a failed write leaves its first half behind."""
+
+    def __init__(self, nth: int, code: int, *, for_good: bool) -> None:
+        self.left = nth
+        self.code = code
+        self.for_good = for_good
+        self.after_failed_sync: list[Path] = []
+        self._failed_sync = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ever did."""
+        return self.left <= 0
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0 or (self.left < 0 and self.for_good):
+            raise OSError(self.code, "made to fail")
+
+    def make_folder(self, path: Path) -> None:
+        """Counted."""
+        self._count()
+        super().make_folder(path)
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Counted."""
+        try:
+            self._count()
+        except OSError:
+            path.write_bytes(data[: len(data) // 2])
+            raise
+        super().write(path, data)
+
+    def sync(self, path: Path) -> None:
+        """Counted."""
+        if self._failed_sync:
+            self.after_failed_sync.append(path)
+        try:
+            self._count()
+        except OSError:
+            self._failed_sync = True
+            raise
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Counted."""
+        self._count()
+        super().rename(old, new)
+
+    def remove(self, path: Path) -> None:
+        """Counted."""
+        self._count()
+        super().remove(path)
+
+
+def offset(store: SnapshotStore) -> int | None:
+    """The position of the newest snapshot, every file of it compared."""
+    snapshot = store.newest()
+    return None if snapshot is None else snapshot.manifest.position[TopicPartition("orders", 0)]
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize(("step", "new"), [(2, 8), (1, 99)])
+def test_a_failure_anywhere_leaves_the_old_snapshot(
+    tmp_path: Path, step: int, new: int, code: int, for_good: bool
+) -> None:
+    """For a new step, and for a later position of the same step.
+
+    A disk that refuses everything from the last fsync on refuses to take the new name back too: then the new one is
+    found, complete.
+    """
+    position = Position({TopicPartition("orders", 0): new})
+    failures = 0
+    for nth in itertools.count(1):
+        healthy = SnapshotStore(tmp_path / str(nth), keep=2)
+        save(healthy, 1)
+        disk = Broken(nth, code, for_good=for_good)
+        failure = attempt(SnapshotStore(healthy.folder, keep=2, files=disk), step, position)
+        found = offset(healthy)
+        assert found == (4 if failure else new) or (for_good and found == new)
+        assert {path.name for path in healthy.folder.iterdir()} <= {"00000001", "00000002"}
+        assert disk.after_failed_sync == []
+        save(healthy, step, position=position)
+        assert offset(healthy) == new
+        failures += failure is not None
+        if not disk.failed:
+            break
+    assert failures >= 10
+
+
+def attempt(store: SnapshotStore, step: int, position: Position) -> SnapshotError | None:
+    """Save, and say how it failed."""
+    try:
+        save(store, step, position=position)
+    except SnapshotError as error:
+        return error
+    return None
+
+
+def test_the_first_snapshot_may_fail_too(tmp_path: Path) -> None:
+    """Then there is none, and the next try makes it."""
+    for nth in itertools.count(1):
+        disk = Broken(nth, errno.ENOSPC, for_good=False)
+        store = SnapshotStore(tmp_path / str(nth) / "snapshots", keep=2, files=disk)
+        failure = attempt(store, 1, draft(1).position)
+        assert offset(SnapshotStore(store.folder, keep=2)) == (None if failure else 4)
+        healed = SnapshotStore(store.folder, keep=2)
+        save(healed, 1)
+        assert_is(healed.newest(), 1)
+        if not disk.failed:
+            break
+
+
+def disk_full(_: Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def disk_full_in_safetensors(_: Path) -> None:
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+@pytest.mark.parametrize("write_adapter", [disk_full, disk_full_in_safetensors])
+def test_a_full_disk_in_the_adapter_is_a_snapshot_error(tmp_path: Path, write_adapter: Callable[[Path], None]) -> None:
+    store = SnapshotStore(tmp_path, keep=2)
+    save(store, 1)
+    with pytest.raises(SnapshotError, match=r"00000002 could not be written.*No space left.*untouched"):
+        store.save(draft(2), write_adapter, tensors(2))
+    assert [path.name for path in store.folder.iterdir()] == ["00000001"]
+
+
+def test_a_mistake_in_the_adapter_stays_what_it_is(tmp_path: Path) -> None:
+    """A programming error is not dressed up as a disk error, and leaves nothing behind either."""
+
+    def mistaken(folder: Path) -> None:
+        (folder / "half").write_bytes(b"x")
+        raise KeyError("lora_A")
+
+    store = SnapshotStore(tmp_path, keep=2)
+    save(store, 1)
+    with pytest.raises(KeyError):
+        store.save(draft(2), mistaken, tensors(2))
+    assert [path.name for path in store.folder.iterdir()] == ["00000001"]
+
+
+def test_a_device_or_link_in_the_adapter_is_refused_at_once(tmp_path: Path) -> None:
+    """What `verify` would refuse is not published."""
+    store = SnapshotStore(tmp_path / "snapshots", keep=2)
+    with pytest.raises(SnapshotError, match="plain files alone"):
+        store.save(draft(2), lambda folder: (folder / "link").symlink_to(tmp_path), tensors(2))
+    assert store.newest() is None

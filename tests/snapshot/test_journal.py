@@ -1,0 +1,120 @@
+"""Batch compositions, appended, read back, cut."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from streamlearn.errors import SnapshotError
+from streamlearn.snapshot.journal import Entry, Journal
+from streamlearn.stream.batch import Run
+
+RUNS = (Run("orders", 0, 118, 122, 4), Run("orders", 1, 57, 58, 1), Run("orders", 0, 122, 125, 2))
+
+
+def filled(path: Path, steps: int = 6) -> Journal:
+    journal = Journal(path)
+    for step in range(1, steps + 1):
+        journal.append(step, RUNS)
+    return journal
+
+
+def steps(journal: Journal, after_step: int = 0) -> list[int]:
+    return [entry.step for entry in journal.entries(after_step)]
+
+
+def test_what_is_appended_is_read_back_in_order(tmp_path: Path) -> None:
+    journal = filled(tmp_path / "journal.jsonl")
+    assert journal.entries(after_step=4) == [Entry(5, RUNS), Entry(6, RUNS)]
+    assert Journal(tmp_path / "journal.jsonl").entries(after_step=5) == [Entry(6, RUNS)]
+    journal.close()
+    journal.close()
+
+
+def test_a_missing_journal_is_an_empty_one(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    assert journal.entries(after_step=0) == []
+    journal.truncate(before_step=3)
+    journal.rewind(to_step=3)
+    assert not list(tmp_path.iterdir())
+
+
+@given(topic=st.text(st.characters(exclude_categories=["Cs"])), offset=st.integers(0, (1 << 63) - 1))
+def test_every_topic_and_offset_fits_one_line(topic: str, offset: int) -> None:
+    entry = Entry(1, (Run(topic, 0, offset, offset, 0),))
+    line = entry.to_line()
+    assert line.count(b"\n") == 1
+    assert Entry.from_line(line) == entry
+
+
+def test_every_torn_tail_is_cut_off_and_appending_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    filled(path, 3).close()
+    data = path.read_bytes()
+    begin = data.rindex(b"\n", 0, -1) + 1
+    for size in range(begin + 1, len(data)):
+        path.write_bytes(data[:size])
+        with capture_logs() as events:
+            journal = Journal(path)
+            journal.append(3, RUNS)
+        assert steps(journal) == [1, 2, 3]
+        assert path.read_bytes() == data
+        assert f"found {size - begin} other bytes" in events[0]["fault"]
+        journal.close()
+
+
+def test_every_flipped_byte_cuts_there(tmp_path: Path) -> None:
+    """A wrong offset would replay other records without a word: each line has a checksum."""
+    path = tmp_path / "journal.jsonl"
+    filled(path, 3).close()
+    data = path.read_bytes()
+    begin, end = (data.index(b"\n") + 1, data.rindex(b"\n", 0, -1) + 1)
+    for index in range(begin, end):
+        path.write_bytes(data[:index] + bytes([data[index] ^ 0x01]) + data[index + 1 :])
+        assert steps(Journal(path)) == [1]
+        assert path.read_bytes() == data[:begin]
+
+
+def test_truncate_drops_what_no_kept_snapshot_needs(tmp_path: Path) -> None:
+    journal = filled(tmp_path / "journal.jsonl")
+    journal.truncate(before_step=4)
+    assert steps(journal) == [4, 5, 6]
+    journal.append(7, RUNS)
+    assert steps(Journal(tmp_path / "journal.jsonl")) == [4, 5, 6, 7]
+
+
+def test_rewind_makes_room_for_other_batches_of_those_steps(tmp_path: Path) -> None:
+    journal = filled(tmp_path / "journal.jsonl")
+    journal.rewind(to_step=4)
+    journal.append(5, RUNS[:1])
+    assert journal.entries(after_step=4) == [Entry(5, RUNS[:1])]
+
+
+def test_nothing_is_rewritten_when_nothing_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = filled(path)
+    before = path.stat().st_ino
+    journal.truncate(before_step=1)
+    journal.rewind(to_step=6)
+    assert path.stat().st_ino == before
+
+
+def test_a_line_that_does_not_fit_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk may take half a line; the half is taken back."""
+    journal = filled(tmp_path / "journal.jsonl", 2)
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: len(data) // 2]))
+        with pytest.raises(SnapshotError, match="make room"):
+            journal.append(3, RUNS)
+    journal.append(3, RUNS)
+    assert steps(journal) == [1, 2, 3]
+
+
+def test_an_unreadable_journal_is_a_snapshot_error(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").mkdir()
+    with pytest.raises(SnapshotError, match="must be readable and writable"):
+        Journal(tmp_path / "journal.jsonl").entries(after_step=0)

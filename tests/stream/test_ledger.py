@@ -1,0 +1,99 @@
+"""The counts of records add up, whatever became of each."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamlearn.errors import Reason
+from streamlearn.settings import StreamSettings
+from streamlearn.stream.batch import Batch, Batcher
+from streamlearn.stream.ledger import Ledger
+from streamlearn.stream.record import Position, Record, TopicPartition
+from tests.doubles import example
+
+ORIGINS = [TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)]
+SETTINGS = StreamSettings(batch_records=3, batch_tokens=100, max_tokens=50)
+
+streams = st.lists(st.tuples(st.sampled_from(ORIGINS), st.integers(1, 4), st.booleans()), max_size=40)
+"""For each record its partition, its distance to the one before, and whether it can be decoded."""
+
+
+def batches_of(stream: list[tuple[TopicPartition, int, bool]]) -> tuple[list[Record], list[Batch]]:
+    batcher, ends, records = Batcher(SETTINGS), dict.fromkeys(ORIGINS, -1), []
+    batches: list[Batch] = []
+    for origin, gap, good in stream:
+        ends[origin] += gap
+        records.append(Record(origin, ends[origin], b"{}"))
+        if good:
+            batches += batcher.add(records[-1], example([9, 9]))
+        else:
+            batches += batcher.reject(records[-1], Reason.EMPTY)
+    return records, batches + batcher.flush()
+
+
+@given(streams, st.data())
+def test_records_read_are_trained_or_dead_lettered(
+    stream: list[tuple[TopicPartition, int, bool]], data: st.DataObject
+) -> None:
+    """After every batch and for every partition: read = trained + set aside, and the position is behind the last."""
+    records, batches = batches_of(stream)
+    ledger, taken = Ledger(), 0
+    wanted = {"trained": dict.fromkeys(ORIGINS, 0), "dead": dict.fromkeys(ORIGINS, 0)}
+    for batch in batches:
+        refused = data.draw(st.booleans())
+        ledger.account(batch, refused=refused)
+        for record in batch.records:
+            wanted["dead" if refused else "trained"][record.origin] += 1
+        for rejected in batch.rejected:
+            wanted["dead"][rejected.id.origin] += 1
+        taken += len(batch.records) + len(batch.rejected)
+        seen = records[:taken]
+        assert ledger.position == Position().after(*seen)
+        for origin in ORIGINS:
+            read = sum(record.origin == origin for record in seen)
+            assert ledger.trained[origin] + ledger.dead_lettered[origin] == read
+            assert (ledger.trained[origin], ledger.dead_lettered[origin]) == (
+                wanted["trained"][origin],
+                wanted["dead"][origin],
+            )
+    assert taken == len(records)
+
+
+@given(streams, st.data())
+def test_a_restored_ledger_goes_on_as_the_first(
+    stream: list[tuple[TopicPartition, int, bool]], data: st.DataObject
+) -> None:
+    """Rows and position are all that it is: restored anywhere, it ends with the same rows and the same position."""
+    _, batches = batches_of(stream)
+    stop = data.draw(st.integers(0, len(batches)))
+    straight, stopped = Ledger(), Ledger()
+    for batch in batches:
+        straight.account(batch, refused=False)
+    for batch in batches[:stop]:
+        stopped.account(batch, refused=False)
+    position = Position.from_json(stopped.position.to_json())
+    resumed = Ledger.restore(position, [*stopped.rows()])
+    assert resumed.rows() == stopped.rows()
+    for batch in batches[stop:]:
+        resumed.account(batch, refused=False)
+    assert resumed.rows() == straight.rows()
+    assert resumed.position == straight.position
+
+
+def test_rows_name_every_known_partition_in_order() -> None:
+    """A partition without a record yet has a row of zeros; rows are sorted."""
+    ledger = Ledger(Position({ORIGINS[2]: 5, ORIGINS[0]: 0}))
+    ledger.account(Batch((Record(ORIGINS[1], 4, b"{}"),), (example([9, 9]),)), refused=False)
+    assert ledger.rows() == [("a", 0, 0, 0), ("a", 1, 1, 0), ("b", 0, 0, 0)]
+
+
+def test_a_batch_moves_only_its_own_partitions() -> None:
+    """Positions of the others stay; behind gaps a position is the last offset plus one, not a count."""
+    a0, a1, _ = ORIGINS
+    batcher = Batcher(SETTINGS)
+    batcher.add(Record(a1, 7, b"{}"), example([9, 9]))
+    batcher.reject(Record(a1, 11, b"{}"), Reason.EMPTY)
+    ledger = Ledger(Position({a0: 3, a1: 5}))
+    (batch,) = batcher.flush()
+    ledger.account(batch, refused=True)
+    assert ledger.position == Position({a0: 3, a1: 12})
+    assert ledger.rows() == [("a", 0, 0, 0), ("a", 1, 0, 2)]
