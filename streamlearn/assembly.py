@@ -4,6 +4,7 @@ What can be refused is refused in this order: the configuration alone, the backb
 the snapshot. Only then are weights loaded and the stream opened.
 """
 
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -75,32 +76,41 @@ def load_adapter(model: PeftModel, folder: Path) -> None:
 
 
 class Rooms:
-    """Everything that the loop works with, built once; `open_stream` may be called again after a rollback."""
+    """Everything that the loop works with, built once; `open_stream` may be called again after a rollback.
+
+    `close` releases source, sink, journal and lock; safe to call twice.
+    """
 
     def __init__(self, settings: Settings, *, fresh: bool = False, accept_config_change: bool = False) -> None:
         self.settings = settings
         config = resolve(settings.adapter)
         shape = backbone_room.outline(settings.backbone)
         check(config, shape.linears)
-        self.lock = StateLock(settings.state)
+        with ExitStack() as opened:  # what was opened is closed again when something later is refused
+            opened.enter_context(StateLock(settings.state))
+            self._open(opened, config, shape, fresh=fresh, accept=accept_config_change)
+            self.close = opened.pop_all().close
+
+    def _open(self, opened: ExitStack, config: HeadLoraConfig, shape: Outline, *, fresh: bool, accept: bool) -> None:
+        settings = self.settings
         self.store = SnapshotStore(settings.state / "snapshots", keep=settings.snapshot.keep)
-        self.journal = Journal(settings.state / "journal.jsonl")
+        self.journal = opened.enter_context(closing(Journal(settings.state / "journal.jsonl")))
         if fresh:
             self.store.set_aside()
             self.journal.rewind(to_step=0)
         snapshot = self.store.newest()
         self._adapter = adapter_shape(config)
         if snapshot is not None:
-            _accept(snapshot, settings, shape, self._adapter, accept=accept_config_change)
+            _accept(snapshot, settings, shape, self._adapter, accept=accept)
         dtype = snapshot.manifest.dtype if snapshot is not None else None
         self.model = Model(settings, shape, config, dtype)
         self.learner = self.model.learner
         self.decoder = self.model.decoder
         self.state = self.model.restore(snapshot) if snapshot is not None else RunState()
-        self.sink = open_dead_letters(settings)
+        self.sink = opened.enter_context(closing(open_dead_letters(settings)))
         # A new run begins at the sink's end: letters of an earlier one are not its own.
         self._mark = snapshot.manifest.dead_letter_mark if snapshot is not None else self.sink.mark()
-        self.source = open_source(settings.source)
+        self.source = opened.enter_context(closing(open_source(settings.source)))
         self.open_stream(self.state)
 
     def open_stream(self, state: RunState, *, condemned: frozenset[RecordId] = frozenset()) -> None:
@@ -118,7 +128,7 @@ class Rooms:
             max_records=self.settings.stream.batch_records * 8,
             condemned=condemned,
         )
-        _log.info(Event.SOURCE_OPENED, position=str(state.ledger.position), journalled_batches=len(entries))
+        _log.info(Event.POSITION_SET, position=str(state.ledger.position), journalled_batches=len(entries))
 
     def journal_batch(self, runs: tuple[Run, ...]) -> None:
         """Write down the batch of the next step, unless a life before this one wrote down the same."""
@@ -172,12 +182,6 @@ class Rooms:
             learner=state.to_json(),
             rooms={},
         )
-
-    def close(self) -> None:
-        """Release source, sink and lock."""
-        self.source.close()
-        self.sink.close()
-        self.lock.release()
 
 
 def adapter_shape(config: HeadLoraConfig) -> dict[str, Any]:

@@ -121,8 +121,7 @@ def snapshots_list(config: ConfigOption) -> None:
 
     table = Table("snapshot", "step", "written", "bytes", "position", box=None, pad_edge=False)
     for info in _store(config).infos():
-        position = ", ".join(f"{origin} at {info.position[origin]}" for origin in info.position)
-        table.add_row(info.name, str(info.step), info.created_at, f"{info.bytes:,}", position)
+        table.add_row(info.name, str(info.step), info.created_at, f"{info.bytes:,}", str(info.position))
     out.print(table)
 
 

@@ -83,7 +83,7 @@ class KafkaSettings(Section):
     ssl_keyfile: Path | None = None
     """PEM client key."""
     offset_start: Literal["earliest", "latest"] = "earliest"
-    """Where a partition begins that no snapshot knows."""
+    """Where a topic begins that no snapshot knows; partitions that are added to it later begin at their earliest."""
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
     """Whether records of open and aborted transactions are read."""
     request_timeout_ms: PositiveInt = 30_000

@@ -58,6 +58,7 @@ class KafkaSource:
         self._tries: dict[TopicPartition, dict[int, int]] = {}
         self._watch = Watch(settings, clock)
         self._reachable = True
+        self._truncation: LogTruncationError | None = None
         self._log = get_logger("connectors")
 
     # --- the Source protocol ------------------------------------------------------------------------------------------
@@ -86,8 +87,9 @@ class KafkaSource:
         self._next = starting_offsets(position, begins, ends, self._settings.offset_start)
         self._assign()
         self._tries.clear()
+        self._truncation = None
         self._watch.restart(ends)
-        self._reachable = True
+        self._found()
         self._log.info(Event.SOURCE_OPENED, topics=list(self._topics), partitions=len(self._next))
         return Position(dict(self._next))
 
@@ -123,12 +125,7 @@ class KafkaSource:
     def lag(self, position: Position) -> Mapping[TopicPartition, int]:
         """Offsets between `position` and the ends; empty while the cluster does not answer. Blocks a second at most."""
         self._refresh_ends()
-        done = {origin for origin, offset in position.items() if offset == self._next.get(origin)}
-        return {
-            # behind the last record only transaction markers may be left: they are read, and no record
-            origin: 0 if origin in done and self._reached(origin) >= end else max(0, end - position.get(origin, 0))
-            for origin, end in self._watch.ends.items()
-        }
+        return {origin: self._left(origin, position.get(origin, 0), end) for origin, end in self._watch.ends.items()}
 
     @property
     def exhausted(self) -> bool:
@@ -144,6 +141,8 @@ class KafkaSource:
 
     def _fetch(self, max_records: int, timeout_s: float) -> list[Record]:
         try:
+            if self._truncation is not None:
+                raise self._truncation
             polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_records)
         except Exception as error:  # noqa: BLE001 - a damaged batch raises anything from struct.error to ValueError
             self._recover(error)
@@ -231,11 +230,14 @@ class KafkaSource:
         try:
             ends = self._consumer.end_offsets([to_kafka(origin) for origin in self._next], timeout_ms=_CHORE_TIMEOUT_MS)
             reached = {origin: self._reached(origin) for origin in self._next}
+        except LogTruncationError as error:
+            self._truncation = error  # the client says it once, here or in its poll; ours raises it
+            return
         except CLIENT_ERRORS as error:
             self._watch.ends_unknown()
             self._lost(describe(error))
             return
-        self._reachable = True
+        self._found()
         self._watch.learned({_origin(end): offset for end, offset in ends.items()}, reached)
 
     def _discover(self) -> None:
@@ -289,10 +291,21 @@ class KafkaSource:
         for origin, offset in self._next.items():
             check_held(origin, offset, begins[origin], ends[origin])
 
+    def _left(self, origin: TopicPartition, start: int, end: int) -> int:
+        """Offsets from `start` that may hold records; what was fetched behind the last record is markers alone."""
+        if start == self._next.get(origin):
+            start = max(start, self._watch.reached.get(origin, start))
+        return max(0, end - start)
+
     def _reached(self, origin: TopicPartition) -> int:
         """The next offset to fetch, past markers that follow the last record."""
-        position = self._consumer.position(to_kafka(origin), timeout_ms=_CHORE_TIMEOUT_MS) if self._consumer else None
+        position = self._consumer.position(to_kafka(origin), timeout_ms=_CHORE_TIMEOUT_MS)
         return max(self._next[origin], position or 0)
+
+    def _found(self) -> None:
+        if not self._reachable:
+            self._log.info(Event.SOURCE_REACHABLE)
+        self._reachable = True
 
     def _lost(self, reason: str) -> None:
         """Say once that the cluster is away."""

@@ -18,6 +18,8 @@ class Watch:
     def __init__(self, settings: KafkaSettings, clock: Callable[[], float]) -> None:
         self.ends: dict[TopicPartition, int] = {}
         """End of each log, `lag_interval_s` old at most; empty when unknown."""
+        self.reached: dict[TopicPartition, int] = {}
+        """Next offset to fetch, as of `ends`: past markers that follow the last record."""
         self._settings = settings
         self._clock = clock
         self._asked_at = _NEVER
@@ -51,6 +53,7 @@ class Watch:
             silent = origin in behind and origin not in self._heard
             self._silent_s[origin] = self._silent_s.get(origin, 0.0) + self._polled_s if silent else 0.0
         self.ends = dict(ends)
+        self.reached = dict(reached)
         self._asked_at = self._clock()
         self._polled_s = 0.0
         self._heard.clear()

@@ -60,6 +60,9 @@ class Position(Mapping[TopicPartition, int]):
     def __len__(self) -> int:
         return len(self.offsets)
 
+    def __str__(self) -> str:
+        return ", ".join(f"{origin} at {self[origin]}" for origin in self) or "nowhere yet"
+
     def after(self, *records: Record | RecordId) -> "Position":
         """The position once these records, in log order, are done with. Logs have gaps: it is offset + 1, not count."""
         return Position({**self.offsets, **{record.origin: record.offset + 1 for record in records}})

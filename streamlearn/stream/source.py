@@ -17,7 +17,8 @@ class Source(Protocol):
     def seek(self, position: Position) -> Position:
         """Go to `position` and return where reading really begins.
 
-        Partitions that `position` does not name begin where the source's own setting says (earliest or latest).
+        Partitions that `position` does not name begin where the source's own setting says (earliest or latest); those
+        that were added to a topic which it names, at their earliest record.
 
         Raises:
             OffsetGapError: the log no longer holds a named offset, or never reached it.

@@ -1,0 +1,174 @@
+"""Questions to a running daemon over HTTP, and the same questions asked of its snapshot."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import streamlearn.adapters  # noqa: F401 - makes PEFT know the adapter's type
+from tests.doubles import tiny_backbone
+from tests.end_to_end.process import DaemonProcess
+
+QUESTIONS = [{"prompt": f"what is {i}?", "completion": f" {i} is {i}"} for i in range(12)]
+
+
+def stream(count: int) -> bytes:
+    """Records to learn."""
+    rows = ({"prompt": f"say {i}", "completion": f" {i * i}"} for i in range(count))
+    return b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_backbone(tmp_path_factory.mktemp("backbone"))
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, backbone: Path) -> Iterator[DaemonProcess]:
+    """A daemon that follows a file of 40 records."""
+    lines = tmp_path / "stream.jsonl"
+    lines.write_bytes(stream(40))
+    process = DaemonProcess(
+        tmp_path / "daemon",
+        {
+            "source": {"jsonl": {"path": str(lines), "follow": True}},
+            "stream": {"max_tokens": 64, "batch_tokens": 256, "batch_records": 4},
+            "backbone": {"model": str(backbone), "dtype": "float32"},
+            "adapter": {"num_heads": 4},
+            "learner": {"lr": 1e-2},
+            "serve": {"port": 0},
+            "log": {"style": "json"},
+        },
+    )
+    process.start()
+    yield process
+    process.end()
+
+
+def endpoint(daemon: DaemonProcess) -> httpx.Client:
+    """A client, once the daemon is idle behind the last record."""
+    found: list[int] = []
+
+    def up() -> bool:
+        events = [orjson.loads(line) for line in daemon.log.read_bytes().splitlines() if line.startswith(b"{")]
+        found[:] = [event["port"] for event in events if event["event"] == "http_started"]
+        return bool(found)
+
+    daemon.wait_until(up, "the endpoint is up")
+    client = httpx.Client(base_url=f"http://127.0.0.1:{found[0]}", timeout=60)
+    daemon.wait_until(lambda: client.get("/v1/status").json()["records_trained"] == 40, "40 records are trained")
+    return client
+
+
+def plain_loss(backbone: Path, adapter: Path) -> float:
+    """The questions' loss by transformers and PEFT alone, one record at a time, nats per token."""
+    tokenizer = AutoTokenizer.from_pretrained(backbone)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(backbone), adapter).eval()
+    total, count = 0.0, 0
+    for question in QUESTIONS:
+        prompt, answer = tokenizer(question["prompt"])["input_ids"], tokenizer(question["completion"])["input_ids"]
+        answer = [*answer, tokenizer.eos_token_id]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        total += float(torch.nn.functional.cross_entropy(logits, torch.tensor(answer), reduction="sum"))
+        count += len(answer)
+    return total / count
+
+
+def test_eval_agrees_with_the_snapshot_of_the_same_moment(daemon: DaemonProcess, backbone: Path) -> None:
+    """POST /v1/eval = `streamlearn eval --snapshot` = plain transformers and PEFT, to 1e-5."""
+    with endpoint(daemon) as client:
+        name = client.post("/v1/snapshots", json={}).json()["name"]
+        over_http = client.post("/v1/eval", json={"examples": QUESTIONS, "generate": True}).json()
+    questions = daemon.state.parent / "questions.jsonl"
+    questions.write_bytes(b"".join(orjson.dumps(q, option=orjson.OPT_APPEND_NEWLINE) for q in QUESTIONS))
+    command = [sys.executable, "-m", "streamlearn", "eval", str(questions), "--config", str(daemon.config)]
+    printed = subprocess.run([*command, "--snapshot", name, "--generate", "--json"], capture_output=True, check=True)
+    offline: dict[str, Any] = orjson.loads(printed.stdout)
+
+    assert over_http["loss"] == pytest.approx(offline["loss"], abs=1e-5)
+    assert over_http["loss"] == pytest.approx(
+        plain_loss(backbone, daemon.state / "snapshots" / name / "adapter"), abs=1e-5
+    )
+    assert over_http["tokens"] == offline["tokens"]
+    assert [row["output"] for row in over_http["per_example"]] == [row["output"] for row in offline["per_example"]]
+
+
+def test_questions_change_no_bit_of_the_run(daemon: DaemonProcess) -> None:
+    """A snapshot taken before any question and one taken after many hold the same bits."""
+    with endpoint(daemon) as client:
+        client.post("/v1/snapshots", json={})
+        before = daemon.newest().tensors()
+        for _ in range(3):
+            assert client.post("/v1/eval", json={"examples": QUESTIONS, "generate": True}).status_code == 200
+            assert client.post("/v1/generate", json={"prompt": "say 3", "max_new_tokens": 5}).status_code == 200
+        lines = daemon.state.parent.parent / "stream.jsonl"
+        with lines.open("ab") as more:
+            more.write(stream(4))
+        daemon.wait_until(lambda: client.get("/v1/status").json()["records_trained"] == 44, "44 records are trained")
+    assert daemon.terminate() == 0
+    after = daemon.newest().tensors()
+    assert not all(torch.equal(before[name], after[name]) for name in before), "the four records were learned"
+
+    # The same run without a question: a second life over the same file ends in the same bits.
+    quiet = DaemonProcess(daemon.state.parent.parent / "quiet", _endless_but_quiet(daemon))
+    try:
+        quiet.start()
+        quiet.wait_until(lambda: quiet.journalled_step() == 11, "step 11")
+        time.sleep(0.2)
+        assert quiet.terminate() == 0
+        silent = quiet.newest().tensors()
+    finally:
+        quiet.end()
+    assert [name for name in after if not torch.equal(after[name], silent[name])] == []
+
+
+def _endless_but_quiet(daemon: DaemonProcess) -> dict[str, Any]:
+    import yaml  # noqa: PLC0415
+
+    config: dict[str, Any] = yaml.safe_load(daemon.config.read_text())
+    del config["state"]
+    return config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["run", "--config", "absent.yaml"], 78, "absent.yaml: cannot be read"),
+        (["run"], 64, "Missing option"),
+        (["feed", __file__, "--topic", "t"], 64, "exactly one of --config and --bootstrap-servers"),
+        (["feed", __file__, "--topic", "t", "--bootstrap-servers", "127.0.0.1:1"], 74, "127.0.0.1:1"),
+    ],
+)
+def test_refusals_have_a_message_and_an_exit_code(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:
+    """Exit codes follow sysexits.h; the message is on standard error and there is no traceback."""
+    done = subprocess.run(
+        [sys.executable, "-m", "streamlearn", *arguments], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_key_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """Exit 78, the key, what was found, the nearest known one; no state folder appears."""
+    config = tmp_path / "c.yaml"
+    config.write_text("source: {jsonl: {path: a.jsonl}}\nlearner: {learning_rte: 1}\nlearnr: {}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "streamlearn", "run", "--config", str(config)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 78
+    assert "learnr: unknown key, did you mean learner?" in done.stderr
+    assert not (tmp_path / "state").exists()

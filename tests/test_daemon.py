@@ -1,0 +1,279 @@
+"""The loop as a whole, in this process: a tiny backbone, a file as its stream, real snapshots."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from torch import Tensor
+
+import streamlearn.learner.learner as learner_module
+from streamlearn.assembly import Rooms
+from streamlearn.daemon import Daemon
+from streamlearn.errors import DivergedError, SnapshotError, SnapshotMismatchError, StateLockedError
+from streamlearn.learner.learner import Step
+from streamlearn.learner.loss import RowLoss
+from streamlearn.serve.jobs import JobQueue
+from streamlearn.serve.status import Board, Clock, Phase, Status
+from streamlearn.settings import Settings
+from streamlearn.snapshot.snapshot import SnapshotInfo
+from streamlearn.stream.batch import Batch
+from tests.doubles import tiny_backbone
+
+PER_BATCH = 4
+RUBBISH = b"{not json"
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_backbone(tmp_path_factory.mktemp("backbone"))
+
+
+@pytest.fixture
+def make(tmp_path: Path, backbone: Path) -> Callable[..., Settings]:
+    """Settings over a file of lines; `name` tells runs apart."""
+
+    def build(lines: list[bytes], name: str = "run", **learner: Any) -> Settings:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "stream.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+        return Settings.model_validate(
+            {
+                "state": folder / "state",
+                "source": {"jsonl": {"path": folder / "stream.jsonl"}},
+                "stream": {"max_tokens": 32, "batch_tokens": 32 * PER_BATCH, "batch_records": PER_BATCH},
+                "backbone": {"model": str(backbone), "dtype": "float32"},
+                "adapter": {"num_heads": 4},
+                "learner": {"lr": 1e-2, **learner},
+                "snapshot": {"every_records": 3 * PER_BATCH},
+            }
+        )
+
+    return build
+
+
+def records(count: int, **meta: Any) -> list[bytes]:
+    """Distinct usable records."""
+    return [
+        orjson.dumps({"prompt": f"say {i}", "completion": f" {i * i}", "meta": {**meta, "i": i}}) for i in range(count)
+    ]
+
+
+@contextmanager
+def opened(settings: Settings, **options: Any) -> Iterator[Rooms]:
+    rooms = Rooms(settings, **options)
+    try:
+        yield rooms
+    finally:
+        rooms.close()
+
+
+def daemon_of(rooms: Rooms, observer: Any = None) -> Daemon:
+    return Daemon(rooms, Board(Status(Phase.STARTING), Clock()), JobQueue(1), observer=observer)
+
+
+def run(settings: Settings, observer: Any = None, **options: Any) -> tuple[dict[str, Tensor], Daemon]:
+    """Learn to the end; everything that a next step would depend on, and the daemon."""
+    with opened(settings, **options) as rooms:
+        daemon = daemon_of(rooms, observer)
+        daemon.run()
+        snapshot = rooms.store.newest()
+        assert snapshot is not None
+        weights = {f"{bank.name}.{n}": p.detach().clone() for bank in _banks(rooms) for n, p in bank.items()}
+        return {**rooms.learner.state(), **weights}, daemon
+
+
+def _banks(rooms: Rooms) -> list[Any]:
+    return [_Named(group.name, group.parameters) for group in rooms.learner.optimizer.groups]
+
+
+class _Named(dict[str, Any]):
+    def __init__(self, name: str, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.name = name
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    """Bit for bit."""
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def without_numbers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A refused batch has a number of its own, a rejected record has none: only the counts may differ."""
+    return {name: tensor for name, tensor in state.items() if name != "learner.counts"}
+
+
+class StopAfter:
+    """Asks the daemon to stop at a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.daemon: Daemon | None = None
+
+    def on_start(self, status: Status) -> None:
+        pass
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        if step.number == self.step:
+            assert self.daemon is not None
+            self.daemon.stop("the test")
+
+    def on_snapshot(self, info: SnapshotInfo) -> None:
+        pass
+
+
+def test_every_record_is_trained_or_set_aside(make: Callable[..., Settings]) -> None:
+    """The ledger adds up, the position is behind the last line, the bad lines are dead letters."""
+    lines = records(21)
+    lines[5:5] = [RUBBISH, b'{"text": 7}']
+    settings = make(lines)
+    _, daemon = run(settings)
+    (row,) = daemon.state.ledger.rows()
+    assert row[2:] == (21, 2)
+    assert list(daemon.state.ledger.position.values()) == [23]
+    assert daemon.state.reasons == {"not_json": 1, "bad_type": 1}
+    assert len((settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 2
+    status = daemon.board.read()
+    assert (status.records_trained, status.records_dead_lettered, status.step) == (21, 2, 6)
+
+
+def test_a_stop_and_a_restart_change_no_bit(make: Callable[..., Settings]) -> None:
+    """Stopped after any step, the next life ends where an uninterrupted one ends, and replays nothing."""
+    lines = records(30)
+    lines[9:9] = [RUBBISH]
+    whole, _ = run(make(lines, "whole"))
+    settings = make(lines, "halves")
+    with opened(settings) as rooms:
+        watcher = StopAfter(4)
+        watcher.daemon = daemon_of(rooms, watcher)
+        watcher.daemon.run()
+        assert rooms.learner.number == 4
+    halves, daemon = run(settings)
+    assert daemon.state.ledger.rows()[0][2:] == (30, 1)
+    assert_same(whole, halves)
+
+
+def test_nothing_that_learns_reads_meta(make: Callable[..., Settings]) -> None:
+    """Other meta, same bits."""
+    first, _ = run(make(records(20, task="a"), "a"))
+    second, _ = run(make(records(20, task="b", more=[1, 2, {"x": None}]), "b"))
+    assert_same(first, second)
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, rooms_token: str) -> None:
+    """Make the loss of every row that holds a certain text NaN."""
+    real = learner_module.row_loss
+
+    def row_loss(model: Any, row: Any) -> RowLoss:
+        loss = real(model, row)
+        hit = rooms_token in model.spell(row.input_ids[0].tolist())
+        return RowLoss(loss.mean * float("nan"), loss.token_L, loss.correct_L) if hit else loss
+
+    monkeypatch.setattr(learner_module, "row_loss", row_loss)
+
+
+def run_poisoned(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Tensor], Daemon]:
+    real_init = Rooms.__init__
+
+    def init(self: Rooms, *args: Any, **kwargs: Any) -> None:
+        real_init(self, *args, **kwargs)
+        self.learner.forward.spell = self.model.backbone.tokenizer.decode
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rooms, "__init__", init)
+        poison(patch, "poison")
+        return run(settings)
+
+
+def test_a_refused_update_sets_its_batch_aside(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch of a non-finite loss becomes dead letters, and the weights are as if those records had been unusable."""
+    lines = records(24)
+    bad = [orjson.dumps({"prompt": f"poison {i}", "completion": " x"}) for i in range(PER_BATCH)]
+    lines[8:8] = bad
+    state, daemon = run_poisoned(make(lines, "poisoned"), monkeypatch)
+    assert daemon.state.reasons == {"not_finite_update": PER_BATCH}
+    assert daemon.state.ledger.rows()[0][2:] == (24, PER_BATCH)
+    clean, _ = run(make([*records(24)[:8], *[RUBBISH] * PER_BATCH, *records(24)[8:]], "clean"))
+    assert_same(without_numbers(state), without_numbers(clean))
+
+
+def test_a_row_of_refused_updates_rolls_back(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    """After max_bad_batches in a row the last snapshot is restored, the records left out, the rest trained once."""
+    lines = records(40)
+    bad = [orjson.dumps({"prompt": f"poison {i}", "completion": " x"}) for i in range(3 * PER_BATCH)]
+    lines[20:20] = bad
+    settings = make(lines, "poisoned", max_bad_batches=3)
+    state, daemon = run_poisoned(settings, monkeypatch)
+    assert daemon.state.ledger.rows()[0][2:] == (40, 3 * PER_BATCH)
+    assert len((settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 3 * PER_BATCH
+    clean, _ = run(make([*records(40)[:20], *[RUBBISH] * 3 * PER_BATCH, *records(40)[20:]], "clean"))
+    assert_same(without_numbers(state), without_numbers(clean))
+
+
+def test_divergence_after_a_rollback_ends_the_run(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second row of refusals before the next snapshot is given up, with advice."""
+    bad = [orjson.dumps({"prompt": f"poison {i}", "completion": " x"}) for i in range(8 * PER_BATCH)]
+    with pytest.raises(DivergedError, match=r"again after a rollback: lower learner\.lr"):
+        run_poisoned(make(bad, max_bad_batches=2), monkeypatch)
+
+
+def test_a_changed_configuration_is_refused_until_accepted(make: Callable[..., Settings]) -> None:
+    """The message names key, both values and the ways out; with the flag the run goes on."""
+    run(make(records(8)))
+    changed = make(records(16), lr=2e-2)
+    with pytest.raises(SnapshotMismatchError, match=r"learner\.lr is 0\.02 here and 0\.01 in the snapshot.*--fresh"):
+        run(changed)
+    _, daemon = run(changed, accept_config_change=True)
+    assert daemon.state.ledger.rows()[0][2] == 16
+
+
+def test_another_adapter_shape_is_never_accepted(make: Callable[..., Settings]) -> None:
+    """Weights of another shape mean nothing."""
+    run(make(records(8)))
+    settings = make(records(8))
+    other = settings.model_copy(update={"adapter": settings.adapter.model_copy(update={"rank": 2})})
+    with pytest.raises(SnapshotMismatchError, match="--fresh"):
+        run(other, accept_config_change=True)
+
+
+def test_fresh_sets_the_old_state_aside(make: Callable[..., Settings]) -> None:
+    """A fresh run begins at the first record; the old snapshots are still on disk."""
+    settings = make(records(8))
+    run(settings)
+    _, daemon = run(settings, fresh=True)
+    assert daemon.state.ledger.rows()[0][2] == 8
+    assert len([path for path in settings.state.iterdir() if path.is_dir()]) == 2
+
+
+def test_one_state_folder_has_one_daemon(make: Callable[..., Settings]) -> None:
+    """The second is refused before it loads anything."""
+    settings = make(records(8))
+    with opened(settings), pytest.raises(StateLockedError, match="locked by process"):
+        Rooms(settings)
+
+
+def test_a_failed_snapshot_does_not_stop_learning(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on, and the last snapshot covers everything."""
+    settings = make(records(40))
+    with opened(settings) as rooms:
+        real, calls = rooms.store.save, []
+
+        def save(*args: Any) -> SnapshotInfo:
+            calls.append(args)
+            if len(calls) == 2:
+                raise SnapshotError("no space left")
+            return real(*args)
+
+        monkeypatch.setattr(rooms.store, "save", save)
+        daemon_of(rooms).run()
+        newest = rooms.store.newest()
+    assert newest is not None
+    assert newest.manifest.ledger[0].trained == 40
