@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from streamlearn.errors import StreamlearnError, UsageError
+from streamlearn.events import configure_logging
 
 if TYPE_CHECKING:
     from streamlearn.settings import Settings
@@ -37,6 +38,7 @@ err = Console(stderr=True)
 
 def main() -> None:
     """Entry point: an error that we raise on purpose is one message and its exit code, never a traceback."""
+    configure_logging("warning")  # to standard error; `run` sets its own
     try:
         app()
     except StreamlearnError as error:

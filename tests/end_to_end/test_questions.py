@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import httpx
 import orjson
 import pytest
 import torch
+import yaml
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -54,7 +56,8 @@ def daemon(tmp_path: Path, backbone: Path) -> Iterator[DaemonProcess]:
     process.end()
 
 
-def endpoint(daemon: DaemonProcess) -> httpx.Client:
+@contextmanager
+def endpoint(daemon: DaemonProcess) -> Iterator[httpx.Client]:
     """A client, once the daemon is idle behind the last record."""
     found: list[int] = []
 
@@ -64,9 +67,14 @@ def endpoint(daemon: DaemonProcess) -> httpx.Client:
         return bool(found)
 
     daemon.wait_until(up, "the endpoint is up")
-    client = httpx.Client(base_url=f"http://127.0.0.1:{found[0]}", timeout=60)
-    daemon.wait_until(lambda: client.get("/v1/status").json()["records_trained"] == 40, "40 records are trained")
-    return client
+    with httpx.Client(base_url=f"http://127.0.0.1:{found[0]}", timeout=60) as client:
+        daemon.wait_until(lambda: trained(client) == 40, "40 records are trained")
+        yield client
+
+
+def trained(client: httpx.Client) -> int:
+    """Records trained so far, by the status."""
+    return int(client.get("/v1/status").json()["records_trained"])
 
 
 def plain_loss(backbone: Path, adapter: Path) -> float:
@@ -114,7 +122,7 @@ def test_questions_change_no_bit_of_the_run(daemon: DaemonProcess) -> None:
         lines = daemon.state.parent.parent / "stream.jsonl"
         with lines.open("ab") as more:
             more.write(stream(4))
-        daemon.wait_until(lambda: client.get("/v1/status").json()["records_trained"] == 44, "44 records are trained")
+        daemon.wait_until(lambda: trained(client) == 44, "44 records are trained")
     assert daemon.terminate() == 0
     after = daemon.newest().tensors()
     assert not all(torch.equal(before[name], after[name]) for name in before), "the four records were learned"
@@ -133,8 +141,6 @@ def test_questions_change_no_bit_of_the_run(daemon: DaemonProcess) -> None:
 
 
 def _endless_but_quiet(daemon: DaemonProcess) -> dict[str, Any]:
-    import yaml  # noqa: PLC0415
-
     config: dict[str, Any] = yaml.safe_load(daemon.config.read_text())
     del config["state"]
     return config

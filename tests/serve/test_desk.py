@@ -1,6 +1,6 @@
 """Jobs between training steps: on whose weights, within which time, and what a failure leaves behind."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,13 +11,16 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 from torch import Tensor
+from torch.nn import Parameter
 
 from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import resolve
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.errors import Reason, RecordError, SnapshotError
 from streamlearn.events import Event
+from streamlearn.learner.evaluation import PinnedWeights
 from streamlearn.learner.learner import Learner
+from streamlearn.serve import desk
 from streamlearn.serve.desk import Desk
 from streamlearn.serve.jobs import EvalJob, ExampleError, GenerateJob, Job, JobQueue, SnapshotJob
 from streamlearn.serve.schemas import EvalResult, GenerateResult, SnapshotResult
@@ -110,6 +113,19 @@ def test_a_job_spread_over_steps_gives_the_figures_of_its_start(office: Office, 
     later = office.at_once(job)
     assert later.step > wanted.step
     assert untimed(later) != {**untimed(wanted), "step": later.step}  # the live weights did move on
+
+
+def test_a_job_names_the_step_of_its_weights(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when copying the weights alone spends the budget: the step is the one at which they were copied."""
+
+    class SlowCopy(PinnedWeights):
+        def __init__(self, parameters: Sequence[Parameter]) -> None:
+            super().__init__(parameters)
+            office.now += 10 * PIECE_S
+
+    wanted = office.at_once(SCORE)
+    monkeypatch.setattr(desk, "PinnedWeights", SlowCopy)
+    assert untimed(office.spread(SCORE)) == untimed(wanted)
 
 
 def test_serving_changes_no_bit_of_training(folder: Path, office: Office) -> None:
