@@ -37,7 +37,7 @@ from streamlearn.stream.batch import Batcher, Run
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.intake import Intake, Rejects
 from streamlearn.stream.merge import Merger
-from streamlearn.stream.record import RecordId
+from streamlearn.stream.record import RecordId, TopicPartition
 
 _log = get_logger("daemon")
 
@@ -110,13 +110,14 @@ class Rooms:
         self.sink = opened.enter_context(closing(open_dead_letters(settings)))
         # A new run begins at the sink's end: letters of an earlier one are not its own.
         self._mark = snapshot.manifest.dead_letter_mark if snapshot is not None else self.sink.mark()
+        self._letters_ahead = letters_ahead(snapshot) if snapshot is not None else []
         self.source = opened.enter_context(closing(open_source(settings.source)))
         self.open_stream(self.state)
 
     def open_stream(self, state: RunState, *, condemned: frozenset[RecordId] = frozenset()) -> None:
         """Stand at the state's position; letters and batches of a life after it, if there was one, are known again."""
         self.sink.flush()
-        self.rejects = Rejects(self.sink, self.sink.recall(self._mark))
+        self.rejects = Rejects(self.sink, [*self.sink.recall(self._mark), *self._letters_ahead])
         state.ledger.position = self.source.seek(state.ledger.position)
         entries = self.journal.entries(after_step=self.learner.number)
         self._ahead = {entry.step: entry.runs for entry in entries}
@@ -143,7 +144,7 @@ class Rooms:
     def roll_back(self, snapshot: Snapshot, condemned: frozenset[RecordId]) -> RunState:
         """The snapshot's state again, in this process; `condemned` records will be set aside when they come."""
         state = self.model.restore(snapshot)
-        self._mark = snapshot.manifest.dead_letter_mark
+        self._mark, self._letters_ahead = snapshot.manifest.dead_letter_mark, letters_ahead(snapshot)
         self.journal.rewind(to_step=self.learner.number)
         self.open_stream(state, condemned=condemned)
         return state
@@ -156,18 +157,18 @@ class Rooms:
             SnapshotError: it could not be written; the one before stays.
         """
         self.sink.flush()
-        mark = self.sink.mark()
-        draft = self._draft(state, dict(mark))
+        mark, ahead = self.sink.mark(), self.rejects.ahead_of(state.ledger.position)
+        draft = self._draft(state, dict(mark), ahead)
         tensors = {**self.learner.state(), "rng.torch": torch.get_rng_state()}
         info = self.store.save(draft, self.model.peft.save_pretrained, tensors)
-        self._mark = mark
+        self._mark, self._letters_ahead = mark, ahead
         self.source.commit(state.ledger.position, info.name)
         self.store.prune()
         oldest = self.store.names()[0]
         self.journal.truncate(before_step=int(oldest))
         return info
 
-    def _draft(self, state: RunState, mark: dict[str, Any]) -> ManifestDraft:
+    def _draft(self, state: RunState, mark: dict[str, Any], ahead: list[RecordId]) -> ManifestDraft:
         return ManifestDraft(
             step=self.learner.number,
             created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -180,8 +181,14 @@ class Rooms:
             dtype=self.model.backbone.arithmetic.name,
             versions=versions(),
             learner=state.to_json(),
-            rooms={},
+            rooms={"stream": {"letters_ahead": [[o.topic, o.partition, offset] for o, offset in ahead]}},
         )
+
+
+def letters_ahead(snapshot: Snapshot) -> list[RecordId]:
+    """Dead letters that were written before this snapshot, of records that it does not cover."""
+    rows = snapshot.manifest.rooms["stream"]["letters_ahead"]
+    return [RecordId(TopicPartition(topic, partition), offset) for topic, partition, offset in rows]
 
 
 def adapter_shape(config: HeadLoraConfig) -> dict[str, Any]:

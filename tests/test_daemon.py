@@ -15,7 +15,7 @@ from streamlearn.assembly import Rooms
 from streamlearn.daemon import Daemon
 from streamlearn.errors import DivergedError, SnapshotError, SnapshotMismatchError, StateLockedError
 from streamlearn.learner.learner import Step
-from streamlearn.learner.loss import RowLoss
+from streamlearn.learner.loss import RowLoss, row_loss
 from streamlearn.serve.jobs import JobQueue
 from streamlearn.serve.status import Board, Clock, Phase, Status
 from streamlearn.settings import Settings
@@ -145,6 +145,7 @@ def test_a_stop_and_a_restart_change_no_bit(make: Callable[..., Settings]) -> No
     """Stopped after any step, the next life ends where an uninterrupted one ends, and replays nothing."""
     lines = records(30)
     lines[9:9] = [RUBBISH]
+    lines[25:25] = [RUBBISH]  # decoded, and its dead letter written, before the stop at record 17
     whole, _ = run(make(lines, "whole"))
     settings = make(lines, "halves")
     with opened(settings) as rooms:
@@ -153,7 +154,8 @@ def test_a_stop_and_a_restart_change_no_bit(make: Callable[..., Settings]) -> No
         watcher.daemon.run()
         assert rooms.learner.number == 4
     halves, daemon = run(settings)
-    assert daemon.state.ledger.rows()[0][2:] == (30, 1)
+    assert daemon.state.ledger.rows()[0][2:] == (30, 2)
+    assert len((settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 2
     assert_same(whole, halves)
 
 
@@ -166,14 +168,14 @@ def test_nothing_that_learns_reads_meta(make: Callable[..., Settings]) -> None:
 
 def poison(monkeypatch: pytest.MonkeyPatch, rooms_token: str) -> None:
     """Make the loss of every row that holds a certain text NaN."""
-    real = learner_module.row_loss
+    real = row_loss
 
-    def row_loss(model: Any, row: Any) -> RowLoss:
+    def poisoned(model: Any, row: Any) -> RowLoss:
         loss = real(model, row)
         hit = rooms_token in model.spell(row.input_ids[0].tolist())
         return RowLoss(loss.mean * float("nan"), loss.token_L, loss.correct_L) if hit else loss
 
-    monkeypatch.setattr(learner_module, "row_loss", row_loss)
+    monkeypatch.setattr(learner_module, "row_loss", poisoned)
 
 
 def run_poisoned(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Tensor], Daemon]:
@@ -190,7 +192,7 @@ def run_poisoned(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> tuple[d
 
 
 def test_a_refused_update_sets_its_batch_aside(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch of a non-finite loss becomes dead letters, and the weights are as if those records had been unusable."""
+    """The batch of a non-finite loss becomes dead letters; the weights are as if its records had been unusable."""
     lines = records(24)
     bad = [orjson.dumps({"prompt": f"poison {i}", "completion": " x"}) for i in range(PER_BATCH)]
     lines[8:8] = bad

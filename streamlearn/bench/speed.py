@@ -4,8 +4,8 @@
 
 `frozen_floor` is the backbone's own forward and backward pass (gradients reach its input, no weight has one): what no
 adapter can beat. `lora` has the rank with which it activates as many parameters as `mh_moe`; `mh_moe_loop` computes
-the same experts one by one. Arms take turns, one step each, and the median of each arm's steps is reported, so that what
-the machine does meanwhile hits all alike. `daemon_over_loop` is the daemon's speed, from the file through decoding,
+the same experts one by one. Arms take turns, one step each, and the median of each arm's steps is reported: what the
+machine does meanwhile hits all alike. `daemon_over_loop` is the daemon's speed, from the file through decoding,
 batching, journal and snapshots, over the bare steps on the same batches in memory.
 """
 

@@ -11,18 +11,22 @@ from streamlearn.events import Event, get_logger
 from streamlearn.stream.batch import Batch, Batcher
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.merge import Merger
-from streamlearn.stream.record import Record, RecordId, TopicPartition
+from streamlearn.stream.record import Position, Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter, DeadLetters
 
 _log = get_logger("stream")
 
 
 class Rejects:
-    """Sends dead letters, each once: those that a dead daemon already wrote are not sent again."""
+    """Sends dead letters, each once.
 
-    def __init__(self, sink: DeadLetters, already: frozenset[tuple[TopicPartition, int]] = frozenset()) -> None:
+    `known` are letters that already stand in the sink although their records will be read again: those that a dead
+    daemon wrote after its last snapshot, and those that a snapshot names because decoding runs ahead of training.
+    """
+
+    def __init__(self, sink: DeadLetters, known: Iterable[tuple[TopicPartition, int]] = ()) -> None:
         self.sink = sink
-        self._already = already
+        self._known = {RecordId(*letter) for letter in known}
 
     def send(self, record: Record, reason: Reason, message: str) -> None:
         """Set a record aside and say so in the log; the payload is never logged.
@@ -30,11 +34,20 @@ class Rejects:
         Raises:
             DeadLetterError: the sink does not take it; nothing may go on.
         """
-        if (record.origin, record.offset) not in self._already:
+        if record.id not in self._known:
             self.sink.send(DeadLetter(record, reason, message))
+            self._known.add(record.id)
         _log.warning(
             Event.RECORD_DEAD_LETTERED, origin=str(record.origin), offset=record.offset, reason=reason, message=message
         )
+
+    def ahead_of(self, position: Position) -> list[RecordId]:
+        """Letters of records at or behind `position`: what a snapshot must remember beside the sink's mark.
+
+        Those before it are forgotten; their records are never read again.
+        """
+        self._known = {letter for letter in self._known if letter.offset >= position.get(letter.origin, 0)}
+        return sorted(self._known)
 
 
 class Intake:
