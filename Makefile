@@ -4,7 +4,8 @@ BIN := .venv/bin
 
 .PHONY: run test lint
 run: .venv/.ready
-	@$(BIN)/streamlearn run --config configs/quickstart.yaml --fresh
+	@rm -rf build/quickstart
+	@$(BIN)/streamlearn run --config configs/quickstart.yaml --stretch-by task
 
 test: lint
 	@$(BIN)/pytest

@@ -3,9 +3,8 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
 import orjson
 from rich import box
@@ -18,8 +17,10 @@ from streamlearn.learner.learner import Step
 from streamlearn.serve.status import Status
 from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.stream.batch import Batch
+from streamlearn.stream.decode import IGNORED
 
-EDGE = 24  # records whose mean loss stands for the beginning, and for the end, of a stretch
+FIRST, LAST = 10, 50
+"""Records whose loss stands for the beginning and for the end of a stretch: most is learned from the first few."""
 
 
 @dataclass
@@ -31,19 +32,32 @@ class Stretch:
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    first: list[float] = field(default_factory=list)
-    last: deque[float] = field(default_factory=lambda: deque(maxlen=EDGE))
+    _first: list[tuple[float, int]] = field(default_factory=list)
+    _last: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=LAST))
 
-    def enter(self, losses: Iterable[float], step: Step, share: float) -> None:
-        """Add one batch's records of this stretch; `share` is their part of the batch."""
-        for loss in losses:
-            self.records += 1
-            self.last.append(loss)
-            if len(self.first) < EDGE:
-                self.first.append(loss)
+    def enter(self, losses: Sequence[tuple[float, int]], step: Step, share: float) -> None:
+        """Add a batch's records of this stretch as (mean loss, learned tokens); `share` is their part of it."""
+        self.records += len(losses)
+        self._first += losses[: FIRST - len(self._first)]
+        self._last.extend(losses)
         self.steps += 1
         self.tokens += round(step.tokens * share)
         self.seconds += step.seconds * share
+
+    @property
+    def first_loss(self) -> float:
+        """Over the first records, nats per learned token."""
+        return _per_token(self._first)
+
+    @property
+    def last_loss(self) -> float:
+        """Over the last records, nats per learned token."""
+        return _per_token(self._last)
+
+
+def _per_token(losses: Iterable[tuple[float, int]]) -> float:
+    pairs = list(losses)
+    return sum(loss * tokens for loss, tokens in pairs) / sum(tokens for _, tokens in pairs)
 
 
 class Stretches:
@@ -59,9 +73,10 @@ class Stretches:
 
     def enter(self, batch: Batch, step: Step) -> None:
         """Sort one step's records into stretches."""
-        groups: dict[str, list[float]] = {}
-        for record, loss in zip(batch.records, step.record_losses, strict=True):
-            groups.setdefault(self._label(record.value), []).append(loss)
+        groups: dict[str, list[tuple[float, int]]] = {}
+        for record, example, loss in zip(batch.records, batch.examples, step.record_losses, strict=True):
+            learned = int((example.labels != IGNORED).sum())
+            groups.setdefault(self._label(record.value), []).append((loss, learned))
         for label, losses in groups.items():
             if not self.rows or self.rows[-1].label != label:
                 self.rows.append(Stretch(label))
@@ -127,17 +142,18 @@ class Watch:
 
     def report(self, status: Status, state_folder: str) -> None:
         """The closing table."""
-        table = Table(box=box.SIMPLE_HEAD, title="What was learned", title_justify="left", title_style="bold")
-        for name, justify in (("stretch", "left"), *((n, "right") for n in _COLUMNS)):
-            table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("stretch", overflow="fold")
+        for name in _COLUMNS:
+            table.add_column(name, justify="right")
         for row in self.stretches.rows:
             table.add_row(
                 row.label,
                 f"{row.records}",
                 f"{row.steps}",
                 f"{row.tokens / row.seconds:,.0f}" if row.seconds else "-",
-                f"{fmean(row.first):.3f}",
-                f"{fmean(row.last):.3f}",
+                f"{row.first_loss:.3f}",
+                f"{row.last_loss:.3f}",
             )
         self.console.print(table)
         trained = status.records_trained - self._first_records
@@ -149,10 +165,10 @@ class Watch:
         if self._endpoint:
             self.console.print(f"endpoint was {self._endpoint}", soft_wrap=True)
         self.console.print(
-            f"Losses are prequential (each batch is measured before it is learned), nats per token, means over "
-            f"the first and last {EDGE} records of a stretch.",
+            f"Losses are prequential (each batch is measured before it is learned), nats per learned token, over the "
+            f"first {FIRST} and the last {LAST} records of a stretch.",
             style="dim",
         )
 
 
-_COLUMNS = ("records", "steps", "tokens/s", "loss at start", "loss at end")
+_COLUMNS = ("records", "steps", "tokens/s", "first loss", "last loss")

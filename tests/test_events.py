@@ -1,0 +1,49 @@
+"""Log lines: one JSON object each where a machine reads, and never what a variable holds."""
+
+import io
+from collections.abc import Iterator
+
+import orjson
+import pytest
+import structlog
+
+from streamlearn.events import Event, configure_logging, get_logger
+
+
+@pytest.fixture(autouse=True)
+def unconfigured() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def test_an_event_is_one_json_object_a_line() -> None:
+    """Name, level, time, room and fields, by orjson; what it cannot serialise is spelled."""
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    get_logger("snapshot").info(Event.SNAPSHOT_WRITTEN, name="00000001", seconds=0.25, origin={1})
+    get_logger("snapshot").debug(Event.STEP_TAKEN)
+    (line,) = stream.getvalue().splitlines()
+    event = orjson.loads(line)
+    assert event.pop("timestamp").endswith("Z")
+    assert event == {
+        "event": "snapshot_written",
+        "level": "info",
+        "room": "snapshot",
+        "name": "00000001",
+        "seconds": 0.25,
+        "origin": "{1}",
+    }
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_a_traceback_holds_no_local_variable(style: str) -> None:
+    """Locals hold records and passwords."""
+    stream = io.StringIO()
+    configure_logging("info", style, stream)  # type: ignore[arg-type]
+    canary = "".join(["hunter", "2"])
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        get_logger("serve").exception(Event.JOB_FAILED)
+    assert "broken" in stream.getvalue()
+    assert canary not in stream.getvalue()
