@@ -48,7 +48,12 @@ def test_losses_are_means_over_learned_tokens() -> None:
 
 def test_without_a_key_or_a_label_the_run_is_one_stretch() -> None:
     """Records are not even parsed without a key."""
-    for key, labels in ((None, ["a", "b"]), ("task", [None, None]), ("other", ["a", "b"])):
+    cases: list[tuple[str | None, list[str | None]]] = [
+        (None, ["a", "b"]),
+        ("task", [None, None]),
+        ("other", ["a", "b"]),
+    ]
+    for key, labels in cases:
         stretches = Stretches(key)
         stretches.enter(batch(labels), step([1, 1]))
         assert [row.label for row in stretches.rows] == ["stream"]

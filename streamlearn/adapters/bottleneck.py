@@ -35,6 +35,8 @@ class _Experts(torch.autograd.Function):
     ) -> Tensor:
         x_TD, y_TO = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         A_HKRS, B_HKRO = A_HKRS.to(y.dtype), B_HKRO.to(y.dtype)  # float32 is for the optimizer's small steps
+        ctx.gate_dtype = None if gate_HKT is None else gate_HKT.dtype
+        gate_HKT = None if gate_HKT is None else gate_HKT.to(y.dtype)
         down_HKRT = _down(x_TD, A_HKRS)
         z_HKRT = _gated(down_HKRT, gate_HKT)
         ctx.save_for_backward(x_TD, A_HKRS, B_HKRO, down_HKRT, gate_HKT)
@@ -56,7 +58,7 @@ class _Experts(torch.autograd.Function):
             back_to_tokens(v_HKRT.flatten(1, 2), A_HKRS.flatten(1, 2)).view(ctx.x_shape) if needs_x else None,
             back_to_weights(v_HKRT.flatten(1, 2), x_TD).view_as(A_HKRS) if needs_A else None,
             _dB(_gated(down_HKRT, gate_HKT), dy_TO, ctx.scaling).view_as(B_HKRO) if needs_B else None,
-            (u_HKRT * down_HKRT).sum(2, dtype=gate_HKT.dtype) if needs_gate else None,
+            (u_HKRT * down_HKRT).sum(2, dtype=ctx.gate_dtype) if needs_gate else None,
             None,
         )
 
@@ -77,7 +79,7 @@ def back_to_weights(v_HNT: Tensor, x_TD: Tensor) -> Tensor:
 
 
 def _gated(a_HKRT: Tensor, gate_HKT: Tensor | None) -> Tensor:
-    return a_HKRT if gate_HKT is None else a_HKRT * gate_HKT.to(a_HKRT.dtype).unsqueeze(2)
+    return a_HKRT if gate_HKT is None else a_HKRT * gate_HKT.unsqueeze(2)
 
 
 def _down(x_TD: Tensor, A_HKRS: Tensor) -> Tensor:

@@ -55,11 +55,37 @@ def select(a_HKT: Tensor, k: int) -> Tensor:
 
 
 def gate(a_HKT: Tensor, selected_HKT: Tensor, config: HeadLoraConfig) -> Tensor:
-    """The weight of every expert, zero where not selected; `config` says which of (3) and (4), and the gradient."""
-    native = a_HKT.softmax(1) * selected_HKT
+    """Weights by `config`, zero for experts that are not selected; `selected` is `select(a, config.selected)`."""
     if config.gate == "softmax" or config.router_gradient == "native":
+        native = a_HKT.softmax(1) * selected_HKT
         return native.detach() if config.router_gradient == "none" else native
-    value = a_HKT.detach().masked_fill(~selected_HKT, -torch.inf).softmax(1)
     if config.router_gradient == "none":
-        return value
-    return value + (native - native.detach())  # straight-through: adds an exact zero, and the gradient of (4)
+        return _over_selected(a_HKT.detach(), selected_HKT, config.selected)
+    value: Tensor = _StraightThrough.apply(a_HKT, selected_HKT, config.selected)  # type: ignore[no-untyped-call]
+    return value
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Eq. (3) forward; backward as if it had been p_mj of eq. (4) for the selected and zero elsewhere.
+
+    da_mj = p_mj (g_mj - sum_{q in S_m} g_mq p_mq),  g_mj the gate's gradient where selected, else zero      (5)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a_HKT: Tensor, selected_HKT: Tensor, k: int) -> Tensor:
+        ctx.save_for_backward(a_HKT, selected_HKT)
+        return _over_selected(a_HKT, selected_HKT, k)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dgate_HKT: Tensor) -> tuple[Tensor, None, None]:
+        a_HKT, selected_HKT = ctx.saved_tensors
+        p_HKT, g_HKT = a_HKT.softmax(1), dgate_HKT * selected_HKT
+        return p_HKT * (g_HKT - (g_HKT * p_HKT).sum(1, keepdim=True)), None, None
+
+
+def _over_selected(a_HKT: Tensor, selected_HKT: Tensor, k: int) -> Tensor:
+    """Eq. (3); over a single expert it is the constant 1."""
+    if k == 1:
+        return selected_HKT.to(a_HKT.dtype)
+    return a_HKT.masked_fill(~selected_HKT, -torch.inf).softmax(1)

@@ -62,9 +62,12 @@ class MaskedAdamW:
         """Apply (1) once to every expert that was routed to."""
         for group in self.groups:
             mask = group.routed_HK
-            if mask is not None and not bool(mask.any()):
+            routed = group.steps_HK.numel() if mask is None else int(mask.sum())
+            if routed == 0:
                 continue
             group.steps_HK += 1.0 if mask is None else mask.float()
+            if routed == group.steps_HK.numel():
+                mask = None  # everyone moves: no choice to make element by element
             for name, parameter in group.parameters.items():
                 if parameter.grad is not None:
                     self._update(group, name, parameter, mask, lr)
@@ -75,14 +78,18 @@ class MaskedAdamW:
         assert grad is not None
         exp_avg, exp_avg_sq = group.moments[f"{name}.exp_avg"], group.moments[f"{name}.exp_avg_sq"]
         spread = (*group.steps_HK.shape, *[1] * (parameter.ndim - 2))
-        new_avg = exp_avg.lerp(grad, 1 - beta1)
-        new_sq = torch.addcmul(exp_avg_sq * beta2, grad, grad, value=1 - beta2)
+        live = (exp_avg, exp_avg_sq, parameter)
+        new_avg, new_sq, new = live if mask_HK is None else [tensor.clone() for tensor in live]
         steps = group.steps_HK.clamp_min(1).view(spread)
+        new_avg.lerp_(grad, 1 - beta1)
+        new_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
         denominator = (new_sq / (1 - beta2**steps)).sqrt_().add_(self._settings.eps)
-        new = parameter * (1 - lr * self._settings.weight_decay) - new_avg / denominator * (lr / (1 - beta1**steps))
-        for target, value in ((exp_avg, new_avg), (exp_avg_sq, new_sq), (parameter, new)):
-            # torch.where, not a multiplication by the mask: what is not selected keeps its very bits
-            target.copy_(value if mask_HK is None else torch.where(mask_HK.view(spread), value, target))
+        step = torch.div(new_avg, denominator, out=denominator).mul_(lr / (1 - beta1**steps))
+        new.mul_(1 - lr * self._settings.weight_decay).sub_(step)
+        if mask_HK is not None:
+            for target, value in zip(live, (new_avg, new_sq, new), strict=True):
+                # torch.where, not a multiplication by the mask: what is not selected keeps its very bits
+                target.copy_(torch.where(mask_HK.view(spread), value, target))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Moments and step counts by name, for a snapshot."""
