@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 
 from streamlearn.assembly import Rooms, versions
@@ -89,6 +90,7 @@ def _learn(
 ) -> None:
     started = time.monotonic()
     rooms = Rooms(settings, fresh=fresh, accept_config_change=accept)
+    _introduce(rooms, board)
     watch = Watch(by, endpoint)
     try:
         daemon = Daemon(rooms, board, jobs, observer=watch)
@@ -100,6 +102,21 @@ def _learn(
     status = board.read()
     _log.info(Event.DAEMON_STOPPED, records=status.records_trained, seconds=round(time.monotonic() - started, 1))
     watch.report(status, str(settings.state))
+
+
+def _introduce(rooms: Rooms, board: Board) -> None:
+    """Publish what the daemon works with."""
+    backbone = rooms.model.backbone
+    board.publish(
+        replace(
+            board.read(),
+            backbone=backbone.identity["model"],
+            dtype=backbone.arithmetic.name,
+            device=str(backbone.device),
+            preset=rooms.settings.adapter.preset,
+            versions=versions(),
+        )
+    )
 
 
 @contextmanager

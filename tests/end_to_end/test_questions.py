@@ -95,6 +95,8 @@ def plain_loss(backbone: Path, adapter: Path) -> float:
 def test_eval_agrees_with_the_snapshot_of_the_same_moment(daemon: DaemonProcess, backbone: Path) -> None:
     """POST /v1/eval = `streamlearn eval --snapshot` = plain transformers and PEFT, to 1e-5."""
     with endpoint(daemon) as client:
+        status = client.get("/v1/status").json()
+        assert (status["backbone"], status["dtype"], status["adapter_preset"]) == (str(backbone), "float32", "mh-moe")
         name = client.post("/v1/snapshots", json={}).json()["name"]
         over_http = client.post("/v1/eval", json={"examples": QUESTIONS, "generate": True}).json()
     questions = daemon.state.parent / "questions.jsonl"
