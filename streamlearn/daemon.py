@@ -80,6 +80,11 @@ class Daemon:
         """Ask the loop to end after the step in hand."""
         self._stop_reason = self._stop_reason or reason
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it was asked to end; false when the stream ended."""
+        return self._stop_reason is not None
+
     def run(self) -> None:
         """Learn until asked to stop or until the stream ends; the last thing is a snapshot.
 

@@ -3,8 +3,9 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import orjson
 from rich import box
@@ -13,14 +14,30 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from streamlearn.learner.evaluation import ExampleScore
 from streamlearn.learner.learner import Step
 from streamlearn.serve.status import Status
 from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import IGNORED
+from streamlearn.stream.decode import IGNORED, Example
 
 FIRST, LAST = 10, 50
 """Records whose loss stands for the beginning and for the end of a stretch: most is learned from the first few."""
+
+Scorer = Callable[[Sequence[Example]], Sequence[ExampleScore]]
+"""The frozen backbone's score of each example."""
+
+
+class Measured(NamedTuple):
+    """A record and its prequential loss, nats per learned token."""
+
+    loss: float
+    example: Example
+
+    @property
+    def learned(self) -> int:
+        """Its learned tokens."""
+        return int((self.example.labels != IGNORED).sum())
 
 
 @dataclass
@@ -32,32 +49,29 @@ class Stretch:
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    _first: list[tuple[float, int]] = field(default_factory=list)
-    _last: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=LAST))
+    first: list[Measured] = field(default_factory=list)
+    last: deque[Measured] = field(default_factory=lambda: deque(maxlen=LAST))
 
-    def enter(self, losses: Sequence[tuple[float, int]], step: Step, share: float) -> None:
-        """Add a batch's records of this stretch as (mean loss, learned tokens); `share` is their part of it."""
-        self.records += len(losses)
-        self._first += losses[: FIRST - len(self._first)]
-        self._last.extend(losses)
+    def enter(self, measured: Sequence[Measured], step: Step, share: float) -> None:
+        """Add a batch's records of this stretch; `share` is their part of the batch."""
+        self.records += len(measured)
+        self.first += measured[: FIRST - len(self.first)]
+        self.last.extend(measured)
         self.steps += 1
         self.tokens += round(step.tokens * share)
         self.seconds += step.seconds * share
 
-    @property
-    def first_loss(self) -> float:
-        """Over the first records, nats per learned token."""
-        return _per_token(self._first)
 
-    @property
-    def last_loss(self) -> float:
-        """Over the last records, nats per learned token."""
-        return _per_token(self._last)
+def mean_loss(measured: Iterable[Measured]) -> float:
+    """Over the learned tokens of all records, nats per token."""
+    rows = list(measured)
+    return sum(row.loss * row.learned for row in rows) / sum(row.learned for row in rows)
 
 
-def _per_token(losses: Iterable[tuple[float, int]]) -> float:
-    pairs = list(losses)
-    return sum(loss * tokens for loss, tokens in pairs) / sum(tokens for _, tokens in pairs)
+def frozen_loss(measured: Iterable[Measured], frozen: Scorer) -> float:
+    """What the untouched backbone loses on the same records, nats per token."""
+    scores = frozen([row.example for row in measured])
+    return sum(score.loss_sum for score in scores) / sum(score.tokens for score in scores)
 
 
 class Stretches:
@@ -69,18 +83,17 @@ class Stretches:
 
     def __init__(self, key: str | None) -> None:
         self.key = key
-        self.rows: list[Stretch] = []
+        self.rows: deque[Stretch] = deque(maxlen=100)  # of an endless stream the last hundred
 
     def enter(self, batch: Batch, step: Step) -> None:
         """Sort one step's records into stretches."""
-        groups: dict[str, list[tuple[float, int]]] = {}
+        groups: dict[str, list[Measured]] = {}
         for record, example, loss in zip(batch.records, batch.examples, step.record_losses, strict=True):
-            learned = int((example.labels != IGNORED).sum())
-            groups.setdefault(self._label(record.value), []).append((loss, learned))
-        for label, losses in groups.items():
+            groups.setdefault(self._label(record.value), []).append(Measured(loss, example))
+        for label, measured in groups.items():
             if not self.rows or self.rows[-1].label != label:
                 self.rows.append(Stretch(label))
-            self.rows[-1].enter(losses, step, len(losses) / len(batch.records))
+            self.rows[-1].enter(measured, step, len(measured) / len(batch.records))
 
     def _label(self, value: bytes | None) -> str:
         if self.key is None or value is None:
@@ -140,21 +153,19 @@ class Watch:
         ]
         return Text("  ".join(part for part in parts if part), overflow="ellipsis", no_wrap=True)
 
-    def report(self, status: Status, state_folder: str) -> None:
-        """The closing table."""
+    def report(self, status: Status, state_folder: str, frozen: Scorer | None) -> None:
+        """The closing table; with `frozen` also what the untouched backbone would have lost."""
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("stretch", overflow="fold")
-        for name in _COLUMNS:
+        names = [f"first {FIRST}\nloss", f"last {LAST}\nloss"]
+        if frozen is not None:
+            names = [names[0], "\nfrozen", names[1], "\nfrozen"]
+        for name in ("\nrecords", "\nsteps", "\ntokens/s", *names):
             table.add_column(name, justify="right")
         for row in self.stretches.rows:
-            table.add_row(
-                row.label,
-                f"{row.records}",
-                f"{row.steps}",
-                f"{row.tokens / row.seconds:,.0f}" if row.seconds else "-",
-                f"{row.first_loss:.3f}",
-                f"{row.last_loss:.3f}",
-            )
+            speed = f"{row.tokens / row.seconds:,.0f}" if row.seconds else "-"
+            losses = [f"{loss:.2f}" for loss in _losses(row, frozen)]
+            table.add_row(row.label, f"{row.records}", f"{row.steps}", speed, *losses)
         self.console.print(table)
         trained = status.records_trained - self._first_records
         self.console.print(
@@ -164,11 +175,19 @@ class Watch:
         self.console.print(f"{self.snapshots} snapshots in {state_folder}/snapshots", soft_wrap=True)
         if self._endpoint:
             self.console.print(f"endpoint was {self._endpoint}", soft_wrap=True)
-        self.console.print(
-            f"Losses are prequential (each batch is measured before it is learned), nats per learned token, over the "
-            f"first {FIRST} and the last {LAST} records of a stretch.",
-            style="dim",
-        )
+        self.console.print(_CAPTION, style="dim")
 
 
-_COLUMNS = ("records", "steps", "tokens/s", "first loss", "last loss")
+def _losses(row: Stretch, frozen: Scorer | None) -> list[float]:
+    losses = []
+    for measured in (row.first, row.last):
+        losses.append(mean_loss(measured))
+        if frozen is not None:
+            losses.append(frozen_loss(measured, frozen))
+    return losses
+
+
+_CAPTION = (
+    "loss: prequential (each batch is measured before it is learned), nats per learned token, over the first and the "
+    "last records of a stretch; frozen: the same records under the backbone alone."
+)

@@ -2,9 +2,10 @@
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 
 from streamlearn.assembly import Rooms, versions
@@ -12,6 +13,8 @@ from streamlearn.daemon import Daemon
 from streamlearn.display import Watch
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, configure_logging, get_logger
+from streamlearn.learner.evaluation import ExampleScore, score
+from streamlearn.serve.answers import at_once
 from streamlearn.serve.app import create_app
 from streamlearn.serve.jobs import JobQueue
 from streamlearn.serve.schemas import SnapshotRow
@@ -19,6 +22,7 @@ from streamlearn.serve.server import HttpServer
 from streamlearn.serve.status import Board, Clock, Phase, Status
 from streamlearn.settings import Settings
 from streamlearn.snapshot.store import SnapshotStore
+from streamlearn.stream.decode import Example
 
 _log = get_logger("daemon")
 
@@ -96,12 +100,22 @@ def _learn(
         daemon = Daemon(rooms, board, jobs, observer=watch)
         signals.daemon = daemon
         daemon.run()
+        watch.close()
+        status, seconds = board.read(), round(time.monotonic() - started, 1)
+        _log.info(Event.DAEMON_STOPPED, records=status.records_trained, seconds=seconds)
+        compare = by is not None and not daemon.stopped  # whoever stops a daemon does not want to wait for a comparison
+        watch.report(status, str(settings.state), partial(_frozen, rooms) if compare else None)
     finally:
         watch.close()
         rooms.close()
-    status = board.read()
-    _log.info(Event.DAEMON_STOPPED, records=status.records_trained, seconds=round(time.monotonic() - started, 1))
-    watch.report(status, str(settings.state))
+
+
+def _frozen(rooms: Rooms, examples: Sequence[Example]) -> Sequence[ExampleScore]:
+    """Scores under the backbone alone."""
+    learner = rooms.learner
+    with learner.model.disable_adapter():
+        work = score(learner.forward, examples, learner.device, row_tokens=rooms.settings.stream.batch_tokens)
+        return at_once(work)
 
 
 def _introduce(rooms: Rooms, board: Board) -> None:

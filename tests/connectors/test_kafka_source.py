@@ -292,4 +292,4 @@ def test_a_killed_broker_is_waited_for(broker: Broker, opened: Opener) -> None:
         broker.produce(topic, numbered(100, 110), partition=1)
         records += read(source, 110 - len(records), timeout_s=40.0)
     assert sorted(values(records), key=lambda value: int(value or 0)) == numbered(0, 110)
-    assert events(logs) == [Event.SOURCE_UNREACHABLE]
+    assert events(logs) == [Event.SOURCE_UNREACHABLE, Event.SOURCE_REACHABLE]
