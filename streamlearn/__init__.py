@@ -1,3 +1,3 @@
-"""A daemon that keeps a frozen Hugging Face model learning from an endless stream without forgetting."""
+"""A daemon that keeps a frozen Hugging Face model learning from an endless stream."""
 
 __version__ = "0.1.0"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # records are decoded one by one; a pool only warns on fork
 
 app = typer.Typer(
-    help="Keep a frozen Hugging Face model learning from an endless stream, without forgetting.",
+    help="Keep a frozen Hugging Face model learning from an endless stream of records.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",

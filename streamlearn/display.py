@@ -21,8 +21,8 @@ from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import IGNORED, Example
 
-FIRST, LAST = 10, 50
-"""Records whose loss stands for the beginning and for the end of a stretch: most is learned from the first few."""
+FIRST, LAST = 2, 50
+"""Records whose loss stands for the beginning and for the end of a stretch: the first few already teach most."""
 
 Scorer = Callable[[Sequence[Example]], Sequence[ExampleScore]]
 """The frozen backbone's score of each example."""

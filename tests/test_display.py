@@ -1,11 +1,15 @@
 """The closing table: where stretches begin and end, and which figures stand for them."""
 
+from collections.abc import Sequence
+
 import orjson
 import pytest
 
-from streamlearn.display import FIRST, LAST, Stretches, mean_loss
+from streamlearn.display import FIRST, LAST, Stretches, frozen_loss, mean_loss
+from streamlearn.learner.evaluation import ExampleScore
 from streamlearn.learner.learner import Step
 from streamlearn.stream.batch import Batch
+from streamlearn.stream.decode import Example
 from streamlearn.stream.record import Record, TopicPartition
 from tests.doubles import example
 
@@ -59,3 +63,17 @@ def test_without_a_key_or_a_label_the_run_is_one_stretch() -> None:
         stretches = Stretches(key)
         stretches.enter(batch(labels), step([1, 1]))
         assert [row.label for row in stretches.rows] == ["stream"]
+
+
+def test_the_frozen_loss_is_over_the_same_records() -> None:
+    """The scorer gets the stretch's examples in order, and its sums are divided by its tokens."""
+    stretches = Stretches("task")
+    stretches.enter(batch(["a", "a"], learned=2), step([1.0, 1.0]))
+    seen: list[Example] = []
+
+    def frozen(examples: Sequence[Example]) -> list[ExampleScore]:
+        seen.extend(examples)
+        return [ExampleScore(loss_sum=6.0, correct=0, tokens=2) for _ in examples]
+
+    assert frozen_loss(stretches.rows[0].first, frozen) == pytest.approx(3.0)
+    assert [len(example) for example in seen] == [3, 3]
