@@ -134,9 +134,10 @@ class Rooms:
     def journal_batch(self, runs: tuple[Run, ...]) -> None:
         """Write down the batch of the next step, unless a life before this one wrote down the same."""
         step = self.learner.number + 1
-        if self._ahead.pop(step, None) == runs:
+        before = self._ahead.pop(step, None)
+        if before == runs:
             return
-        if self._ahead:  # other batches than before, after an accepted configuration change
+        if before is not None or self._ahead:  # other batches than before, after an accepted configuration change
             self.journal.rewind(to_step=step - 1)
             self._ahead = {}
         self.journal.append(step, runs)

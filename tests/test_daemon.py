@@ -159,6 +159,49 @@ def test_a_stop_and_a_restart_change_no_bit(make: Callable[..., Settings]) -> No
     assert_same(whole, halves)
 
 
+class DieAt(StopAfter):
+    """Ends the process, as far as the daemon can tell."""
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        if step.number == self.step:
+            raise KeyboardInterrupt
+
+
+def die(settings: Settings, step: int) -> None:
+    """A life that ends behind a step without a snapshot of it."""
+    with opened(settings) as rooms, pytest.raises(KeyboardInterrupt):
+        daemon_of(rooms, DieAt(step)).run()
+
+
+def test_a_death_between_snapshots_changes_no_bit(make: Callable[..., Settings]) -> None:
+    """Two deaths, one of them while what the first had learned is learned again."""
+    lines = records(30)
+    lines[9:9] = [RUBBISH]
+    whole, _ = run(make(lines, "whole"))
+    settings = make(lines, "deaths")
+    die(settings, 5)
+    die(settings, 4)
+    state, daemon = run(settings)
+    assert daemon.state.ledger.rows()[0][2:] == (30, 1)
+    assert len((settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 1
+    assert_same(whole, state)
+
+
+@pytest.mark.parametrize("last", [4, 5, 6])
+def test_the_journal_stays_whole_when_batches_change(make: Callable[..., Settings], last: int) -> None:
+    """After an accepted change of the batch size every step has one line, in order, with the batches of today."""
+    settings = make(records(30))
+    die(settings, last)
+    stream = settings.stream.model_copy(update={"batch_records": 3})
+    smaller = settings.model_copy(update={"stream": stream})
+    with opened(smaller, accept_config_change=True) as rooms:
+        first = rooms.learner.number
+        daemon_of(rooms).run()
+        entries = rooms.journal.entries(after_step=first)
+        assert [entry.step for entry in entries] == list(range(first + 1, rooms.learner.number + 1))
+        assert sum(run.num_records for entry in entries for run in entry.runs) == 30 - first * PER_BATCH
+
+
 def test_nothing_that_learns_reads_meta(make: Callable[..., Settings]) -> None:
     """Other meta, same bits."""
     first, _ = run(make(records(20, task="a"), "a"))
