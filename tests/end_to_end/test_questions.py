@@ -98,11 +98,16 @@ def test_eval_agrees_with_the_snapshot_of_the_same_moment(daemon: DaemonProcess,
         status = client.get("/v1/status").json()
         assert (status["backbone"], status["dtype"], status["adapter_preset"]) == (str(backbone), "float32", "mh-moe")
         name = client.post("/v1/snapshots", json={}).json()["name"]
-        over_http = client.post("/v1/eval", json={"examples": QUESTIONS, "generate": True}).json()
+        asked = {"examples": QUESTIONS, "generate": True, "max_new_tokens": 16}
+        over_http = client.post("/v1/eval", json=asked).json()
     questions = daemon.state.parent / "questions.jsonl"
     questions.write_bytes(b"".join(orjson.dumps(q, option=orjson.OPT_APPEND_NEWLINE) for q in QUESTIONS))
     command = [sys.executable, "-m", "streamlearn", "eval", str(questions), "--config", str(daemon.config)]
-    printed = subprocess.run([*command, "--snapshot", name, "--generate", "--json"], capture_output=True, check=True)
+    printed = subprocess.run(
+        [*command, "--snapshot", name, "--generate", "--max-new-tokens", "16", "--json"],
+        capture_output=True,
+        check=True,
+    )
     offline: dict[str, Any] = orjson.loads(printed.stdout)
 
     assert over_http["loss"] == pytest.approx(offline["loss"], abs=1e-5)
