@@ -109,6 +109,8 @@ class KafkaSource:
             self._sleep(max(0.0, timeout_s - (self._clock() - started)))
             return ()
         records = self._fetch(min(max_records, self._settings.max_poll_records), timeout_s)
+        if records:
+            self._found()
         self._watch.polled(self._clock() - started, records)
         for record in records:
             self._next[record.origin] = record.offset + 1
