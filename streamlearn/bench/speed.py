@@ -212,10 +212,8 @@ def loop_speed() -> float:
     with tempfile.TemporaryDirectory() as folder:
         rooms = Rooms(_settings(Path(folder)))
         batches = []
-        while not rooms.source.exhausted:
-            batch = rooms.intake.next_batch(timeout_s=0.0)
-            if batch is not None:
-                batches.append(batch)
+        while (batch := rooms.intake.next_batch(timeout_s=0.0)) is not None or not rooms.source.exhausted:
+            batches += [batch] if batch is not None else []
         batches += rooms.intake.last_batches()
         started = time.perf_counter()
         for batch in batches:
