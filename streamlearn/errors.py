@@ -97,7 +97,6 @@ class Reason(StrEnum):
     TOO_MANY_TOKENS = "too_many_tokens"
     NOTHING_TO_LEARN = "nothing_to_learn"
     NOT_FINITE_UPDATE = "not_finite_update"
-    UNREADABLE_LINE = "unreadable_line"
 
 
 class RecordError(StreamlearnError):

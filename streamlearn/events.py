@@ -20,7 +20,6 @@ class Event(StrEnum):
     DAEMON_STOPPED = "daemon_stopped"
     STOP_REQUESTED = "stop_requested"
     DTYPE_CHOSEN = "dtype_chosen"
-    BACKBONE_LOADED = "backbone_loaded"
     ADAPTER_ATTACHED = "adapter_attached"
     SOURCE_OPENED = "source_opened"
     POSITION_SET = "position_set"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self
 
+from streamlearn.errors import Reason
 from streamlearn.learner.learner import Step
 from streamlearn.serve.status import SnapshotStatus, Timing
 from streamlearn.snapshot.manifest import Manifest
@@ -63,7 +64,7 @@ class RunState:
     def _refuse(self, batch: Batch) -> None:
         self.refusals += 1
         self.bad_in_a_row += 1
-        self.reasons["not_finite_update"] += len(batch.records)
+        self.reasons[str(Reason.NOT_FINITE_UPDATE)] += len(batch.records)
         self.refused_since_save.update(record.id for record in batch.records)
 
     def saved(self, snapshot: SnapshotStatus, seconds: float) -> None:
