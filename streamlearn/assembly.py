@@ -17,10 +17,11 @@ from peft.utils import set_peft_model_state_dict
 from safetensors.torch import load_file
 
 from connectors.open import open_dead_letters, open_source
+from streamlearn.adaptation import Adaptation
 from streamlearn.adapters.check import check
 from streamlearn.adapters.config import HeadLoraConfig
 from streamlearn.adapters.model import attach
-from streamlearn.adapters.presets import resolve
+from streamlearn.adapters.presets import objective, resolve
 from streamlearn.backbone import load as backbone_room
 from streamlearn.backbone.load import Backbone, Outline
 from streamlearn.events import Event, get_logger
@@ -51,8 +52,17 @@ class Model:
         arithmetic = self.backbone.arithmetic
         _log.info(Event.DTYPE_CHOSEN, dtype=arithmetic.name, reason=arithmetic.reason)
         self.peft: PeftModel = attach(self.backbone.model, config, settings.seed)
-        self.learner = Learner(self.peft, settings.learner, self.backbone.device)
-        self.decoder = Decoder(self.backbone.tokenizer, settings.stream, self.backbone.vocab_size)
+        wanted = objective(settings)
+        self.learner = Learner(
+            self.peft,
+            settings.learner,
+            self.backbone.device,
+            objective=wanted,
+            integrate=wanted.anchor_strength > 0 and settings.consolidate.importance == "path",
+        )
+        types = settings.learner.sample_types if wanted.localized_balance else ()
+        self.decoder = Decoder(self.backbone.tokenizer, settings.stream, self.backbone.vocab_size, types)
+        self.adaptation = Adaptation(self.learner, settings, self.backbone.vocab_size)
         trainable = sum(p.numel() for p in self.learner.optimizer.parameters())
         _log.info(Event.ADAPTER_ATTACHED, preset=settings.adapter.preset, parameters=trainable)
 
@@ -63,6 +73,7 @@ class Model:
         torch.set_rng_state(tensors.pop("rng.torch"))
         self.learner.load_state(tensors)
         manifest = snapshot.manifest
+        self.adaptation.restore(tensors, manifest.rooms["regimes"])
         state = RunState.restored(manifest)
         _log.info(Event.SNAPSHOT_RESTORED, name=snapshot.name, records=state.records, position=str(manifest.position))
         return state
@@ -83,7 +94,7 @@ class Rooms:
 
     def __init__(self, settings: Settings, *, fresh: bool = False, accept_config_change: bool = False) -> None:
         self.settings = settings
-        config = resolve(settings.adapter)
+        config = adapter_of(settings)
         shape = backbone_room.outline(settings.backbone)
         check(config, shape.linears)
         with ExitStack() as opened:  # what was opened is closed again when something later is refused
@@ -106,6 +117,7 @@ class Rooms:
         self.model = Model(settings, shape, config, dtype)
         self.learner = self.model.learner
         self.decoder = self.model.decoder
+        self.adaptation = self.model.adaptation
         self.state = self.model.restore(snapshot) if snapshot is not None else RunState()
         self.sink = opened.enter_context(closing(open_dead_letters(settings)))
         # A new run begins at the sink's end: letters of an earlier one are not its own.
@@ -160,7 +172,7 @@ class Rooms:
         self.sink.flush()
         mark, ahead = self.sink.mark(), self.rejects.ahead_of(state.ledger.position)
         draft = self._draft(state, dict(mark), ahead)
-        tensors = {**self.learner.state(), "rng.torch": torch.get_rng_state()}
+        tensors = {**self.learner.state(), **self.adaptation.state(), "rng.torch": torch.get_rng_state()}
         info = self.store.save(draft, self.model.peft.save_pretrained, tensors)
         self._mark, self._letters_ahead = mark, ahead
         self.source.commit(state.ledger.position, info.name)
@@ -182,8 +194,17 @@ class Rooms:
             dtype=self.model.backbone.arithmetic.name,
             versions=versions(),
             learner=state.to_json(),
-            rooms={"stream": {"letters_ahead": [[o.topic, o.partition, offset] for o, offset in ahead]}},
+            rooms={
+                "stream": {"letters_ahead": [[o.topic, o.partition, offset] for o, offset in ahead]},
+                "regimes": self.adaptation.to_json(),
+            },
         )
+
+
+def adapter_of(settings: Settings) -> HeadLoraConfig:
+    """The adapter that the configuration describes, with a CP bias for each regime where routing knows them."""
+    steered = objective(settings).bias != "none"
+    return resolve(settings.adapter, regimes=settings.shift.max_regimes if steered else 0)
 
 
 def letters_ahead(snapshot: Snapshot) -> list[RecordId]:
@@ -194,7 +215,7 @@ def letters_ahead(snapshot: Snapshot) -> list[RecordId]:
 
 def adapter_shape(config: HeadLoraConfig) -> dict[str, Any]:
     """What of an adapter decides the meaning of its weights."""
-    names = ("r", "alpha", "num_heads", "num_experts", "top_k", "gate", "router_gradient", "target_modules")
+    names = ("r", "alpha", "num_heads", "num_experts", "top_k", "gate", "router_gradient", "routes", "target_modules")
     return {name: asdict(config)[name] for name in names}
 
 

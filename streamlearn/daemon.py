@@ -8,8 +8,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice, takewhile
 from typing import Protocol
 
+from streamlearn.adaptation import Entry
 from streamlearn.assembly import Rooms
 from streamlearn.errors import DivergedError, Reason, SnapshotError
 from streamlearn.events import Event, get_logger
@@ -18,8 +20,11 @@ from streamlearn.serve.desk import Desk
 from streamlearn.serve.jobs import JobQueue
 from streamlearn.serve.schemas import SnapshotResult
 from streamlearn.serve.status import Board, PartitionStatus, Phase, SnapshotStatus, Status
+from streamlearn.shift.outlook import Sighted
+from streamlearn.shift.shift import Shift
 from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.stream.batch import Batch
+from streamlearn.stream.decode import Example
 
 POLL_S = 0.2  # longest wait for records in one turn: a stop, a job or a due snapshot waits at most this long
 SPEED_WINDOW_S = 30.0  # tokens/s is published over this much time
@@ -35,7 +40,10 @@ class Observer(Protocol):
         """The first record is about to be read."""
 
     def on_step(self, batch: Batch, step: Step, status: Status) -> None:
-        """A batch was trained on, or refused."""
+        """A batch was trained on, or refused; records kept out are not in it."""
+
+    def on_shift(self, entry: Entry) -> None:
+        """A regime was entered."""
 
     def on_snapshot(self, info: SnapshotInfo) -> None:
         """State is durable."""
@@ -68,6 +76,7 @@ class Daemon:
             jobs,
             rooms.learner,
             rooms.decoder,
+            rooms.adaptation.slots_of,
             self._snapshot_on_request,
             row_tokens=rooms.settings.stream.batch_tokens,
         )
@@ -75,6 +84,7 @@ class Daemon:
         self._saved_at = time.monotonic()
         self._logged_at = 0.0
         self._window = _Window(deque())
+        self._ahead: deque[Sighted] = deque()
 
     def stop(self, reason: str) -> None:
         """Ask the loop to end after the step in hand."""
@@ -98,14 +108,27 @@ class Daemon:
         self._publish(Phase.RUNNING, ready=True)
         if self.observer:
             self.observer.on_start(self.board.read())
-        for batch in self.batches():
-            step = self.learn(batch)
-            if step is not None and self.observer:
-                self.observer.on_step(batch, step, self.board.read())
+        for sighted in self.sightings():
+            for shift in sighted.shifts:
+                self.enter(shift)
+            self.learn(sighted)
             self.save_if_due()
             self.serve()
+            self.rooms.adaptation.score_stalest(idle=False)
         self._publish(Phase.STOPPING, reason="the daemon is stopping")
         self.save()
+
+    def sightings(self) -> Iterator[Sighted]:
+        """shift/: batches with their regimes decided; before one that begins a new regime, what probes it is there.
+
+        A sighting is yielded with the ones after it still in `_ahead`.
+        """
+        for batch in self.batches():
+            self._ahead.extend(self.rooms.adaptation.monitor.look(batch))
+            yield from self._ready()
+        if not self.stopped:
+            self._ahead.extend(self.rooms.adaptation.monitor.flush())
+            yield from self._ready(at_end=True)
 
     def batches(self) -> Iterator[Batch]:
         """stream/: batches as they fill; while none does, jobs and due snapshots are served here."""
@@ -121,23 +144,64 @@ class Daemon:
                 self._publish(Phase.IDLE, ready=True)
                 self.save_if_due()
                 self.serve()
+                if not self.desk.busy:
+                    self.rooms.adaptation.score_stalest(idle=True)
         _log.info(Event.STOP_REQUESTED, reason=self._stop_reason)
 
-    def learn(self, batch: Batch) -> Step | None:
-        """learner/: one step, or none when every record of the batch was set aside; then the ledger."""
-        learner, state = self.rooms.learner, self.state
-        self.rooms.journal_batch(batch.runs)
+    def _ready(self, *, at_end: bool = False) -> Iterator[Sighted]:
+        while self._ahead and not self.stopped and (at_end or self._enough_to_probe()):
+            yield self._ahead[0]
+            if self._ahead:  # empty after a rollback
+                self._ahead.popleft()
+
+    def _enough_to_probe(self) -> bool:
+        """Whether the oldest sighting may be trained on: a new regime first collects its warm-up."""
+        wanted = [shift for shift in self._ahead[0].shifts if self.rooms.adaptation.wants_probe(shift)]
+        if not wanted or any(later.shifts for later in islice(self._ahead, 1, None)):
+            return True
+        tokens = sum(map(len, self._examples_ahead(wanted[-1].slot)))
+        return tokens >= self.rooms.settings.probe.warmup_tokens
+
+    def _examples_ahead(self, slot: int) -> list[Example]:
+        """The buffered records of a regime, up to the next shift."""
+        stretch = takewhile(lambda pair: pair[0] == 0 or not pair[1].shifts, enumerate(self._ahead))
+        return [
+            example
+            for _, sighted in stretch
+            for example, its_slot in zip(sighted.batch.examples, sighted.slots, strict=True)
+            if its_slot == slot
+        ]
+
+    def enter(self, shift: Shift) -> None:
+        """probe/, consolidate/: hold on to the regime before, look at the new one, give it its place."""
+        entry = self.rooms.adaptation.enter(shift, self._examples_ahead(shift.slot))
+        if self.observer:
+            self.observer.on_shift(entry)
+        self.board.beat()
+
+    def learn(self, sighted: Sighted) -> Step | None:
+        """learner/: one step, or none when no record of the batch is to be trained on; then the ledger."""
+        learner, state, adaptation = self.rooms.learner, self.state, self.rooms.adaptation
+        self.rooms.journal_batch(sighted.batch.runs)
+        held_out = adaptation.keep_out(sighted)
+        batch, slots = sighted.without(held_out)
         step = None
         if batch.examples:
-            step = learner.step(batch)
+            step = learner.step(batch.examples, slots)
+            adaptation.forgetting.trained(step.seconds)
         else:
             learner.pass_over()
         if step is not None and step.refusal is not None:
             self._set_aside(batch, step)
-        state.account(batch, step)
+        elif step is not None:
+            adaptation.heed(slots, step.record_losses)
+        adaptation.trained(sighted)
+        state.account(sighted.batch, step, held_out)
         if state.bad_in_a_row >= self.rooms.settings.learner.max_bad_batches:
             self._roll_back()
         self._publish(Phase.RUNNING, ready=True, step=step)
+        if step is not None and self.observer:
+            self.observer.on_step(batch, step, self.board.read())
         return step
 
     def save_if_due(self) -> None:
@@ -196,6 +260,7 @@ class Daemon:
             )
         condemned = frozenset(self.state.refused_since_save)
         self.state = self.rooms.roll_back(snapshot, condemned)
+        self._ahead.clear()
         self.state.rolled_back_to = snapshot.name
         _log.warning(Event.ROLLED_BACK, to=snapshot.name, left_out=len(condemned))
 

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from streamlearn.adaptation import Entry
 from streamlearn.learner.evaluation import ExampleScore
 from streamlearn.learner.learner import Step
 from streamlearn.serve.status import Status
@@ -108,6 +109,7 @@ class Watch:
         self.console = Console(file=sys.stdout)
         self.stretches = Stretches(key)
         self.snapshots = 0
+        self.shifts: list[Entry] = []
         self._endpoint = endpoint
         self._started = time.monotonic()
         self._first_records = 0
@@ -128,6 +130,10 @@ class Watch:
             self.stretches.enter(batch, step)
         if self._live:
             self._live.update(self._line(status))
+
+    def on_shift(self, entry: Entry) -> None:
+        """Remember it for the table."""
+        self.shifts.append(entry)
 
     def on_snapshot(self, info: SnapshotInfo) -> None:
         """Count it."""

@@ -11,8 +11,7 @@ from rich.table import Table
 
 from connectors.lines import read_lines
 from streamlearn.adapters.check import check
-from streamlearn.adapters.presets import resolve
-from streamlearn.assembly import Model, adapter_shape
+from streamlearn.assembly import Model, adapter_of, adapter_shape
 from streamlearn.backbone.load import identity, outline
 from streamlearn.errors import ConfigError, SnapshotError, SourceError, UsageError
 from streamlearn.serve.answers import at_once, evaluate
@@ -77,7 +76,7 @@ def from_snapshot(
         ConfigError: it belongs to another setup.
     """
     snapshot = _find(settings, name)
-    config, shape = resolve(settings.adapter), outline(settings.backbone)
+    config, shape = adapter_of(settings), outline(settings.backbone)
     check(config, shape.linears)
     compatibility.check(
         snapshot.manifest,
@@ -89,7 +88,10 @@ def from_snapshot(
     model = Model(settings, shape, config, snapshot.manifest.dtype)
     model.restore(snapshot)
     job = EvalJob(tuple(examples), generate=generate, max_new_tokens=max_new_tokens)
-    return at_once(evaluate(job, model.learner, model.decoder, row_tokens=settings.stream.batch_tokens))
+    work = evaluate(
+        job, model.learner, model.decoder, model.adaptation.slots_of, row_tokens=settings.stream.batch_tokens
+    )
+    return at_once(work)
 
 
 def _find(settings: Settings, name: str) -> Snapshot:

@@ -31,6 +31,7 @@ class Event(StrEnum):
     OFFSETS_COMMITTED = "offsets_committed"
     OFFSET_COMMIT_FAILED = "offset_commit_failed"
     RECORD_DEAD_LETTERED = "record_dead_lettered"
+    SHIFT_DETECTED = "shift_detected"
     STEP_TAKEN = "step_taken"
     UPDATE_REFUSED = "update_refused"
     ROLLED_BACK = "rolled_back"

@@ -114,7 +114,7 @@ def _frozen(rooms: Rooms, examples: Sequence[Example]) -> Sequence[ExampleScore]
     """Scores under the backbone alone."""
     learner = rooms.learner
     with learner.model.disable_adapter():
-        work = score(learner.forward, examples, learner.device, row_tokens=rooms.settings.stream.batch_tokens)
+        work = score(learner.model, examples, learner.device, row_tokens=rooms.settings.stream.batch_tokens)
         return at_once(work)
 
 

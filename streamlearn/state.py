@@ -1,6 +1,7 @@
 """What the loop knows beside the weights: the ledger and the running figures. A snapshot's manifest holds it."""
 
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self
@@ -12,7 +13,7 @@ from streamlearn.snapshot.manifest import Manifest
 from streamlearn.snapshot.snapshot import snapshot_name
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.ledger import Ledger
-from streamlearn.stream.record import RecordId
+from streamlearn.stream.record import Record, RecordId
 
 SMOOTHING = 0.98  # of the published loss: it looks back on the last 50 batches or so
 
@@ -43,17 +44,17 @@ class RunState:
     snapshot_seconds: Timing = field(default_factory=Timing)
     job_seconds: Timing = field(default_factory=Timing)
 
-    def account(self, batch: Batch, step: Step | None) -> None:
-        """Enter a batch and its step; None when it had no example."""
+    def account(self, batch: Batch, step: Step | None, held_out: Collection[int] = ()) -> None:
+        """Enter a batch and its step; None when nothing of it was trained on."""
         refused = step is not None and step.refusal is not None
-        self.ledger.account(batch, refused=refused)
+        self.ledger.account(batch, refused=refused, held_out=held_out)
         self.reasons.update(str(rejected.reason) for rejected in batch.rejected)
         self.records_since_save += len(batch.records) + len(batch.rejected)
         if step is None:
             return
         self.step_seconds = self.step_seconds.observe(step.seconds)
         if refused:
-            self._refuse(batch)
+            self._refuse([r for i, r in enumerate(batch.records) if i not in held_out])
         else:
             self.bad_in_a_row = 0
             self.tokens += step.tokens
@@ -61,11 +62,11 @@ class RunState:
             before = step.loss if self.loss_smoothed is None else self.loss_smoothed
             self.loss_smoothed = SMOOTHING * before + (1 - SMOOTHING) * step.loss
 
-    def _refuse(self, batch: Batch) -> None:
+    def _refuse(self, records: Sequence[Record]) -> None:
         self.refusals += 1
         self.bad_in_a_row += 1
-        self.reasons[str(Reason.NOT_FINITE_UPDATE)] += len(batch.records)
-        self.refused_since_save.update(record.id for record in batch.records)
+        self.reasons[str(Reason.NOT_FINITE_UPDATE)] += len(records)
+        self.refused_since_save.update(record.id for record in records)
 
     def saved(self, snapshot: SnapshotStatus, seconds: float) -> None:
         """A snapshot of this state is durable."""
@@ -99,5 +100,5 @@ class RunState:
 
     @property
     def records(self) -> int:
-        """Records done with: trained or set aside."""
-        return self.ledger.trained.total() + self.ledger.dead_lettered.total()
+        """Records done with: trained, set aside or held out."""
+        return self.ledger.trained.total() + self.ledger.dead_lettered.total() + self.ledger.held_out.total()

@@ -7,21 +7,26 @@ then `attach` it.
 from streamlearn.adapters.check import activated_parameters, check, linear_shapes
 from streamlearn.adapters.config import HeadLoraConfig
 from streamlearn.adapters.layer import HeadLoraLinear
-from streamlearn.adapters.model import Bank, HeadLoraModel, attach, banks, reset_routed
-from streamlearn.adapters.presets import PRESETS, Preset, resolve
+from streamlearn.adapters.model import Bank, HeadLoraModel, attach, banks, reset_load
+from streamlearn.adapters.passage import Passage, passing
+from streamlearn.adapters.presets import OBJECTIVES, SHAPES, Objective, objective, resolve
 
 __all__ = [
-    "PRESETS",
+    "OBJECTIVES",
+    "SHAPES",
     "Bank",
     "HeadLoraConfig",
     "HeadLoraLinear",
     "HeadLoraModel",
-    "Preset",
+    "Objective",
+    "Passage",
     "activated_parameters",
     "attach",
     "banks",
     "check",
     "linear_shapes",
-    "reset_routed",
+    "objective",
+    "passing",
+    "reset_load",
     "resolve",
 ]

@@ -22,13 +22,18 @@ MLP_LINEARS = ("gate_proj", "up_proj", "down_proj")
 Gate = Literal["softmax_selected", "softmax", "none"]
 """Softmax over the selected experts (eq. 13), over all of them, or no gate at all."""
 
-RouterGradient = Literal["straight_through", "native", "none"]
+RouterGradient = Literal["straight_through", "native", "selected", "none"]
 """How the router learns from the task loss.
 
 A softmax over one selected expert is the constant 1 and has no gradient. `straight_through` keeps that value and takes
 the gradient of the selected expert's probability among all experts; `native` makes that probability the gate itself;
-`none` leaves the router at its random start.
+`selected` is the plain gradient of the softmax over the selected, for two or more of them; `none` leaves the router at
+its random start.
 """
+
+Routes = Literal["tokens", "sequences"]
+"""What is routed: every head slice of every token by its layer's own router (MH-MoE), or whole sequences by one router
+a transformer block, which all adapted linears of the block follow (MoT)."""
 
 
 @dataclass
@@ -49,8 +54,14 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
     """How much each selected expert counts."""
     router_gradient: RouterGradient = "straight_through"
     """How the router learns from the task loss."""
+    routes: Routes = "tokens"
+    """What is routed."""
+    noise: float = 0.0
+    """Sequence routing in training adds a uniform draw from [0, noise] to each logit before it selects (MoT eq. 1)."""
     target_modules: list[str] = field(default_factory=lambda: list(MLP_LINEARS))
     """Last parts of the names of the linears that get an adapter."""
+    regimes: int = 0
+    """CP biases a layer holds, one for each regime slot; 0: routing knows no regimes."""
     init_seed: int = 0
     """Seed of A and of the routers; B starts at zero."""
 
@@ -76,7 +87,8 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
         return self.gate != "none"
 
     def _refuse_contradictions(self) -> None:
-        for name, known in (("gate", get_args(Gate)), ("router_gradient", get_args(RouterGradient))):
+        literals = {"gate": Gate, "router_gradient": RouterGradient, "routes": Routes}
+        for name, known in ((name, get_args(literal)) for name, literal in literals.items()):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name}: must be one of {', '.join(known)}, found {getattr(self, name)!r}")
         for name in ("r", "alpha", "num_heads", "num_experts", "top_k"):
@@ -88,13 +100,20 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
                 f"top_k: must be at most num_experts, which is {self.num_experts}, found {self.top_k}; "
                 "lower top_k or raise num_experts"
             )
+        if not all(self.target_modules):
+            raise ConfigError(f"target_modules: an empty name matches nothing, found {self.target_modules}")
+        if not self.target_modules:
+            raise ConfigError("target_modules: must name at least one linear, found none; remove the key for the MLP's")
+        self._refuse_misrouted()
+
+    def _refuse_misrouted(self) -> None:
+        if self.noise < 0 or (self.noise and self.routes == "tokens"):
+            raise ConfigError(f"noise: must be 0 unless routes is sequences, and never negative, found {self.noise}")
+        if self.routes == "sequences" and (self.num_heads > 1 or not self.routed):
+            raise ConfigError("routes: sequences need a gate and num_heads 1, since a sequence has no slices")
         if not self.routed and (self.num_experts > 1 or self.num_heads > 1):
             name = "num_experts" if self.num_experts > 1 else "num_heads"
             raise ConfigError(
                 f"{name}: must be 1 where no gate chooses among experts, as in preset lora, found "
                 f"{getattr(self, name)}; remove {name} or choose preset mh-moe or loramoe"
             )
-        if not all(self.target_modules):
-            raise ConfigError(f"target_modules: an empty name matches nothing, found {self.target_modules}")
-        if not self.target_modules:
-            raise ConfigError("target_modules: must name at least one linear, found none; remove the key for the MLP's")

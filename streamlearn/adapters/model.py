@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from streamlearn.adapters.check import check, linear_shapes
 from streamlearn.adapters.config import METHOD, HeadLoraConfig
 from streamlearn.adapters.layer import NO_MERGE, HeadLoraLinear
+from streamlearn.adapters.passage import Course
 from streamlearn.errors import ConfigError
 
 ADAPTER = "default"
@@ -31,6 +32,8 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
     def _prepare_model(self, peft_config: HeadLoraConfig, model: nn.Module) -> None:
         del model
         self.generator = torch.Generator().manual_seed(peft_config.init_seed)
+        self.course = Course()
+        self.blocks_seen: set[str] = set()
 
     def _create_and_replace(  # PEFT's signature
         self,
@@ -48,7 +51,17 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
                 raise ConfigError(f"target_modules: {current_key} must be a linear, found {type(target).__name__}")
             layer = HeadLoraLinear(target)
             setattr(parent, target_name, layer)
-        layer.add(adapter_name, peft_config, self.generator)
+        block = _block_of(current_key) if peft_config.routes == "sequences" else current_key
+        layer.add(
+            adapter_name,
+            peft_config,
+            self.generator,
+            self.course,
+            block=block,
+            owns_router=block not in self.blocks_seen,
+            regimes=peft_config.regimes,
+        )
+        self.blocks_seen.add(block)
 
     def _check_merge_allowed(self) -> NoReturn:
         """PEFT asks here before every merge."""
@@ -67,13 +80,22 @@ class Bank:
     B: nn.Parameter
     """(H, K, R, O)."""
     router: nn.Parameter | None
-    """(H, K, S); None where there is no gate."""
+    """(H, K, S); None where there is no gate, or another layer of the block owns it."""
 
     @property
-    def routed_HK(self) -> Tensor:  # noqa: N802  # a shape suffix
-        """Experts that got a token in a training pass since `reset_routed`; all of them where there is no router."""
-        routed: Tensor = self.layer.head_lora_routed[ADAPTER]
-        return routed
+    def load_HK(self) -> Tensor | None:  # noqa: N802  # a shape suffix
+        """Tokens that each expert got in training passes since `reset_load`; sequences where those are routed.
+
+        None where there is no router: every expert gets everything.
+        """
+        load: Tensor = self.layer.head_lora_load[ADAPTER]
+        return load if self.layer.head_lora_config[ADAPTER].routed else None
+
+    @property
+    def bias_HKN(self) -> Tensor | None:  # noqa: N802
+        """CP bias of every regime slot, added to the logits; None where there is no router."""
+        biases = self.layer.head_lora_bias  # PEFT's BufferDict has no get
+        return biases[ADAPTER] if ADAPTER in biases else None  # noqa: SIM401
 
 
 def attach(model: nn.Module, config: HeadLoraConfig, seed: int) -> PeftModel:
@@ -93,10 +115,10 @@ def banks(model: nn.Module) -> list[Bank]:
     return list(_banks(model))
 
 
-def reset_routed(model: nn.Module) -> None:
-    """Forget which experts got tokens: call it when a step begins, before its first micro-batch."""
+def reset_load(model: nn.Module) -> None:
+    """Forget what experts got: call it when a step begins, before its first micro-batch."""
     for bank in _banks(model):
-        bank.layer.reset_routed()
+        bank.layer.reset_load()
 
 
 def _banks(model: nn.Module) -> Iterator[Bank]:
@@ -104,6 +126,13 @@ def _banks(model: nn.Module) -> Iterator[Bank]:
         if isinstance(layer, HeadLoraLinear) and ADAPTER in layer.head_lora_A:
             A, B, router = layer.head_lora_A[ADAPTER], layer.head_lora_B[ADAPTER], layer.head_lora_router.get(ADAPTER)
             yield Bank(name.removeprefix("base_model.model."), layer, A, B, router)
+
+
+def _block_of(key: str) -> str:
+    """The transformer block that a module belongs to: its name up to the first number, model.layers.3."""
+    parts = key.split(".")
+    numbered = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 2)
+    return ".".join(parts[: numbered + 1])
 
 
 if PeftType[METHOD] not in PEFT_TYPE_TO_TUNER_MAPPING:  # importing twice must not register twice

@@ -1,25 +1,41 @@
-"""The presets: rows of options on the one adapter layer.
+"""The presets: rows of options on the one adapter layer and its objective.
 
-| preset  | heads | experts | top-k | gate                      | rank | alpha |
-|---------|-------|---------|-------|---------------------------|------|-------|
-| mh-moe  | 8     | 4       | 1     | softmax over the selected | 4    | 8     |
-| loramoe | 1     | 6       | all   | softmax over all          | 4    | 32    |
-| lora    | 1     | 1       | -     | none                      | 20   | 40    |
+| preset      | heads | experts | top-k | gate                      | routes    | rank | alpha | targets         |
+|-------------|-------|---------|-------|---------------------------|-----------|------|-------|-----------------|
+| streamlearn | 8     | 4       | 1     | softmax over the selected | tokens    | 4    | 8     | MLP             |
+| mh-moe      | 8     | 4       | 1     | softmax over the selected | tokens    | 4    | 8     | MLP             |
+| cp-moe      | 1     | 8       | 2     | softmax over the selected | tokens    | 4    | 8     | attention + MLP |
+| loramoe     | 1     | 6       | all   | softmax over all          | tokens    | 4    | 32    | MLP             |
+| mot         | 1     | 8       | 1     | softmax over the selected | sequences | 4    | 8     | attention + MLP |
+| lora        | 1     | 1       | -     | none                      | -         | 20   | 40    | MLP             |
 
-MH-MoE (arXiv 2602.12587) names no rank; 4 makes a bottleneck of 8 x 4 x 4 = 128. LoRAMoE (arXiv 2312.09979) section 4.1
-gives its row. `lora` has the rank at which it activates as many parameters as `mh-moe` on a gated MLP.
+| preset      | CP bias | alpha | lambda | gamma | beta | router                 | stages |
+|-------------|---------|-------|--------|-------|------|------------------------|--------|
+| streamlearn | claims  | -     | 1      | 0     | 0    | straight-through, 1/10 | no     |
+| mh-moe      | none    | -     | 0      | 0     | 0    | straight-through       | no     |
+| cp-moe      | soft    | 0.2   | 5e3    | 0.1   | 0    | of the selected        | no     |
+| loramoe     | none    | -     | 0      | 0     | 0.1  | of all                 | no     |
+| mot         | none    | -     | 0      | 0     | 0    | straight-through       | yes    |
+
+MH-MoE (arXiv 2602.12587) names no rank; 4 makes a bottleneck of 8 x 4 x 4 = 128. CP-MoE (arXiv 2605.20247) section 4
+and LoRAMoE (arXiv 2312.09979) section 4.1 give their rows; CP-MoE names no LoRA alpha. MoT wants Omega(N log N) experts
+for N classes. `lora` has the rank at which it activates as many parameters as `mh-moe` on a gated MLP.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
-from streamlearn.adapters.config import MLP_LINEARS, Gate, HeadLoraConfig, RouterGradient
+from streamlearn.adapters.config import MLP_LINEARS, Gate, HeadLoraConfig, RouterGradient, Routes
 from streamlearn.errors import ConfigError
-from streamlearn.settings import AdapterSettings
+from streamlearn.settings import AdapterSettings, Bias, Settings
+
+ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
+ALL_LINEARS = (*ATTENTION_LINEARS, *MLP_LINEARS)
 
 
 @dataclass(frozen=True)
-class Preset:
-    """One row; the fields are those of `HeadLoraConfig`."""
+class Shape:
+    """One row of the first table; the fields are those of `HeadLoraConfig`."""
 
     num_heads: int
     num_experts: int
@@ -29,27 +45,95 @@ class Preset:
     r: int
     alpha: float
     target_modules: tuple[str, ...] = MLP_LINEARS
+    routes: Routes = "tokens"
+    noise: float = 0.0
 
 
-PRESETS = {
-    "mh-moe": Preset(8, 4, 1, "softmax_selected", "straight_through", r=4, alpha=8.0),
-    "loramoe": Preset(1, 6, None, "softmax", "native", r=4, alpha=32.0),
-    "lora": Preset(1, 1, None, "none", "none", r=20, alpha=40.0),
+@dataclass(frozen=True)
+class Objective:
+    """One row of the second table: what is added to the task loss, and what steers the routers (CP-MoE eq. 10, 15)."""
+
+    bias: Bias = "none"
+    """How a new regime steers routing: not at all, softly by CKA, or by claiming experts."""
+    bias_strength: float = 0.0
+    """alpha of eq. 10, for the soft bias."""
+    anchor_strength: float = 0.0
+    """lambda of eq. 15."""
+    balance_strength: float = 0.0
+    """gamma of eq. 15."""
+    localized_balance: float = 0.0
+    """beta of LoRAMoE eq. 9."""
+    router_lr: float = 1.0
+    """Learning rate of the routers, as a part of the experts'."""
+    staged: bool = False
+    """Whether experts are trained in MoT's three stages."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether anything is done at a shift: without it regimes are counted and nothing else."""
+        return self.bias != "none" or self.anchor_strength > 0
+
+
+SHAPES = {
+    "streamlearn": Shape(8, 4, 1, "softmax_selected", "straight_through", r=4, alpha=8.0),
+    "mh-moe": Shape(8, 4, 1, "softmax_selected", "straight_through", r=4, alpha=8.0),
+    "cp-moe": Shape(1, 8, 2, "softmax_selected", "selected", r=4, alpha=8.0, target_modules=ALL_LINEARS),
+    "loramoe": Shape(1, 6, None, "softmax", "native", r=4, alpha=32.0),
+    "mot": Shape(
+        1,
+        8,
+        1,
+        "softmax_selected",
+        "straight_through",
+        r=4,
+        alpha=8.0,
+        target_modules=ALL_LINEARS,
+        routes="sequences",
+        noise=0.1,
+    ),
+    "lora": Shape(1, 1, None, "none", "none", r=20, alpha=40.0),
 }
 
-OPTIONS = {"rank": "r"} | {name: name for name in ("alpha", "num_heads", "num_experts", "top_k", "target_modules")}
+OBJECTIVES = {
+    "streamlearn": Objective(bias="claims", anchor_strength=1.0, router_lr=0.1),
+    "mh-moe": Objective(),
+    "cp-moe": Objective(bias="soft", bias_strength=0.2, anchor_strength=5e3, balance_strength=0.1),
+    "loramoe": Objective(localized_balance=0.1),
+    "mot": Objective(staged=True),
+    "lora": Objective(),
+}
+
+OPTIONS = {"rank": "r"} | {
+    name: name for name in ("alpha", "num_heads", "num_experts", "top_k", "router_gradient", "target_modules")
+}
 """Setting -> field of `HeadLoraConfig`."""
 
 
-def resolve(settings: AdapterSettings) -> HeadLoraConfig:
-    """The preset's row with the settings that were given laid over it.
+def resolve(settings: AdapterSettings, *, regimes: int = 0) -> HeadLoraConfig:
+    """The preset's shape with the settings that were given laid over it; `regimes` CP biases a layer.
 
     Raises:
         ConfigError: the result contradicts itself; names the key, what was found and the way out.
     """
-    row = asdict(PRESETS[settings.preset])
+    row = asdict(SHAPES[settings.preset])
     given = {option: getattr(settings, name) for name, option in OPTIONS.items() if getattr(settings, name) is not None}
     try:
-        return HeadLoraConfig(**{**row, **given})
+        return HeadLoraConfig(**{**row, **given, "regimes": regimes})
     except ConfigError as error:
         raise ConfigError(f"adapter.{error}") from error
+
+
+def objective(settings: Settings) -> Objective:
+    """The preset's objective with the settings that were given laid over it."""
+    row = OBJECTIVES[settings.adapter.preset]
+    given: dict[str, Any] = {}
+    for section in (settings.adapter, settings.learner, settings.consolidate):
+        for field in fields(Objective):
+            value = getattr(section, field.name, None)
+            if value is not None:
+                given[field.name] = value
+    if settings.adapter.bias == "soft" and row.bias != "soft" and settings.adapter.bias_strength is None:
+        given["bias_strength"] = OBJECTIVES["cp-moe"].bias_strength
+    if SHAPES[settings.adapter.preset].gate == "none" and given.get("bias", "none") != "none":
+        raise ConfigError(f"adapter.bias: preset {settings.adapter.preset} has no router to steer; remove the key")
+    return Objective(**{**asdict(row), **given})

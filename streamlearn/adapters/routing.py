@@ -61,6 +61,8 @@ def gate(a_HKT: Tensor, selected_HKT: Tensor, config: HeadLoraConfig) -> Tensor:
         return native.detach() if config.router_gradient == "none" else native
     if config.router_gradient == "none":
         return _over_selected(a_HKT.detach(), selected_HKT, config.selected)
+    if config.router_gradient == "selected":
+        return _over_selected(a_HKT, selected_HKT, config.selected)
     value: Tensor = _StraightThrough.apply(a_HKT, selected_HKT, config.selected)  # type: ignore[no-untyped-call]
     return value
 

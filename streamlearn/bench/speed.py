@@ -167,7 +167,7 @@ def arm(name: str, make: Callable[[], Any]) -> Arm:
     if name == "mh_moe_loop":
         loop_over_experts(peft)
     learner = Learner(peft, LearnerSettings(), torch.device("cpu"))
-    return Arm(name, learner.step, activated_parameters(config, shapes), [])
+    return Arm(name, lambda batch: learner.step(batch.examples), activated_parameters(config, shapes), [])
 
 
 def lora_as_large_as(config: HeadLoraConfig, shapes: dict[str, tuple[int, int]]) -> HeadLoraConfig:
@@ -217,7 +217,7 @@ def loop_speed() -> float:
         batches += rooms.intake.last_batches()
         started = time.perf_counter()
         for batch in batches:
-            rooms.learner.step(batch)
+            rooms.learner.step(batch.examples)
         seconds = time.perf_counter() - started
         rooms.close()
     return sum(batch.num_tokens for batch in batches) / seconds

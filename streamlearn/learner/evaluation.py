@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import DynamicCache
 
+from streamlearn.adapters.passage import Passage, Watcher, passing
 from streamlearn.learner.loss import row_loss
 from streamlearn.learner.row import IGNORED, pack
 from streamlearn.stream.decode import Example
@@ -57,14 +58,24 @@ class PinnedWeights:
 
 
 def score(
-    model: Any, examples: Sequence[Example], device: torch.device, *, row_tokens: int
+    model: Any,
+    examples: Sequence[Example],
+    device: torch.device,
+    *,
+    row_tokens: int,
+    slots: Sequence[int] | None = None,
+    watchers: tuple[Watcher, ...] = (),
 ) -> Generator[None, None, list[ExampleScore]]:
-    """Loss and accuracy per example, in order; examples are packed into rows of at most `row_tokens`."""
+    """Loss and accuracy per example, in order; examples are packed into rows of at most `row_tokens`.
+
+    `model` is the PEFT model; `slots` are the examples' regimes.
+    """
     scores: list[ExampleScore] = []
-    for group in _rows(examples, row_tokens):
-        with torch.no_grad():
-            row = pack(group, device)
-            loss = row_loss(model, row)
+    for chosen in _rows(examples, row_tokens):
+        group = [examples[i] for i in chosen]
+        row = pack(group, device, None if slots is None else [slots[i] for i in chosen])
+        with torch.no_grad(), passing(model, row.passage(watchers=watchers)):
+            loss = row_loss(model.get_base_model(), row)
             sums, counts = loss.per_record(row)
             correct = torch.bincount(row.owner_L[loss.correct_L], minlength=len(group))
         scores.extend(
@@ -74,13 +85,15 @@ def score(
     return scores
 
 
-def _rows(examples: Sequence[Example], row_tokens: int) -> Iterator[list[Example]]:
-    group: list[Example] = []
-    for example in examples:
-        if group and sum(len(e.input_ids) for e in group) + len(example.input_ids) > row_tokens:
+def _rows(examples: Sequence[Example], row_tokens: int) -> Iterator[list[int]]:
+    group: list[int] = []
+    tokens = 0
+    for index, example in enumerate(examples):
+        if group and tokens + len(example) > row_tokens:
             yield group
-            group = []
-        group.append(example)
+            group, tokens = [], 0
+        group.append(index)
+        tokens += len(example)
     if group:
         yield group
 
@@ -98,18 +111,25 @@ def reference_of(example: Example) -> list[int]:
 
 
 def decode_greedily(
-    model: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int], stop: frozenset[int], device: torch.device
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    stop: frozenset[int],
+    device: torch.device,
+    slots: Sequence[int] | None = None,
 ) -> Generator[None, None, list[list[int]]]:
     """Continue each prompt by at most `limits[i]` most probable tokens, until a token of `stop`, which is left out.
 
-    Prompts of similar length are decoded side by side, padded on the left, with a key-value cache; yields per token.
+    `model` is the PEFT model; `slots` are the prompts' regimes. Prompts of similar length are decoded side by side,
+    padded on the left, with a key-value cache; yields per token.
     """
     outputs: list[list[int]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     for start in range(0, len(order), DECODE_ROWS):
         chosen = order[start : start + DECODE_ROWS]
+        rows = None if slots is None else torch.tensor([slots[i] for i in chosen], device=device)
         finished = yield from _decode_rows(
-            model, [prompts[i] for i in chosen], [limits[i] for i in chosen], stop, device
+            model, [prompts[i] for i in chosen], [limits[i] for i in chosen], stop, device, rows
         )
         for i, output in zip(chosen, finished, strict=True):
             outputs[i] = output
@@ -117,19 +137,26 @@ def decode_greedily(
 
 
 def _decode_rows(
-    model: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int], stop: frozenset[int], device: torch.device
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    stop: frozenset[int],
+    device: torch.device,
+    slots_B: Tensor | None,
 ) -> Generator[None, None, list[list[int]]]:
     longest = max(map(len, prompts))
     filler = next(iter(stop), 0)
     ids = torch.tensor([[filler] * (longest - len(p)) + list(p) for p in prompts], device=device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
     positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
-    cache = DynamicCache(config=model.config)
+    forward = model.get_base_model()
+    cache = DynamicCache(config=forward.config)
+    passage = Passage(slots_B=slots_B, prompt_T=mask.flatten().bool(), decoding=True)
     outputs: list[list[int]] = [[] for _ in prompts]
     alive = [limit > 0 for limit in limits]
     while any(alive):
-        with torch.no_grad():
-            logits = model(
+        with torch.no_grad(), passing(model, passage):
+            logits = forward(
                 input_ids=ids,
                 attention_mask=mask,
                 position_ids=positions,

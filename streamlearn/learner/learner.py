@@ -4,24 +4,37 @@
     2. guard: a non-finite loss or gradient ends the step here, weights and optimizer untouched;
     3. train: one MaskedAdamW update.
 
-One forward and one backward pass serve 1 and 3: the loss that is differentiated is the loss that is reported.
+One forward and one backward pass serve 1 and 3: the loss that is differentiated is the loss that is reported, plus
+
+    L = L_task + lambda L_reg + gamma L_aux                                                    (1)
+
+what the preset's objective adds (CP-MoE, arXiv 2605.20247, eq. 15; L_lbc in LoRAMoE's).
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.model import banks, reset_routed
+from streamlearn.adapters.model import Bank, banks, reset_load
+from streamlearn.adapters.passage import passing
+from streamlearn.adapters.presets import ATTENTION_LINEARS, Objective
+from streamlearn.learner.anchor import Anchors
+from streamlearn.learner.balancing import LoadBalance, LocalizedBalance
+from streamlearn.learner.importance import PathIntegral
 from streamlearn.learner.loss import row_loss
 from streamlearn.learner.optimizer import Group, MaskedAdamW
-from streamlearn.learner.row import pack
+from streamlearn.learner.row import Row, pack
+from streamlearn.learner.stages import Stages
 from streamlearn.settings import LearnerSettings
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.decode import Example
+
+PLAIN = Objective()
+"""The task loss and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -54,44 +67,57 @@ class Learner:
         settings: LearnerSettings,
         device: torch.device,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        objective: Objective = PLAIN,
+        integrate: bool = False,
     ) -> None:
         self.model = model
         """The PEFT model, for what concerns its adapter."""
         self.forward = model.get_base_model()
         """The same backbone and adapter without PEFT's wrapper, for forward passes."""
+        self.banks: tuple[Bank, ...] = tuple(banks(model))
         self.device = device
+        self.objective = objective
         self.number = 0
         self.updates = 0
         self._settings = settings
         self._clock = clock
-        self.optimizer = MaskedAdamW(_groups(model), settings)
+        experts = [Group(bank.name, {"A": bank.A, "B": bank.B}, bank.load_HK) for bank in self.banks]
+        self.optimizer = MaskedAdamW([*experts, *_routers(self.banks, objective.router_lr)], settings)
+        self.anchors = Anchors(experts, objective.anchor_strength)
+        self.path = PathIntegral(_by_name(experts)) if integrate else None
+        """Importance along the training of the experts themselves; None where nobody asks for it."""
+        attention = frozenset(b.name for b in self.banks if b.name.rpartition(".")[2] in ATTENTION_LINEARS)
+        self.stages = Stages(settings, attention) if objective.staged else None
+        self._experts = frozenset(group.name for group in experts)
 
-    def step(self, batch: Batch) -> Step:
-        """Test, guard, train. A batch without examples is no step: do not pass one."""
+    def step(self, examples: Sequence[Example], slots: Sequence[int] | None = None) -> Step:
+        """Test, guard, train on at least one example; `slots` are their regimes."""
         started = self._clock()
         self.number += 1
-        row = pack(batch.examples, self.device)
-        reset_routed(self.model)
+        row = pack(examples, self.device, slots)
+        reset_load(self.model)
         # 1.
-        loss = row_loss(self.forward, row)
+        balances = self._balances(row, examples)
+        with passing(self.model, row.passage(explore=True, watchers=balances)):
+            loss = row_loss(self.forward, row)
         mean = float(loss.mean.detach())
         refusal, norm = (None, math.nan) if math.isfinite(mean) else (f"loss is {mean}", math.nan)
         # 2.
         if refusal is None:
-            torch.autograd.backward(loss.mean)
-            norm = float(torch.nn.utils.clip_grad_norm_(self.optimizer.parameters(), self._settings.max_grad_norm))
+            torch.autograd.backward(sum((balance.loss() for balance in balances), start=loss.mean))
+            norm = self._clip()
             refusal = None if math.isfinite(norm) else f"gradient norm is {norm}"
         # 3.
         if refusal is None:
-            self.updates += 1
-            self.optimizer.step(self._learning_rate())
+            self._update(clipped=max(1.0, norm / self._settings.max_grad_norm))
         self.optimizer.zero_grad()
         sums, counts = loss.per_record(row)
         return Step(
             number=self.number,
             loss=mean,
             record_losses=tuple((sums / counts).tolist()),
-            tokens=batch.num_tokens,
+            tokens=row.input_ids.shape[1],
             learned_tokens=len(row.target_L),
             grad_norm=norm,
             seconds=self._clock() - started,
@@ -102,31 +128,72 @@ class Learner:
         """Count a batch whose every record was set aside, so that its snapshot has a number of its own."""
         self.number += 1
 
+    def _balances(self, row: Row, examples: Sequence[Example]) -> tuple[LoadBalance | LocalizedBalance, ...]:
+        balances: list[LoadBalance | LocalizedBalance] = []
+        if self.objective.balance_strength:
+            balances.append(LoadBalance(self.objective.balance_strength))
+        types = [example.sample_type for example in examples]
+        if self.objective.localized_balance and any(types):
+            known = self._settings.sample_types
+            balances.append(LocalizedBalance(self.objective.localized_balance, row, types, known))
+        return tuple(balances)
+
+    def _clip(self) -> float:
+        return float(torch.nn.utils.clip_grad_norm_(self.optimizer.parameters(), self._settings.max_grad_norm))
+
+    def _update(self, clipped: float) -> None:
+        """`clipped`: by how much gradients were scaled down."""
+        self.updates += 1
+        if self.stages is not None:
+            self.stages.apply(self.optimizer.groups, self._experts)
+        if self.path is not None:
+            self.path.before()
+        self.optimizer.step(self._learning_rate())
+        if self.path is not None:
+            self.path.after([p.grad for bank in self.banks for p in (bank.A, bank.B)], scale=clipped)
+
     def _learning_rate(self) -> float:
         warmup = self._settings.warmup_steps
         return self._settings.lr * min(1.0, self.updates / warmup if warmup else 1.0)
 
     def state(self) -> dict[str, Tensor]:
         """Everything beside the adapter that the next step depends on."""
-        return {
-            **{f"optimizer.{name}": tensor for name, tensor in self.optimizer.state_dict().items()},
-            "learner.counts": torch.tensor([self.number, self.updates]),
-        }
+        parts = {"optimizer": self.optimizer.state_dict(), "anchors": self.anchors.state_dict()}
+        if self.path is not None:
+            parts["path"] = self.path.state_dict()
+        parts["bias"] = {bank.name: bank.bias_HKN for bank in self.banks if bank.bias_HKN is not None}
+        tensors = {f"{part}.{name}": tensor for part, held in parts.items() for name, tensor in held.items()}
+        if self.stages is not None:
+            tensors["learner.stages"] = torch.tensor(self.stages.steps)
+        return {**tensors, "learner.counts": torch.tensor([self.number, self.updates])}
 
+    @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state`, in place."""
         self.number, self.updates = (int(count) for count in tensors["learner.counts"])
-        prefix = "optimizer."
-        self.optimizer.load_state_dict(
-            {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        )
+        if self.stages is not None:
+            self.stages.steps = int(tensors["learner.stages"])
+        self.optimizer.load_state_dict(_part(tensors, "optimizer."))
+        self.anchors.load_state_dict(_part(tensors, "anchors."))
+        if self.path is not None:
+            self.path.load_state_dict(_part(tensors, "path."))
+        for bank in self.banks:
+            if bank.bias_HKN is not None:
+                bank.bias_HKN.copy_(tensors[f"bias.{bank.name}"])
 
 
-def _groups(model: Any) -> list[Group]:
-    """For each bank its experts, masked by routing, and its router, which every step moves."""
-    groups = []
-    for bank in banks(model):
-        groups.append(Group(bank.name, {"A": bank.A, "B": bank.B}, bank.routed_HK))
-        if bank.router is not None:
-            groups.append(Group(f"{bank.name}.router", {"weight": bank.router}, None))
-    return groups
+def _routers(all_banks: Sequence[Bank], lr_scale: float) -> list[Group]:
+    """Every router that there is: each step moves them all."""
+    return [
+        Group(f"{bank.name}.router", {"weight": bank.router}, None, lr_scale=lr_scale)
+        for bank in all_banks
+        if bank.router is not None
+    ]
+
+
+def _by_name(groups: Sequence[Group]) -> dict[str, Tensor]:
+    return {f"{group.name}.{name}": p for group in groups for name, p in group.parameters.items()}
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

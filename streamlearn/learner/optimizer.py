@@ -7,17 +7,30 @@ Loshchilov and Hutter 2019, algorithm 2. Plain AdamW moves an expert that got no
 and weight decay, and so forgets what it knew. Here (1) is applied to an expert only in steps in which at least one
 token was routed to it, and t counts those steps; otherwise its weights, its moments and its t stay bit-equal. Routers
 and anything else that is not an expert see every step.
+
+    g <- g + 2 lambda Omega (theta - anchor)                                                  (2)
+
+is the gradient of CP-MoE's L_reg (arXiv 2605.20247, eq. 14 and 15), taken here so that `grad` stays the task's own.
 """
 # Shape suffixes: H heads, K experts a head.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from streamlearn.settings import LearnerSettings
+
+
+class Hold(NamedTuple):
+    """What holds a parameter back: lambda * sum importance * (theta - anchor)^2."""
+
+    importance: Tensor
+    anchor: Tensor
+    strength: float
 
 
 @dataclass
@@ -27,8 +40,12 @@ class Group:
     name: str
     parameters: Mapping[str, Parameter]
     """Each with leading dimensions (H, K)."""
-    routed_HK: Tensor | None
-    """Bool; None when every step moves everything."""
+    load_HK: Tensor | None
+    """Tokens that each expert got in this step, kept up to date by the layer; None when every step moves everything."""
+    lr_scale: float = 1.0
+    """The group's learning rate, as a part of the optimizer's; 0 leaves it alone."""
+    holds: dict[str, Hold] = field(default_factory=dict)
+    """What (2) adds to a parameter's gradient."""
     moments: dict[str, Tensor] = field(default_factory=dict)
     steps_HK: Tensor = field(default_factory=lambda: torch.zeros(0))
 
@@ -37,8 +54,13 @@ class Group:
             self.moments[f"{name}.exp_avg"] = torch.zeros_like(parameter)
             self.moments[f"{name}.exp_avg_sq"] = torch.zeros_like(parameter)
         first = next(iter(self.parameters.values()))
-        shape = (1, 1) if self.routed_HK is None else self.routed_HK.shape
+        shape = (1, 1) if self.load_HK is None else self.load_HK.shape
         self.steps_HK = torch.zeros(shape, dtype=torch.float32, device=first.device)
+
+    @property
+    def routed_HK(self) -> Tensor | None:  # noqa: N802  # a shape suffix
+        """Which experts may move."""
+        return None if self.load_HK is None else self.load_HK > 0
 
 
 class MaskedAdamW:
@@ -61,6 +83,8 @@ class MaskedAdamW:
     def step(self, lr: float) -> None:
         """Apply (1) once to every expert that was routed to."""
         for group in self.groups:
+            if group.lr_scale == 0:
+                continue
             mask = group.routed_HK
             routed = group.steps_HK.numel() if mask is None else int(mask.sum())
             if routed == 0:
@@ -70,12 +94,15 @@ class MaskedAdamW:
                 mask = None  # everyone moves: no choice to make element by element
             for name, parameter in group.parameters.items():
                 if parameter.grad is not None:
-                    self._update(group, name, parameter, mask, lr)
+                    self._update(group, name, parameter, mask, lr * group.lr_scale)
 
     def _update(self, group: Group, name: str, parameter: Parameter, mask_HK: Tensor | None, lr: float) -> None:
         beta1, beta2 = self._settings.betas
         grad = parameter.grad
         assert grad is not None
+        hold = group.holds.get(name)
+        if hold is not None:
+            grad = torch.addcmul(grad, hold.importance, parameter - hold.anchor, value=2 * hold.strength)
         exp_avg, exp_avg_sq = group.moments[f"{name}.exp_avg"], group.moments[f"{name}.exp_avg_sq"]
         spread = (*group.steps_HK.shape, *[1] * (parameter.ndim - 2))
         live = (exp_avg, exp_avg_sq, parameter)

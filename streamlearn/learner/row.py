@@ -3,7 +3,7 @@
 Records stand behind one another; positions start anew in each; the logits of token t - 1 predict token t, so a label at
 position t is learned from the hidden state at t - 1 and only those hidden states go through the vocabulary projection.
 """
-# Shape suffixes: T tokens of the row, L labelled tokens.
+# Shape suffixes: T tokens of the row, L labelled tokens, B records.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from streamlearn.adapters.passage import Passage, Watcher
 from streamlearn.stream.decode import Example
 
 IGNORED = -100
@@ -33,6 +34,16 @@ class Row:
     """Those next tokens."""
     owner_L: Tensor
     """Which record each target belongs to."""
+    owner_T: Tensor
+    """Which record each token belongs to."""
+    prompt_T: Tensor
+    """Whether a token stands before the first learned one of its record."""
+    slots_B: Tensor | None
+    """Each record's regime slot; None where regimes play no part."""
+
+    def passage(self, *, explore: bool = False, watchers: tuple[Watcher, ...] = ()) -> Passage:
+        """This row, as the routers see it."""
+        return Passage(self.owner_T, self.slots_B, self.prompt_T, explore=explore, watchers=watchers)
 
     @property
     def num_records(self) -> int:
@@ -40,12 +51,13 @@ class Row:
         return len(self.bounds) - 1
 
 
-def pack(examples: Sequence[Example], device: torch.device) -> Row:
-    """Lay examples behind one another."""
+def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[int] | None = None) -> Row:
+    """Lay examples behind one another; `slots` are their regimes."""
     lengths = [len(example.input_ids) for example in examples]
     labels_T = np.concatenate([example.labels for example in examples])
     owners_T = np.repeat(np.arange(len(examples)), lengths)
     positions_T = np.concatenate([np.arange(length) for length in lengths])
+    prompts_B = np.array([example.prompt_length for example in examples])
     labelled_L = np.flatnonzero((labels_T != IGNORED) & (positions_T > 0))
 
     def tensor(values: np.ndarray, dtype: torch.dtype = torch.long) -> Tensor:
@@ -58,4 +70,7 @@ def pack(examples: Sequence[Example], device: torch.device) -> Row:
         predictor_L=tensor(labelled_L - 1),
         target_L=tensor(labels_T[labelled_L]),
         owner_L=tensor(owners_T[labelled_L]),
+        owner_T=tensor(owners_T),
+        prompt_T=tensor(positions_T < np.maximum(prompts_B, 1)[owners_T], torch.bool),
+        slots_B=None if slots is None else torch.tensor(slots, device=device),
     )

@@ -6,20 +6,26 @@ from collections.abc import Callable, Generator, Sequence
 from statistics import fmean
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streamlearn.errors import RecordError
 from streamlearn.learner.evaluation import ExampleScore, decode_greedily, prompt_of, reference_of, score
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.text_metrics import exact_match, rouge_l
 from streamlearn.serve.jobs import EvalJob, ExampleError, GenerateJob
 from streamlearn.serve.schemas import EvalResult, ExampleResult, GenerateResult
+from streamlearn.shift.signature import input_of
 from streamlearn.stream.decode import Decoder, Example
 
 Clock = Callable[[], float]
+SlotsOf = Callable[[Sequence[NDArray[np.int32]]], list[int] | None]
+"""The regime slot of each request's input; None where routing knows no regimes."""
 _R = TypeVar("_R")
 
 
 def generate(
-    job: GenerateJob, learner: Learner, decoder: Decoder, clock: Clock = time.monotonic
+    job: GenerateJob, learner: Learner, decoder: Decoder, slots_of: SlotsOf, clock: Clock = time.monotonic
 ) -> Generator[None, None, GenerateResult]:
     """Continue a prompt or answer a conversation, greedily.
 
@@ -28,13 +34,22 @@ def generate(
     """
     started, step = clock(), learner.number
     prompt = decoder.prompt(job.prompt if job.prompt is not None else job.messages or ())
-    outputs = yield from decode_greedily(learner.forward, [prompt], [job.max_new_tokens], decoder.stop, learner.device)
+    slots = slots_of([np.array(prompt, dtype=np.int32)])
+    outputs = yield from decode_greedily(
+        learner.model, [prompt], [job.max_new_tokens], decoder.stop, learner.device, slots
+    )
     text = decoder.text(outputs[0])
     return GenerateResult(step=step, text=text, tokens=len(outputs[0]), seconds=clock() - started)
 
 
 def evaluate(
-    job: EvalJob, learner: Learner, decoder: Decoder, *, row_tokens: int, clock: Clock = time.monotonic
+    job: EvalJob,
+    learner: Learner,
+    decoder: Decoder,
+    slots_of: SlotsOf,
+    *,
+    row_tokens: int,
+    clock: Clock = time.monotonic,
 ) -> Generator[None, None, EvalResult]:
     """Score examples under the weights as they are; with `generate` also compare what the model writes.
 
@@ -43,15 +58,17 @@ def evaluate(
     """
     started, step = clock(), learner.number
     examples = _decode(job, decoder)
-    scores = yield from score(learner.forward, examples, learner.device, row_tokens=row_tokens)
+    slots = slots_of([input_of(example) for example in examples])
+    scores = yield from score(learner.model, examples, learner.device, row_tokens=row_tokens, slots=slots)
     outputs: list[str | None] = [None] * len(examples)
     if job.generate:
         decoded = yield from decode_greedily(
-            learner.forward,
+            learner.model,
             [prompt_of(example) for example in examples],
             [job.max_new_tokens] * len(examples),
             decoder.stop,
             learner.device,
+            slots,
         )
         outputs = [decoder.text(ids) for ids in decoded]
     references = [decoder.text(reference_of(example)) for example in examples]

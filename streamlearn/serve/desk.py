@@ -12,7 +12,7 @@ from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.evaluation import PinnedWeights
 from streamlearn.learner.learner import Learner
-from streamlearn.serve.answers import evaluate, generate
+from streamlearn.serve.answers import SlotsOf, evaluate, generate
 from streamlearn.serve.jobs import EvalJob, GenerateJob, JobQueue, SnapshotJob, Ticket
 from streamlearn.serve.schemas import EvalResult, GenerateResult, SnapshotResult
 from streamlearn.stream.decode import Decoder
@@ -39,6 +39,7 @@ class Desk:
         jobs: JobQueue,
         learner: Learner,
         decoder: Decoder,
+        slots_of: SlotsOf,
         save: Callable[[], SnapshotResult],
         *,
         row_tokens: int,
@@ -47,6 +48,7 @@ class Desk:
         self._jobs = jobs
         self._learner = learner
         self._decoder = decoder
+        self._slots_of = slots_of
         self._save = save
         self._row_tokens = row_tokens
         self._clock = clock
@@ -78,8 +80,8 @@ class Desk:
 
     def _run(self, job: EvalJob | GenerateJob) -> Generator[None, None, EvalResult | GenerateResult]:
         if isinstance(job, EvalJob):
-            return evaluate(job, self._learner, self._decoder, row_tokens=self._row_tokens)
-        return generate(job, self._learner, self._decoder)
+            return evaluate(job, self._learner, self._decoder, self._slots_of, row_tokens=self._row_tokens)
+        return generate(job, self._learner, self._decoder, self._slots_of)
 
     def _work_on(self, job: _Open, deadline: float) -> None:
         self._open = None

@@ -32,7 +32,7 @@ from pydantic import (
 from streamlearn.errors import SnapshotDamagedError, SnapshotError, SnapshotMismatchError
 from streamlearn.stream.record import Position
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_BYTES = 64 << 20
 """Largest manifest, bytes: far above what the rooms keep, far below what hurts to read."""
 
@@ -89,6 +89,7 @@ class LedgerRow(NamedTuple):
     partition: int
     trained: int
     dead_lettered: int
+    held_out: int
 
 
 class FileEntry(BaseModel):
@@ -112,7 +113,7 @@ class ManifestDraft(BaseModel):
     position: PositionRows
     """Per partition, the offset of the next record to train on."""
     ledger: tuple[LedgerRow, ...]
-    """Per partition, how many records were trained and how many dead-lettered."""
+    """Per partition, how many records were trained, dead-lettered, and held out."""
     dead_letter_mark: JsonMap
     """The sink's bookmark, as `DeadLetters.mark` gave it."""
     config: JsonMap
@@ -134,7 +135,7 @@ class ManifestDraft(BaseModel):
 class Manifest(ManifestDraft):
     """A draft and the files that it turned into."""
 
-    version: Literal[1]
+    version: Literal[2]
     """The format's, `FORMAT_VERSION`."""
     files: Mapping[str, FileEntry]
     """Every file of the snapshot but the manifest, by name relative to its folder."""

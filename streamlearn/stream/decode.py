@@ -1,8 +1,7 @@
 """From a record to what the learner trains on: token ids, and which of them are learned.
 
 A record has one form: `text` (every token is learned), `prompt` + `completion` (the completion), `messages` (every
-assistant turn), or `input_ids` with optional `labels`. `meta` passes unread and `sample_type` is left to others; key,
-headers and timestamp are never looked at.
+assistant turn), or `input_ids` with optional `labels`. `meta`, key, headers and timestamp are never looked at.
 """
 
 import difflib
@@ -39,6 +38,8 @@ class Example:
 
     input_ids: NDArray[np.int32]
     labels: NDArray[np.int32]
+    sample_type: str | None = None
+    """LoRAMoE's type of the sample; None when the record names none."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -60,8 +61,11 @@ class _Draft(NamedTuple):
 class Decoder:
     """Bytes in, `Example` out; a record that cannot be used raises RecordError and nothing else."""
 
-    def __init__(self, tokenizer: Any, settings: StreamSettings, vocab_size: int) -> None:
+    def __init__(
+        self, tokenizer: Any, settings: StreamSettings, vocab_size: int, sample_types: tuple[str, ...] = ()
+    ) -> None:
         self._settings = settings
+        self._sample_types = sample_types  # empty: nobody asks for them, whatever stands there passes
         self._vocab_size = vocab_size
         self._encoder = Encoder(tokenizer)
         self._drafts: dict[str, Callable[[Mapping[str, Any]], _Draft]] = {
@@ -97,7 +101,7 @@ class Decoder:
                 Reason.TOKEN_OUT_OF_RANGE,
                 f"the model knows tokens below {self._vocab_size}, its tokenizer gave {input_ids.max()}",
             )
-        return Example(input_ids.astype(np.int32), labels.astype(np.int32))
+        return Example(input_ids.astype(np.int32), labels.astype(np.int32), self._sample_type(value))
 
     @property
     def stop(self) -> frozenset[int]:
@@ -124,6 +128,14 @@ class Decoder:
                 Reason.TOO_MANY_TOKENS, f"a prompt must have 1 to {self._settings.max_tokens} tokens, found {len(ids)}"
             )
         return ids
+
+    def _sample_type(self, value: Mapping[str, Any]) -> str | None:
+        found: str | None = value.get("sample_type")
+        if found is not None and self._sample_types and found not in self._sample_types:
+            raise RecordError(
+                Reason.BAD_FORM, f"sample_type must be one of {', '.join(self._sample_types)}, found {found[:80]!r}"
+            )
+        return found
 
     def _text(self, value: Mapping[str, Any]) -> _Draft:
         text = read_string(value["text"], "text", self._settings)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
 from streamlearn.adapters.bottleneck import add_experts
+from streamlearn.adapters.passage import Course
 from streamlearn.bench.loop import LoopedHeadLoraLinear
 from tests.adapters import reference
 
@@ -37,7 +38,7 @@ def layer(
     base = nn.Linear(shape.get("D", 24), shape.get("O", 10)).requires_grad_(False)
     nn.init.normal_(base.weight, generator=generator)
     made = kind(base)
-    made.add("default", config, generator)
+    made.add("default", config, generator, Course())
     nn.init.normal_(made.head_lora_B["default"], generator=generator)
     return made.to(dtype)
 
@@ -105,7 +106,7 @@ def test_an_unchosen_expert_gets_a_gradient_of_exactly_zero() -> None:
     """Masked experts are not merely almost untouched."""
     made, x = layer(MH_MOE), tokens(2, 24)  # two tokens leave at least one of three experts a head without any
     found = gradients(made, x, made(x))
-    routed = made.head_lora_routed["default"]
+    routed = made.head_lora_load["default"] > 0
     assert not routed.all()
     for name in ("head_lora_A.default", "head_lora_B.default"):
         gradient = found[name]
@@ -142,36 +143,31 @@ def test_works_beside_a_bf16_backbone() -> None:
     assert {p.dtype for p in made.head_lora_A.parameters()} == {torch.float32}
 
 
-def test_records_routing_in_training_passes_alone() -> None:
+def test_counts_tokens_in_training_passes_alone() -> None:
     """Evaluation does not make an expert count as trained; several passes add up; a reset forgets."""
     made = layer(MH_MOE)
-    routed = made.head_lora_routed["default"]
+    load = made.head_lora_load["default"]
     with torch.no_grad():
         made(tokens(50, 24))
-    assert not routed.any()
+    assert not load.any()
     made(tokens(1, 24))
-    assert routed.sum(1).tolist() == [1, 1, 1, 1]
+    assert load.sum(1).tolist() == [1, 1, 1, 1]
     made(-tokens(1, 24))  # the opposite token's best expert is another one
-    assert routed.sum(1).tolist() == [2, 2, 2, 2]
-    made.reset_routed()
-    assert not routed.any()
+    assert (load > 0).sum(1).tolist() == [2, 2, 2, 2]
+    made(tokens(7, 24))
+    assert load.sum(1).tolist() == [9, 9, 9, 9]
+    made.reset_load()
+    assert not load.any()
 
 
-def test_without_a_router_every_expert_is_routed_to() -> None:
-    """Plain LoRA is never masked out of an update."""
-    made = layer(VARIANTS["lora"])
-    made.reset_routed()
-    assert made.head_lora_routed["default"].all()
-
-
-def test_recording_survives_gradient_checkpointing() -> None:
-    """A recomputed forward pass records what the first one would have."""
+def test_counting_survives_gradient_checkpointing() -> None:
+    """A recomputed forward pass counts the same experts."""
     made, x = layer(MH_MOE), tokens(9, 24)
     made(x)
-    expected = made.head_lora_routed["default"].clone()
-    made.reset_routed()
+    expected = made.head_lora_load["default"] > 0
+    made.reset_load()
     torch.utils.checkpoint.checkpoint(made, x, use_reentrant=True).sum().backward()
-    assert torch.equal(made.head_lora_routed["default"], expected)
+    assert torch.equal(made.head_lora_load["default"] > 0, expected)
 
 
 def test_the_same_seed_gives_the_same_experts() -> None:

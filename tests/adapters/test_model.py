@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from streamlearn.adapters import HeadLoraConfig, attach, banks, reset_routed, resolve
+from streamlearn.adapters import Bank, HeadLoraConfig, attach, banks, reset_load, resolve
 from streamlearn.errors import ConfigError
 from streamlearn.settings import AdapterSettings
 
@@ -107,15 +107,20 @@ def test_banks_come_in_the_backbones_order() -> None:
     assert all(p.requires_grad for bank in found for p in (bank.A, bank.B))
 
 
+def load(bank: Bank) -> Tensor:
+    assert bank.load_HK is not None
+    return bank.load_HK
+
+
 def test_routing_is_recorded_until_the_reset() -> None:
-    """`routed_HK` tells the optimizer which experts may move."""
+    """`load_HK` tells the optimizer which experts may move."""
     adapted = attach(backbone(), HeadLoraConfig(), seed=1)
     logits(adapted)
-    assert not any(bank.routed_HK.any() for bank in banks(adapted))
+    assert not any(load(bank).any() for bank in banks(adapted))
     train(adapted, 1)
-    assert all(bank.routed_HK.any(1).all() for bank in banks(adapted))
-    reset_routed(adapted)
-    assert not any(bank.routed_HK.any() for bank in banks(adapted))
+    assert all(load(bank).any(1).all() for bank in banks(adapted))
+    reset_load(adapted)
+    assert not any(load(bank).any() for bank in banks(adapted))
 
 
 def test_the_seed_decides_the_start() -> None:

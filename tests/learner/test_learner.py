@@ -37,7 +37,7 @@ def mean_loss(learner: Learner, batch: Batch) -> float:
 
 def train(learner: Learner, steps: Sequence[int]) -> list[float]:
     """Steps on a batch each, drawn from the step's number; their losses."""
-    return [learner.step(batch_of(8, 5, seed=step)).loss for step in steps]
+    return [learner.step(batch_of(8, 5, seed=step).examples).loss for step in steps]
 
 
 @pytest.mark.parametrize("preset", ["mh-moe", "loramoe", "lora"])
@@ -46,7 +46,7 @@ def test_the_reported_loss_is_of_the_weights_before_the_update(make_learner: Mak
     learner = make_learner(preset=preset)
     for _ in range(3):
         before = mean_loss(learner, batch_of())
-        assert learner.step(batch_of()).loss == pytest.approx(before, rel=1e-5)
+        assert learner.step(batch_of().examples).loss == pytest.approx(before, rel=1e-5)
         assert mean_loss(learner, batch_of()) < before * 0.999
 
 
@@ -56,7 +56,7 @@ def test_a_step_reports_each_records_loss(make_learner: MakeLearner) -> None:
     train(learner, range(4))
     batch = Batch((), random_examples([9, 2, 6], prompt_length=1) + random_examples([12], prompt_length=7))
     wanted = [losses_alone(learner.forward, example) for example in batch.examples]
-    step = learner.step(batch)
+    step = learner.step(batch.examples)
     assert step.record_losses == pytest.approx([sum(losses) / len(losses) for losses in wanted], rel=1e-4)
     assert step.loss == pytest.approx(sum(map(sum, wanted)) / sum(map(len, wanted)), rel=1e-4)
     assert (step.number, step.tokens, step.learned_tokens) == (5, 29, 8 + 1 + 5 + 5)
@@ -68,7 +68,7 @@ def test_only_experts_that_got_a_token_move(make_learner: MakeLearner) -> None:
     learner = make_learner()
     train(learner, range(5))
     before = snapshot(learner)
-    learner.step(batch_of(2, seed=77))
+    learner.step(batch_of(2, seed=77).examples)
     kept = 0
     for group in learner.optimizer.groups:
         if group.routed_HK is None:
@@ -120,7 +120,7 @@ def test_a_non_finite_step_changes_no_bit(
         train(one, range(3))
     before = snapshot(learner)
     spoiled = spoil(learner)
-    step = learner.step(batch_of(seed=99))
+    step = learner.step(batch_of(seed=99).examples)
     spoiled.remove()
     assert step.refusal == refusal
     assert math.isfinite(step.loss) == (refusal == "gradient norm is inf")
@@ -138,7 +138,7 @@ def test_a_non_finite_step_changes_no_bit(
 def test_gradients_are_clipped_to_a_global_norm(make_learner: MakeLearner) -> None:
     """Behind one step the first moment is (1 - beta1) times a gradient of that norm; the report is unclipped."""
     learner = make_learner(max_grad_norm=1e-3)
-    step = learner.step(batch_of())
+    step = learner.step(batch_of().examples)
     moments = [m for group in learner.optimizer.groups for name, m in group.moments.items() if name.endswith("exp_avg")]
     norm = torch.cat([moment.flatten() for moment in moments]).norm() / (1 - 0.9)
     torch.testing.assert_close(norm.item(), 1e-3, rtol=1e-3, atol=0)
@@ -166,9 +166,9 @@ def test_the_rate_rises_over_the_warmup(
     for i in range(len(shares)):
         if i == 1:
             spoiled = spoil_gradient(learner)
-            assert learner.step(batch_of()).refusal
+            assert learner.step(batch_of().examples).refusal
             spoiled.remove()
-        learner.step(batch_of())
+        learner.step(batch_of().examples)
     assert rates == pytest.approx([0.5 * share for share in shares])
 
 
@@ -198,7 +198,7 @@ def test_it_goes_on_from_a_saved_state_bit_for_bit(make_learner: MakeLearner) ->
 def test_the_loss_of_a_repeated_batch_falls(make_learner: MakeLearner) -> None:
     """Twenty updates on one batch halve its loss."""
     learner = make_learner(lr=2e-2)
-    losses = [learner.step(batch_of()).loss for _ in range(20)]
+    losses = [learner.step(batch_of().examples).loss for _ in range(20)]
     assert losses[-1] < losses[0] / 2
 
 

@@ -59,7 +59,9 @@ class Office:
         self.learner = Learner(model, LearnerSettings(lr=3e-2), self.backbone.device, clock=lambda: 0.0)
         self.jobs = JobQueue(8)
         decoder = Decoder(self.backbone.tokenizer, StreamSettings(), self.backbone.vocab_size)
-        self.desk = Desk(self.jobs, self.learner, decoder, self._save, row_tokens=1, clock=lambda: self.now)
+        self.desk = Desk(
+            self.jobs, self.learner, decoder, lambda inputs: None, self._save, row_tokens=1, clock=lambda: self.now
+        )
         self.learner.forward.register_forward_hook(self._pass_time)
 
     def _save(self) -> SnapshotResult:
@@ -71,7 +73,7 @@ class Office:
     def train(self, steps: int = 1) -> list[float]:
         """Training steps, and the time that they take on the same clock."""
         batches = (Batch((), random_examples([6, 4], seed=self.learner.number)) for _ in range(steps))
-        return [self.learner.step(batch).loss for batch in batches]
+        return [self.learner.step(batch.examples).loss for batch in batches]
 
     def weights(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self.learner.optimizer.parameters()]

@@ -23,7 +23,7 @@ def draft(step: int, **changed: Any) -> ManifestDraft:
         "step": step,
         "created_at": "2026-01-31T12:00:00+00:00",
         "position": Position({TopicPartition("orders", 0): 4 * step}),
-        "ledger": (LedgerRow("orders", 0, 4 * step, 0),),
+        "ledger": (LedgerRow("orders", 0, 4 * step, 0, 0),),
         "dead_letter_mark": {"bytes": 0},
         "config": CONFIG,
         "backbone": BACKBONE,

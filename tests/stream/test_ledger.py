@@ -83,7 +83,7 @@ def test_rows_name_every_known_partition_in_order() -> None:
     """A partition without a record yet has a row of zeros; rows are sorted."""
     ledger = Ledger(Position({ORIGINS[2]: 5, ORIGINS[0]: 0}))
     ledger.account(Batch((Record(ORIGINS[1], 4, b"{}"),), (example([9, 9]),)), refused=False)
-    assert ledger.rows() == [("a", 0, 0, 0), ("a", 1, 1, 0), ("b", 0, 0, 0)]
+    assert ledger.rows() == [("a", 0, 0, 0, 0), ("a", 1, 1, 0, 0), ("b", 0, 0, 0, 0)]
 
 
 def test_a_batch_moves_only_its_own_partitions() -> None:
@@ -96,4 +96,18 @@ def test_a_batch_moves_only_its_own_partitions() -> None:
     (batch,) = batcher.flush()
     ledger.account(batch, refused=True)
     assert ledger.position == Position({a0: 3, a1: 12})
-    assert ledger.rows() == [("a", 0, 0, 0), ("a", 1, 0, 2)]
+    assert ledger.rows() == [("a", 0, 0, 0, 0), ("a", 1, 0, 2, 0)]
+
+
+def test_records_that_are_kept_out_have_a_column_of_their_own() -> None:
+    """Trained, set aside and held out add up to what was read."""
+    origin = ORIGINS[0]
+    batcher = Batcher(SETTINGS)
+    for offset in range(3):
+        batcher.add(Record(origin, offset, b"{}"), example([9, 9]))
+    batcher.reject(Record(origin, 3, b"{}"), Reason.EMPTY)
+    (batch,) = batcher.flush()
+    ledger = Ledger()
+    ledger.account(batch, refused=False, held_out=[1])
+    assert ledger.rows() == [("a", 0, 2, 1, 1)]
+    assert Ledger.restore(ledger.position, ledger.rows()).rows() == ledger.rows()

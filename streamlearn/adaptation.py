@@ -1,0 +1,236 @@
+"""What the daemon does about regimes: sights them, enters them, keeps records of each out, and heeds their losses.
+
+look      shift/: each record's regime, a little ahead of the learner
+enter     at a shift: hold on to the old regime, probe the new one, give it its bias
+keep_out  every Nth record of a regime is scored and never trained on
+heed      shift/: what only the loss can show, after the step
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from streamlearn.consolidate.consolidator import Consolidator
+from streamlearn.events import Event, get_logger
+from streamlearn.forgetting import Forgetting
+from streamlearn.learner.learner import Learner
+from streamlearn.probe.probe import Report, probe
+from streamlearn.settings import Settings
+from streamlearn.shift.answers import AnswersWatch
+from streamlearn.shift.holdout import Holdouts
+from streamlearn.shift.monitor import Monitor
+from streamlearn.shift.outlook import Sighted
+from streamlearn.shift.shift import Shift
+from streamlearn.stream.decode import Example
+
+MAX_ENTRIES = 256  # shifts that are remembered for those who ask
+
+_log = get_logger("shift")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A shift that was entered, and what its probe cost and found."""
+
+    shift: Shift
+    step: int
+    """Steps before it."""
+    probe_tokens: int = 0
+    probe_seconds: float = 0.0
+    mean_similarity: float | None = None
+    """CKA over all banks, heads and experts; None when nothing was probed."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**self.__dict__, "shift": self.shift.to_json()}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "Entry":
+        """The inverse of `to_json`."""
+        return cls(**{**row, "shift": Shift.from_json(row["shift"])})
+
+
+class Adaptation:
+    """Everything that is remembered about regimes, beside the weights."""
+
+    def __init__(self, learner: Learner, settings: Settings, vocab_size: int) -> None:
+        slots = settings.shift.max_regimes
+        self._learner = learner
+        self._settings = settings
+        self.monitor = Monitor(settings.shift, vocab_size, settings.seed)
+        self.answers = AnswersWatch(settings.shift)
+        self.holdouts = Holdouts(settings.holdout, regimes=slots, seed=settings.seed)
+        self.forgetting = Forgetting(
+            learner, row_tokens=settings.stream.batch_tokens, time_share=settings.holdout.time_share
+        )
+        self.consolidator = Consolidator(
+            learner,
+            settings.consolidate,
+            experts_claimed=settings.adapter.experts_claimed,
+            regimes=slots,
+            seed=settings.seed,
+        )
+        self.numbers: dict[int, int] = {}
+        """Slot of each entered regime -> its number."""
+        self.current: int | None = None
+        """Slot of the stretch that is being trained on."""
+        self.entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
+        self.records = 0
+        """Ordinal of the last record that was trained on or kept out."""
+        self.probe_seconds = 0.0
+        self._last: Sighted | None = None
+
+    def wants_probe(self, shift: Shift) -> bool:
+        """Whether this shift is entered with a transient expert; before the first there is none to compare with."""
+        objective, transient = self._learner.objective, self._settings.consolidate.importance == "transient"
+        if shift.known or not self._settings.probe.enabled or not objective.remembers:
+            return False
+        return shift.previous is not None or (transient and objective.anchor_strength > 0)
+
+    def enter(self, shift: Shift, examples: Sequence[Example]) -> Entry:
+        """Close the regime under way and open or return to another; `examples` are its first records."""
+        if self.current is not None:
+            self._leave(self.current)
+        report: Report | None = None
+        if examples and self.wants_probe(shift):
+            settings = self._settings
+            report = probe(
+                self._learner,
+                examples,
+                settings.probe,
+                settings.consolidate,
+                seed=settings.seed * 1_000_003 + shift.regime,
+            )
+            self.probe_seconds += report.seconds
+        if not shift.known:
+            self._clear(shift.slot)
+            self.consolidator.open(shift.slot, shift.regime, report)
+        self.numbers[shift.slot] = shift.regime
+        self.current = shift.slot
+        if self._learner.stages is not None:
+            self._learner.stages.restart()
+        entry = Entry(shift, self._learner.number)
+        if report is not None:
+            similarity = float(torch.stack([each.mean() for each in report.similarity.values()]).mean())
+            entry = Entry(shift, self._learner.number, report.tokens, report.seconds, similarity)
+        self._note(entry)
+        return entry
+
+    def keep_out(self, sighted: Sighted) -> frozenset[int]:
+        """Indices of the batch's records that are not trained on."""
+        pairs = enumerate(zip(sighted.slots, sighted.batch.examples, strict=True))
+        self.records += len(sighted.slots)
+        return frozenset([index for index, (slot, example) in pairs if self.holdouts.take(slot, example)])
+
+    def heed(self, slots: Sequence[int], losses: Sequence[float]) -> None:
+        """After a step: prequential losses of its records, in order."""
+        first = self.records - len(slots) + 1
+        for index, (slot, loss) in enumerate(zip(slots, losses, strict=True)):
+            number = self.numbers.get(slot)
+            if number is None:
+                continue
+            for shift in self.answers.heed(slot, number, first + index, [loss]):
+                self.consolidator.release(shift.slot)
+                self.holdouts.clear(shift.slot)
+                self.forgetting.forget(shift.slot)
+                self._note(Entry(shift, self._learner.number))
+
+    def trained(self, sighted: Sighted) -> None:
+        """The batch is done with: what is asked and saved from now on is as of it, not of what was looked at ahead."""
+        self._last = sighted
+
+    def slots_of(self, inputs: Sequence[NDArray[Any]]) -> list[int] | None:
+        """The regime slot of each request; None where routing knows no regimes."""
+        if self._learner.objective.bias == "none" or not self.numbers:
+            return None
+        return self.monitor.nearest(inputs, self._last)
+
+    def score_stalest(self, *, idle: bool) -> bool:
+        """Score one regime's hold-out records when time allows; tell whether one was."""
+        if not (idle or self.forgetting.affordable):
+            return False
+        slot = self.forgetting.stalest([slot for slot in self.numbers if self.holdouts.examples(slot)])
+        if slot is None:
+            return False
+        self.forgetting.measure(slot, self.holdouts.examples(slot))
+        return True
+
+    @property
+    def past(self) -> list[int]:
+        """Slots of the regimes that the stream has left."""
+        return [slot for slot in self.numbers if slot != self.current]
+
+    def _leave(self, slot: int) -> None:
+        examples = self.holdouts.examples(slot)
+        if examples:
+            self.forgetting.measure(slot, examples, at_end=True)
+        self.consolidator.close(slot)
+
+    def _clear(self, slot: int) -> None:
+        self.holdouts.clear(slot)
+        self.forgetting.forget(slot)
+        self.answers.forget(slot)
+
+    def _note(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        shift = entry.shift
+        _log.info(
+            Event.SHIFT_DETECTED,
+            kind=shift.kind,
+            regime=shift.regime,
+            known=shift.known,
+            step=entry.step,
+            declared_at=shift.declared_at,
+            onset=shift.onset,
+            statistic=round(shift.statistic, 3),
+            threshold=round(shift.threshold, 3),
+            probe_tokens=entry.probe_tokens,
+            probe_s=round(entry.probe_seconds, 2),
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """Arrays for a snapshot, as of the last trained batch."""
+        parts: dict[str, Mapping[str, NDArray[Any]]] = {
+            "monitor": self.monitor.state(self._last),
+            "answers": self.answers.state(),
+            "holdouts": self.holdouts.state(),
+        }
+        tensors = {
+            f"regimes.{part}.{name}": torch.from_numpy(array)
+            for part, held in parts.items()
+            for name, array in held.items()
+        }
+        return {**tensors, **self.consolidator.state()}
+
+    def to_json(self) -> dict[str, Any]:
+        """The rest of it, for the manifest."""
+        return {
+            "numbers": {str(slot): number for slot, number in self.numbers.items()},
+            "current": self.current,
+            "records": self.records,
+            "entries": [entry.to_json() for entry in self.entries],
+            "forgetting": self.forgetting.to_json(),
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor], room: Mapping[str, Any]) -> None:
+        """The inverse of `state` and `to_json`."""
+
+        def arrays(part: str) -> dict[str, NDArray[Any]]:
+            prefix = f"regimes.{part}."
+            return {name.removeprefix(prefix): t.numpy() for name, t in tensors.items() if name.startswith(prefix)}
+
+        self._last = None
+        self.monitor.load_state(arrays("monitor"))
+        self.answers.load_state(arrays("answers"))
+        self.holdouts.load_state(arrays("holdouts"))
+        self.consolidator.load_state(tensors)
+        self.numbers = {int(slot): number for slot, number in room["numbers"].items()}
+        self.current = room["current"]
+        self.records = room["records"]
+        self.entries = deque((Entry.from_json(row) for row in room["entries"]), maxlen=MAX_ENTRIES)
+        self.forgetting.load_json(room["forgetting"])

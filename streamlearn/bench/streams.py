@@ -1,0 +1,234 @@
+"""Streams made of real tasks, with what a detector should find in them.
+
+Every stream is a function of its seed. Records are drawn from the tasks' train files in shuffled passes, so a task of
+160 records can fill 10,000. Kinds:
+
+- abrupt: one task after the other, each new;
+- gradual: the same, but over 200 records the next task's share rises from 0 to 1;
+- recurring: 5 tasks that come back, 8 to 15 boundaries;
+- interleaved_2, interleaved_3: producers that come and go, so many at once, mixed record by record;
+- stationary: 10,000 records of one task in random order;
+- autocorrelated: the same in an order that a file often has: by source passage where a task has passages, else in bursts
+  of like length, or in chunks sorted by length.
+"""
+
+import gzip
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+
+from streamlearn.backbone.load import load, outline
+from streamlearn.bench.superni import to_record
+from streamlearn.errors import UsageError
+from streamlearn.settings import BackboneSettings, StreamSettings
+from streamlearn.stream.decode import Decoder, Example
+
+Prompt = Literal["definition", "bare"]
+PROMPTS: tuple[Prompt, ...] = ("definition", "bare")
+RAMP = 200
+"""Records over which a gradual change goes on."""
+RECURRING_TASKS = 5
+PASSAGE_CHARS = 60
+"""Records whose inputs begin alike so far come from one passage."""
+MIN_TASKS = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task's records, decoded."""
+
+    name: str
+    examples: Mapping[Prompt, Sequence[Example]]
+    passages: Sequence[int]
+    """Which passage each record comes from."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A change that is there to be found."""
+
+    at: int
+    """Ordinal of the first record that can show it, from 1."""
+    task: int | None
+    """The task that arrives; None where one only leaves, which need not be declared."""
+    returns: bool = False
+    """Whether it was there before."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Whose records come in which order."""
+
+    kind: str
+    prompt: Prompt
+    tasks: tuple[int, ...]
+    """For each record, its task."""
+    records: tuple[int, ...]
+    """For each record, its number within the task."""
+    boundaries: tuple[Boundary, ...] = ()
+
+    def examples(self, tasks: Sequence[Task]) -> Iterator[Example]:
+        """The records."""
+        for task, record in zip(self.tasks, self.records, strict=True):
+            yield tasks[task].examples[self.prompt][record]
+
+
+def read_tasks(folder: Path, limit: int | None = None) -> tuple[list[Task], int]:
+    """Every task of a folder as `bench/superni.py` describes it, and the vocabulary's size.
+
+    Raises:
+        UsageError: there are not enough of them.
+    """
+    files = sorted(folder.glob("*.train.jsonl.gz"))
+    if len(files) < MIN_TASKS:
+        raise UsageError(
+            f"{folder} must hold at least {MIN_TASKS} task files NAME.train.jsonl.gz, found {len(files)}; name the "
+            "folder with --data"
+        )
+    settings = BackboneSettings()
+    backbone = load(settings, outline(settings))
+    decoder = Decoder(backbone.tokenizer, StreamSettings(), backbone.vocab_size)
+    return [_read(file, decoder, limit) for file in files], backbone.vocab_size
+
+
+def _read(file: Path, decoder: Decoder, limit: int | None) -> Task:
+    with gzip.open(file) as lines:
+        rows = [orjson.loads(line) for line in lines][:limit]
+    forms: Mapping[Prompt, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+        "definition": to_record,
+        "bare": lambda row: to_record(row) | {"prompt": row["input"]},
+    }
+    starts = [row["input"][:PASSAGE_CHARS] for row in rows]
+    numbers = {start: i for i, start in enumerate(dict.fromkeys(starts))}
+    return Task(
+        file.name.split(".")[0],
+        {prompt: [decoder.decode_value(form(row)) for row in rows] for prompt, form in forms.items()},
+        [numbers[start] for start in starts],
+    )
+
+
+class Maker:
+    """Makes streams of one seed."""
+
+    def __init__(self, tasks: Sequence[Task], seed: int, *, stationary_records: int = 10_000) -> None:
+        self._tasks = tasks
+        self._seed = seed
+        self._stationary_records = stationary_records
+        self._rng = np.random.default_rng([seed, 0xD7])
+        self._waiting: dict[int, list[int]] = {}
+
+    def all(self, prompt: Prompt) -> list[Stream]:
+        """One stream of each kind."""
+        return [
+            self.abrupt(prompt),
+            self.gradual(prompt),
+            self.recurring(prompt),
+            self.interleaved(prompt, 2),
+            self.interleaved(prompt, 3),
+            self.stationary(prompt),
+            self.autocorrelated(prompt),
+        ]
+
+    def abrupt(self, prompt: Prompt) -> Stream:
+        """Every task once."""
+        order = self._rng.permutation(len(self._tasks)).tolist()
+        return self._sequence("abrupt", prompt, order, ramp=0)
+
+    def gradual(self, prompt: Prompt) -> Stream:
+        """Every task once, each change spread over `RAMP` records."""
+        order = self._rng.permutation(len(self._tasks)).tolist()
+        return self._sequence("gradual", prompt, order, ramp=RAMP)
+
+    def recurring(self, prompt: Prompt) -> Stream:
+        """A few tasks, each more than once."""
+        few = self._rng.permutation(len(self._tasks))[: min(RECURRING_TASKS, len(self._tasks) - 1)].tolist()
+        order = list(few)
+        for _ in range(int(self._rng.integers(8, 16)) + 1 - len(few)):
+            order.append(int(self._rng.choice([task for task in few if task != order[-1]])))
+        return self._sequence("recurring", prompt, order, ramp=0)
+
+    def interleaved(self, prompt: Prompt, producers: int) -> Stream:
+        """At most `producers` at once: they join one by one and leave one by one."""
+        order = self._rng.permutation(len(self._tasks))[: producers + 1].tolist()
+        joining = [order[: i + 1] for i in range(producers)]
+        phases = [*joining, *(order[i:] for i in range(1, producers + 1))]
+        tasks: list[int] = []
+        boundaries = []
+        met: set[int] = set()
+        for phase in phases:
+            new = [task for task in phase if task not in met]
+            if tasks:
+                arrival = new[0] if new else None
+                boundaries.append(Boundary(len(tasks) + 1, arrival))
+            met |= set(phase)
+            tasks += self._rng.choice(phase, size=int(self._rng.integers(200, 400))).tolist()
+        return self._stream(f"interleaved_{producers}", prompt, tasks, boundaries)
+
+    def stationary(self, prompt: Prompt) -> Stream:
+        """One task in random order."""
+        task = int(self._rng.integers(len(self._tasks)))
+        return self._stream("stationary", prompt, [task] * self._stationary_records, [])
+
+    def autocorrelated(self, prompt: Prompt) -> Stream:
+        """One task in a file's order: passages, bursts and sorted chunks take turns with the seed."""
+        with_passages = [i for i, task in enumerate(self._tasks) if len(set(task.passages)) < 0.95 * len(task.passages)]
+        orders = [self._by_length_bursts, self._by_sorted_chunks]
+        if with_passages and self._seed % 3 == 0:
+            task, order = with_passages[self._seed // 3 % len(with_passages)], self._by_passage
+        else:
+            task, order = int(self._rng.integers(len(self._tasks))), orders[self._seed % 2]
+        records: list[int] = []
+        while len(records) < self._stationary_records:
+            records += order(task, prompt)
+        records = records[: self._stationary_records]
+        return Stream("autocorrelated", prompt, (task,) * len(records), tuple(records))
+
+    def _by_passage(self, task: int, prompt: Prompt) -> list[int]:
+        """Passages in random order, all records of one after each other."""
+        del prompt
+        passages = np.array(self._tasks[task].passages)
+        rank = self._rng.permutation(passages.max() + 1)
+        return np.argsort(rank[passages], kind="stable").tolist()
+
+    def _by_length_bursts(self, task: int, prompt: Prompt) -> list[int]:
+        """Bursts of 16 records of like length, in random order."""
+        ordered = self._sorted(self._rng.permutation(self._size(task)), task, prompt)
+        bursts = [ordered[i : i + 16] for i in range(0, len(ordered), 16)]
+        return [record for i in self._rng.permutation(len(bursts)) for record in bursts[i]]
+
+    def _by_sorted_chunks(self, task: int, prompt: Prompt) -> list[int]:
+        """Chunks of 64 random records, each sorted by length."""
+        shuffled = self._rng.permutation(self._size(task))
+        chunks = [shuffled[i : i + 64] for i in range(0, len(shuffled), 64)]
+        return [record for chunk in chunks for record in self._sorted(chunk, task, prompt)]
+
+    def _sorted(self, records: Sequence[int] | np.ndarray[Any, Any], task: int, prompt: Prompt) -> list[int]:
+        return sorted((int(i) for i in records), key=lambda i: self._tasks[task].examples[prompt][i].prompt_length)
+
+    def _size(self, task: int) -> int:
+        return len(self._tasks[task].passages)
+
+    def _sequence(self, kind: str, prompt: Prompt, order: Sequence[int], *, ramp: int) -> Stream:
+        tasks: list[int] = []
+        boundaries = []
+        for i, task in enumerate(order):
+            if i:
+                boundaries.append(Boundary(len(tasks) + 1, task, returns=task in order[:i]))
+                share = (np.arange(ramp) + 0.5) / max(ramp, 1)
+                tasks += np.where(self._rng.random(ramp) < share, task, order[i - 1]).tolist()
+            tasks += [task] * int(self._rng.integers(100, 300))
+        return self._stream(kind, prompt, tasks, boundaries)
+
+    def _stream(self, kind: str, prompt: Prompt, tasks: Sequence[int], boundaries: Sequence[Boundary]) -> Stream:
+        records = tuple(self._draw(task) for task in tasks)
+        return Stream(kind, prompt, tuple(tasks), records, tuple(boundaries))
+
+    def _draw(self, task: int) -> int:
+        """The next record of a shuffled pass over the task."""
+        if not self._waiting.get(task):
+            self._waiting[task] = self._rng.permutation(self._size(task)).tolist()
+        return self._waiting[task].pop()

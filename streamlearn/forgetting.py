@@ -1,0 +1,154 @@
+"""Live forgetting: what the hold-out records of every regime say, now and at the end of its own stretch.
+
+    AF  = mean over past regimes of (best accuracy so far - accuracy now)                      (1)
+    BWT = mean over past regimes of (accuracy now - accuracy when its last stretch ended)      (2)
+
+Accuracy is teacher-forced, the share of learned tokens that are the most probable ones. (1) is CP-MoE's AF, never
+negative for what was scored after each change; (2) is positive when later regimes helped (Lopez-Paz and Ranzato 2017).
+A past regime is one that the stream has left. Losses stand beside, in nats per learned token.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+from streamlearn.learner.evaluation import ExampleScore, score
+from streamlearn.learner.learner import Learner
+from streamlearn.stream.decode import Example
+
+MAX_POINTS = 64  # of one regime's history; when full, every other one goes
+
+
+@dataclass(frozen=True)
+class Point:
+    """One scoring of a regime's hold-out records."""
+
+    step: int
+    loss: float
+    accuracy: float
+
+
+@dataclass
+class Trace:
+    """The scorings of one regime, oldest first."""
+
+    points: list[Point] = field(default_factory=list)
+    best_accuracy: float = 0.0
+    at_end: Point | None = None
+    """The scoring when its last stretch ended."""
+
+    def add(self, point: Point) -> None:
+        """Enter the newest."""
+        if len(self.points) == MAX_POINTS:
+            del self.points[1::2]
+        self.points.append(point)
+        self.best_accuracy = max(self.best_accuracy, point.accuracy)
+
+    @property
+    def now(self) -> Point | None:
+        """The newest."""
+        return self.points[-1] if self.points else None
+
+
+class Forgetting:
+    """Scores one regime at a time and keeps the traces. Its scorings change nothing that training depends on."""
+
+    def __init__(
+        self, learner: Learner, *, row_tokens: int, time_share: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.traces: dict[int, Trace] = {}
+        """By slot."""
+        self.seconds = 0.0
+        """Spent on scoring since the process began."""
+        self._training_s = 0.0
+        self._learner = learner
+        self._row_tokens = row_tokens
+        self._time_share = time_share
+        self._clock = clock
+
+    def trained(self, seconds: float) -> None:
+        """A step took so long: its share of the budget is added."""
+        self._training_s += seconds
+
+    @property
+    def affordable(self) -> bool:
+        """Whether the budget allows a scoring between two steps."""
+        return self.seconds < self._time_share * self._training_s
+
+    def stalest(self, slots: Collection[int]) -> int | None:
+        """The regime that was not scored for the longest time; None when all scores are of these very weights."""
+
+        def scored_at(slot: int) -> int:
+            now = self.traces[slot].now if slot in self.traces else None
+            return -1 if now is None else now.step
+
+        slot = min(sorted(slots), key=scored_at, default=None)
+        return slot if slot is not None and scored_at(slot) < self._learner.number else None
+
+    def measure(self, slot: int, examples: Sequence[Example], *, at_end: bool = False) -> Point:
+        """Score one regime's hold-out records with its own bias."""
+        started = self._clock()
+        work = score(
+            self._learner.model,
+            examples,
+            self._learner.device,
+            row_tokens=self._row_tokens,
+            slots=[slot] * len(examples),
+        )
+        scores: list[ExampleScore] = []
+        while True:
+            try:
+                next(work)
+            except StopIteration as finished:
+                scores = finished.value
+                break
+        tokens = sum(each.tokens for each in scores)
+        point = Point(
+            self._learner.number,
+            sum(each.loss_sum for each in scores) / tokens,
+            sum(each.correct for each in scores) / tokens,
+        )
+        trace = self.traces.setdefault(slot, Trace())
+        trace.add(point)
+        if at_end:
+            trace.at_end = point
+        self.seconds += self._clock() - started
+        return point
+
+    def forget(self, slot: int) -> None:
+        """Drop a trace: the slot has another regime, or its hold-out records are no longer right."""
+        self.traces.pop(slot, None)
+
+    def average_forgetting(self, past: Collection[int]) -> float | None:
+        """Eq. (1); None before a past regime was scored."""
+        drops = [trace.best_accuracy - trace.now.accuracy for trace in self._of(past) if trace.now is not None]
+        return fmean(drops) if drops else None
+
+    def backward_transfer(self, past: Collection[int]) -> float | None:
+        """Eq. (2); None before a past regime was scored after its stretch."""
+        gains = [
+            trace.now.accuracy - trace.at_end.accuracy
+            for trace in self._of(past)
+            if trace.now is not None and trace.at_end is not None
+        ]
+        return fmean(gains) if gains else None
+
+    def _of(self, slots: Collection[int]) -> list[Trace]:
+        return [self.traces[slot] for slot in sorted(slots) if slot in self.traces]
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {str(slot): asdict(trace) for slot, trace in self.traces.items()}
+
+    def load_json(self, rows: dict[str, Any]) -> None:
+        """The inverse of `to_json`."""
+        self.traces = {
+            int(slot): Trace(
+                [Point(**point) for point in row["points"]],
+                row["best_accuracy"],
+                None if row["at_end"] is None else Point(**row["at_end"]),
+            )
+            for slot, row in rows.items()
+        }

@@ -1,0 +1,1 @@
+"""What a transient expert tells about new data: which stable experts resemble it and which weights matter to it."""

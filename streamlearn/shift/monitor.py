@@ -1,0 +1,136 @@
+"""The room's door: every record once, in order, ahead of the learner.
+
+The last `lookahead_records` records are held back, so that a shift is declared before its first record is trained on.
+A batch leaves once so many records came after it. What a restart restores is the state as it was when the last batch
+that left had just been looked at, so that the batches behind it, fed again, meet the same decisions. Batches that were
+still held at that time are part of it, as *ghosts*: they take up the shifts and the corrections that they took up the
+first time, and leave unseen.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamlearn.settings import ShiftSettings
+from streamlearn.shift import memory
+from streamlearn.shift.outlook import Sighted
+from streamlearn.shift.regimes import Regimes, RegimeView
+from streamlearn.shift.shift import Shift
+from streamlearn.shift.signature import Signer, input_of
+from streamlearn.shift.watch import InputsWatch, WatchState
+from streamlearn.stream.batch import Batch
+
+
+@dataclass
+class _Held:
+    """A batch in the line; a ghost has none."""
+
+    batch: Batch | None
+    first: int
+    slots: list[int]
+    shifts: list[Shift] = field(default_factory=list)
+    saved: WatchState | None = None
+    ghosts: tuple[tuple[int, ...], ...] = ()
+    """Slots of the batches in the line when this one had been looked at, itself the last."""
+
+    @property
+    def end(self) -> int:
+        """Ordinal behind its last record."""
+        return self.first + len(self.slots)
+
+
+class Monitor:
+    """Sees each record once, in order, ahead of the learner."""
+
+    def __init__(
+        self, settings: ShiftSettings, vocab_size: int, seed: int, *, watch: InputsWatch | None = None
+    ) -> None:
+        assert vocab_size > 0
+        self._settings = settings
+        self._signer = Signer(seed)
+        self._watch = watch or InputsWatch(settings)
+        self._line: deque[_Held] = deque()
+        self._released: tuple[WatchState, tuple[tuple[int, ...], ...]] = (self._watch.save(), ())
+
+    def look(self, batch: Batch) -> list[Sighted]:
+        """Take the next batch; return those that are now decided, in order: none, one or several."""
+        held = _Held(batch, self._watch.ordinal + 1, [])
+        self._line.append(held)
+        for example in batch.examples:
+            protected = {slot for each in self._line for slot in each.slots}
+            verdict = self._watch.see(self._signer.sign(input_of(example)), protected)
+            held.slots.append(verdict.slot)
+            for ordinal, slot in verdict.moved:
+                self._correct(ordinal, slot)
+            if verdict.shift is not None:
+                self._attach(verdict.shift)
+        held.saved = self._watch.save()
+        held.ghosts = tuple(tuple(each.slots) for each in self._line)
+        return self._release(self._settings.lookahead_records)
+
+    def flush(self) -> list[Sighted]:
+        """Return what is held back, at the end of a finite stream."""
+        return self._release(0)
+
+    def nearest(self, inputs: Sequence[NDArray[np.int32]], after: Sighted | None = None) -> list[int]:
+        """The slot of the regime that each input belongs to most likely, each by itself; 0 before the first record.
+
+        With `after`, as the monitor would have answered when it had looked at that batch and at none later.
+        """
+        regimes = self._watch.regimes if after is None else self._as_of(after)
+        if not len(regimes):
+            return [0] * len(inputs)
+        return [int(regimes.scores(self._signer.sign(ids)).argmax()) for ids in inputs]
+
+    def regimes(self, after: Sighted | None = None) -> tuple[RegimeView, ...]:
+        """What is remembered, by slot; with `after`, as `nearest` says."""
+        return (self._watch.regimes if after is None else self._as_of(after)).views()
+
+    def state(self, after: Sighted | None = None) -> dict[str, NDArray[np.generic]]:
+        """What a snapshot keeps: the monitor when it had looked at batch `after` and at none later.
+
+        Without one it is the last released batch.
+        """
+        saved, ghosts = self._released if after is None else after.after
+        return memory.to_arrays(saved, ghosts)
+
+    def load_state(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        """Become what `state` told; the next batch to look at is the one after the last released."""
+        saved, ghosts = memory.from_arrays(arrays)
+        self._watch.load(saved)
+        self._released = saved, ghosts
+        self._line.clear()
+        first = saved.ordinal + 1 - sum(map(len, ghosts))
+        for slots in ghosts:
+            self._line.append(_Held(None, first, list(slots)))
+            first += len(slots)
+
+    def _as_of(self, after: Sighted) -> Regimes:
+        saved: WatchState = after.after[0]
+        regimes = Regimes(self._settings.max_regimes)
+        regimes.thaw(saved.regimes, saved.next_number)
+        return regimes
+
+    def _correct(self, ordinal: int, slot: int) -> None:
+        for each in self._line:
+            if each.first <= ordinal < each.end:
+                each.slots[ordinal - each.first] = slot
+
+    def _attach(self, shift: Shift) -> None:
+        """To the batch that holds its onset, or the oldest one that is still here."""
+        holder = next((each for each in self._line if each.end > shift.onset), self._line[-1])
+        holder.shifts.append(shift)
+
+    def _release(self, behind: int) -> list[Sighted]:
+        """Let go of the batches that at least `behind` records follow."""
+        decided = []
+        while self._line and self._line[-1].end - self._line[0].end >= behind:
+            held = self._line.popleft()
+            if held.batch is not None:
+                assert held.saved is not None
+                self._released = held.saved, held.ghosts
+                decided.append(Sighted(held.batch, tuple(held.slots), tuple(held.shifts), self._released))
+        return decided

@@ -1,0 +1,222 @@
+"""The memory of regimes: at most `max_regimes` sketches, each in a slot.
+
+When a new regime needs a slot and none is free, the two regimes whose sketches the change test cannot tell apart are
+merged; where every pair differs, the regime is dropped that would be missed least:
+
+    worth = records / (1 + records seen since its last)                                                     (1)
+
+A regime that occurs among the records held back, or is the stretch's own, is never dropped or merged.
+"""
+# Shape suffixes: B buckets, R regimes.
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamlearn.shift import words
+from streamlearn.shift.mean_embedding import MeanEmbedding
+from streamlearn.shift.reference import Reference
+from streamlearn.shift.signature import NUM_BUCKETS, Signature
+from streamlearn.shift.sketch import SCALARS, Sketch
+
+INDISTINGUISHABLE = 1.5
+"""Two sketches are one regime when their statistic is below: 1 is expected, 2 separates real tasks."""
+
+
+@dataclass(frozen=True)
+class RegimeView:
+    """A regime as a status page shows it."""
+
+    number: int
+    slot: int
+    first_record: int
+    last_record: int
+    records: int
+    visits: int
+
+
+Frozen = tuple[Sketch, ...]
+"""A copy of the memory: sketches that nobody writes to, shared between copies while they do not change."""
+
+
+class Regimes:
+    """Sketches by slot; slots are filled from 0."""
+
+    def __init__(self, max_regimes: int) -> None:
+        self._max_regimes = max_regimes
+        self._counts_RB = np.zeros((max_regimes, NUM_BUCKETS), dtype=np.float32)
+        self._columns = np.zeros((3, max_regimes), dtype=np.float32)  # tokens, length mean, length deviation
+        self._sketches: list[Sketch] = []
+        self._frozen: list[Sketch | None] = []
+        self._next_number = 1
+
+    def __len__(self) -> int:
+        return len(self._sketches)
+
+    def __getitem__(self, slot: int) -> Sketch:
+        return self._sketches[slot]
+
+    def scores(self, record: Signature) -> NDArray[np.float32]:
+        """Naive Bayes score of the record in every slot."""
+        used = len(self)
+        return words.scores(record, self._counts_RB[:used], *self._columns[:, :used])
+
+    def add(self, slot: int, record: Signature, ordinal: int) -> None:
+        """Count a record's words in a slot."""
+        self._sketches[slot].add(record, ordinal)
+        self._changed(slot)
+
+    def move(self, record: Signature, ordinal: int, old: int, new: int) -> None:
+        """Take a record out of one slot and put it into another."""
+        if old != new:
+            self._sketches[old].remove(record)
+            self._changed(old)
+            self.add(new, record, ordinal)
+
+    def settle(self, slot: int, phi_D: NDArray[np.float32], following_ND: NDArray[np.float32]) -> None:
+        """Take a record into the slot's reference for good."""
+        self._sketches[slot].reference.add(phi_D, following_ND)
+        self._frozen[slot] = None
+
+    def learn_fit(self, slot: int, score: float, record: Signature) -> None:
+        """See `Sketch.learn_fit`."""
+        self._sketches[slot].learn_fit(score, record)
+        self._frozen[slot] = None
+
+    def revisit(self, slot: int) -> None:
+        """Count a return of the regime."""
+        self._sketches[slot].visits += 1
+        self._frozen[slot] = None
+
+    def create(self, ordinal: int, protected: Collection[int]) -> tuple[int, int | None] | None:
+        """A slot for a new regime and the number of the one that made room; None while all are protected."""
+        number = self._next_number
+        if len(self) < self._max_regimes:
+            self._sketches.append(Sketch(number, ordinal, counts_B=self._counts_RB[len(self)]))
+            self._frozen.append(None)
+            slot, dropped = len(self) - 1, None
+        else:
+            freed = self._make_room(ordinal, protected)
+            if freed is None:
+                return None
+            slot, dropped = freed, self._sketches[freed].number
+            self._counts_RB[slot] = 0.0
+            self._sketches[slot] = Sketch(number, ordinal, counts_B=self._counts_RB[slot])
+        self._next_number += 1
+        self._changed(slot)
+        return slot, dropped
+
+    def views(self) -> tuple[RegimeView, ...]:
+        """All regimes, by slot."""
+        return tuple(
+            RegimeView(each.number, slot, each.first_record, each.last_record, each.records, each.visits)
+            for slot, each in enumerate(self._sketches)
+        )
+
+    def freeze(self) -> Frozen:
+        """A copy; only what changed since the last one is copied."""
+        for slot, sketch in enumerate(self._sketches):
+            if self._frozen[slot] is None:
+                self._frozen[slot] = sketch.copy()
+        return tuple(each for each in self._frozen if each is not None)
+
+    def thaw(self, frozen: Frozen, next_number: int) -> None:
+        """Become what was frozen."""
+        self._counts_RB[:] = 0.0
+        self._sketches, self._frozen, self._next_number = [], [], next_number
+        for slot, each in enumerate(frozen):
+            self._counts_RB[slot] = each.counts_B
+            self._sketches.append(replace(each, counts_B=self._counts_RB[slot], reference=each.reference.copy()))
+            self._frozen.append(each)
+            self._refresh(slot)
+
+    @property
+    def next_number(self) -> int:
+        """Number of the next new regime."""
+        return self._next_number
+
+    def _make_room(self, ordinal: int, protected: Collection[int]) -> int | None:
+        free = [slot for slot in range(len(self)) if slot not in protected]
+        if not free:
+            return None
+        if twins := self._twins(free):
+            kept, merged = twins
+            self._merge(kept, merged)
+            return merged
+        return min(free, key=lambda slot: self._worth(slot, ordinal))
+
+    def _worth(self, slot: int, ordinal: int) -> float:
+        """Eq. (1)."""
+        sketch = self._sketches[slot]
+        return sketch.records / (1 + ordinal - sketch.last_record)
+
+    def _twins(self, free: list[int]) -> tuple[int, int] | None:
+        """The two nearest slots, the older regime first, if their sketches are one regime's."""
+        test = MeanEmbedding(level=0.5)
+        best: tuple[float, int, int] = (INDISTINGUISHABLE, -1, -1)
+        for i, one in enumerate(free):
+            for other in free[i + 1 :]:
+                a, b = self._sketches[one].reference, self._sketches[other].reference
+                if min(a.num_records, b.num_records) < 2:
+                    continue
+                distance = test.distance(b.mean.astype(np.float32), int(b.num_records), a)
+                best = min(best, (distance, one, other))
+        if best[1] < 0:
+            return None
+        one, other = sorted(best[1:], key=lambda slot: self._sketches[slot].number)
+        return one, other
+
+    def _merge(self, kept: int, merged: int) -> None:
+        a, b = self._sketches[kept], self._sketches[merged]
+        a.counts_B += b.counts_B
+        for name in ("visits", "records", "tokens", "length_sum", "length_squares"):
+            setattr(a, name, getattr(a, name) + getattr(b, name))
+        a.last_record = max(a.last_record, b.last_record)
+        a.reference.join(b.reference)
+        self._changed(kept)
+
+    def _changed(self, slot: int) -> None:
+        self._frozen[slot] = None
+        self._refresh(slot)
+
+    def _refresh(self, slot: int) -> None:
+        sketch = self._sketches[slot]
+        self._columns[:, slot] = sketch.tokens, sketch.length_mean, sketch.length_deviation
+
+
+def to_arrays(frozen: Frozen) -> dict[str, NDArray[np.float64] | NDArray[np.float32]]:
+    """Plain arrays, one row a slot."""
+    return {
+        "regimes.counts": _rows([each.counts_B for each in frozen], np.float32, NUM_BUCKETS),
+        "regimes.scalars": _rows(
+            [np.array([getattr(each, name) for name in SCALARS], dtype=np.float64) for each in frozen],
+            np.float64,
+            len(SCALARS),
+        ),
+        "regimes.references": _rows([each.reference.to_row() for each in frozen], np.float64, Reference.ROW),
+    }
+
+
+def from_arrays(arrays: Mapping[str, NDArray[np.generic]]) -> Frozen:
+    """The inverse of `to_arrays`."""
+    frozen = []
+    integers = ("number", "visits", "records", "first_record", "last_record")
+    for counts_B, scalars, row in zip(
+        arrays["regimes.counts"], arrays["regimes.scalars"], arrays["regimes.references"], strict=True
+    ):
+        values = {name: float(value) for name, value in zip(SCALARS, scalars, strict=True)}
+        exact = {name: int(values[name]) for name in integers}
+        frozen.append(
+            Sketch(
+                counts_B=np.array(counts_B, dtype=np.float32),
+                reference=Reference.from_row(np.asarray(row, dtype=np.float64)),
+                **{**values, **exact},  # type: ignore[arg-type]
+            )
+        )
+    return tuple(frozen)
+
+
+def _rows(rows: list[NDArray[np.floating]], dtype: type, width: int) -> NDArray[np.floating]:
+    return np.array(rows, dtype=dtype).reshape(len(rows), width)

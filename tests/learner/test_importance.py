@@ -1,0 +1,209 @@
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from streamlearn.learner.importance import PathIntegral
+
+# Shape suffixes: H heads, K experts a head, R rank, S slice, O out features, D parameters of a quadratic, P points.
+XI = 1e-3
+SHAPES = {"A": (2, 3, 4, 5), "B": (2, 3, 4, 7), "router": (2, 3, 5)}
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def path(steps: int = 6) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Values and gradients of a random walk, one pair a step and the last values."""
+    return [
+        (
+            {name: numbers(*shape, seed=10 * s + i) for i, (name, shape) in enumerate(SHAPES.items())},
+            {name: numbers(*shape, seed=1000 + 10 * s + i) for i, (name, shape) in enumerate(SHAPES.items())},
+        )
+        for s in range(steps)
+    ]
+
+
+def walk(steps: Sequence[tuple[dict[str, Tensor], dict[str, Tensor]]]) -> tuple[PathIntegral, dict[str, Tensor]]:
+    parameters = {name: value.clone() for name, value in steps[0][0].items()}
+    integral = PathIntegral(parameters)
+    for (_, gradients), (values, _) in pairwise(steps):
+        integral.before()
+        for name, parameter in parameters.items():
+            parameter.copy_(values[name])
+        integral.after(list(gradients.values()))
+    return integral, parameters
+
+
+def test_equals_the_sums_of_the_equations() -> None:
+    """CP-MoE eq. 6 and 7 element by element, negative ones clamped."""
+    steps = path()
+    found = walk(steps)[0].importance(XI)
+    clamped = 0
+    for name in SHAPES:
+        values = [step[0][name].flatten() for step in steps]
+        gradients = [step[1][name].flatten() for step in steps]
+        for k in range(values[0].numel()):
+            omega = sum(-gradients[s][k] * (values[s + 1][k] - values[s][k]) for s in range(len(steps) - 1))
+            expected = omega / ((values[-1][k] - values[0][k]) ** 2 + XI)
+            torch.testing.assert_close(found[name].flatten()[k], torch.as_tensor(expected).clamp_min(0.0))
+            clamped += bool(omega < 0)
+    assert clamped  # the walk goes uphill somewhere
+
+
+def test_the_rank_invariant_form_equals_its_equation() -> None:
+    """One number per column of an expert, from sums over its rank; a router keeps eq. 7."""
+    steps = path()
+    integral = walk(steps)[0]
+    found, state = integral.rank_invariant(XI), integral.state_dict()
+    for name in ("A", "B"):
+        displacement = steps[-1][0][name] - steps[0][0][name]
+        H, K, R, S = SHAPES[name]
+        for h, k, s in ((h, k, s) for h in range(H) for k in range(K) for s in range(S)):
+            omega = sum(state[f"{name}.omega"][h, k, r, s] for r in range(R)) / R
+            energy = sum(displacement[h, k, r, s] ** 2 for r in range(R)) / R
+            expected = torch.as_tensor(omega / (energy + XI)).clamp_min(0.0)
+            torch.testing.assert_close(found[name][h, k, :, s], expected.expand(R))
+    torch.testing.assert_close(found["router"], integral.importance(XI)["router"])
+
+
+def test_a_rotation_of_the_rank_changes_the_plain_form_alone() -> None:
+    """The same function, trained along the same path in other coordinates of the rank, is as important."""
+    Q_RR, _ = torch.linalg.qr(numbers(4, 4, seed=5))
+
+    def rotated(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: Q_RR @ value if name != "router" else value for name, value in tensors.items()}
+
+    integral = walk(path())[0]
+    turned = walk([(rotated(values), rotated(gradients)) for values, gradients in path()])[0]
+    for name, expected in integral.rank_invariant(XI).items():
+        torch.testing.assert_close(turned.rank_invariant(XI)[name], expected)
+    assert not torch.allclose(turned.importance(XI)["A"], integral.importance(XI)["A"])
+
+
+def test_a_parameter_without_gradient_is_not_important() -> None:
+    """Moving without having been asked by the loss earns nothing."""
+    parameters = {"a": torch.zeros(3), "b": torch.zeros(3)}
+    integral = PathIntegral(parameters)
+    integral.before()
+    for parameter in parameters.values():
+        parameter.sub_(1.0)
+    integral.after([torch.ones(3), None])
+    integral.before()
+    integral.after([None, None])
+    found = integral.importance(XI)
+    torch.testing.assert_close(found["a"], torch.full((3,), 1 / (1 + XI)))
+    assert torch.equal(found["b"], torch.zeros(3))
+
+
+def test_follows_parameters_that_require_gradients() -> None:
+    """An optimizer's in-place updates are seen; no graph is kept."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    integral = PathIntegral({"p": parameter})
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+    integral.before()
+    torch.autograd.backward((parameter**2).sum())
+    optimizer.step()
+    integral.after([parameter.grad])
+    found = integral.importance(XI)["p"]
+    torch.testing.assert_close(found, torch.full((2,), 2.0 / (1 + XI)))  # g = 2, theta moves by -1
+    assert not found.requires_grad
+
+
+def test_a_restart_forgets_the_path() -> None:
+    """Sums begin at zero and the displacement at the values of now."""
+    integral, parameters = walk(path())
+    integral.restart()
+    assert all((importance == 0).all() for importance in integral.importance(XI).values())
+    integral.before()
+    parameters["A"].sub_(0.1)
+    integral.after([torch.ones_like(parameters["A"]), None, None])
+    torch.testing.assert_close(integral.importance(XI)["A"], torch.full(SHAPES["A"], 0.1 / (0.01 + XI)).double())
+
+
+def test_the_state_resumes_bit_for_bit() -> None:
+    """A path that is cut by a snapshot ends as the uncut one."""
+    steps = path()
+    whole = walk(steps)[0]
+    first, parameters = walk(steps[:4])
+    second = PathIntegral(parameters)
+    second.load_state_dict({name: tensor.clone() for name, tensor in first.state_dict().items()})
+    for (_, gradients), (values, _) in pairwise(steps[3:]):
+        second.before()
+        for name, parameter in parameters.items():
+            parameter.copy_(values[name])
+        second.after(list(gradients.values()))
+    for name, expected in whole.importance(XI).items():
+        assert torch.equal(second.importance(XI)[name], expected)
+
+
+def quadratic(seed: int, size: int = 6) -> tuple[Tensor, Tensor]:
+    """A gradient and a positive semi-definite Hessian with a flat direction."""
+    half_DP = numbers(size, size - 1, seed=seed)
+    return numbers(size, seed=seed + 1), half_DP @ half_DP.T
+
+
+def descend(g_D: Tensor, H_DD: Tensor, eta: float, steps: int) -> tuple[Tensor, PathIntegral]:
+    """CP-MoE eq. 5 on the quadratic model, from 0."""
+    phi_D = torch.zeros_like(g_D)
+    integral = PathIntegral({"phi": phi_D})
+    for _ in range(steps):
+        gradient_D = g_D + H_DD @ phi_D
+        integral.before()
+        phi_D.sub_(eta * gradient_D)
+        integral.after([gradient_D])
+    return phi_D, integral
+
+
+def geometric(ratio_D: Tensor, steps: int) -> Tensor:
+    """1 + ratio + ... + ratio^(steps - 1), also where the ratio is 1."""
+    flat_D = (1 - ratio_D).abs() < 1e-9
+    return torch.where(flat_D, float(steps), (1 - ratio_D**steps) / torch.where(flat_D, 1.0, 1 - ratio_D))
+
+
+quadratics: Callable[..., Callable[..., None]] = given(
+    seed=st.integers(0, 10_000), steps=st.integers(1, 40), share=st.floats(0.05, 1.95)
+)
+
+
+@quadratics
+def test_theorem_1_the_displacement_is_a_filtered_gradient(seed: int, steps: int, share: float) -> None:
+    """CP-MoE eq. 8: -q_S(H) g, with q_S(lambda) = eta sum_s (1 - eta lambda)^s on each eigendirection."""
+    g_D, H_DD = quadratic(seed)
+    lambda_D, U_DD = torch.linalg.eigh(H_DD)
+    eta = share / lambda_D.max().item()
+    displacement_D, _ = descend(g_D, H_DD, eta, steps)
+    q_D = eta * geometric(1 - eta * lambda_D, steps)
+    torch.testing.assert_close(displacement_D, -U_DD @ (q_D * (U_DD.T @ g_D)), rtol=1e-8, atol=1e-10)
+
+
+@quadratics
+def test_on_a_quadratic_the_path_integral_has_a_closed_form(seed: int, steps: int, share: float) -> None:
+    """Under gradient descent omega_k = eta sum_s [(I - eta H)^s g]_k^2, and the sum over k a geometric one."""
+    g_D, H_DD = quadratic(seed)
+    lambda_D, U_DD = torch.linalg.eigh(H_DD)
+    eta = share / lambda_D.max().item()
+    _, integral = descend(g_D, H_DD, eta, steps)
+    omega_D = integral.state_dict()["phi.omega"]
+    expected_D = torch.zeros_like(g_D)
+    for s in range(steps):
+        expected_D += eta * (U_DD @ ((1 - eta * lambda_D) ** s * (U_DD.T @ g_D))) ** 2
+    torch.testing.assert_close(omega_D, expected_D, rtol=1e-8, atol=1e-10)
+    total = (eta * (U_DD.T @ g_D) ** 2 * geometric((1 - eta * lambda_D) ** 2, steps)).sum()
+    torch.testing.assert_close(omega_D.sum(), total, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("num_steps", [1, 200])
+def test_small_steps_add_up_to_the_loss_that_was_saved(num_steps: int) -> None:
+    """The sum of omega over all weights tends to the decrease of the loss, which is what importance shares out."""
+    g_D, H_DD = quadratic(3)
+    eta = 0.5 / torch.linalg.eigvalsh(H_DD).max().item() / num_steps
+    phi_D, integral = descend(g_D, H_DD, eta, num_steps)
+    saved = -(g_D @ phi_D + 0.5 * phi_D @ H_DD @ phi_D)
+    error = (integral.state_dict()["phi.omega"].sum() / saved - 1).abs()
+    assert error < (0.5 if num_steps == 1 else 0.01)

@@ -1,0 +1,217 @@
+"""The monitor finds regimes by itself, ahead of training, and goes on exactly where a snapshot left it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from streamlearn.settings import ShiftSettings
+from streamlearn.shift import Monitor, Shift, Sighted
+from streamlearn.stream.batch import Batch
+from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Record, TopicPartition
+from tests.shift.streams import VOCAB_SIZE, batches, stream
+
+SETTINGS = ShiftSettings()
+SIZES = (8, 3, 0, 1, 20)
+
+
+def monitor(settings: ShiftSettings = SETTINGS) -> Monitor:
+    return Monitor(settings, VOCAB_SIZE, seed=0)
+
+
+def sight(made: Sequence[Batch], settings: ShiftSettings = SETTINGS) -> list[Sighted]:
+    watching = monitor(settings)
+    return [each for batch in made for each in watching.look(batch)] + watching.flush()
+
+
+def shifts_of(sighted: Sequence[Sighted]) -> list[Shift]:
+    return [shift for each in sighted for shift in each.shifts]
+
+
+def slots_of(sighted: Sequence[Sighted]) -> list[int]:
+    return [slot for each in sighted for slot in each.slots]
+
+
+def runs(*lengths: tuple[int, int]) -> list[int]:
+    return [task for task, length in lengths for _ in range(length)]
+
+
+def test_the_first_batch_carries_the_first_regime() -> None:
+    """A stream that never changes has one shift: its beginning."""
+    sighted = sight(batches(stream([0] * 400)))
+    [first] = shifts_of(sighted)
+    assert sighted[0].shifts == (first,)
+    assert (first.regime, first.slot, first.known, first.previous, first.onset) == (1, 0, False, None, 1)
+    assert set(slots_of(sighted)) == {0}
+
+
+def test_a_new_task_is_a_shift_ahead_of_its_first_record() -> None:
+    """The batch with the onset carries the shift, and the records from there on have the new slot."""
+    sighted = sight(batches(stream(runs((0, 100), (1, 100)))))
+    _, shift = shifts_of(sighted)
+    assert not shift.known
+    assert shift.previous == 1
+    assert abs(shift.onset - 101) <= 1
+    assert shift.declared_at <= 116
+    slots = slots_of(sighted)
+    assert slots[: shift.onset - 1] == [0] * (shift.onset - 1)
+    assert set(slots[shift.onset - 1 :]) == {shift.slot}
+    [carrier] = [i for i, each in enumerate(sighted) if shift in each.shifts]
+    assert 8 * carrier < shift.onset <= 8 * carrier + 8
+
+
+def test_a_task_that_returns_is_known() -> None:
+    """Its number and slot are those of its first visit."""
+    shifts = shifts_of(sight(batches(stream(runs((0, 100), (1, 100), (2, 100), (1, 100), (0, 100))))))
+    assert [(shift.regime, shift.known) for shift in shifts] == [
+        (1, False),
+        (2, False),
+        (3, False),
+        (2, True),
+        (1, True),
+    ]
+
+
+def test_each_record_of_two_producers_gets_its_own_regime() -> None:
+    """Known regimes that are mixed record by record are no shift, and no record is given to the wrong one."""
+    rng = np.random.default_rng(0)
+    tasks = [*runs((0, 100), (1, 100)), *rng.integers(0, 2, size=400).tolist()]
+    sighted = sight(batches(stream(tasks)))
+    assert len(shifts_of(sighted)) <= 3
+    slots = slots_of(sighted)
+    assert np.mean([slot == task for slot, task in zip(slots, tasks, strict=True)]) > 0.98
+
+
+def test_a_producer_that_joins_makes_a_regime_of_its_own_records() -> None:
+    """What the old regime explains stays with it."""
+    rng = np.random.default_rng(0)
+    tasks = [*runs((0, 150)), *rng.integers(0, 2, size=400).tolist()]
+    sighted = sight(batches(stream(tasks)))
+    slots = slots_of(sighted)
+    assert {shift.regime for shift in shifts_of(sighted)} == {1, 2}
+    assert np.mean([slot == task for slot, task in zip(slots, tasks, strict=True)]) > 0.98
+
+
+def test_batches_come_out_as_they_went_in() -> None:
+    """In order, none lost, those without records included; each record has a slot."""
+    made = batches(stream(runs((0, 100), (1, 100))), SIZES)
+    sighted = sight(made)
+    assert [each.batch for each in sighted] == made
+    assert [len(each.slots) for each in sighted] == [len(batch.records) for batch in made]
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 16])
+def test_holds_back_as_many_records_as_it_is_told(lookahead: int) -> None:
+    """A batch leaves as soon as that many records came after it."""
+    watching = monitor(ShiftSettings(lookahead_records=lookahead))
+    seen = left = 0
+    for batch in batches(stream([0] * 100), (8, 3, 1)):
+        seen += len(batch.records)
+        left += sum(len(each.slots) for each in watching.look(batch))
+        assert lookahead <= seen - left < lookahead + 8 or left == 0 or lookahead == 0 == seen - left
+
+
+def test_a_killed_monitor_repeats_itself() -> None:
+    """Restored from its state and fed the batches that had not left, at any batch, it says the same to the end."""
+    made = batches(stream(runs((0, 70), (1, 60), (2, 60), (0, 60), (3, 60))), SIZES)
+    settings = ShiftSettings(max_regimes=3)
+    whole = monitor(settings)
+    expected = [each for batch in made for each in whole.look(batch)] + whole.flush()
+    assert any(shift.dropped for shift in shifts_of(expected))
+    for died in range(0, len(made), 3):
+        life = monitor(settings)
+        sighted = [each for batch in made[: died + 1] for each in life.look(batch)]
+        state = life.state()
+        life = monitor(settings)
+        life.load_state(state)
+        sighted += [each for batch in made[len(sighted) :] for each in life.look(batch)] + life.flush()
+        assert sighted == expected
+        assert {name: array.tolist() for name, array in life.state().items()} == {
+            name: array.tolist() for name, array in whole.state().items()
+        }
+
+
+def test_state_is_plain_arrays() -> None:
+    """Nothing in it needs pickle."""
+    watching = monitor()
+    for batch in batches(stream([0] * 100)):
+        watching.look(batch)
+    assert all(array.dtype.kind in "if" for array in watching.state().values())
+
+
+def test_no_regime_is_dropped_while_its_records_are_held_back() -> None:
+    """With a single spare slot and short visits, no slot means two regimes within what is held back."""
+    rng = np.random.default_rng(3)
+    tasks = runs(*((int(task), 40) for task in rng.permutation(12)))
+    sighted = sight(batches(stream(tasks)), ShiftSettings(max_regimes=3, min_dwell_records=20))
+    assert any(shift.dropped for shift in shifts_of(sighted))
+    slots = slots_of(sighted)
+    for shift in shifts_of(sighted):
+        if shift.dropped is not None:
+            held = slots[max(0, shift.declared_at - 1 - 16) : shift.onset - 1]
+            assert shift.slot not in held
+
+
+def test_nearest_finds_the_regime_of_a_single_request() -> None:
+    """Without a stretch, each input alone."""
+    watching = monitor()
+    for batch in batches(stream(runs((0, 100), (1, 100), (2, 100)))):
+        watching.look(batch)
+    tasks = [0, 1, 2] * 30
+    requests = [each.input_ids[:-2] for each in stream(tasks, seed=9)]
+    assert np.mean(np.array(watching.nearest(requests)) == tasks) > 0.97
+
+
+def test_answers_are_not_read() -> None:
+    """Two streams that differ only in what is learned are seen alike."""
+    examples = stream(runs((0, 100), (1, 100)))
+    others = []
+    for each in examples:
+        ids, labels = each.input_ids.copy(), each.labels.copy()
+        ids[-2:] = labels[-2:] = 9
+        others.append(Example(ids, labels))
+    one, other = sight(batches(examples)), sight(batches(others))
+    assert [each.slots for each in one] == [each.slots for each in other]
+    assert shifts_of(one) == shifts_of(other)
+
+
+def test_meta_is_not_read() -> None:
+    """A record's value, key and headers change nothing."""
+    made = batches(stream(runs((0, 100), (1, 100))))
+    scrambled = [
+        Batch(
+            tuple(
+                Record(TopicPartition("other", 3), record.offset + 5, b'{"meta":1}', key=b"k")
+                for record in each.records
+            ),
+            each.examples,
+        )
+        for each in made
+    ]
+    one, other = sight(made), sight(scrambled)
+    assert [(each.slots, each.shifts) for each in one] == [(each.slots, each.shifts) for each in other]
+
+
+def test_switched_off_the_whole_stream_is_one_regime() -> None:
+    """Slot 0, and no shift but the first."""
+    sighted = sight(batches(stream(runs((0, 100), (1, 100)))), ShiftSettings(enabled=False))
+    assert len(shifts_of(sighted)) == 1
+    assert set(slots_of(sighted)) == {0}
+
+
+def test_regimes_are_shown_with_their_records() -> None:
+    """Every record is counted in one regime."""
+    watching = monitor()
+    for batch in batches(stream(runs((0, 100), (1, 100), (0, 100)))):
+        watching.look(batch)
+    first, second = watching.regimes()
+    assert (first.number, first.slot, first.visits) == (1, 0, 2)
+    assert first.records + second.records == 300
+    assert abs(second.records - 100) <= 2
+
+
+def test_a_shift_survives_json() -> None:
+    """`from_json` is the inverse of `to_json`."""
+    shift = Shift("inputs", 3, 2, 1, True, 1, 40, 33, 4.5, 2.5, dropped=None)
+    assert Shift.from_json(shift.to_json()) == shift
