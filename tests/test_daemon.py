@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import streamlearn.learner.learner as learner_module
+from streamlearn.adaptation import Entry
 from streamlearn.assembly import Rooms
 from streamlearn.daemon import Daemon
 from streamlearn.errors import DivergedError, SnapshotError, SnapshotMismatchError, StateLockedError
@@ -122,6 +123,9 @@ class StopAfter:
         if step.number == self.step:
             assert self.daemon is not None
             self.daemon.stop("the test")
+
+    def on_shift(self, entry: Entry) -> None:
+        pass
 
     def on_snapshot(self, info: SnapshotInfo) -> None:
         pass

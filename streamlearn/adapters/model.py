@@ -93,9 +93,9 @@ class Bank:
 
     @property
     def bias_HKN(self) -> Tensor | None:  # noqa: N802
-        """CP bias of every regime slot, added to the logits; None where there is no router."""
-        biases = self.layer.head_lora_bias  # PEFT's BufferDict has no get
-        return biases[ADAPTER] if ADAPTER in biases else None  # noqa: SIM401
+        """CP bias of every regime slot, added to the logits; None where routing knows no regimes."""
+        config = self.layer.head_lora_config[ADAPTER]
+        return self.layer.head_lora_bias[ADAPTER] if config.routed and config.regimes else None
 
 
 def attach(model: nn.Module, config: HeadLoraConfig, seed: int) -> PeftModel:

@@ -154,7 +154,9 @@ def figures(found: Sequence[tuple[Stream, Found]], tasks: Sequence[Task]) -> dic
     for stream, each in found:
         for name in (stream.kind, f"{stream.kind}_{stream.prompt}"):
             count(tallies.setdefault(name, Tally()), stream, each, tasks)
-    several = [tally for name, tally in tallies.items() if tally.mixed_records and "_definition" in name or "_bare" in name]
+    several = [
+        tally for name, tally in tallies.items() if (tally.mixed_records and "_definition" in name) or "_bare" in name
+    ]
     kinds = {name: tally.figures() for name, tally in tallies.items()}
     first = ("recall", "precision", "mean_delay_records")
     return {
@@ -203,9 +205,9 @@ def match(stream: Stream, shifts: Sequence[Shift]) -> dict[Boundary, Shift]:
     """The first shift within reach of each boundary."""
     matched = {}
     reach = WITHIN + (RAMP if stream.kind == "gradual" else 0)
-    ends = [boundary.at for boundary in stream.boundaries[1:]] + [len(stream.tasks) + 1]
     left = list(shifts[1:])
-    for boundary, end in zip(stream.boundaries, ends, strict=True):
+    starts = [boundary.at for boundary in stream.boundaries] + [len(stream.tasks) + 1]
+    for boundary, end in zip(stream.boundaries, starts[1:], strict=True):
         last = min(boundary.at + reach, end)
         hit = next((shift for shift in left if boundary.at <= shift.declared_at < last), None)
         if hit is not None:
@@ -219,9 +221,7 @@ def assignment(tasks: Sequence[int], slots: Sequence[int]) -> dict[int, int]:
     counts = np.zeros((max(slots) + 1, max(tasks) + 1))
     np.add.at(counts, (np.array(slots), np.array(tasks)), 1)
     rows, columns = linear_sum_assignment(counts, maximize=True)
-    return {
-        slot: task for slot, task in zip(rows.tolist(), columns.tolist(), strict=True) if counts[slot, task] > 0
-    }
+    return {slot: task for slot, task in zip(rows.tolist(), columns.tolist(), strict=True) if counts[slot, task] > 0}
 
 
 def table(result: dict[str, Any]) -> Table:
@@ -241,7 +241,8 @@ def _watching(settings: ShiftSettings, vocab_size: int, build: Callable[[], Inpu
         monitor = Monitor(settings, vocab_size, seed=0, watch=build())
         examples = list(stream.examples(tasks))
         batches = [
-            Batch((), tuple(examples[start : start + BATCH_RECORDS])) for start in range(0, len(examples), BATCH_RECORDS)
+            Batch((), tuple(examples[start : start + BATCH_RECORDS]))
+            for start in range(0, len(examples), BATCH_RECORDS)
         ]
         sighted: list[Sighted] = []
         started = time.perf_counter()
@@ -266,7 +267,8 @@ def _dummy(declares: Callable[[int], bool]) -> Run:
         del tasks
         at = [ordinal for ordinal in range(1, len(stream.tasks) + 1) if declares(ordinal)]
         shifts = [
-            Shift("inputs", i + 1, i + 1, i, False, i or None, ordinal, ordinal, 0.0, 0.0) for i, ordinal in enumerate(at)
+            Shift("inputs", i + 1, i + 1, i, False, i or None, ordinal, ordinal, 0.0, 0.0)
+            for i, ordinal in enumerate(at)
         ]
         lengths = np.diff([*at, len(stream.tasks) + 1]).tolist()
         slots = [slot for slot, length in enumerate(lengths) for _ in range(length)]
@@ -290,7 +292,10 @@ def _ask_singles(
     owners: dict[int, int],
     tasks: Sequence[Task],
 ) -> None:
-    used = {task: {record for _, record in group} for task, group in groupby(sorted(zip(stream.tasks, stream.records, strict=True)), key=lambda pair: pair[0])}
+    used = {
+        task: {record for _, record in group}
+        for task, group in groupby(sorted(zip(stream.tasks, stream.records, strict=True)), key=lambda pair: pair[0])
+    }
     for task, records in used.items():
         examples = tasks[task].examples[stream.prompt]
         unseen = [examples[i] for i in range(len(examples)) if i not in records][:SINGLES]

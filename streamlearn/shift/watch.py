@@ -335,7 +335,7 @@ def change_point(window_ND: NDArray[np.float32], reference: Reference) -> int:
 def _ratio(each: Entry, old_B: NDArray[np.float32], new_B: NDArray[np.float32], *, in_new: bool) -> float:
     """Nats by which a record's words speak for the new records against the old regime, its own not counted."""
     own_B = words.count(each.record)
-    old_B = old_B - own_B
+    old_B = old_B - new_B if in_new else old_B - new_B - own_B  # the old regime has counted all of them
     new_B = new_B - own_B if in_new else new_B
     buckets = each.record.buckets
     old, new = max(float(old_B.sum()), 1.0), max(float(new_B.sum()), 1.0)

@@ -11,7 +11,6 @@ from streamlearn.learner import evaluation
 from streamlearn.learner.evaluation import PinnedWeights, decode_greedily, prompt_of, reference_of, score
 from streamlearn.learner.learner import Learner
 from streamlearn.serve.answers import at_once
-from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import IGNORED, Example
 from tests.doubles import example, random_examples
 from tests.learner.conftest import MakeLearner, same, snapshot

@@ -171,8 +171,8 @@ def test_an_error_of_the_process_moves_nothing_aside(store: SnapshotStore, monke
 def test_another_format_stops_the_start_and_moves_nothing(store: SnapshotStore) -> None:
     save(store, 1)
     save(store, 2)
-    rewrite_manifest(store.folder / "00000002", b'"version": 1', b'"version": 2')
-    with pytest.raises(SnapshotMismatchError, match="format 1, found format 2"):
+    rewrite_manifest(store.folder / "00000002", b'"version": 2', b'"version": 3')
+    with pytest.raises(SnapshotMismatchError, match="format 2, found format 3"):
         store.newest()
     assert store.names() == ["00000001", "00000002"]
 
