@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint
+.PHONY: run test lint evidence
 run: .venv/.ready
 	@rm -rf build/quickstart
 	@$(BIN)/streamlearn run --config configs/quickstart.yaml --stretch-by task
 
 test: lint
 	@$(BIN)/pytest
+
+# Half an hour on two cores; needs KAFKA_HOME and ../shared, and writes docs/forgetting.json.
+evidence: .venv/.ready
+	@$(BIN)/pytest -m evidence tests/evidence
 
 lint: .venv/.ready
 	@$(BIN)/ruff check .

@@ -7,7 +7,7 @@ heed      shift/: what only the loss can show, after the step
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from streamlearn.chronicle import Chronicle
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.events import Event, get_logger
 from streamlearn.forgetting import Forgetting
-from streamlearn.learner.learner import Learner
+from streamlearn.learner.learner import Learner, Step
 from streamlearn.probe.probe import Report, probe
+from streamlearn.serve.experts import Evidence, experts
+from streamlearn.serve.jobs import ExpertsJob
+from streamlearn.serve.schemas import ExpertsResult
+from streamlearn.serve.status import AdaptationStatus, ShiftStatus
 from streamlearn.settings import Settings
 from streamlearn.shift.answers import AnswersWatch
 from streamlearn.shift.holdout import Holdouts
@@ -49,6 +54,13 @@ class Entry:
         """JSON-ready."""
         return {**self.__dict__, "shift": self.shift.to_json()}
 
+    @property
+    def status(self) -> ShiftStatus:
+        """As it is published."""
+        own = {name: value for name, value in self.__dict__.items() if name != "shift"}
+        fields = {name: value for name, value in self.shift.to_json().items() if name != "slot"}
+        return ShiftStatus(**fields, **own)
+
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "Entry":
         """The inverse of `to_json`."""
@@ -75,6 +87,7 @@ class Adaptation:
             regimes=slots,
             seed=settings.seed,
         )
+        self.chronicle = Chronicle(learner.banks, self.holdouts, self.forgetting)
         self.numbers: dict[int, int] = {}
         """Slot of each entered regime -> its number."""
         self.current: int | None = None
@@ -111,6 +124,7 @@ class Adaptation:
             self._clear(shift.slot)
             self.consolidator.open(shift.slot, shift.regime, report)
         self.numbers[shift.slot] = shift.regime
+        self.chronicle.entered(shift, self.current)
         self.current = shift.slot
         if self._learner.stages is not None:
             self._learner.stages.restart()
@@ -124,6 +138,7 @@ class Adaptation:
     def keep_out(self, sighted: Sighted) -> frozenset[int]:
         """Indices of the batch's records that are not trained on."""
         pairs = enumerate(zip(sighted.slots, sighted.batch.examples, strict=True))
+        self.chronicle.met(sighted.slots, self.records + 1)
         self.records += len(sighted.slots)
         return frozenset([index for index, (slot, example) in pairs if self.holdouts.take(slot, example)])
 
@@ -138,11 +153,14 @@ class Adaptation:
                 self.consolidator.release(shift.slot)
                 self.holdouts.clear(shift.slot)
                 self.forgetting.forget(shift.slot)
+                self.chronicle.changed(shift.slot)
                 self._note(Entry(shift, self._learner.number))
 
-    def trained(self, sighted: Sighted) -> None:
+    def trained(self, sighted: Sighted, step: Step | None) -> None:
         """The batch is done with: what is asked and saved from now on is as of it, not of what was looked at ahead."""
         self._last = sighted
+        if step is not None and step.refusal is None:
+            self.chronicle.trained()
 
     def slots_of(self, inputs: Sequence[NDArray[Any]]) -> list[int] | None:
         """The regime slot of each request; None where routing knows no regimes."""
@@ -157,19 +175,42 @@ class Adaptation:
         slot = self.forgetting.stalest([slot for slot in self.numbers if self.holdouts.examples(slot)])
         if slot is None:
             return False
-        self.forgetting.measure(slot, self.holdouts.examples(slot))
+        self._score(slot)
         return True
 
-    @property
-    def past(self) -> list[int]:
-        """Slots of the regimes that the stream has left."""
-        return [slot for slot in self.numbers if slot != self.current]
+    def status(self) -> AdaptationStatus:
+        """What is published about regimes and shifts."""
+        return self.chronicle.status(self.current, self.probe_seconds)
+
+    def experts(self, job: ExpertsJob) -> Generator[None, None, ExpertsResult]:
+        """What every expert got and holds, and what it gets of each regime's hold-out records; in pieces."""
+        evidence = Evidence(
+            numbers=dict(self.numbers),
+            load=self.chronicle.load,
+            similarity=self.consolidator.similarity,
+            holdouts={slot: self.holdouts.examples(slot) for slot in self.numbers},
+        )
+        return experts(job, self._learner, evidence, row_tokens=self._settings.stream.batch_tokens)
 
     def _leave(self, slot: int) -> None:
-        examples = self.holdouts.examples(slot)
-        if examples:
-            self.forgetting.measure(slot, examples, at_end=True)
+        if self.holdouts.examples(slot):
+            self._score(slot, at_end=True)
         self.consolidator.close(slot)
+
+    def _score(self, slot: int, *, at_end: bool = False) -> None:
+        examples, before = self.holdouts.examples(slot), self.forgetting.seconds
+        scoring = self.forgetting.measure(slot, examples, at_end=at_end)
+        self.chronicle.changed(slot)
+        _log.debug(
+            Event.HOLDOUT_SCORED,
+            regime=self.numbers[slot],
+            step=scoring.step,
+            loss=round(scoring.loss, 4),
+            accuracy=round(scoring.accuracy, 4),
+            records=len(examples),
+            at_end=at_end,
+            seconds=round(self.forgetting.seconds - before, 3),
+        )
 
     def _clear(self, slot: int) -> None:
         self.holdouts.clear(slot)
@@ -178,6 +219,7 @@ class Adaptation:
 
     def _note(self, entry: Entry) -> None:
         self.entries.append(entry)
+        self.chronicle.declared(entry.status)
         shift = entry.shift
         _log.info(
             Event.SHIFT_DETECTED,
@@ -205,7 +247,7 @@ class Adaptation:
             for part, held in parts.items()
             for name, array in held.items()
         }
-        return {**tensors, **self.consolidator.state()}
+        return {**tensors, **self.consolidator.state(), **self.chronicle.state()}
 
     def to_json(self) -> dict[str, Any]:
         """The rest of it, for the manifest."""
@@ -215,6 +257,7 @@ class Adaptation:
             "records": self.records,
             "entries": [entry.to_json() for entry in self.entries],
             "forgetting": self.forgetting.to_json(),
+            "chronicle": self.chronicle.to_json(),
         }
 
     def restore(self, tensors: Mapping[str, Tensor], room: Mapping[str, Any]) -> None:
@@ -234,3 +277,4 @@ class Adaptation:
         self.records = room["records"]
         self.entries = deque((Entry.from_json(row) for row in room["entries"]), maxlen=MAX_ENTRIES)
         self.forgetting.load_json(room["forgetting"])
+        self.chronicle.restore(tensors, room["chronicle"], [entry.status for entry in self.entries])

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import orjson
 import typer
 from rich.console import Console
 
@@ -116,6 +117,21 @@ def evaluate(
         out.print(room.table(result))
 
 
+@app.command()
+def status(
+    config: ConfigOption,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what the daemon answered as JSON.")] = False,
+) -> None:
+    """What the running daemon does: progress, regimes, shifts, and what was forgotten."""
+    from streamlearn import overview  # noqa: PLC0415
+
+    answers = overview.ask_all(_settings(config))
+    if as_json:
+        print(orjson.dumps(answers, option=orjson.OPT_INDENT_2).decode())  # noqa: T201
+    else:
+        out.print(overview.tables(answers))
+
+
 @snapshots.command("list")
 def snapshots_list(config: ConfigOption) -> None:
     """One line a snapshot, newest last."""
@@ -157,11 +173,9 @@ def snapshots_verify(
 @app.command("check-config")
 def check_config(config: ConfigOption) -> None:
     """Check a configuration without starting anything; exit 78 with what is wrong."""
-    from streamlearn.adapters.presets import resolve  # noqa: PLC0415
     from streamlearn.configuration import check_backbone  # noqa: PLC0415
 
     settings = _settings(config)
-    resolve(settings.adapter)
     out.print(f"{config}: {check_backbone(settings)}", markup=False, highlight=False, soft_wrap=True)
 
 

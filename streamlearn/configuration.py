@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from streamlearn.adapters.check import activated_parameters, check
-from streamlearn.adapters.presets import resolve
+from streamlearn.assembly import adapter_of
 from streamlearn.backbone.load import outline
 from streamlearn.settings import Settings, section_type
 
@@ -26,7 +26,7 @@ def check_backbone(settings: Settings) -> str:
     Raises:
         ConfigError: the adapter does not fit, or the model cannot be used.
     """
-    config = resolve(settings.adapter)
+    config = adapter_of(settings)
     name = settings.backbone.model
     if not name.startswith("builtin:") and not Path(name).expanduser().is_dir():
         return f"valid; backbone {name} is on the hub and was not looked at"

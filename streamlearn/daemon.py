@@ -77,6 +77,7 @@ class Daemon:
             rooms.learner,
             rooms.decoder,
             rooms.adaptation.slots_of,
+            rooms.adaptation.experts,
             self._snapshot_on_request,
             row_tokens=rooms.settings.stream.batch_tokens,
         )
@@ -117,6 +118,12 @@ class Daemon:
             self.rooms.adaptation.score_stalest(idle=False)
         self._publish(Phase.STOPPING, reason="the daemon is stopping")
         self.save()
+
+    def score_all(self) -> None:
+        """Score the hold-out records of every regime under the weights as they are; for the end of a finite stream."""
+        while self.rooms.adaptation.score_stalest(idle=True):
+            self.board.beat()
+        self._publish(self.board.read().phase)
 
     def sightings(self) -> Iterator[Sighted]:
         """shift/: batches with their regimes decided; before one that begins a new regime, what probes it is there.
@@ -195,7 +202,7 @@ class Daemon:
             self._set_aside(batch, step)
         elif step is not None:
             adaptation.heed(slots, step.record_losses)
-        adaptation.trained(sighted)
+        adaptation.trained(sighted, step)
         state.account(sighted.batch, step, held_out)
         if state.bad_in_a_row >= self.rooms.settings.learner.max_bad_batches:
             self._roll_back()
@@ -277,12 +284,14 @@ class Daemon:
             reason=reason,
             step=self.rooms.learner.number,
             records_trained=sum(state.ledger.trained.values()),
+            records_held_out=state.ledger.held_out.total(),
             tokens_trained=state.tokens,
             tokens_per_s=0.0 if phase is Phase.IDLE else speed,
             loss=state.loss,
             loss_smoothed=state.loss_smoothed,
             dead_letters=dict(state.reasons),
             update_refusals=state.refusals,
+            adaptation=self.rooms.adaptation.status(),
             partitions=tuple(PartitionStatus(origin, position[origin], lag.get(origin)) for origin in position),
             snapshot=state.last_snapshot,
             step_seconds=state.step_seconds,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import orjson
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +17,7 @@ from rich.text import Text
 from streamlearn.adaptation import Entry
 from streamlearn.learner.evaluation import ExampleScore
 from streamlearn.learner.learner import Step
-from streamlearn.serve.status import Status
+from streamlearn.serve.status import AdaptationStatus, Status
 from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import IGNORED, Example
@@ -109,7 +109,7 @@ class Watch:
         self.console = Console(file=sys.stdout)
         self.stretches = Stretches(key)
         self.snapshots = 0
-        self.shifts: list[Entry] = []
+        self.shifts: deque[Entry] = deque(maxlen=100)  # of an endless stream the last hundred
         self._endpoint = endpoint
         self._started = time.monotonic()
         self._first_records = 0
@@ -155,6 +155,7 @@ class Watch:
             f"loss {status.loss_smoothed:.3f}" if status.loss_smoothed is not None else "",
             f"{status.records_dead_lettered} dead letters" if status.records_dead_lettered else "",
             label,
+            _regime(status.adaptation),
             self._endpoint or "",
         ]
         return Text("  ".join(part for part in parts if part), overflow="ellipsis", no_wrap=True)
@@ -178,10 +179,36 @@ class Watch:
             f"{trained} records trained, {status.records_dead_lettered} dead letters, {status.step} steps, "
             f"{time.monotonic() - self._started:.0f} s"
         )
+        if self.shifts:
+            self.console.print(_shifts(self.shifts, status.adaptation))
         self.console.print(f"{self.snapshots} snapshots in {state_folder}/snapshots", soft_wrap=True)
         if self._endpoint:
             self.console.print(f"endpoint was {self._endpoint}", soft_wrap=True)
         self.console.print(_CAPTION, style="dim")
+
+
+def _regime(adaptation: AdaptationStatus) -> str:
+    """For the live line."""
+    if adaptation.current is None:
+        return ""
+    count = sum(adaptation.num_shifts.values())
+    return f"regime {adaptation.current.number}, {count} shift{'s' if count != 1 else ''}"
+
+
+def _shifts(entries: Iterable[Entry], adaptation: AdaptationStatus) -> Group:
+    """What was found in the stream, and what became of its earlier parts."""
+    table = Table("shift at\nrecord", "\nkind", "\nregime", "", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.columns[0].justify = table.columns[2].justify = "right"
+    for entry in entries:
+        shift = entry.shift
+        table.add_row(f"{shift.onset}", shift.kind, f"{shift.regime}", "known" if shift.known else "new")
+    figures = {
+        "average forgetting": adaptation.average_forgetting,
+        "backward transfer": adaptation.backward_transfer,
+    }
+    known = [f"{name} {figure:.4f}" for name, figure in figures.items() if figure is not None]
+    note = [f"{', '.join(known)} (hold-out accuracy of past regimes)"] if known else []
+    return Group(table, *note)
 
 
 def _losses(row: Stretch, frozen: Scorer | None) -> list[float]:

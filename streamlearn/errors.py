@@ -12,7 +12,7 @@
     ├── StateLockedError          another daemon owns the state folder            exit 75
     ├── DivergedError             updates stay non-finite after a rollback        exit 70
     ├── RecordError               one record is unusable: it becomes a dead letter
-    └── in serve/jobs.py          QueueFullError, QueueClosedError, ExampleError: a client's request fails
+    └── in serve/jobs.py          QueueFullError, QueueClosedError, ExampleError, LayerError: a client's request fails
 
 Exit codes follow sysexits.h. A message says what must hold, what was found, where, and what to do.
 """

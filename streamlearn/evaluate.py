@@ -1,7 +1,5 @@
 """The eval command: the same figures from the running daemon or from a snapshot on disk."""
 
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,8 @@ from connectors.lines import read_lines
 from streamlearn.adapters.check import check
 from streamlearn.assembly import Model, adapter_of, adapter_shape
 from streamlearn.backbone.load import identity, outline
-from streamlearn.errors import ConfigError, SnapshotError, SourceError, UsageError
+from streamlearn.client import ask
+from streamlearn.errors import ConfigError, SnapshotError, UsageError
 from streamlearn.serve.answers import at_once, evaluate
 from streamlearn.serve.jobs import EvalJob
 from streamlearn.serve.schemas import EvalResult
@@ -52,18 +51,9 @@ def ask_daemon(settings: Settings, examples: Examples, *, generate: bool, max_ne
         SourceError: it does not answer.
         UsageError: it refuses the request; carries its message.
     """
-    url = f"http://{settings.serve.host}:{settings.serve.port}/v1/eval"
     body = orjson.dumps({"examples": examples, "generate": generate, "max_new_tokens": max_new_tokens})
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=600) as answer:  # noqa: S310
-            return EvalResult.model_validate_json(answer.read())
-    except urllib.error.HTTPError as error:
-        raise UsageError(f"{url} answered {error.code}: {error.read().decode(errors='replace')}") from error
-    except OSError as error:
-        raise SourceError(
-            f"{url}: no daemon answers ({error}): start it, or evaluate a snapshot with --snapshot"
-        ) from error
+    otherwise = "start it, or evaluate a snapshot with --snapshot"
+    return EvalResult.model_validate_json(ask(settings.serve, "/v1/eval", body, otherwise=otherwise))
 
 
 def from_snapshot(

@@ -32,6 +32,7 @@ class Event(StrEnum):
     OFFSET_COMMIT_FAILED = "offset_commit_failed"
     RECORD_DEAD_LETTERED = "record_dead_lettered"
     SHIFT_DETECTED = "shift_detected"
+    HOLDOUT_SCORED = "holdout_scored"
     STEP_TAKEN = "step_taken"
     UPDATE_REFUSED = "update_refused"
     ROLLED_BACK = "rolled_back"

@@ -16,30 +16,22 @@ from typing import Any
 
 from streamlearn.learner.evaluation import ExampleScore, score
 from streamlearn.learner.learner import Learner
+from streamlearn.serve.status import Scoring
 from streamlearn.stream.decode import Example
 
 MAX_POINTS = 64  # of one regime's history; when full, every other one goes
-
-
-@dataclass(frozen=True)
-class Point:
-    """One scoring of a regime's hold-out records."""
-
-    step: int
-    loss: float
-    accuracy: float
 
 
 @dataclass
 class Trace:
     """The scorings of one regime, oldest first."""
 
-    points: list[Point] = field(default_factory=list)
+    points: list[Scoring] = field(default_factory=list)
     best_accuracy: float = 0.0
-    at_end: Point | None = None
+    at_end: Scoring | None = None
     """The scoring when its last stretch ended."""
 
-    def add(self, point: Point) -> None:
+    def add(self, point: Scoring) -> None:
         """Enter the newest."""
         if len(self.points) == MAX_POINTS:
             del self.points[1::2]
@@ -47,7 +39,7 @@ class Trace:
         self.best_accuracy = max(self.best_accuracy, point.accuracy)
 
     @property
-    def now(self) -> Point | None:
+    def now(self) -> Scoring | None:
         """The newest."""
         return self.points[-1] if self.points else None
 
@@ -87,7 +79,7 @@ class Forgetting:
         slot = min(sorted(slots), key=scored_at, default=None)
         return slot if slot is not None and scored_at(slot) < self._learner.number else None
 
-    def measure(self, slot: int, examples: Sequence[Example], *, at_end: bool = False) -> Point:
+    def measure(self, slot: int, examples: Sequence[Example], *, at_end: bool = False) -> Scoring:
         """Score one regime's hold-out records with its own bias."""
         started = self._clock()
         work = score(
@@ -105,7 +97,7 @@ class Forgetting:
                 scores = finished.value
                 break
         tokens = sum(each.tokens for each in scores)
-        point = Point(
+        point = Scoring(
             self._learner.number,
             sum(each.loss_sum for each in scores) / tokens,
             sum(each.correct for each in scores) / tokens,
@@ -131,7 +123,7 @@ class Forgetting:
         gains = [
             trace.now.accuracy - trace.at_end.accuracy
             for trace in self._of(past)
-            if trace.now is not None and trace.at_end is not None
+            if trace.now is not None and trace.at_end is not None and trace.now.step > trace.at_end.step
         ]
         return fmean(gains) if gains else None
 
@@ -146,9 +138,9 @@ class Forgetting:
         """The inverse of `to_json`."""
         self.traces = {
             int(slot): Trace(
-                [Point(**point) for point in row["points"]],
+                [Scoring(**point) for point in row["points"]],
                 row["best_accuracy"],
-                None if row["at_end"] is None else Point(**row["at_end"]),
+                None if row["at_end"] is None else Scoring(**row["at_end"]),
             )
             for slot, row in rows.items()
         }

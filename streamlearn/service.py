@@ -101,10 +101,12 @@ def _learn(
         signals.daemon = daemon
         daemon.run()
         watch.close()
-        status, seconds = board.read(), round(time.monotonic() - started, 1)
-        _log.info(Event.DAEMON_STOPPED, records=status.records_trained, seconds=seconds)
+        seconds = round(time.monotonic() - started, 1)
+        _log.info(Event.DAEMON_STOPPED, records=board.read().records_trained, seconds=seconds)
         compare = by is not None and not daemon.stopped  # whoever stops a daemon does not want to wait for a comparison
-        watch.report(status, str(settings.state), partial(_frozen, rooms) if compare else None)
+        if compare:
+            daemon.score_all()
+        watch.report(board.read(), str(settings.state), partial(_frozen, rooms) if compare else None)
     finally:
         watch.close()
         rooms.close()

@@ -1,17 +1,24 @@
-"""The closing table: where stretches begin and end, and which figures stand for them."""
+"""The live line and the closing table: where stretches begin and end, which figures stand for them, what shifted."""
 
+import io
 from collections.abc import Sequence
+from dataclasses import replace
 
 import orjson
 import pytest
+from rich.console import Console
 
-from streamlearn.display import FIRST, LAST, Stretches, frozen_loss, mean_loss
+from streamlearn.adaptation import Entry
+from streamlearn.display import FIRST, LAST, Stretches, Watch, frozen_loss, mean_loss
 from streamlearn.learner.evaluation import ExampleScore
 from streamlearn.learner.learner import Step
+from streamlearn.serve.status import Phase, Status
+from streamlearn.shift.shift import Shift
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 from streamlearn.stream.record import Record, TopicPartition
 from tests.doubles import example
+from tests.serve.doubles import ADAPTATION
 
 
 def batch(labels: list[str | None], learned: int = 3) -> Batch:
@@ -77,3 +84,50 @@ def test_the_frozen_loss_is_over_the_same_records() -> None:
 
     assert frozen_loss(stretches.rows[0].first, frozen) == pytest.approx(3.0)
     assert [len(example) for example in seen] == [3, 3]
+
+
+def entry(regime: int, onset: int, *, known: bool = False) -> Entry:
+    return Entry(Shift("inputs", 1, regime, 0, known, None, onset + 5, onset, 1.0, 0.5), step=onset)
+
+
+def watched() -> tuple[Watch, io.StringIO]:
+    """A watch whose console is a text of 100 columns."""
+    watch = Watch(None, None)
+    text = io.StringIO()
+    watch.console = Console(file=text, width=100)
+    return watch, text
+
+
+def test_the_live_line_names_the_regime_and_counts_shifts() -> None:
+    """From the status; before the first regime it says nothing of either."""
+    watch, _ = watched()
+    assert "regime 3, 2 shifts" in watch._line(Status(Phase.RUNNING, adaptation=ADAPTATION)).plain
+    one = replace(ADAPTATION, num_shifts={"inputs": 1})
+    assert "regime 3, 1 shift " in watch._line(Status(Phase.RUNNING, adaptation=one)).plain + " "
+    assert "regime" not in watch._line(Status(Phase.RUNNING)).plain
+
+
+def test_the_closing_report_lists_the_shifts() -> None:
+    """Where each began, its regime, and AF and BWT where they are known."""
+    watch, text = watched()
+    for each in (entry(1, 1), entry(2, 91), entry(1, 181, known=True)):
+        watch.on_shift(each)
+    watch.report(Status(Phase.STOPPING, adaptation=ADAPTATION), "state", None)
+    rows = [line.split() for line in text.getvalue().splitlines()]
+    assert [row for row in rows if "inputs" in row] == [
+        ["1", "inputs", "1", "new"],
+        ["91", "inputs", "2", "new"],
+        ["181", "inputs", "1", "known"],
+    ]
+    assert "average forgetting 0.2500, backward transfer -0.1250" in text.getvalue()
+
+
+def test_the_closing_report_is_silent_about_what_is_not_known() -> None:
+    """No shift, no block; one regime, no forgetting."""
+    watch, text = watched()
+    watch.report(Status(Phase.STOPPING), "state", None)
+    assert "shift" not in text.getvalue()
+    watch.on_shift(entry(1, 1))
+    watch.report(Status(Phase.STOPPING), "state", None)
+    assert "shift at" in text.getvalue()
+    assert "forgetting" not in text.getvalue()

@@ -8,13 +8,17 @@ from typing import Any
 import orjson
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor
 
 from streamlearn import adaptation as adaptation_module
 from streamlearn.assembly import Rooms
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.daemon import Daemon
-from streamlearn.serve.jobs import JobQueue
+from streamlearn.events import Event
+from streamlearn.probe.probe import probe
+from streamlearn.serve.jobs import ExpertsJob, JobQueue
+from streamlearn.serve.schemas import ExpertsResult
 from streamlearn.serve.status import Board, Clock, Phase, Status
 from streamlearn.settings import Settings
 from tests.doubles import tiny_backbone
@@ -136,7 +140,7 @@ def test_a_death_at_a_shift_changes_no_bit(
     lines = stream("animals", "sums", "cities")
     whole, _ = run(make(lines, "whole", **shape))
     settings = make(lines, "killed", **shape)
-    deaths = []
+    deaths: list[str] = []
 
     def dying(really: Callable[..., Any]) -> Callable[..., Any]:
         def die_twice(*args: Any, **kwargs: Any) -> Any:
@@ -149,7 +153,7 @@ def test_a_death_at_a_shift_changes_no_bit(
         return die_twice
 
     if where == "probe":
-        monkeypatch.setattr(adaptation_module, "probe", dying(adaptation_module.probe))
+        monkeypatch.setattr(adaptation_module, "probe", dying(probe))
     else:
         monkeypatch.setattr(Consolidator, where, dying(getattr(Consolidator, where)))
     for _ in range(2):
@@ -181,3 +185,133 @@ def test_a_request_is_routed_by_the_regime_that_it_resembles(make: Callable[...,
     values = [orjson.loads(line) for line in (lines[3], lines[PER_TASK + 3], lines[5])]
     inputs = [rooms.decoder.prompt(value["prompt"]) for value in values]
     assert rooms.adaptation.slots_of([torch.tensor(ids, dtype=torch.int32).numpy() for ids in inputs]) == [0, 1, 0]
+
+
+def test_the_status_tells_both_regimes_and_their_shifts(make: Callable[..., Settings]) -> None:
+    """After two tasks: records add up to the stream, the first regime is past and scored, AF is a number."""
+    with opened(make(stream("animals", "sums"))) as rooms:
+        daemon = daemon_of(rooms)
+        daemon.run()
+        daemon.score_all()
+        status = daemon.board.read()
+        last_step = rooms.learner.number
+    told = status.adaptation
+    assert [(r.number, r.current, r.visits) for r in told.regimes] == [(1, False, 1), (2, True, 1)]
+    assert [r.records for r in told.regimes] == [PER_TASK, PER_TASK]
+    assert [(r.first_record, r.last_record) for r in told.regimes] == [(1, PER_TASK), (PER_TASK + 1, 2 * PER_TASK)]
+    assert [r.holdout_records for r in told.regimes] == [PER_TASK // 20] * 2
+    assert status.records_held_out == 2 * (PER_TASK // 20)
+    assert status.records_trained == 2 * (PER_TASK - PER_TASK // 20)
+    first, second = told.regimes
+    assert first.end_accuracy is not None
+    assert second.end_accuracy is None
+    for regime in told.regimes:
+        assert regime.now is not None
+        assert regime.now.step == last_step
+        assert regime.best_accuracy == max(scoring.accuracy for scoring in regime.history)
+    assert first.now is not None
+    assert first.best_accuracy is not None
+    assert told.average_forgetting == first.best_accuracy - first.now.accuracy
+    assert told.average_forgetting >= 0
+    assert told.backward_transfer == first.now.accuracy - first.end_accuracy
+    assert told.num_shifts == {"inputs": 2}
+    assert [(s.kind, s.regime, s.known, s.previous, s.onset) for s in told.shifts] == [
+        ("inputs", 1, False, None, 1),
+        ("inputs", 2, False, 1, PER_TASK + 1),
+    ]
+    unprobed, probed = told.shifts
+    assert (unprobed.probe_tokens, unprobed.mean_similarity) == (0, None)
+    assert probed.probe_tokens >= 300
+    assert probed.mean_similarity is not None
+    assert told.probe_seconds == probed.probe_seconds > 0
+    assert told.holdout_seconds > 0
+
+
+def test_what_is_told_is_the_same_after_a_restart(make: Callable[..., Settings]) -> None:
+    """The manifest and the snapshot's tensors hold all of it but the seconds, which are of a process."""
+    settings = make(stream("animals", "sums", "animals"))
+    _, rooms = run(settings)
+    with opened(settings) as again:
+        told, before = again.adaptation.status(), rooms.adaptation.status()
+        assert told.regimes == before.regimes
+        assert [(r.number, r.visits, r.current) for r in told.regimes] == [(1, 2, True), (2, 1, False)]
+        assert told.shifts == before.shifts
+        assert told.num_shifts == before.num_shifts == {"inputs": 3}
+        assert (told.average_forgetting, told.backward_transfer) == (
+            before.average_forgetting,
+            before.backward_transfer,
+        )
+        assert (told.probe_seconds, told.holdout_seconds) == (0.0, 0.0)
+        load, before_load = again.adaptation.chronicle.load, rooms.adaptation.chronicle.load
+        assert differences(dict(load), dict(before_load)) == []
+
+
+@pytest.mark.parametrize("preset", ["streamlearn", "lora"])
+def test_load_adds_up_to_every_token_trained(make: Callable[..., Settings], preset: str) -> None:
+    """With top-1 each head of each bank gave every token of every step to one expert; without a router none is counted.
+
+    Neither probes nor hold-out scorings count.
+    """
+    shape = {"adapter": {"preset": preset, "num_heads": 4 if preset == "streamlearn" else 1}}
+    _, rooms = run(make(stream("animals", "sums"), **shape))
+    load = rooms.adaptation.chronicle.load
+    assert set(load) == ({bank.name for bank in rooms.learner.banks} if preset == "streamlearn" else set())
+    for load_HK in load.values():
+        assert load_HK.sum(1).tolist() == [rooms.state.tokens] * 4
+
+
+def test_a_refused_update_is_no_load(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was routed in a step that made no update was not trained."""
+    lines = stream("animals", per_task=12)
+    with opened(make(lines, holdout={"every_records": 0}, learner={"max_bad_batches": 2})) as rooms:
+        really, refused = rooms.learner._clip, []
+
+        def clip() -> float:
+            norm = really()
+            if rooms.learner.number == 2:
+                refused.append(norm)
+                return float("nan")
+            return norm
+
+        monkeypatch.setattr(rooms.learner, "_clip", clip)
+        daemon_of(rooms).run()
+        assert refused
+        for load_HK in rooms.adaptation.chronicle.load.values():
+            assert load_HK.sum(1).tolist() == [rooms.state.tokens] * 4
+
+
+def test_experts_of_a_running_daemon(make: Callable[..., Settings]) -> None:
+    """Each regime's hold-out tokens stay with the experts that it claimed, through the queue and the loop's desk."""
+    with opened(make(stream("animals", "sums"))) as rooms:
+        jobs = JobQueue(1)
+        daemon = Daemon(rooms, Board(Status(Phase.STARTING), Clock()), jobs)
+        daemon.run()
+        future = jobs.submit(ExpertsJob("layers.0."))
+        daemon.serve()
+        result = future.result(timeout=0)
+    assert isinstance(result, ExpertsResult)
+    assert (result.holdout_records, result.unmeasured) == (2 * (PER_TASK // 20), None)
+    assert all("layers.0." in layer.layer for layer in result.layers)
+    for layer in result.layers:
+        assert layer.importance is not None
+        assert [regime.regime for regime in layer.regimes] == [1, 2]
+        assert [regime.similarity is None for regime in layer.regimes] == [True, False]
+        for regime in layer.regimes:
+            assert regime.holdout_tokens is not None
+            assert regime.claimed is not None
+            for tokens, claimed in zip(regime.holdout_tokens, regime.claimed, strict=True):
+                assert [k for k, count in enumerate(tokens) if count] == claimed
+
+
+def test_scorings_and_shifts_are_logged(make: Callable[..., Settings]) -> None:
+    """A shift at info, a scoring at debug: with the regime's number and what it found."""
+    with capture_logs() as events:
+        run(make(stream("animals", "sums")))
+    shifts = [event for event in events if event["event"] == Event.SHIFT_DETECTED]
+    scorings = [event for event in events if event["event"] == Event.HOLDOUT_SCORED]
+    assert [(event["regime"], event["log_level"]) for event in shifts] == [(1, "info"), (2, "info")]
+    assert {event["log_level"] for event in scorings} == {"debug"}
+    (ended,) = (event for event in scorings if event["at_end"])
+    assert (ended["regime"], ended["records"]) == (1, PER_TASK // 20)
+    assert 0 <= ended["accuracy"] <= 1
+    assert ended["loss"] > 0

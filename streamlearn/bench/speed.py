@@ -27,12 +27,13 @@ from connectors.jsonl import JsonlSource
 from streamlearn.adapters.check import activated_parameters, linear_shapes
 from streamlearn.adapters.config import HeadLoraConfig
 from streamlearn.adapters.model import attach
-from streamlearn.adapters.presets import resolve
+from streamlearn.adapters.presets import OBJECTIVES, resolve
 from streamlearn.assembly import Rooms
 from streamlearn.backbone import attention
 from streamlearn.backbone.arithmetic import choose
 from streamlearn.backbone.load import load, outline
 from streamlearn.bench.loop import loop_over_experts
+from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.daemon import Daemon
 from streamlearn.errors import UsageError
 from streamlearn.events import configure_logging
@@ -44,6 +45,7 @@ from streamlearn.serve.status import Board, Clock, Phase, Status
 from streamlearn.settings import (
     AdapterSettings,
     BackboneSettings,
+    ConsolidateSettings,
     JsonlSettings,
     LearnerSettings,
     LogSettings,
@@ -57,7 +59,7 @@ from streamlearn.stream.record import Position
 
 SAMPLE = Path(__file__).parents[2] / "configs/sample/superni.train.jsonl.gz"
 STREAM = StreamSettings()
-ARMS = ("frozen_floor", "lora", "loramoe", "mh_moe", "mh_moe_loop")
+ARMS = ("frozen_floor", "lora", "loramoe", "mh_moe", "streamlearn", "mh_moe_loop")
 
 
 @dataclass
@@ -163,11 +165,30 @@ def arm(name: str, make: Callable[[], Any]) -> Arm:
         config = lora_as_large_as(mh_moe, shapes)
     elif name == "loramoe":
         config = resolve(AdapterSettings(preset="loramoe"))
+    if name == "streamlearn":
+        return Arm(name, _steered_step(model), activated_parameters(config, shapes), [])
     peft = attach(model, config, seed=0)
     if name == "mh_moe_loop":
         loop_over_experts(peft)
     learner = Learner(peft, LearnerSettings(), torch.device("cpu"))
     return Arm(name, lambda batch: learner.step(batch.examples), activated_parameters(config, shapes), [])
+
+
+def _steered_step(model: Any) -> Callable[[Batch], Any]:
+    """The default preset in its second regime: biased routing, a path integral, and anchors on every expert."""
+    config = resolve(AdapterSettings(preset="streamlearn"), regimes=2)
+    learner = Learner(
+        attach(model, config, seed=0),
+        LearnerSettings(),
+        torch.device("cpu"),
+        objective=OBJECTIVES["streamlearn"],
+        integrate=True,
+    )
+    consolidator = Consolidator(learner, ConsolidateSettings(), experts_claimed=1, regimes=2, seed=0)
+    consolidator.open(0, 1, None)
+    everywhere = {name: torch.full_like(omega, 1e-6) for name, omega in learner.anchors.importance().items()}
+    learner.anchors.consolidate(everywhere)
+    return lambda batch: learner.step(batch.examples, [0] * len(batch.examples))
 
 
 def lora_as_large_as(config: HeadLoraConfig, shapes: dict[str, tuple[int, int]]) -> HeadLoraConfig:
@@ -236,6 +257,7 @@ def ratios(speeds: dict[str, float]) -> dict[str, float]:
     return {
         "mh_moe_over_lora": round(speeds["mh_moe"] / speeds["lora"], 3),
         "mh_moe_over_loop": round(speeds["mh_moe"] / speeds["mh_moe_loop"], 3),
+        "streamlearn_over_mh_moe": round(speeds["streamlearn"] / speeds["mh_moe"], 3),
         "mh_moe_over_floor": round(speeds["mh_moe"] / speeds["frozen_floor"], 3),
         "lora_over_floor": round(speeds["lora"] / speeds["frozen_floor"], 3),
     }

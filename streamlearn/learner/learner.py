@@ -56,6 +56,8 @@ class Step:
     seconds: float
     refusal: str | None = None
     """Why the update was not made; None when it was."""
+    record_correct: tuple[bool, ...] = ()
+    """Whether every learned token of each record was the most probable one, before the update."""
 
 
 class Learner:
@@ -113,10 +115,12 @@ class Learner:
             self._update(clipped=max(1.0, norm / self._settings.max_grad_norm))
         self.optimizer.zero_grad()
         sums, counts = loss.per_record(row)
+        correct = torch.bincount(row.owner_L[loss.correct_L], minlength=row.num_records)
         return Step(
             number=self.number,
             loss=mean,
             record_losses=tuple((sums / counts).tolist()),
+            record_correct=tuple((correct == counts).tolist()),
             tokens=row.input_ids.shape[1],
             learned_tokens=len(row.target_L),
             grad_norm=norm,

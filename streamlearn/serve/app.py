@@ -13,13 +13,14 @@ from starlette.responses import Response
 from streamlearn import __version__
 from streamlearn.serve import metrics, replies
 from streamlearn.serve.guards import guards
-from streamlearn.serve.jobs import EvalJob, GenerateJob, Job, JobQueue, SnapshotJob
+from streamlearn.serve.jobs import EvalJob, ExpertsJob, GenerateJob, Job, JobQueue, SnapshotJob
 from streamlearn.serve.outcome import outcome
 from streamlearn.serve.replies import ApiError, OrjsonResponse, unavailable
 from streamlearn.serve.schemas import (
     ErrorBody,
     EvalRequest,
     EvalResult,
+    ExpertsResult,
     GenerateRequest,
     GenerateResult,
     Result,
@@ -28,7 +29,17 @@ from streamlearn.serve.schemas import (
     SnapshotRow,
 )
 from streamlearn.serve.status import Board, Clock
-from streamlearn.serve.views import JobsView, Liveness, Readiness, StatusView, status_view
+from streamlearn.serve.views import (
+    JobsView,
+    Liveness,
+    Readiness,
+    RegimesView,
+    ShiftsView,
+    StatusView,
+    regimes_view,
+    shifts_view,
+    status_view,
+)
 from streamlearn.settings import ServeSettings
 
 JOB_DEADLINE_S = (
@@ -132,6 +143,16 @@ def _reading_routes(
         waiting = JobsView(waiting=len(jobs), capacity=jobs.size)
         return OrjsonResponse(status_view(board, waiting, clock))
 
+    @routes.get("/v1/regimes", response_model=RegimesView, summary="Regimes and what was forgotten")
+    async def read_regimes() -> Response:
+        """Every remembered regime with the history of its hold-out scores, average forgetting, backward transfer."""
+        return OrjsonResponse(regimes_view(board.read()))
+
+    @routes.get("/v1/shifts", response_model=ShiftsView, summary="Shifts, the newest last")
+    async def read_shifts() -> Response:
+        """Where the stream changed, on what evidence, which regime was entered, what its probe cost and found."""
+        return OrjsonResponse(shifts_view(board.read()))
+
     @routes.get("/v1/snapshots", response_model=SnapshotList, summary="Snapshots on disk")
     async def list_snapshots() -> Response:
         """The newest first."""
@@ -168,6 +189,15 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
         messages = None if body.messages is None else tuple(message.model_dump() for message in body.messages)
         job = GenerateJob(body.prompt, messages, new_tokens(body.max_new_tokens))
         return OrjsonResponse(await done(request, job))
+
+    @routes.get("/v1/experts", response_model=ExpertsResult, summary="What experts are used for", responses=_REFUSED)
+    async def experts(request: Request, layer: str | None = None) -> Response:
+        """Load, importance, claims, similarity and the mixing of tokens (N_eff), expert by expert.
+
+        The loop scores the hold-out records for it between steps, a slice of its time budget at a time. `layer` is
+        any part of a layer's name and limits the answer to those that have it.
+        """
+        return OrjsonResponse(await done(request, ExpertsJob(layer)))
 
     @routes.post(
         "/v1/snapshots", status_code=201, response_model=SnapshotResult, summary="Snapshot now", responses=_REFUSED

@@ -13,11 +13,14 @@ from streamlearn.events import Event, get_logger
 from streamlearn.learner.evaluation import PinnedWeights
 from streamlearn.learner.learner import Learner
 from streamlearn.serve.answers import SlotsOf, evaluate, generate
-from streamlearn.serve.jobs import EvalJob, GenerateJob, JobQueue, SnapshotJob, Ticket
-from streamlearn.serve.schemas import EvalResult, GenerateResult, SnapshotResult
+from streamlearn.serve.jobs import EvalJob, ExpertsJob, GenerateJob, JobQueue, SnapshotJob, Ticket
+from streamlearn.serve.schemas import EvalResult, ExpertsResult, GenerateResult, SnapshotResult
 from streamlearn.stream.decode import Decoder
 
 _log = get_logger("serve")
+
+Work = Generator[None, None, EvalResult | GenerateResult | ExpertsResult]
+"""A job in pieces."""
 
 
 @dataclass
@@ -25,7 +28,7 @@ class _Open:
     """The job in hand."""
 
     ticket: Ticket
-    work: Generator[None, None, EvalResult | GenerateResult]
+    work: Work
     weights: PinnedWeights
     seconds: float = 0.0
     """Worked on it so far; training steps in between do not count."""
@@ -40,6 +43,7 @@ class Desk:
         learner: Learner,
         decoder: Decoder,
         slots_of: SlotsOf,
+        experts: Callable[[ExpertsJob], Work],
         save: Callable[[], SnapshotResult],
         *,
         row_tokens: int,
@@ -49,6 +53,7 @@ class Desk:
         self._learner = learner
         self._decoder = decoder
         self._slots_of = slots_of
+        self._experts = experts
         self._save = save
         self._row_tokens = row_tokens
         self._clock = clock
@@ -78,7 +83,9 @@ class Desk:
         # The first piece follows at once: it takes down the step that the copied weights belong to.
         self._work_on(_Open(ticket, work, PinnedWeights(self._learner.optimizer.parameters())), deadline)
 
-    def _run(self, job: EvalJob | GenerateJob) -> Generator[None, None, EvalResult | GenerateResult]:
+    def _run(self, job: EvalJob | GenerateJob | ExpertsJob) -> Work:
+        if isinstance(job, ExpertsJob):
+            return self._experts(job)
         if isinstance(job, EvalJob):
             return evaluate(job, self._learner, self._decoder, self._slots_of, row_tokens=self._row_tokens)
         return generate(job, self._learner, self._decoder, self._slots_of)

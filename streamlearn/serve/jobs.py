@@ -35,6 +35,10 @@ class ExampleError(StreamlearnError):
         self.reason = error.reason
 
 
+class LayerError(StreamlearnError):
+    """No adapted layer is called as the request says."""
+
+
 @dataclass(frozen=True, slots=True)
 class EvalJob:
     """Measure the model on examples in the record forms, in their order."""
@@ -58,7 +62,14 @@ class SnapshotJob:
     """Write a snapshot now."""
 
 
-Job = EvalJob | GenerateJob | SnapshotJob
+@dataclass(frozen=True, slots=True)
+class ExpertsJob:
+    """Describe the experts of the layers that have `layer` in their name; of all without one."""
+
+    layer: str | None
+
+
+Job = EvalJob | GenerateJob | SnapshotJob | ExpertsJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +92,8 @@ class Ticket:
     def fail(self, error: Exception) -> None:
         """Hand over what went wrong; nothing happens when the client is gone.
 
-        RecordError and ExampleError are the client's (400); any other StreamlearnError is shown as it is (500);
-        the rest is hidden (500), so log it.
+        RecordError and ExampleError are the client's (400), LayerError too (422); any other StreamlearnError is shown
+        as it is (500); the rest is hidden (500), so log it.
         """
         with suppress(InvalidStateError):
             self.future.set_exception(error)

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from streamlearn.errors import Reason
 from streamlearn.serve.jobs import JobQueue
-from streamlearn.serve.status import BUCKETS_S, Board, Clock, Phase, Status, Timing
+from streamlearn.serve.status import BUCKETS_S, SHIFT_KINDS, AdaptationStatus, Board, Clock, Phase, Status, Timing
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -39,6 +39,7 @@ class StatusCollector(Collector):
         yield from self._health(status)
         yield from _progress(status)
         yield from _stream(status)
+        yield from _regimes(status.adaptation)
         yield from self._snapshots(status)
         yield _build(status)
 
@@ -53,7 +54,7 @@ class StatusCollector(Collector):
         yield _gauge("start_time_seconds", "When the daemon started, Unix time.", status.started_at)
         age = self._board.heartbeat_age_s
         yield _gauge("heartbeat_age_seconds", "Time since the training loop last reported.", age)
-        yield _gauge("jobs_waiting", "Eval, generate and snapshot requests that wait for the loop.", len(self._jobs))
+        yield _gauge("jobs_waiting", "Requests that wait for the loop.", len(self._jobs))
         yield _gauge("jobs_capacity", "Requests that may wait before more are answered 503.", self._jobs.size)
         yield _timing(
             "job_pause_seconds", "How long training paused for requests between two steps.", status.job_seconds
@@ -83,6 +84,8 @@ def exposition(own: CollectorRegistry) -> bytes:
 def _progress(status: Status) -> Iterator[Metric]:
     yield _counter("steps", "Optimizer updates since the learner's first.", status.step)
     yield _counter("records_trained", "Records that an update was made from.", status.records_trained)
+    held_out = "Records kept out of training to measure forgetting."
+    yield _counter("records_held_out", held_out, status.records_held_out)
     yield _counter("tokens_trained", "Tokens of trained records.", status.tokens_trained)
     yield _gauge("tokens_per_second", "Recent speed of training.", status.tokens_per_s)
     refusals = "Updates not made because the loss or a gradient was not finite."
@@ -118,6 +121,35 @@ def _stream(status: Status) -> Iterator[Metric]:
             lags.add_metric(origin, row.lag)
     yield positions
     yield lags
+
+
+def _regimes(adaptation: AdaptationStatus) -> Iterator[Metric]:
+    yield _gauge("regimes", "Regimes that are remembered.", len(adaptation.regimes))
+    if adaptation.current is not None:
+        yield _gauge("current_regime", "Number of the regime that the stream is in.", adaptation.current.number)
+    shifts = CounterMetricFamily("streamlearn_shifts", "Changes of the stream that were declared.", labels=["kind"])
+    for kind in SHIFT_KINDS:  # zeros too, so that rate() sees the first
+        shifts.add_metric([kind], adaptation.num_shifts.get(kind, 0))
+    yield shifts
+    loss = "Loss of a regime's hold-out records when last scored, nats per learned token."
+    losses = GaugeMetricFamily("streamlearn_regime_loss", loss, labels=["regime"])
+    accuracy = "Teacher-forced accuracy of a regime's hold-out records when last scored, 0 to 1."
+    accuracies = GaugeMetricFamily("streamlearn_regime_accuracy", accuracy, labels=["regime"])
+    for regime in adaptation.regimes:
+        if regime.now is not None:
+            losses.add_metric([str(regime.number)], regime.now.loss)
+            accuracies.add_metric([str(regime.number)], regime.now.accuracy)
+    yield losses
+    yield accuracies
+    if adaptation.average_forgetting is not None:
+        forgotten = "Mean over past regimes of best hold-out accuracy less accuracy now."
+        yield _gauge("average_forgetting", forgotten, adaptation.average_forgetting)
+    if adaptation.backward_transfer is not None:
+        gained = "Mean over past regimes of hold-out accuracy now less accuracy when the stretch ended."
+        yield _gauge("backward_transfer", gained, adaptation.backward_transfer)
+    yield _counter("probe_seconds", "Time spent on probing new regimes, by this process.", adaptation.probe_seconds)
+    scoring = "Time spent on scoring hold-out records, by this process."
+    yield _counter("holdout_seconds", scoring, adaptation.holdout_seconds)
 
 
 def _build(status: Status) -> Metric:

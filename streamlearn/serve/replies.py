@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from streamlearn.errors import RecordError, StreamlearnError
 from streamlearn.events import Event, get_logger
-from streamlearn.serve.jobs import ExampleError, QueueClosedError, QueueFullError
+from streamlearn.serve.jobs import ExampleError, LayerError, QueueClosedError, QueueFullError
 
 _log = get_logger("serve")
 
@@ -167,6 +167,8 @@ def _from_own(request: Request, error: StreamlearnError, retry_after_s: int) -> 
             return unavailable("queue_full", str(error), hint=hint, retry_after_s=retry_after_s)
         case QueueClosedError():
             return unavailable("stopping", str(error), hint="try again once /readyz answers 200", retry_after_s=5)
+        case LayerError():
+            return ApiError(422, "invalid", str(error), hint="any part of a name will do, for example mlp or layers.3.")
         case ExampleError():
             return ApiError(400, "unusable_record", str(error), hint=_RECORD_HINT)
         case RecordError():

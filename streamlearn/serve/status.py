@@ -85,6 +85,107 @@ class SnapshotStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """One look at a regime's hold-out records."""
+
+    step: int
+    """Steps that the learner had made."""
+    loss: float
+    """Nats per learned token."""
+    accuracy: float
+    """Teacher-forced: the share of learned tokens that were the most probable ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegimeStatus:
+    """A regime that is remembered. Records count from 1 over all that were trained on or kept out."""
+
+    number: int
+    """Never used again."""
+    slot: int
+    """Where its state is kept; used again when it is forgotten."""
+    current: bool = False
+    """Whether the stream is in it."""
+    visits: int = 0
+    """Stretches that it had."""
+    records: int = 0
+    """Trained on or kept out."""
+    first_record: int | None = None
+    last_record: int | None = None
+    holdout_records: int = 0
+    """In its sample of those kept out."""
+    history: tuple[Scoring, ...] = ()
+    """Of the sample, oldest first; a long one is thinned out."""
+    best_accuracy: float | None = None
+    end_accuracy: float | None = None
+    """When its last stretch ended."""
+
+    @property
+    def now(self) -> Scoring | None:
+        """The newest scoring."""
+        return self.history[-1] if self.history else None
+
+
+SHIFT_KINDS = ("inputs", "answers")
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftStatus:
+    """A shift that was declared and acted on."""
+
+    kind: str
+    """One of `SHIFT_KINDS`: what changed."""
+    number: int
+    """Counts the shifts of its kind, from 1."""
+    regime: int
+    """Entered, or the one whose answers changed."""
+    known: bool
+    """Whether it had been met before."""
+    previous: int | None
+    """The regime that was left."""
+    declared_at: int
+    """Record at which it was declared."""
+    onset: int
+    """First record that is believed to belong to it."""
+    statistic: float
+    threshold: float
+    dropped: int | None
+    """Regime that was forgotten, or merged into another, to make room."""
+    step: int
+    """Steps before it."""
+    probe_tokens: int
+    """Read by its transient expert; 0 when nothing was probed."""
+    probe_seconds: float
+    mean_similarity: float | None
+    """CKA of the transient expert with every stable one, mean; None when nothing was probed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptationStatus:
+    """Regimes, shifts, and what the hold-out records say about forgetting."""
+
+    regimes: tuple[RegimeStatus, ...] = ()
+    """Those that are remembered, by number."""
+    shifts: tuple[ShiftStatus, ...] = ()
+    """Oldest first; of very many the newest."""
+    num_shifts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """By kind, all that there ever were."""
+    average_forgetting: float | None = None
+    """Mean over past regimes of best accuracy less accuracy now; None before one was scored."""
+    backward_transfer: float | None = None
+    """Mean over past regimes of accuracy now less accuracy when the stretch ended."""
+    probe_seconds: float = 0.0
+    """Spent on probes, of this process."""
+    holdout_seconds: float = 0.0
+    """Spent on scoring hold-out records, of this process."""
+
+    @property
+    def current(self) -> RegimeStatus | None:
+        """The regime that the stream is in; None before the first."""
+        return next((regime for regime in self.regimes if regime.current), None)
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """One moment of the daemon.
 
@@ -102,6 +203,8 @@ class Status:
     step: int = 0
     """Updates that the learner holds."""
     records_trained: int = 0
+    records_held_out: int = 0
+    """Kept out of training to measure forgetting."""
     tokens_trained: int = 0
     tokens_per_s: float = 0.0
     """Recent speed of training."""
@@ -113,6 +216,7 @@ class Status:
     """Records set aside, by reason."""
     update_refusals: int = 0
     """Updates not made because loss or gradient was not finite."""
+    adaptation: AdaptationStatus = AdaptationStatus()
     partitions: tuple[PartitionStatus, ...] = ()
     snapshot: SnapshotStatus | None = None
     step_seconds: Timing = Timing()

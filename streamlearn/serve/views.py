@@ -1,9 +1,10 @@
 """The published status as clients see it: one model a reading endpoint."""
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from streamlearn.serve.schemas import Body
-from streamlearn.serve.status import Board, Clock, Phase
+from streamlearn.serve.status import SHIFT_KINDS, AdaptationStatus, Board, Clock, Phase, RegimeStatus, Status
 
 
 class Liveness(Body):
@@ -52,10 +53,109 @@ class SnapshotView(Body):
 
 
 class JobsView(Body):
-    """The queue of eval, generate and snapshot requests."""
+    """The queue of requests that the loop serves: evals, generations, experts, snapshots."""
 
     waiting: int
     capacity: int
+
+
+class ForgettingView(Body):
+    """What the hold-out records say: each regime's accuracy now against what it was."""
+
+    average_forgetting: float | None
+    """Mean over past regimes of best accuracy less accuracy now; null before one was scored."""
+    backward_transfer: float | None
+    """Mean over past regimes of accuracy now less accuracy when their stretch ended."""
+    loss_by_regime: dict[str, float]
+    """Nats per learned token of each regime's hold-out records, newest scoring, by the regime's number."""
+
+
+class ScoringView(Body):
+    """One look at a regime's hold-out records."""
+
+    step: int
+    loss: float
+    """Nats per learned token."""
+    accuracy: float
+    """Teacher-forced, 0 to 1."""
+
+
+class RegimeView(Body):
+    """A regime that is remembered. Records count from 1 over all that were trained on or kept out."""
+
+    number: int
+    """Never used again."""
+    slot: int
+    """Where its state is kept; used again when it is forgotten."""
+    current: bool
+    """Whether the stream is in it."""
+    visits: int
+    """Stretches that it had."""
+    records: int
+    """Trained on or kept out."""
+    first_record: int | None
+    last_record: int | None
+    holdout_records: int
+    """In its sample of those kept out."""
+    loss: float | None
+    """Of the newest scoring, nats per learned token."""
+    accuracy: float | None
+    """Of the newest scoring."""
+    best_accuracy: float | None
+    end_accuracy: float | None
+    """When its last stretch ended."""
+    history: tuple[ScoringView, ...]
+    """Oldest first; a long one is thinned out."""
+
+
+class RegimesView(Body):
+    """Regimes by number, and what was forgotten."""
+
+    current: int | None
+    """Number of the regime that the stream is in."""
+    average_forgetting: float | None
+    """Mean over past regimes of best accuracy less accuracy now; null before one was scored."""
+    backward_transfer: float | None
+    """Mean over past regimes of accuracy now less accuracy when their stretch ended."""
+    regimes: tuple[RegimeView, ...]
+
+
+class ShiftView(Body):
+    """A change that was declared and acted on."""
+
+    kind: str
+    """inputs: another regime was entered; answers: the same inputs are answered otherwise now."""
+    number: int
+    """Counts the shifts of its kind, from 1."""
+    regime: int
+    """Entered, or the one whose answers changed."""
+    known: bool
+    """Whether it had been met before."""
+    previous: int | None
+    """The regime that was left."""
+    declared_at: int
+    """Record at which it was declared."""
+    onset: int
+    """First record that is believed to belong to it."""
+    statistic: float
+    threshold: float
+    dropped: int | None
+    """Regime that was forgotten, or merged into another, to make room."""
+    step: int
+    """Steps before it."""
+    probe_tokens: int
+    """Read by its transient expert; 0 when nothing was probed."""
+    probe_seconds: float
+    mean_similarity: float | None
+    """CKA of the transient expert with every stable one, mean; null when nothing was probed."""
+
+
+class ShiftsView(Body):
+    """Shifts, oldest first; of very many the newest."""
+
+    total: dict[str, int]
+    """By kind, all that there ever were."""
+    shifts: tuple[ShiftView, ...]
 
 
 class StatusView(Body):
@@ -71,6 +171,8 @@ class StatusView(Body):
     step: int
     """Updates that the learner holds."""
     records_trained: int
+    records_held_out: int
+    """Kept out of training to measure forgetting."""
     records_dead_lettered: int
     dead_letters: dict[str, int]
     """Records set aside, by reason."""
@@ -79,6 +181,17 @@ class StatusView(Body):
     tokens_trained: int
     tokens_per_s: float
     prequential_loss_nats: LossView
+    current_regime: int | None
+    """Number of the regime that the stream is in; /v1/regimes has all."""
+    num_regimes: int
+    """Remembered."""
+    num_shifts: dict[str, int]
+    """Declared so far, by kind; /v1/shifts has them."""
+    forgetting: ForgettingView
+    probe_seconds: float
+    """Spent on probes, by this process."""
+    holdout_seconds: float
+    """Spent on scoring hold-out records, by this process."""
     partitions: tuple[PartitionView, ...]
     last_snapshot: SnapshotView | None
     step_seconds: float | None
@@ -96,7 +209,7 @@ class StatusView(Body):
 def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
     """The status as clients see it, ages as of now."""
     status = board.read()
-    snapshot = status.snapshot
+    snapshot, adaptation = status.snapshot, status.adaptation
     why = board.why_not_ready()
     return StatusView(
         phase=status.phase,
@@ -106,12 +219,23 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         heartbeat_age_s=round(board.heartbeat_age_s, 3),
         step=status.step,
         records_trained=status.records_trained,
+        records_held_out=status.records_held_out,
         records_dead_lettered=status.records_dead_lettered,
         dead_letters=dict(status.dead_letters),
         update_refusals=status.update_refusals,
         tokens_trained=status.tokens_trained,
         tokens_per_s=round(status.tokens_per_s, 1),
         prequential_loss_nats=LossView(last=status.loss, smoothed=status.loss_smoothed),
+        current_regime=adaptation.current and adaptation.current.number,
+        num_regimes=len(adaptation.regimes),
+        num_shifts=_totals(adaptation),
+        forgetting=ForgettingView(
+            average_forgetting=adaptation.average_forgetting,
+            backward_transfer=adaptation.backward_transfer,
+            loss_by_regime={str(each.number): each.now.loss for each in adaptation.regimes if each.now is not None},
+        ),
+        probe_seconds=round(adaptation.probe_seconds, 3),
+        holdout_seconds=round(adaptation.holdout_seconds, 3),
         partitions=tuple(
             PartitionView(topic=row.origin.topic, partition=row.origin.partition, position=row.position, lag=row.lag)
             for row in status.partitions
@@ -132,6 +256,46 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         adapter_preset=status.preset,
         versions=dict(status.versions),
     )
+
+
+def regimes_view(status: Status) -> RegimesView:
+    """Regimes as clients see them."""
+    adaptation = status.adaptation
+    return RegimesView(
+        current=adaptation.current and adaptation.current.number,
+        average_forgetting=adaptation.average_forgetting,
+        backward_transfer=adaptation.backward_transfer,
+        regimes=tuple(map(_regime_view, adaptation.regimes)),
+    )
+
+
+def _regime_view(regime: RegimeStatus) -> RegimeView:
+    now = regime.now
+    return RegimeView(
+        number=regime.number,
+        slot=regime.slot,
+        current=regime.current,
+        visits=regime.visits,
+        records=regime.records,
+        first_record=regime.first_record,
+        last_record=regime.last_record,
+        holdout_records=regime.holdout_records,
+        loss=now and now.loss,
+        accuracy=now and now.accuracy,
+        best_accuracy=regime.best_accuracy,
+        end_accuracy=regime.end_accuracy,
+        history=tuple(ScoringView(**asdict(scoring)) for scoring in regime.history),
+    )
+
+
+def shifts_view(status: Status) -> ShiftsView:
+    """Shifts as clients see them."""
+    shifts = tuple(ShiftView(**asdict(shift)) for shift in status.adaptation.shifts)
+    return ShiftsView(total=_totals(status.adaptation), shifts=shifts)
+
+
+def _totals(adaptation: AdaptationStatus) -> dict[str, int]:
+    return {kind: adaptation.num_shifts.get(kind, 0) for kind in SHIFT_KINDS}
 
 
 def _utc(seconds: float) -> datetime:

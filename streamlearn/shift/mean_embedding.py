@@ -29,8 +29,10 @@ from streamlearn.shift.signature import NUM_FEATURES
 
 WINDOWS = (16, 32)
 MIN_REFERENCE = 16
+SUSPECT = 1.5
+"""Statistic below which no threshold lies: nu is never so large."""
 
-__all__ = ["MIN_REFERENCE", "NUM_FEATURES", "WINDOWS", "Alarm", "MeanEmbedding"]
+__all__ = ["MIN_REFERENCE", "NUM_FEATURES", "SUSPECT", "WINDOWS", "Alarm", "MeanEmbedding"]
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,13 @@ class MeanEmbedding:
     def look(self, window_ND: NDArray[np.float32], reference: Reference) -> Alarm | None:
         """Test the end of the window, newest record last, against the regime before it."""
         for n in self.windows:
-            if len(window_ND) < n:
+            num_records = reference.num_records + len(window_ND) - n
+            if len(window_ND) < n or num_records < MIN_REFERENCE or reference.num_records < 2:
                 continue
-            older = window_ND[:-n]
-            num_records = reference.num_records + len(older)
-            if num_records < MIN_REFERENCE or reference.num_records < 2:
-                continue
-            m_D = (reference.sum_D + older.sum(axis=0)) / num_records
-            statistic = self._statistic(window_ND[-n:].mean(axis=0), m_D, reference, n, num_records)
-            if statistic > 1.0 and statistic > (threshold := self.threshold(reference)):
+            sum_D = reference.sum_D + np.add.reduce(window_ND[:-n], axis=0)
+            mean_D = np.add.reduce(window_ND[-n:], axis=0) / np.float32(n)
+            statistic = self._statistic(mean_D, sum_D / num_records, reference, n, num_records)
+            if statistic > SUSPECT and statistic > (threshold := self.threshold(reference)):
                 return Alarm(statistic, threshold, n)
         return None
 
@@ -87,6 +87,17 @@ class MeanEmbedding:
         difference = mean_D - m_D
         chance = reference.spread * (1 / n + 1 / num_records)
         statistic = float(difference @ difference) / chance
-        if statistic > 1.0 and self.serial:  # f_n costs more than the rest and is at least 1
+        if statistic > SUSPECT and self.serial:  # f_n costs more than the rest and is at least 1
             statistic /= reference.inflation(n)
         return statistic
+
+
+def change_point(window_ND: NDArray[np.float32], reference: Reference) -> int:
+    """Where in the window the other distribution begins: the split with the largest likelihood ratio.
+
+    argmax over s of k |mean(window[s:]) - m|^2 with k = N - s, for spherical noise
+    """
+    centred_ND = window_ND - reference.mean.astype(np.float32)
+    tails_ND = np.cumsum(centred_ND[::-1], axis=0)[::-1]
+    sizes = np.arange(len(window_ND), 0, -1)
+    return int(((tails_ND**2).sum(axis=1) / sizes).argmax())

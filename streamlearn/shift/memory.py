@@ -1,16 +1,18 @@
 """The monitor's state as plain arrays, and back."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamlearn.shift import regimes
+from streamlearn.shift import ragged, regimes
+from streamlearn.shift.fit_drop import Usual
 from streamlearn.shift.signature import NUM_FEATURES, Signature
 from streamlearn.shift.watch import Entry, WatchState
 
 Ghosts = tuple[tuple[int, ...], ...]
-_INTEGERS = ("ordinal", "slot", "num_shifts", "own_records", "run_start", "next_number")
+_INTEGERS = ("ordinal", "slot", "num_shifts", "own_records", "run_start", "rival", "patience", "next_number")
 _REALS = ("share", "evidence")
 
 
@@ -18,6 +20,7 @@ def to_arrays(state: WatchState, ghosts: Ghosts) -> dict[str, NDArray[np.generic
     """Everything, by name; no array holds objects."""
     return {
         "integers": np.array([getattr(state, name) for name in _INTEGERS], dtype=np.int64),
+        "usual": np.array(astuple(state.usual), dtype=np.float64),
         "reals": np.array([getattr(state, name) for name in _REALS], dtype=np.float64),
         **_entries("window", state.window),
         **_entries("others", state.others),
@@ -34,6 +37,7 @@ def from_arrays(arrays: Mapping[str, NDArray[np.generic]]) -> tuple[WatchState, 
     state = WatchState(
         **integers,
         **reals,
+        usual=Usual(*arrays["usual"].tolist()),
         window=_read_entries("window", arrays),
         others=_read_entries("others", arrays),
         regimes=regimes.from_arrays(arrays),
@@ -46,25 +50,23 @@ def from_arrays(arrays: Mapping[str, NDArray[np.generic]]) -> tuple[WatchState, 
 
 def _entries(name: str, entries: Sequence[Entry]) -> dict[str, NDArray[np.generic]]:
     records = [each.record for each in entries]
-    buckets = [record.buckets for record in records]
     return {
         f"{name}.phi": np.array([record.phi_D for record in records], np.float32).reshape(-1, NUM_FEATURES),
         f"{name}.log_length": np.array([record.log_length for record in records], np.float64),
         f"{name}.ordinal": np.array([each.ordinal for each in entries], np.int64),
         f"{name}.slot": np.array([each.slot for each in entries], np.int64),
-        f"{name}.sizes": np.array([len(each) for each in buckets], np.int64),
-        f"{name}.buckets": np.concatenate([np.zeros(0, np.int32), *buckets]),
+        f"{name}.log_ratio": np.array([each.log_ratio for each in entries], np.float64),
+        **ragged.to_arrays(f"{name}.buckets", [record.buckets for record in records]),
     }
 
 
 def _read_entries(name: str, arrays: Mapping[str, NDArray[np.generic]]) -> tuple[Entry, ...]:
-    sizes = arrays[f"{name}.sizes"].astype(np.int64)
-    buckets = np.split(arrays[f"{name}.buckets"].astype(np.int32), np.cumsum(sizes)[:-1]) if len(sizes) else []
+    buckets = ragged.from_arrays(f"{name}.buckets", arrays)
     records = [
-        Signature(np.array(phi_D, dtype=np.float32), np.array(each), float(length))
+        Signature(np.array(phi_D, dtype=np.float32), each, float(length))
         for phi_D, each, length in zip(
             arrays[f"{name}.phi"], buckets, arrays[f"{name}.log_length"].tolist(), strict=True
         )
     ]
-    ordinals, slots = arrays[f"{name}.ordinal"].tolist(), arrays[f"{name}.slot"].tolist()
-    return tuple(Entry(*each) for each in zip(records, ordinals, slots, strict=True))
+    columns = (arrays[f"{name}.{column}"].tolist() for column in ("ordinal", "slot", "log_ratio"))
+    return tuple(Entry(*each) for each in zip(records, *columns, strict=True))

@@ -83,7 +83,7 @@ class Monitor:
         regimes = self._watch.regimes if after is None else self._as_of(after)
         if not len(regimes):
             return [0] * len(inputs)
-        return [int(regimes.scores(self._signer.sign(ids)).argmax()) for ids in inputs]
+        return [int(regimes.weigh(self._signer.sign(ids)).scores_R.argmax()) for ids in inputs]
 
     def regimes(self, after: Sighted | None = None) -> tuple[RegimeView, ...]:
         """What is remembered, by slot; with `after`, as `nearest` says."""

@@ -9,18 +9,23 @@ A regime that occurs among the records held back, or is the stretch's own, is ne
 """
 # Shape suffixes: B buckets, R regimes.
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamlearn.shift import words
+from streamlearn.shift import ragged, words
 from streamlearn.shift.mean_embedding import MeanEmbedding
 from streamlearn.shift.reference import Reference
 from streamlearn.shift.signature import NUM_BUCKETS, Signature
-from streamlearn.shift.sketch import SCALARS, Sketch
+from streamlearn.shift.sketch import NUM_EXEMPLARS, SCALARS, Sketch
 
+CALIBRATED_AT = frozenset(1 << power for power in range(2, 20))
+"""Settled records at which a regime's fit is calibrated, beside every shift."""
 INDISTINGUISHABLE = 1.5
 """Two sketches are one regime when their statistic is below: 1 is expected, 2 separates real tasks."""
 
@@ -35,6 +40,15 @@ class RegimeView:
     last_record: int
     records: int
     visits: int
+
+
+class Weights(NamedTuple):
+    """How a record looks from every slot."""
+
+    log_ratios_R: NDArray[np.float32]
+    """Nats by which the regime explains the record's words better than records in general do."""
+    scores_R: NDArray[np.float32]
+    """The same with the length: the largest names the likeliest regime."""
 
 
 Frozen = tuple[Sketch, ...]
@@ -58,10 +72,22 @@ class Regimes:
     def __getitem__(self, slot: int) -> Sketch:
         return self._sketches[slot]
 
-    def scores(self, record: Signature) -> NDArray[np.float32]:
-        """Naive Bayes score of the record in every slot."""
+    def weigh(self, record: Signature, less: Mapping[int, NDArray[np.float32]] | None = None) -> Weights:
+        """What the record's words, and its words and length, say for every slot, `less` taken out of the counts."""
         used = len(self)
-        return words.scores(record, self._counts_RB[:used], *self._columns[:, :used])
+        totals_R, mean_R, deviation_R = self._columns[:, :used]
+        c_RT = self._counts_RB[:used].take(record.buckets, axis=1)
+        for slot, counts_B in (less or {}).items():
+            c_RT[slot] = np.maximum(c_RT[slot] - counts_B[record.buckets], 0.0)
+            totals_R = np.where(np.arange(used) == slot, totals_R - counts_B.sum(), totals_R)
+        log_ratios = words.log_ratios(c_RT, totals_R)
+        return Weights(log_ratios, log_ratios + words.length_scores(record, mean_R, deviation_R))
+
+    def calibrate(self, slots: Iterable[int] | None = None) -> None:
+        """Ask the regimes anew how well they explain their own records; all of them unless told."""
+        for slot in range(len(self)) if slots is None else slots:
+            self._sketches[slot].calibrate(partial(self._log_ratio_without, slot))
+            self._frozen[slot] = None
 
     def add(self, slot: int, record: Signature, ordinal: int) -> None:
         """Count a record's words in a slot."""
@@ -75,15 +101,14 @@ class Regimes:
             self._changed(old)
             self.add(new, record, ordinal)
 
-    def settle(self, slot: int, phi_D: NDArray[np.float32], following_ND: NDArray[np.float32]) -> None:
-        """Take a record into the slot's reference for good."""
-        self._sketches[slot].reference.add(phi_D, following_ND)
+    def settle(self, slot: int, record: Signature, following_ND: NDArray[np.float32]) -> None:
+        """Take a record into the slot's reference for good, and perhaps among its exemplars."""
+        sketch = self._sketches[slot]
+        sketch.reference.add(record.phi_D, following_ND)
+        sketch.keep(record)
         self._frozen[slot] = None
-
-    def learn_fit(self, slot: int, score: float, record: Signature) -> None:
-        """See `Sketch.learn_fit`."""
-        self._sketches[slot].learn_fit(score, record)
-        self._frozen[slot] = None
+        if sketch.reference.num_records in CALIBRATED_AT:
+            self.calibrate([slot])
 
     def revisit(self, slot: int) -> None:
         """Count a return of the regime."""
@@ -137,6 +162,12 @@ class Regimes:
         """Number of the next new regime."""
         return self._next_number
 
+    def _log_ratio_without(self, slot: int, buckets: NDArray[np.uint16]) -> float:
+        """A record's log ratio for its own regime, as if the regime had not counted it."""
+        c_RT = self._counts_RB[: len(self)].take(buckets, axis=1)
+        c_RT[slot] = np.maximum(c_RT[slot] - words.count(buckets)[buckets], 0.0)
+        return float(words.log_ratios(c_RT, self._columns[0, : len(self)])[slot])
+
     def _make_room(self, ordinal: int, protected: Collection[int]) -> int | None:
         free = [slot for slot in range(len(self)) if slot not in protected]
         if not free:
@@ -175,6 +206,7 @@ class Regimes:
             setattr(a, name, getattr(a, name) + getattr(b, name))
         a.last_record = max(a.last_record, b.last_record)
         a.reference.join(b.reference)
+        a.exemplars = (*a.exemplars, *b.exemplars)[:NUM_EXEMPLARS]
         self._changed(kept)
 
     def _changed(self, slot: int) -> None:
@@ -186,7 +218,7 @@ class Regimes:
         self._columns[:, slot] = sketch.tokens, sketch.length_mean, sketch.length_deviation
 
 
-def to_arrays(frozen: Frozen) -> dict[str, NDArray[np.float64] | NDArray[np.float32]]:
+def to_arrays(frozen: Frozen) -> dict[str, NDArray[np.generic]]:
     """Plain arrays, one row a slot."""
     return {
         "regimes.counts": _rows([each.counts_B for each in frozen], np.float32, NUM_BUCKETS),
@@ -196,6 +228,8 @@ def to_arrays(frozen: Frozen) -> dict[str, NDArray[np.float64] | NDArray[np.floa
             len(SCALARS),
         ),
         "regimes.references": _rows([each.reference.to_row() for each in frozen], np.float64, Reference.ROW),
+        "regimes.exemplars": np.array([len(each.exemplars) for each in frozen], dtype=np.int64),
+        **ragged.to_arrays("regimes.exemplars", [buckets for each in frozen for buckets in each.exemplars]),
     }
 
 
@@ -203,8 +237,13 @@ def from_arrays(arrays: Mapping[str, NDArray[np.generic]]) -> Frozen:
     """The inverse of `to_arrays`."""
     frozen = []
     integers = ("number", "visits", "records", "first_record", "last_record")
-    for counts_B, scalars, row in zip(
-        arrays["regimes.counts"], arrays["regimes.scalars"], arrays["regimes.references"], strict=True
+    exemplars = iter(ragged.from_arrays("regimes.exemplars", arrays))
+    for counts_B, scalars, row, num_exemplars in zip(
+        arrays["regimes.counts"],
+        arrays["regimes.scalars"],
+        arrays["regimes.references"],
+        arrays["regimes.exemplars"].tolist(),
+        strict=True,
     ):
         values = {name: float(value) for name, value in zip(SCALARS, scalars, strict=True)}
         exact = {name: int(values[name]) for name in integers}
@@ -212,6 +251,7 @@ def from_arrays(arrays: Mapping[str, NDArray[np.generic]]) -> Frozen:
             Sketch(
                 counts_B=np.array(counts_B, dtype=np.float32),
                 reference=Reference.from_row(np.asarray(row, dtype=np.float64)),
+                exemplars=tuple(islice(exemplars, num_exemplars)),
                 **{**values, **exact},  # type: ignore[arg-type]
             )
         )

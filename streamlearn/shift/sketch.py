@@ -1,5 +1,6 @@
 """What is remembered of one regime: bounded, and copied cheaply."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -10,12 +11,15 @@ from streamlearn.shift import words
 from streamlearn.shift.reference import Reference
 from streamlearn.shift.signature import NUM_BUCKETS, Signature
 
-FIT_PRIOR = 4.0
-"""Records' worth of belief in FIT_DEVIATION."""
-FIT_DEVIATION = 0.3
-"""Standard deviation of a record's mean score per token, in nats, before any was seen."""
+NUM_EXEMPLARS = 16
+"""Records kept word by word, to ask how well the regime explains its own."""
+FIT_PRIOR = 2.0
+"""Exemplars' worth of belief in FIT_DEVIATION."""
+FIT_DEVIATION = 0.1
+"""Standard deviation of a record's log ratio per bucket, nats, before any was seen."""
 MAX_TOKENS = float(1 << 21)
 """Counts are halved at so many: below 2^24 they are exact in float32, and old words fade."""
+_MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
 
 SCALARS = (
     "number",
@@ -26,9 +30,8 @@ SCALARS = (
     "tokens",
     "length_sum",
     "length_squares",
-    "fit_sum",
-    "fit_squares",
-    "fit_number",
+    "fit_center",
+    "fit_scale",
 )
 """Fields that a snapshot keeps as one row of float64, exact for integers below 2^53."""
 
@@ -41,15 +44,15 @@ class Sketch:
     first_record: int
     counts_B: NDArray[np.float32] = field(default_factory=lambda: np.zeros(NUM_BUCKETS, dtype=np.float32))
     reference: Reference = field(default_factory=Reference)
+    exemplars: tuple[NDArray[np.uint16], ...] = ()
     visits: int = 1
     records: int = 0
     last_record: int = 0
     tokens: float = 0.0
     length_sum: float = 0.0
     length_squares: float = 0.0
-    fit_sum: float = 0.0
-    fit_squares: float = 0.0
-    fit_number: float = 0.0
+    fit_center: float = 0.0
+    fit_scale: float = 1.0
 
     def copy(self) -> Self:
         """An independent one with the same content."""
@@ -68,23 +71,28 @@ class Sketch:
         self._count(record, -1.0)
         np.maximum(self.counts_B, 0.0, out=self.counts_B)  # only where a halving came between
 
-    def fit(self, score: float, record: Signature) -> float:
-        """How many deviations a record's score per token lies above this regime's own mean."""
-        mean = self.fit_sum / max(self.fit_number, 1.0)
-        return (score / len(record.buckets) - mean) / self._fit_deviation(mean)
+    def keep(self, record: Signature) -> None:
+        """Perhaps make the record an exemplar: each that was offered stays with the same probability."""
+        place = len(self.exemplars)
+        if len(self.exemplars) == NUM_EXEMPLARS:
+            place = ((self.number << 32) + self.records) * _MIX % (1 << 64) * max(self.records, 1) >> 64
+        if place < NUM_EXEMPLARS:
+            kept = list(self.exemplars)
+            kept[place : place + 1] = [record.buckets]
+            self.exemplars = tuple(kept)
 
-    def learn_fit(self, score: float, record: Signature) -> None:
-        """Remember how well a record of this regime fitted before it was counted."""
-        each = score / len(record.buckets)
-        if self.fit_number >= 512:  # what fitted badly when little was known does not count for ever
-            self.fit_sum, self.fit_squares, self.fit_number = self.fit_sum / 2, self.fit_squares / 2, 256.0
-        self.fit_sum += each
-        self.fit_squares += each**2
-        self.fit_number += 1.0
+    def fit(self, log_ratio: float, record: Signature) -> float:
+        """How many deviations a record's log ratio per bucket lies above that of the regime's own records."""
+        return (log_ratio / len(record.buckets) - self.fit_center) / self.fit_scale
 
-    def _fit_deviation(self, mean: float) -> float:
-        squares = max(self.fit_squares - self.fit_number * mean**2, 0.0) + FIT_PRIOR * FIT_DEVIATION**2
-        return float((squares / (self.fit_number + FIT_PRIOR)) ** 0.5)
+    def calibrate(self, log_ratio: Callable[[NDArray[np.uint16]], float]) -> None:
+        """Ask anew what is usual for this regime: median and spread over its exemplars, each not counting itself."""
+        if self.exemplars:
+            usual = np.array([log_ratio(buckets) / len(buckets) for buckets in self.exemplars])
+            self.fit_center = float(np.median(usual))
+            deviation = 1.4826 * float(np.median(np.abs(usual - self.fit_center)))
+            squares = len(usual) * deviation**2 + FIT_PRIOR * FIT_DEVIATION**2
+            self.fit_scale = float((squares / (len(usual) + FIT_PRIOR)) ** 0.5)
 
     @property
     def length_mean(self) -> float:
@@ -98,9 +106,9 @@ class Sketch:
 
     def _count(self, record: Signature, sign: float) -> None:
         if sign > 0:
-            self.counts_B += words.count(record)
+            self.counts_B += words.count(record.buckets)
         else:
-            self.counts_B -= words.count(record)
+            self.counts_B -= words.count(record.buckets)
         self.tokens += sign * len(record.buckets)
         self.records += int(sign)
         self.length_sum += sign * record.log_length

@@ -91,6 +91,6 @@ class Final:
         return {**load_file(self._folder / "state.safetensors"), **{f"adapter.{k}": v for k, v in adapter.items()}}
 
     def ledger(self) -> dict[int, tuple[int, int, int]]:
-        """Per partition: trained, dead-lettered, position."""
+        """Per partition: trained or held out, dead-lettered, position."""
         positions = {row[1]: row[2] for row in self.manifest["position"]}
-        return {row[1]: (row[2], row[3], positions[row[1]]) for row in self.manifest["ledger"]}
+        return {row[1]: (row[2] + row[4], row[3], positions[row[1]]) for row in self.manifest["ledger"]}

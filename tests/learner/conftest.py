@@ -1,5 +1,7 @@
 """A learner on the tiny backbone."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -8,17 +10,21 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.model import attach
-from streamlearn.adapters.presets import resolve
+from streamlearn.adapters.presets import OBJECTIVES, resolve
 from streamlearn.backbone.load import load, outline
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings
 from tests.doubles import tiny_backbone
 
+REGIMES = 4
+
 
 class MakeLearner(Protocol):
-    """Builds a learner; what is not given is small and fast."""
+    """Builds a learner; `changes` are laid over the preset's objective, what is not given is small and fast."""
 
-    def __call__(self, *, preset: Any = "mh-moe", seed: int = 0, **settings: Any) -> Learner: ...
+    def __call__(
+        self, *, preset: Any = "mh-moe", seed: int = 0, changes: Mapping[str, Any] | None = None, **settings: Any
+    ) -> Learner: ...
 
 
 @pytest.fixture(scope="session")
@@ -28,11 +34,22 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_learner(tiny: Path) -> MakeLearner:
-    def make(*, preset: Any = "mh-moe", seed: int = 0, **settings: Any) -> Learner:
+    def make(
+        *, preset: Any = "mh-moe", seed: int = 0, changes: Mapping[str, Any] | None = None, **settings: Any
+    ) -> Learner:
         backbone_settings = BackboneSettings(model=str(tiny), dtype="float32", device="cpu")
         backbone = load(backbone_settings, outline(backbone_settings))
-        model = attach(backbone.model, resolve(AdapterSettings(preset=preset)), seed)
-        return Learner(model, LearnerSettings(**{"lr": 1e-2, **settings}), backbone.device, clock=lambda: 0.0)
+        wanted = replace(OBJECTIVES[preset], **(changes or {}))
+        regimes = REGIMES if wanted.bias != "none" else 0
+        model = attach(backbone.model, resolve(AdapterSettings(preset=preset), regimes=regimes), seed)
+        return Learner(
+            model,
+            LearnerSettings(**{"lr": 1e-2, **settings}),
+            backbone.device,
+            clock=lambda: 0.0,
+            objective=wanted,
+            integrate=wanted.anchor_strength > 0,
+        )
 
     return make
 

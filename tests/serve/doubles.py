@@ -2,21 +2,96 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import httpx
 
 from streamlearn.errors import Reason
 from streamlearn.serve.app import create_app
-from streamlearn.serve.jobs import EvalJob, GenerateJob, JobQueue, Ticket
-from streamlearn.serve.schemas import EvalResult, ExampleResult, GenerateResult, SnapshotResult, SnapshotRow
+from streamlearn.serve.jobs import EvalJob, ExpertsJob, GenerateJob, JobQueue, Ticket
+from streamlearn.serve.schemas import (
+    EvalResult,
+    ExampleResult,
+    ExpertsResult,
+    GenerateResult,
+    LayerExperts,
+    SnapshotResult,
+    SnapshotRow,
+)
 from streamlearn.serve.server import HttpServer
-from streamlearn.serve.status import Board, Clock, PartitionStatus, Phase, SnapshotStatus, Status, Timing
+from streamlearn.serve.status import (
+    AdaptationStatus,
+    Board,
+    Clock,
+    PartitionStatus,
+    Phase,
+    RegimeStatus,
+    Scoring,
+    ShiftStatus,
+    SnapshotStatus,
+    Status,
+    Timing,
+)
 from streamlearn.settings import ServeSettings
 from streamlearn.stream.record import TopicPartition
 
 SETTINGS = ServeSettings(port=0, queue_size=2, max_body_bytes=20_000, max_examples=4, max_new_tokens=32)
+
+FIRST_SHIFT = ShiftStatus(
+    kind="inputs",
+    number=1,
+    regime=1,
+    known=False,
+    previous=None,
+    declared_at=1,
+    onset=1,
+    statistic=0.0,
+    threshold=0.0,
+    dropped=None,
+    step=0,
+    probe_tokens=0,
+    probe_seconds=0.0,
+    mean_similarity=None,
+)
+SECOND_SHIFT = replace(
+    FIRST_SHIFT,
+    number=2,
+    regime=3,
+    previous=1,
+    declared_at=104,
+    onset=101,
+    statistic=5.5,
+    threshold=3.25,
+    dropped=2,
+    step=13,
+    probe_tokens=10_240,
+    probe_seconds=7.5,
+    mean_similarity=0.125,
+)
+ADAPTATION = AdaptationStatus(
+    regimes=(
+        RegimeStatus(
+            number=1,
+            slot=1,
+            visits=2,
+            records=100,
+            first_record=1,
+            last_record=100,
+            holdout_records=5,
+            history=(Scoring(10, 1.0, 0.75), Scoring(40, 1.25, 0.5)),
+            best_accuracy=0.75,
+            end_accuracy=0.625,
+        ),
+        RegimeStatus(number=3, slot=0, current=True, visits=1, records=250, first_record=101, last_record=350),
+    ),
+    shifts=(FIRST_SHIFT, SECOND_SHIFT),
+    num_shifts={"inputs": 2},
+    average_forgetting=0.25,
+    backward_transfer=-0.125,
+    probe_seconds=7.5,
+    holdout_seconds=1.5,
+)
 
 RUNNING = Status(
     phase=Phase.RUNNING,
@@ -24,12 +99,14 @@ RUNNING = Status(
     started_at=1_000_000.0,
     step=42,
     records_trained=336,
+    records_held_out=14,
     tokens_trained=9000,
     tokens_per_s=1234.56,
     loss=2.5,
     loss_smoothed=2.75,
     dead_letters={Reason.NOT_JSON: 3, Reason.EMPTY: 1},
     update_refusals=1,
+    adaptation=ADAPTATION,
     partitions=(
         PartitionStatus(TopicPartition("orders", 0), position=200, lag=7),
         PartitionStatus(TopicPartition("orders", 1), position=140, lag=None),
@@ -79,6 +156,19 @@ def answer(ticket: Ticket) -> None:
     elif isinstance(job, GenerateJob):
         said = job.prompt if job.prompt is not None else repr(job.messages)
         ticket.finish(GenerateResult(step=42, text=f"after {said}", tokens=job.max_new_tokens, seconds=0.01))
+    elif isinstance(job, ExpertsJob):
+        layer = LayerExperts(layer=job.layer or "all", load=[[3, 1]], share=[[0.75, 0.25]], importance=None, regimes=())
+        ticket.finish(
+            ExpertsResult(
+                step=42,
+                layers=(layer,),
+                holdout_records=0,
+                holdout_tokens=0,
+                compositions=16,
+                unmeasured="no record was kept out yet",
+                seconds=0.01,
+            )
+        )
     else:
         ticket.finish(SnapshotResult(name="0000000000000042", step=42))
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from streamlearn.errors import Reason, RecordError, SnapshotError
-from streamlearn.serve.jobs import EvalJob, ExampleError, Ticket
+from streamlearn.serve.jobs import EvalJob, ExampleError, ExpertsJob, LayerError, Ticket
 from streamlearn.serve.status import Phase, Status
 
 from .doubles import RUNNING, Daemon
@@ -93,6 +93,104 @@ def test_status_answers_before_the_first_step(daemon: Daemon, client: httpx.Clie
 def test_a_loss_that_is_not_finite_is_null(daemon: Daemon, client: httpx.Client) -> None:
     daemon.board.publish(dataclasses.replace(RUNNING, loss=float("nan")))
     assert client.get("/v1/status").json()["prequential_loss_nats"]["last"] is None
+
+
+def test_status_tells_the_regime_and_what_was_forgotten(client: httpx.Client) -> None:
+    status = client.get("/v1/status").json()
+    assert (status["records_held_out"], status["current_regime"], status["num_regimes"]) == (14, 3, 2)
+    assert status["num_shifts"] == {"inputs": 2, "answers": 0}
+    assert status["forgetting"] == {
+        "average_forgetting": 0.25,
+        "backward_transfer": -0.125,
+        "loss_by_regime": {"1": 1.25},
+    }
+    assert (status["probe_seconds"], status["holdout_seconds"]) == (7.5, 1.5)
+
+
+def test_regimes_come_with_their_history(client: httpx.Client) -> None:
+    answer = client.get("/v1/regimes").json()
+    assert (answer["current"], answer["average_forgetting"], answer["backward_transfer"]) == (3, 0.25, -0.125)
+    past, present = answer["regimes"]
+    assert past == {
+        "number": 1,
+        "slot": 1,
+        "current": False,
+        "visits": 2,
+        "records": 100,
+        "first_record": 1,
+        "last_record": 100,
+        "holdout_records": 5,
+        "loss": 1.25,
+        "accuracy": 0.5,
+        "best_accuracy": 0.75,
+        "end_accuracy": 0.625,
+        "history": [{"step": 10, "loss": 1.0, "accuracy": 0.75}, {"step": 40, "loss": 1.25, "accuracy": 0.5}],
+    }
+    assert present["current"] is True
+    assert present["history"] == []
+    assert {present[name] for name in ("loss", "accuracy", "best_accuracy", "end_accuracy")} == {None}
+
+
+def test_shifts_come_oldest_first_with_what_the_probe_found(client: httpx.Client) -> None:
+    answer = client.get("/v1/shifts").json()
+    assert answer["total"] == {"inputs": 2, "answers": 0}
+    first, second = answer["shifts"]
+    assert (first["previous"], first["mean_similarity"]) == (None, None)
+    assert second == {
+        "kind": "inputs",
+        "number": 2,
+        "regime": 3,
+        "known": False,
+        "previous": 1,
+        "declared_at": 104,
+        "onset": 101,
+        "statistic": 5.5,
+        "threshold": 3.25,
+        "dropped": 2,
+        "step": 13,
+        "probe_tokens": 10_240,
+        "probe_seconds": 7.5,
+        "mean_similarity": 0.125,
+    }
+
+
+def test_before_the_first_regime_there_is_nothing_to_tell(daemon: Daemon, client: httpx.Client) -> None:
+    daemon.board.publish(Status(phase=Phase.STARTING))
+    regimes = client.get("/v1/regimes").json()
+    assert regimes == {"current": None, "average_forgetting": None, "backward_transfer": None, "regimes": []}
+    assert client.get("/v1/shifts").json() == {"total": {"inputs": 0, "answers": 0}, "shifts": []}
+    status = client.get("/v1/status").json()
+    assert (status["current_regime"], status["num_regimes"]) == (None, 0)
+
+
+@pytest.mark.parametrize(("query", "layer"), [("", None), ("?layer=layers.3.", "layers.3.")])
+def test_experts_are_described_by_the_loop(daemon: Daemon, client: httpx.Client, query: str, layer: str | None) -> None:
+    """The handler hands on which layers are asked for, and waits for the loop's answer."""
+    seen: list[Ticket] = []
+
+    def respond(ticket: Ticket) -> None:
+        seen.append(ticket)
+        say(ticket)
+
+    daemon.loop.respond = respond
+    answer = client.get(f"/v1/experts{query}").json()
+    assert seen[0].job == ExpertsJob(layer)
+    assert answer["layers"][0]["load"] == [[3, 1]]
+    assert (answer["layers"][0]["effective_number"], answer["unmeasured"]) == (None, "no record was kept out yet")
+
+
+def test_an_unknown_layer_is_the_clients_error(daemon: Daemon, client: httpx.Client) -> None:
+    daemon.loop.respond = lambda ticket: ticket.fail(LayerError("layer: no adapted layer has 'x' in its name"))
+    answer = client.get("/v1/experts?layer=x")
+    assert answer.status_code == 422
+    assert error_of(answer)["code"] == "invalid"
+    assert "'x'" in error_of(answer)["message"]
+
+
+def test_experts_are_not_described_while_not_ready(daemon: Daemon, client: httpx.Client) -> None:
+    daemon.board.publish(Status(phase=Phase.RESTORING))
+    assert client.get("/v1/experts").status_code == 503
+    assert len(daemon.jobs) == 0
 
 
 def test_snapshots_are_listed_newest_first(client: httpx.Client) -> None:
@@ -260,7 +358,8 @@ def test_a_job_beyond_its_deadline_is_cancelled() -> None:
 def test_openapi_describes_every_endpoint_and_the_index_lists_it(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
     paths = described["paths"]
-    assert set(paths) == {"/livez", "/readyz", "/metrics", "/v1/status", "/v1/snapshots", "/v1/eval", "/v1/generate"}
+    reading = {"/v1/status", "/v1/regimes", "/v1/shifts", "/v1/snapshots"}
+    assert set(paths) == {"/livez", "/readyz", "/metrics", *reading, "/v1/experts", "/v1/eval", "/v1/generate"}
     index = client.get("/").text
     for path, methods in paths.items():
         for method, operation in methods.items():

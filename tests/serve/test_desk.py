@@ -1,6 +1,6 @@
 """Jobs between training steps: on whose weights, within which time, and what a failure leaves behind."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +22,9 @@ from streamlearn.learner.evaluation import PinnedWeights
 from streamlearn.learner.learner import Learner
 from streamlearn.serve import desk
 from streamlearn.serve.desk import Desk
-from streamlearn.serve.jobs import EvalJob, ExampleError, GenerateJob, Job, JobQueue, SnapshotJob
-from streamlearn.serve.schemas import EvalResult, GenerateResult, SnapshotResult
+from streamlearn.serve.experts import Evidence, experts
+from streamlearn.serve.jobs import EvalJob, ExampleError, ExpertsJob, GenerateJob, Job, JobQueue, SnapshotJob
+from streamlearn.serve.schemas import EvalResult, ExpertsResult, GenerateResult, SnapshotResult
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Decoder
@@ -37,6 +38,7 @@ EXAMPLES: tuple[dict[str, Any], ...] = (
 )
 SCORE = EvalJob(EXAMPLES, generate=False, max_new_tokens=4)
 SCORE_AND_WRITE = EvalJob(EXAMPLES, generate=True, max_new_tokens=4)
+EXPERTS = ExpertsJob(None)
 WRITE = GenerateJob("the quick brown", None, max_new_tokens=5)
 BAD = EvalJob(({"text": "fine"}, {"txt": "no such form"}), generate=False, max_new_tokens=4)
 
@@ -60,9 +62,22 @@ class Office:
         self.jobs = JobQueue(8)
         decoder = Decoder(self.backbone.tokenizer, StreamSettings(), self.backbone.vocab_size)
         self.desk = Desk(
-            self.jobs, self.learner, decoder, lambda inputs: None, self._save, row_tokens=1, clock=lambda: self.now
+            self.jobs,
+            self.learner,
+            decoder,
+            lambda inputs: None,
+            self._experts,
+            self._save,
+            row_tokens=1,
+            clock=lambda: self.now,
         )
         self.learner.forward.register_forward_hook(self._pass_time)
+
+    def _experts(self, job: ExpertsJob) -> Generator[None, None, ExpertsResult]:
+        load = {bank.name: torch.ones(bank.A.shape[:2], dtype=torch.long) for bank in self.learner.banks}
+        similarity = {bank.name: torch.zeros(*bank.A.shape[:2], 1) for bank in self.learner.banks}
+        evidence = Evidence({0: 1}, load, similarity, {0: random_examples([5, 7, 4])})
+        return experts(job, self.learner, evidence, row_tokens=1, clock=lambda: self.now)
 
     def _save(self) -> SnapshotResult:
         return self.save()
@@ -103,11 +118,13 @@ def office(folder: Path) -> Office:
     return office
 
 
-def untimed(result: EvalResult | GenerateResult) -> dict[str, Any]:
+def untimed(result: EvalResult | GenerateResult | ExpertsResult) -> dict[str, Any]:
     return result.model_dump(exclude={"seconds"})
 
 
-@pytest.mark.parametrize("job", [SCORE, SCORE_AND_WRITE, WRITE], ids=["score", "score and write", "write"])
+@pytest.mark.parametrize(
+    "job", [SCORE, SCORE_AND_WRITE, WRITE, EXPERTS], ids=["score", "score and write", "write", "experts"]
+)
 def test_a_job_spread_over_steps_gives_the_figures_of_its_start(office: Office, job: Job) -> None:
     """Although training goes on behind every piece, all figures, texts and the step are those of the job's start."""
     wanted = office.at_once(job)

@@ -35,6 +35,13 @@ def test_metrics_equal_the_published_status(client: httpx.Client) -> None:
         "ready": 1,
         "steps_total": 42,
         "records_trained_total": 336,
+        "records_held_out_total": 14,
+        "regimes": 2,
+        "current_regime": 3,
+        "average_forgetting": 0.25,
+        "backward_transfer": -0.125,
+        "probe_seconds_total": 7.5,
+        "holdout_seconds_total": 1.5,
         "tokens_trained_total": 9000,
         "tokens_per_second": 1234.56,
         "update_refusals_total": 1,
@@ -65,6 +72,17 @@ def test_partitions_are_labelled_and_an_unknown_lag_is_absent(client: httpx.Clie
     assert [key for key in samples if key[0] == "streamlearn_lag_records" and ("partition", "1") in key[1]] == []
 
 
+def test_regimes_are_labelled_and_one_that_was_never_scored_is_absent(client: httpx.Client) -> None:
+    samples = scrape(client)
+    assert (of(samples, "regime_loss", regime="1"), of(samples, "regime_accuracy", regime="1")) == (1.25, 0.5)
+    assert [key for key in samples if key[0] == "streamlearn_regime_loss" and ("regime", "3") in key[1]] == []
+
+
+def test_every_kind_of_shift_stands_from_the_start(client: httpx.Client) -> None:
+    samples = scrape(client)
+    assert (of(samples, "shifts_total", kind="inputs"), of(samples, "shifts_total", kind="answers")) == (2, 0)
+
+
 def test_every_dead_letter_reason_stands_from_the_start(client: httpx.Client) -> None:
     samples = scrape(client)
     counts = {reason: of(samples, "records_dead_lettered_total", reason=reason) for reason in Reason}
@@ -89,6 +107,8 @@ def test_what_is_not_known_yet_is_absent(daemon: Daemon, client: httpx.Client) -
     assert of(samples, "ready") == 0
     assert "streamlearn_prequential_loss_nats" not in names
     assert "streamlearn_last_snapshot_age_seconds" not in names
+    for name in ("current_regime", "average_forgetting", "backward_transfer", "regime_loss"):
+        assert f"streamlearn_{name}" not in names
 
 
 def test_the_process_is_measured_and_the_global_registry_stays_out(client: httpx.Client) -> None:

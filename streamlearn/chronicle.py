@@ -1,0 +1,143 @@
+"""What happened to regimes and experts, counted for those who ask. Nothing that learns reads it.
+
+A step changes the regimes of its own records alone, so of the published status only those are built anew.
+"""
+# Shape suffixes: H heads, K experts a head.
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from streamlearn.adapters.model import Bank
+from streamlearn.forgetting import Forgetting, Trace
+from streamlearn.serve.status import AdaptationStatus, RegimeStatus, ShiftStatus
+from streamlearn.shift.holdout import Holdouts
+from streamlearn.shift.shift import Shift
+
+MAX_SHIFTS = 256  # that are published
+
+_LOAD = "experts.load."
+
+
+@dataclass
+class Presence:
+    """When a regime was in the stream."""
+
+    number: int
+    visits: int = 0
+    records: int = 0
+    first_record: int | None = None
+    last_record: int | None = None
+
+
+class Chronicle:
+    """Counts, and the status that they make together with the hold-out scores. The loop's thread calls it."""
+
+    def __init__(self, banks: Sequence[Bank], holdouts: Holdouts, forgetting: Forgetting) -> None:
+        self.presences: dict[int, Presence] = {}
+        """By slot."""
+        self.num_shifts: Counter[str] = Counter()
+        self._of_step = {bank.name: bank.load_HK for bank in banks if bank.load_HK is not None}
+        self.load = {name: torch.zeros_like(load_HK) for name, load_HK in self._of_step.items()}
+        """Tokens that each expert was trained on, (H, K) by bank; sequences where those are routed."""
+        self._holdouts = holdouts
+        self._forgetting = forgetting
+        self._regimes: dict[int, RegimeStatus] = {}
+        self._shifts: tuple[ShiftStatus, ...] = ()
+        self._stale: set[int] = set()
+        self._transfer: tuple[float | None, float | None] | None = None
+
+    def entered(self, shift: Shift, left: int | None) -> None:
+        """The stream goes over to a regime from the one in slot `left`."""
+        if not shift.known:
+            self.presences[shift.slot] = Presence(shift.regime)
+        self.presences[shift.slot].visits += 1
+        self.changed(shift.slot)
+        if left is not None:
+            self.changed(left)
+
+    def declared(self, shift: ShiftStatus) -> None:
+        """A shift of any kind was acted on."""
+        self.num_shifts[shift.kind] += 1
+        self._shifts = (*self._shifts[1 - MAX_SHIFTS :], shift)
+
+    def met(self, slots: Sequence[int], first: int) -> None:
+        """Records of these regimes are done with; `first` is the ordinal of the first."""
+        for ordinal, slot in enumerate(slots, start=first):
+            presence = self.presences.get(slot)
+            if presence is None:
+                continue
+            presence.records += 1
+            presence.first_record = presence.first_record or ordinal
+            presence.last_record = ordinal
+            self._stale.add(slot)
+
+    def trained(self) -> None:
+        """An update was made: what each expert got in it is added up, before the next step forgets it."""
+        if self.load:
+            torch._foreach_add_(list(self.load.values()), list(self._of_step.values()))
+
+    def changed(self, slot: int) -> None:
+        """The scores of a regime are others, or it is another one."""
+        self._stale.add(slot)
+        self._transfer = None
+
+    def status(self, current: int | None, probe_seconds: float) -> AdaptationStatus:
+        """What is published; `current` is the slot of the stretch under way."""
+        for slot in self._stale & self.presences.keys():
+            self._regimes[slot] = self._regime(slot, current)
+        self._stale.clear()
+        if self._transfer is None:
+            past = [slot for slot in self.presences if slot != current]
+            self._transfer = self._forgetting.average_forgetting(past), self._forgetting.backward_transfer(past)
+        forgetting, transfer = self._transfer
+        return AdaptationStatus(
+            regimes=tuple(sorted(self._regimes.values(), key=lambda regime: regime.number)),
+            shifts=self._shifts,
+            num_shifts=MappingProxyType(dict(self.num_shifts)),
+            average_forgetting=forgetting,
+            backward_transfer=transfer,
+            probe_seconds=probe_seconds,
+            holdout_seconds=self._forgetting.seconds,
+        )
+
+    def _regime(self, slot: int, current: int | None) -> RegimeStatus:
+        presence, trace = self.presences[slot], self._forgetting.traces.get(slot, Trace())
+        return RegimeStatus(
+            number=presence.number,
+            slot=slot,
+            current=slot == current,
+            visits=presence.visits,
+            records=presence.records,
+            first_record=presence.first_record,
+            last_record=presence.last_record,
+            holdout_records=len(self._holdouts.examples(slot)),
+            history=tuple(trace.points),
+            best_accuracy=trace.best_accuracy if trace.points else None,
+            end_accuracy=trace.at_end.accuracy if trace.at_end is not None else None,
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """Arrays for a snapshot; live tensors."""
+        return {f"{_LOAD}{name}": load_HK for name, load_HK in self.load.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """The rest of it, for the manifest; shifts are kept elsewhere."""
+        presences = {str(slot): asdict(presence) for slot, presence in self.presences.items()}
+        return {"presences": presences, "num_shifts": dict(self.num_shifts)}
+
+    def restore(self, tensors: Mapping[str, Tensor], room: Mapping[str, Any], shifts: Sequence[ShiftStatus]) -> None:
+        """The inverse of `state` and `to_json`."""
+        for name, load_HK in self.load.items():
+            load_HK.copy_(tensors[f"{_LOAD}{name}"])
+        self.presences = {int(slot): Presence(**row) for slot, row in room["presences"].items()}
+        self.num_shifts = Counter(room["num_shifts"])
+        self._shifts = tuple(shifts)[-MAX_SHIFTS:]
+        self._regimes = {}
+        self._stale = set(self.presences)
+        self._transfer = None

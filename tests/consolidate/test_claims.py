@@ -1,0 +1,79 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from streamlearn.consolidate.claims import MARGIN, as_bias, claim, claimed
+
+H, K = 8, 4
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def zeros() -> Tensor:
+    return torch.zeros(H, K)
+
+
+def test_unclaimed_experts_come_first() -> None:
+    """While a head has an expert that nobody claimed, it is taken, however much the others resemble the newcomer."""
+    claims = torch.zeros(H, K, dtype=torch.long)
+    similarity = torch.full((H, K), 0.99)
+    for regime in range(K):
+        taken = claim(claims, similarity, 1, generator(regime))
+        assert not (taken & (claims > 0)).any()
+        assert taken.sum(1).tolist() == [1] * H
+        claims += taken
+    assert (claims == 1).all()
+
+
+def test_the_most_similar_of_equally_used_experts_is_shared() -> None:
+    """Eq. (1) with n the same everywhere."""
+    similarity = torch.rand(H, K, generator=generator(1))
+    taken = claim(torch.ones(H, K, dtype=torch.long), similarity, 1, generator())
+    assert torch.equal(taken.long().argmax(1), similarity.argmax(1))
+
+
+def test_likeness_outweighs_use() -> None:
+    """An expert that three regimes share is taken by a fourth that needs the very same, not by one that does not."""
+    claims = torch.tensor([[3, 1]])
+    for likeness, wanted in ((0.9, 0), (0.1, 1)):
+        taken = claim(claims, torch.tensor([[likeness, 0.2]]), 1, generator())
+        assert taken[0, wanted]
+
+
+def test_without_likeness_regimes_meet_different_neighbours() -> None:
+    """Beyond K regimes the draw spreads: no later regime has all its experts in common with one earlier regime."""
+    claims, codes = torch.zeros(H, K, dtype=torch.long), []
+    for regime in range(12):
+        taken = claim(claims, zeros(), 1, generator(regime))
+        claims += taken
+        codes.append(taken.long().argmax(1))
+    overlaps = [int((a == b).sum()) for i, a in enumerate(codes) for b in codes[:i]]
+    assert max(overlaps) < H // 2 + 2
+    assert claims.max() <= 4  # 12 regimes over 4 experts, 3 each when even
+
+
+@given(st.integers(1, 6), st.integers(0, 1000))
+def test_claims_survive_the_way_through_the_bias(num: int, seed: int) -> None:
+    """`claimed` reads back what `as_bias` wrote; slots without claims have none."""
+    taken = claim(
+        torch.zeros(H, K, dtype=torch.long), torch.rand(H, K, generator=generator(seed)), num, generator(seed)
+    )
+    assert taken.sum(1).tolist() == [min(num, K)] * H
+    bias = torch.zeros(H, K, 3)
+    bias[:, :, 1] = as_bias(taken)
+    found = claimed(bias)
+    expected = taken if num < K else torch.zeros_like(taken)  # all of them is no restriction
+    assert torch.equal(found[:, :, 1], expected)
+    assert not found[:, :, [0, 2]].any()
+
+
+def test_a_claim_outweighs_any_native_logit() -> None:
+    """Top-k under the bias never leaves what is claimed."""
+    logits = 10 * torch.randn(H, K, 50, generator=generator())
+    taken = claim(torch.zeros(H, K, dtype=torch.long), zeros(), 2, generator(3))
+    best = (logits + as_bias(taken)[:, :, None]).argmax(1)
+    assert taken.gather(1, best).all()
+    assert 2 * logits.abs().max() < MARGIN

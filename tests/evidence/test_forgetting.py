@@ -1,0 +1,178 @@
+"""Does it forget less? Eight SuperNI tasks through Kafka into the daemon, examined over HTTP after each stretch.
+
+`make evidence` runs it, about half an hour on two cores, and writes docs/forgetting.json; the ordinary suite leaves it
+out. The comparison is the same daemon with probes, claims and consolidation switched off: it still sees the shifts, and
+does nothing about them.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from streamlearn.bench.forgetting import NANO
+from streamlearn.bench.scores import scores
+from streamlearn.bench.suite import ORDER_1, Suite, interleaved, sequential
+from tests.broker import Broker
+from tests.end_to_end.process import DaemonProcess
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT.parent / "shared/data/superni"
+SEEDS = tuple(int(seed) for seed in os.environ.get("SEEDS", "0 1 2").split())
+RECORDS, TESTS = int(os.environ.get("RECORDS", "200")), 50
+OFF: dict[str, dict[str, Any]] = {
+    "adapter": {"bias": "none"},
+    "probe": {"enabled": False},
+    "consolidate": {"anchor_strength": 0.0},
+}
+ARMS: dict[str, dict[str, dict[str, Any]]] = {"streamlearn": {}, "switched off": OFF}
+SUITES = {"sequential": sequential, "interleaved": interleaved}
+
+pytestmark = [
+    pytest.mark.evidence,
+    pytest.mark.broker,
+    pytest.mark.data,
+    pytest.mark.skipif(not DATA.is_dir(), reason="the shared SuperNI data is not beside the repository"),
+]
+
+
+def configuration(broker: Broker, topic: str, seed: int, changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The default preset on the nano backbone, with an arm's changes."""
+    sections = {name: {**values, **changes.get(name, {})} for name, values in {**changes, **NANO}.items()}
+    kafka = {
+        "bootstrap.servers": broker.servers,
+        "topics": [topic],
+        "group.id": f"group-{topic}",
+        "security.protocol": "PLAINTEXT",
+    }
+    logged = {"style": "json", "level": "info"}
+    return {**sections, "seed": seed, "source": {"kafka": kafka}, "serve": {"port": 0}, "log": logged}
+
+
+def client_of(daemon: DaemonProcess) -> httpx.Client:
+    """A client of the running daemon."""
+    ports: list[int] = []
+
+    def up() -> bool:
+        events = [orjson.loads(line) for line in daemon.log.read_bytes().splitlines() if line.startswith(b"{")]
+        ports[:] = [event["port"] for event in events if event["event"] == "http_started"]
+        return bool(ports)
+
+    daemon.wait_until(up, "the endpoint is up")
+    return httpx.Client(base_url=f"http://127.0.0.1:{ports[0]}", timeout=600)
+
+
+def wait_until_idle(client: httpx.Client) -> None:
+    """Until everything that can be trained on is: what is held back waits for records of the next stretch."""
+    seen, since = -1, time.monotonic()
+    while time.monotonic() - since < 3.0:
+        status = client.get("/v1/status").json()
+        if status["step"] != seen or status["phase"] != "idle":
+            seen, since = status["step"], time.monotonic()
+        time.sleep(0.2)
+
+
+def examine(client: httpx.Client, suite: Suite, tasks: Sequence[str]) -> dict[str, float]:
+    """Token accuracy of each task's test records, over HTTP; requests carry no task."""
+    found = {}
+    for task in tasks:
+        answer = client.post("/v1/eval", json={"examples": suite.tests[task]})
+        assert answer.status_code == 200, answer.text
+        found[task] = answer.json()["token_accuracy"]
+    return found
+
+
+def live(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) -> dict[str, Any]:
+    """One run: feed a stretch, wait, examine all tasks so far."""
+    topic = broker.new_topic()
+    daemon = DaemonProcess(folder, configuration(broker, topic, seed, ARMS[arm]))
+    daemon.start()
+    try:
+        client = client_of(daemon)
+        matrix: list[dict[str, float]] = []
+        seen: list[str] = []
+        for stretch in suite.stretches:
+            broker.produce(topic, [orjson.dumps({**r, "meta": {}}) for r in stretch.records])
+            wait_until_idle(client)
+            seen += stretch.tasks
+            matrix.append(examine(client, suite, seen))
+        assert daemon.terminate() == 0
+    finally:
+        daemon.end()
+    room = daemon.newest().manifest["rooms"]["regimes"]
+    events = [orjson.loads(line) for line in daemon.log.read_bytes().splitlines() if line.startswith(b"{")]
+    ended = {task: number for number, stretch in enumerate(suite.stretches) for task in stretch.tasks}
+    final = scores(matrix, ended)
+    return {
+        "suite": suite.name,
+        "arm": arm,
+        "seed": seed,
+        "AP": final.AP,
+        "AF": final.AF,
+        "BWT": final.BWT,
+        "matrix": matrix,
+        "boundaries": suite.boundaries,
+        "shifts": [entry["shift"] for entry in room["entries"]],
+        "probe_seconds": sum(entry["probe_seconds"] for entry in room["entries"]),
+        "events": len(events),
+    }
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation over the seeds, by suite and arm."""
+    table: dict[str, Any] = {}
+    for run in runs:
+        table.setdefault(run["suite"], {}).setdefault(run["arm"], []).append(run)
+    return {
+        suite: {
+            arm: {
+                name: {
+                    "mean": fmean(run[name] for run in group),
+                    "sd": stdev([run[name] for run in group]) if len(group) > 1 else None,
+                    "seeds": len(group),
+                }
+                for name in ("AP", "AF", "BWT")
+            }
+            for arm, group in arms.items()
+        }
+        for suite, arms in table.items()
+    }
+
+
+@pytest.mark.parametrize("kind", list(SUITES))
+def test_it_forgets_less_than_with_its_memory_switched_off(
+    broker: Broker, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Average forgetting over the seeds is lower, and the final performance is not paid for it."""
+    out = ROOT / "docs/forgetting.json"
+    held = orjson.loads(out.read_bytes()) if out.exists() else {"runs": []}
+    runs = [run for run in held["runs"] if run["suite"] != kind]
+    fresh = []
+    for seed in SEEDS:
+        suite = SUITES[kind](DATA, ORDER_1, records=RECORDS, tests=TESTS, seed=seed)
+        for arm in ARMS:
+            run = live(broker, tmp_path / f"{arm} {seed}", suite, arm, seed)
+            fresh.append(run)
+            with capsys.disabled():
+                onsets = [shift["onset"] for shift in run["shifts"]]
+                print(f"\n{kind} {arm} seed {seed}: AP {run['AP']:.3f} AF {run['AF']:.3f} shifts at {onsets}")  # noqa: T201
+            out.write_bytes(
+                orjson.dumps(
+                    {
+                        "command": "make evidence",
+                        "records_per_task": RECORDS,
+                        "summary": summary([*runs, *fresh]),
+                        "runs": [*runs, *fresh],
+                    },
+                    option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE,
+                )
+            )
+    found = summary(fresh)[kind]
+    assert found["streamlearn"]["AF"]["mean"] < found["switched off"]["AF"]["mean"]
+    assert found["streamlearn"]["AP"]["mean"] > found["switched off"]["AP"]["mean"] - 0.02

@@ -1,0 +1,120 @@
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from streamlearn.learner.anchor import Anchors
+from streamlearn.learner.optimizer import Group, MaskedAdamW
+from streamlearn.settings import LearnerSettings
+
+H, K, R, S, O = 2, 3, 2, 4, 5  # noqa: E741
+STRENGTH = 0.7
+
+
+def group(seed: int = 0) -> Group:
+    draw = torch.Generator().manual_seed(seed)
+    parameters = {
+        "A": Parameter(torch.randn(H, K, R, S, generator=draw)),
+        "B": Parameter(torch.randn(H, K, R, O, generator=draw)),
+    }
+    return Group("bank", parameters, torch.ones(H, K, dtype=torch.long))
+
+
+def importance(seed: int) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return {"bank.A": torch.rand(H, K, R, S, generator=draw), "bank.B": torch.rand(H, K, R, O, generator=draw)}
+
+
+def moved(made: Group, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in made.parameters.values():
+            parameter.add_(torch.randn(parameter.shape, generator=draw))
+
+
+def loop_over_eq_14(made: Group, omega: dict[str, Tensor], old: dict[str, Tensor]) -> float:
+    """L_reg spelled out: experts, factors, elements."""
+    total = 0.0
+    for name, parameter in made.parameters.items():
+        for h in range(H):
+            for i in range(K):
+                for r in range(R):
+                    for s in range(parameter.shape[-1]):
+                        drift = float(parameter.detach()[h, i, r, s] - old[name][h, i, r, s])
+                        total += float(omega[f"bank.{name}"][h, i, r, s]) * drift**2
+    return total
+
+
+def test_the_penalty_is_eq_14_with_importance_by_eq_13() -> None:
+    """Two consolidations, one weighted by h: sums of importance, held to where the second one found the weights."""
+    made = group()
+    anchors = Anchors([made], STRENGTH)
+    h_HK = torch.rand(H, K, generator=torch.Generator().manual_seed(9))
+    anchors.consolidate(importance(1))
+    moved(made, 2)
+    anchors.consolidate(importance(3), {"bank": h_HK})
+    old = {name: parameter.detach().clone() for name, parameter in made.parameters.items()}
+    assert anchors.penalty() == 0.0
+    moved(made, 4)
+    one, two = importance(1), importance(3)
+    omega = {name: one[name] + h_HK[:, :, None, None] * two[name] for name in one}
+    assert anchors.penalty() == pytest.approx(STRENGTH * loop_over_eq_14(made, omega, old), rel=1e-5)
+
+
+def test_the_optimizer_adds_the_penaltys_own_gradient() -> None:
+    """A step with a hold equals one with autograd's gradient of task plus lambda L_reg; `grad` stays the task's."""
+    settings = LearnerSettings(lr=1e-2)
+    held, plain = group(), group()
+    anchors = Anchors([held], STRENGTH)
+    anchors.consolidate(importance(1))
+    for made in (held, plain):
+        moved(made, 2)
+    old = group()
+    task = [torch.randn_like(p) for p in held.parameters.values()]
+    for made in (held, plain):
+        for parameter, gradient in zip(made.parameters.values(), task, strict=True):
+            parameter.grad = gradient.clone()
+    terms = [
+        (importance(1)[f"bank.{name}"] * (p - old.parameters[name].detach()).square()).sum()
+        for name, p in plain.parameters.items()
+    ]
+    (STRENGTH * sum(terms)).backward()  # type: ignore[union-attr]
+    MaskedAdamW([held], settings).step(1e-2)
+    MaskedAdamW([plain], settings).step(1e-2)
+    for name in held.parameters:
+        torch.testing.assert_close(held.parameters[name], plain.parameters[name])
+    for parameter, gradient in zip(held.parameters.values(), task, strict=True):
+        assert torch.equal(parameter.grad, gradient)  # type: ignore[arg-type]
+
+
+def test_release_takes_a_share_of_the_importance_away() -> None:
+    """All of it for one expert, half for another, none for the rest."""
+    made = group()
+    anchors = Anchors([made], STRENGTH)
+    anchors.consolidate(importance(1))
+    share = torch.zeros(H, K)
+    share[0, 1], share[1, 2] = 1.0, 0.5
+    anchors.release({"bank": share})
+    for name, omega in anchors.importance().items():
+        torch.testing.assert_close(omega, importance(1)[name] * (1 - share)[:, :, None, None])
+
+
+def test_it_goes_on_from_a_saved_state() -> None:
+    """Importance, anchors and what the optimizer is told come back."""
+    first, second = group(), group()
+    anchors, restored = Anchors([first], STRENGTH), Anchors([second], STRENGTH)
+    anchors.consolidate(importance(1))
+    restored.load_state_dict({name: tensor.clone() for name, tensor in anchors.state_dict().items()})
+    moved(first, 2)
+    moved(second, 2)
+    assert restored.penalty() == anchors.penalty() > 0
+    assert set(second.holds) == {"A", "B"}
+
+
+def test_without_a_strength_nothing_is_kept() -> None:
+    """Lambda 0 costs no memory and touches no gradient."""
+    made = group()
+    anchors = Anchors([made], 0.0)
+    anchors.consolidate({})
+    assert anchors.state_dict() == {}
+    assert made.holds == {}

@@ -1,0 +1,83 @@
+import pytest
+import torch
+from torch.nn import Parameter
+
+from streamlearn.learner.optimizer import Group
+from streamlearn.learner.stages import Stage, Stages
+from streamlearn.settings import LearnerSettings
+from tests.doubles import random_examples
+from tests.learner.conftest import MakeLearner
+
+SETTINGS = LearnerSettings(ffn_steps=2, attention_steps=3)
+EXPERTS = frozenset({"q_proj", "up_proj"})
+
+
+def groups() -> list[Group]:
+    made = []
+    for seed, name in enumerate(("q_proj", "up_proj", "q_proj.router")):
+        torch.manual_seed(seed)
+        parameter = Parameter(torch.zeros(1, 2, 3, 4))
+        parameter.grad = torch.randn(1, 2, 3, 4)
+        parameter.grad[0, 1] = 0.0  # an expert without a token
+        made.append(Group(name, {"A": parameter}, None))
+    return made
+
+
+def clock(steps: int) -> Stages:
+    return Stages(SETTINGS, frozenset({"q_proj"}), steps)
+
+
+def test_the_clock_runs_through_the_stages_and_starts_anew_at_a_shift() -> None:
+    """T1 steps of MLP experts, then attention, then MLP experts for good."""
+    stages = clock(0)
+    seen = []
+    for _ in range(7):
+        seen.append(stages.stage)
+        stages.apply([], EXPERTS)
+    assert seen == [Stage.FFN] * 2 + [Stage.ATTENTION] * 3 + [Stage.FINE_TUNING] * 2
+    stages.restart()
+    assert stages.stage is Stage.FFN
+
+
+@pytest.mark.parametrize(("steps", "resting"), [(0, "q_proj"), (2, "up_proj"), (5, "q_proj")])
+def test_a_stage_trains_its_own_experts_and_every_router(steps: int, resting: str) -> None:
+    """What rests has no gradient; routers keep theirs in every stage."""
+    made = groups()
+    clock(steps).apply(made, EXPERTS)
+    assert [group.name for group in made if group.parameters["A"].grad is None] == [resting]
+
+
+def test_stage_one_normalises_each_expert() -> None:
+    """Eq. 8: an expert's gradient over its own Frobenius norm; an expert without a token keeps its zeros."""
+    _, made, router = groups()
+    assert made.parameters["A"].grad is not None
+    before = made.parameters["A"].grad.clone()
+    clock(0).apply([made, router], EXPERTS)
+    torch.testing.assert_close(made.parameters["A"].grad[0, 0], before[0, 0] / before[0, 0].norm())
+    assert not made.parameters["A"].grad[0, 1].any()
+    assert router.parameters["A"].grad is not None
+    assert router.parameters["A"].grad.norm() != pytest.approx(1.0)
+
+
+def test_later_stages_leave_gradients_as_they_are() -> None:
+    """Eq. 9 and 10 are plain."""
+    _, made, _ = groups()
+    assert made.parameters["A"].grad is not None
+    before = made.parameters["A"].grad.clone()
+    clock(5).apply([made], EXPERTS)
+    assert torch.equal(made.parameters["A"].grad, before)
+
+
+def test_the_preset_moves_attention_in_stage_two_alone(make_learner: MakeLearner) -> None:
+    """`mot` on a model: which experts differ after a step of each stage."""
+    learner = make_learner(preset="mot", ffn_steps=1, attention_steps=1)
+    assert learner.stages is not None
+    moved = []
+    for step in range(3):
+        before = {bank.name: bank.B.detach().clone() for bank in learner.banks}
+        learner.step(random_examples([8, 6, 9, 7], prompt_length=3, seed=step))
+        different = {
+            bank.name.rpartition(".")[2] for bank in learner.banks if not torch.equal(bank.B, before[bank.name])
+        }
+        moved.append(different)
+    assert moved == [{"gate_proj", "up_proj", "down_proj"}, {"q_proj", "k_proj", "v_proj", "o_proj"}, moved[0]]

@@ -1,0 +1,116 @@
+"""A probe on a model: what it leaves, what it finds, what it must not touch."""
+
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from streamlearn.adapters.passage import passing
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.loss import row_loss
+from streamlearn.learner.row import pack
+from streamlearn.probe.probe import Report, probe
+from streamlearn.probe.transient import Coordinates, TransientExpert
+from streamlearn.settings import ConsolidateSettings, ProbeSettings
+from tests.doubles import random_examples
+from tests.learner.conftest import MakeLearner, make_learner, snapshot, tiny
+
+__all__ = ["make_learner", "tiny"]  # fixtures
+
+WARM_UP = random_examples([12, 9, 14, 11, 10, 13], prompt_length=4, seed=5)
+SETTINGS = ProbeSettings(warmup_tokens=200, similarity_tokens=40)
+
+
+def trained(make_learner: MakeLearner, preset: str = "streamlearn", **changes: Any) -> Learner:
+    learner = make_learner(preset=preset, changes=changes)
+    for seed in range(4):
+        learner.step(random_examples([9, 8, 7], prompt_length=3, seed=seed), [0, 0, 0])
+    return learner
+
+
+def probed(learner: Learner, seed: int = 3, **consolidate: Any) -> Report:
+    return probe(learner, WARM_UP, SETTINGS, ConsolidateSettings(**consolidate), seed=seed)
+
+
+@pytest.mark.parametrize("coordinates", get_args(Coordinates))
+def test_a_transient_expert_has_no_effect_before_it_is_trained(make_learner: MakeLearner, coordinates: Any) -> None:
+    """Section 3.2.1: E(x) = 0 at s = 0, whatever its A is."""
+    learner = trained(make_learner)
+    row = pack(WARM_UP, learner.device)
+    losses = []
+    for companion in (None, TransientExpert(learner.banks, coordinates, seed=1)):
+        passage = row.passage()
+        passage.companion = companion
+        with torch.no_grad(), passing(learner.model, passage):
+            losses.append(row_loss(learner.forward, row).token_L)
+    assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize("importance", ["path", "transient"])
+def test_a_probe_leaves_the_learner_as_it_was(make_learner: MakeLearner, importance: str) -> None:
+    """Weights, optimizer, biases, counts, random numbers and what may be trained: every bit."""
+    learner = trained(make_learner)
+    before, rng = snapshot(learner), torch.get_rng_state()
+    loads = [bank.load_HK.clone() for bank in learner.banks if bank.load_HK is not None]
+    probed(learner, importance=importance)
+    after = snapshot(learner)
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert all(p.requires_grad and p.grad is None for p in learner.optimizer.parameters())
+    assert all(torch.equal(a, b.load_HK) for a, b in zip(loads, learner.banks, strict=True) if b.load_HK is not None)
+
+
+def test_a_probe_is_a_function_of_its_arguments(make_learner: MakeLearner) -> None:
+    """The same seed finds the same, so that a restart in the middle does too; another seed another."""
+    learner = trained(make_learner)
+    one, two = (probed(learner, importance="transient", coordinates="random") for _ in range(2))
+    other = probed(learner, seed=4, importance="transient", coordinates="random")
+
+    def flat(values: Any) -> Tensor:
+        return torch.cat([tensor.flatten() for tensor in values.values()])
+
+    assert torch.equal(flat(one.similarity), flat(two.similarity))
+    assert torch.equal(flat(one.importance), flat(two.importance))
+    assert not torch.equal(flat(one.importance), flat(other.importance))
+
+
+def test_the_transient_expert_learns(make_learner: MakeLearner) -> None:
+    """Its loss on the warm-up falls when the warm-up is repeated."""
+    learner = trained(make_learner)
+    report = probe(learner, WARM_UP * 4, SETTINGS, ConsolidateSettings(), seed=0)
+    assert report.losses[-1] < report.losses[0] - 0.1
+    assert report.tokens == 4 * sum(map(len, WARM_UP))
+
+
+def test_fresh_experts_resemble_nothing_and_trained_ones_something(make_learner: MakeLearner) -> None:
+    """CKA is 0 for B = 0 and in (0, 1] for the experts that were trained."""
+    learner = trained(make_learner)
+    report = probed(learner)
+    for bank in learner.banks:
+        fresh_HK = ~bank.B.detach().flatten(2).any(2)
+        assert (report.similarity[bank.name][fresh_HK] == 0).all()
+        assert (report.similarity[bank.name][~fresh_HK] > 0).all()
+        assert (report.similarity[bank.name] <= 1).all()
+
+
+def test_importance_is_asked_for(make_learner: MakeLearner) -> None:
+    """Only `importance: transient` pays for it; it is never negative and has the stable experts' shapes."""
+    learner = trained(make_learner)
+    assert probed(learner, importance="path").importance == {}
+    found = probed(learner, importance="transient").importance
+    for bank in learner.banks:
+        assert found[f"{bank.name}.A"].shape == bank.A.shape
+        assert found[f"{bank.name}.B"].shape == bank.B.shape
+    assert all((omega >= 0).all() for omega in found.values())
+    assert any(omega.any() for omega in found.values())
+
+
+def test_the_coordinates_of_the_bank_are_the_stable_experts_own(make_learner: MakeLearner) -> None:
+    """`bank` starts each block from its stable expert's A; `random` from another."""
+    learner = trained(make_learner)
+    own = TransientExpert(learner.banks, "bank", seed=1)
+    other = TransientExpert(learner.banks, "random", seed=1)
+    for bank in learner.banks:
+        assert torch.equal(own.A[bank.name], bank.A)
+        assert not torch.equal(other.A[bank.name], bank.A)
