@@ -1,6 +1,7 @@
 """Shifts through the whole loop: found, probed, entered, and the same after a death anywhere."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,19 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from streamlearn import adaptation as adaptation_module
+from streamlearn.adaptation import Entry
 from streamlearn.assembly import Rooms
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.daemon import Daemon
 from streamlearn.events import Event
+from streamlearn.learner.learner import Step
 from streamlearn.probe.probe import probe
 from streamlearn.serve.jobs import ExpertsJob, JobQueue
-from streamlearn.serve.schemas import ExpertsResult
+from streamlearn.serve.schemas import ExpertsResult, Result
 from streamlearn.serve.status import Board, Clock, Phase, Status
 from streamlearn.settings import Settings
+from streamlearn.snapshot.snapshot import SnapshotInfo
+from streamlearn.stream.batch import Batch
 from tests.doubles import tiny_backbone
 
 PER_TASK = 90
@@ -86,9 +91,14 @@ def run(settings: Settings) -> tuple[dict[str, Tensor], Rooms]:
     """Learn to the end; every tensor that the next step would depend on."""
     with opened(settings) as rooms:
         daemon_of(rooms).run()
-        weights = {f"{bank.name}.{n}": p for bank in rooms.learner.banks for n, p in (("A", bank.A), ("B", bank.B))}
-        state = {**rooms.learner.state(), **rooms.adaptation.state(), **weights}
-        return {name: tensor.detach().clone() for name, tensor in state.items()}, rooms
+        return tensors_of(rooms), rooms
+
+
+def tensors_of(rooms: Rooms) -> dict[str, Tensor]:
+    """Copies of all that a snapshot holds."""
+    weights = {f"{bank.name}.{n}": p for bank in rooms.learner.banks for n, p in (("A", bank.A), ("B", bank.B))}
+    state = {**rooms.learner.state(), **rooms.adaptation.state(), **weights}
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
 def differences(left: dict[str, Tensor], right: dict[str, Tensor]) -> list[str]:
@@ -301,6 +311,40 @@ def test_experts_of_a_running_daemon(make: Callable[..., Settings]) -> None:
             assert regime.claimed is not None
             for tokens, claimed in zip(regime.holdout_tokens, regime.claimed, strict=True):
                 assert [k for k, count in enumerate(tokens) if count] == claimed
+
+
+def test_asking_about_experts_changes_no_bit(make: Callable[..., Settings]) -> None:
+    """Asked all the time, a piece of every answer between two steps, the run ends in the same bits and counts."""
+    lines = stream("animals", "sums")
+    quiet, _ = run(make(lines, "quiet"))
+    with opened(make(lines, "asked", serve={"eval_budget_s": 1e-6})) as rooms:
+        jobs = JobQueue(1)
+        answers: list[Future[Result]] = []
+
+        class Asking(Silent):
+            def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+                if not answers or answers[-1].done():
+                    answers.append(jobs.submit(ExpertsJob(None)))
+
+        daemon = Daemon(rooms, Board(Status(Phase.STARTING), Clock()), jobs, observer=Asking())
+        daemon.run()
+        asked = tensors_of(rooms)
+    steps = [future.result(timeout=0).step for future in answers if future.done()]
+    assert len(set(steps)) > 3
+    assert len(steps) < rooms.learner.number / 2, "an answer took several steps"
+    assert differences(quiet, asked) == []
+
+
+class Silent:
+    """An observer that does nothing."""
+
+    def on_start(self, status: Status) -> None: ...
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None: ...
+
+    def on_shift(self, entry: Entry) -> None: ...
+
+    def on_snapshot(self, info: SnapshotInfo) -> None: ...
 
 
 def test_scorings_and_shifts_are_logged(make: Callable[..., Settings]) -> None:

@@ -22,7 +22,7 @@ import yaml
 from streamlearn.adaptation import Entry
 from streamlearn.assembly import Rooms
 from streamlearn.bench.scores import scores
-from streamlearn.bench.suite import ORDER_1, UNSEEN, Suite, interleaved, sequential
+from streamlearn.bench.suite import ORDER_1, TRACE, UNSEEN, Suite, interleaved, sequential
 from streamlearn.daemon import Daemon
 from streamlearn.events import configure_logging
 from streamlearn.learner.learner import Step
@@ -141,7 +141,7 @@ def settings_of(arm: str, seed: int, folder: Path, file: Path) -> Settings:
 
 def suite_of(arguments: argparse.Namespace, seed: int) -> Suite:
     """The suite that the command line names."""
-    tasks = [*ORDER_1, *UNSEEN][: arguments.tasks]
+    tasks = [*ORDER_1, *UNSEEN, *TRACE][: arguments.tasks]
     if arguments.order:
         tasks = arguments.order
     make = interleaved if arguments.interleaved else sequential
@@ -158,10 +158,10 @@ def _done(out: Path | None) -> set[tuple[str, str, int, int]]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of task files")
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="folders of task files")
     parser.add_argument("--arm", action="append", required=True, help="preset:section.key=value:...")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--tasks", type=int, default=8, help="how many of the fifteen, in CP-MoE's order 1")
+    parser.add_argument("--tasks", type=int, default=8, help="how many of SuperNI's fifteen and TRACE's eight")
     parser.add_argument("--order", nargs="+", help="tasks by name instead")
     parser.add_argument("--records", type=int, default=200, help="training records of each task at most")
     parser.add_argument("--tests", type=int, default=50, help="test records of each task at most")

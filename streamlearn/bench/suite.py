@@ -18,6 +18,8 @@ ORDER_1 = ("task1572", "task363", "task1290", "task181", "task002", "task1510", 
 """The eight tasks that CP-MoE trains on, order 1 of its Table 5."""
 UNSEEN = ("task073", "task1590", "task748", "task511", "task591", "task1687", "task875")
 """The other seven of the fifteen."""
+TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
+"""TRACE's eight tasks in its standard order."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,20 @@ class Suite:
         return ends
 
 
-def sequential(folder: Path, tasks: Sequence[str], *, records: int, tests: int, seed: int) -> Suite:
+def sequential(folders: Sequence[Path], tasks: Sequence[str], *, records: int, tests: int, seed: int) -> Suite:
     """One task after another, at most `records` of each, drawn by the seed."""
-    stretches = [Stretch((task,), tuple(_draw(folder, task, records, seed))) for task in tasks]
-    return Suite("sequential", tuple(stretches), _tests(folder, tasks, tests))
+    stretches = [Stretch((task,), tuple(_draw(folders, task, records, seed))) for task in tasks]
+    return Suite("sequential", tuple(stretches), _tests(folders, tasks, tests))
 
 
 def interleaved(
-    folder: Path, tasks: Sequence[str], *, records: int, tests: int, seed: int, widths: Sequence[int] = (2, 3)
+    folders: Sequence[Path],
+    tasks: Sequence[str],
+    *,
+    records: int,
+    tests: int,
+    seed: int,
+    widths: Sequence[int] = (2, 3),
 ) -> Suite:
     """The tasks in groups of alternately `widths` tasks, each group's records shuffled into each other."""
     groups: list[tuple[str, ...]] = []
@@ -64,17 +72,22 @@ def interleaved(
         left = left[width:]
     stretches = []
     for number, group in enumerate(groups):
-        mixed = [record for task in group for record in _draw(folder, task, records, seed)]
+        mixed = [record for task in group for record in _draw(folders, task, records, seed)]
         random.Random(f"{seed} {number}").shuffle(mixed)
         stretches.append(Stretch(group, tuple(mixed)))
-    return Suite("interleaved", tuple(stretches), _tests(folder, tasks, tests))
+    return Suite("interleaved", tuple(stretches), _tests(folders, tasks, tests))
 
 
-def _draw(folder: Path, task: str, records: int, seed: int) -> list[Json]:
-    found = list(read_task(folder, task, "train"))
+def _draw(folders: Sequence[Path], task: str, records: int, seed: int) -> list[Json]:
+    found = list(read_task(_home(folders, task), task, "train"))
     random.Random(f"{seed} {task}").shuffle(found)
     return found[:records]
 
 
-def _tests(folder: Path, tasks: Sequence[str], tests: int) -> dict[str, tuple[Json, ...]]:
-    return {task: tuple(read_task(folder, task, "test", tests)) for task in tasks}
+def _tests(folders: Sequence[Path], tasks: Sequence[str], tests: int) -> dict[str, tuple[Json, ...]]:
+    return {task: tuple(read_task(_home(folders, task), task, "test", tests)) for task in tasks}
+
+
+def _home(folders: Sequence[Path], task: str) -> Path:
+    """The folder that holds the task; the last one when none does, whose message then says so."""
+    return next((folder for folder in folders if any(folder.glob(f"{task}*.train.jsonl.gz"))), folders[-1])

@@ -1,9 +1,10 @@
-"""SuperNI task files as records.
+"""Task files as records: SuperNI's, and those of other suites in the same layout.
 
     python -m streamlearn.bench.superni --data ../shared/data/superni --tasks task002 task1290 --split train
 
 A folder holds `NAME.train.jsonl.gz`, `NAME.test.jsonl.gz` and perhaps `NAME.dev.jsonl.gz`, one task a file, with the
-fields `id`, `task`, `definition`, `input`, `output`. The records go to standard output, one JSON object a line.
+fields `id`, `task`, `definition`, `input`, `output`, or, as TRACE has them, `id`, `task`, `prompt`, `answer`. The
+records go to standard output, one JSON object a line.
 """
 
 import argparse
@@ -21,10 +22,13 @@ Split = Literal["train", "dev", "test"]
 
 def to_record(row: Mapping[str, Any]) -> dict[str, Any]:
     """One instance as prompt and completion, in the form that the nano backbone knows; `meta` names its task."""
+    meta = {"task": row["task"], "id": row["id"]}
+    if "definition" not in row:
+        return {"prompt": row["prompt"], "completion": f" {row['answer']}", "meta": meta}
     return {
         "prompt": f"Definition: {row['definition']}\n\nInput: {row['input']}\n\nOutput:",
         "completion": f" {row['output']}",
-        "meta": {"task": row["task"], "id": row["id"]},
+        "meta": meta,
     }
 
 

@@ -45,6 +45,8 @@ RIVALRY = 0.25
 """Nats per bucket beyond `MARGIN` that a young stretch's records must speak for the regime it was split from."""
 PATIENCE = 4
 """Records after an alarm that meant nothing before the next is looked at."""
+LONGEST_BURST = 30
+"""Like records in a row that may pass for a burst of the stretch's regime when their words fit it."""
 MIN_NEW = 3
 """Records that must be left to make a regime."""
 
@@ -246,15 +248,15 @@ class InputsWatch:
         """What the records behind an alarm are; None when they are nothing new."""
         if len(alarm.fresh) < MIN_NEW:
             return None
-        here = self._now.slot
+        here, whole = self._now.slot, alarm.fresh
         likeliest, fits = self._likeliest(alarm.fresh)
         if alarm.fresh[0].slot == here and (not fits or likeliest == here):
             alarm = replace(alarm, fresh=self._unexplained(alarm.fresh))
             likeliest, fits = self._likeliest(alarm.fresh) if len(alarm.fresh) >= MIN_NEW else (here, True)
-        if fits and likeliest == here:
+        if fits and likeliest == here and len(whole) < LONGEST_BURST:
             self._now.patience = PATIENCE
             return None
-        return self._enter(likeliest, alarm, protected, known=fits)
+        return self._enter(likeliest, alarm, protected, known=fits and likeliest != here)
 
     def _likeliest(self, fresh: tuple[Entry, ...]) -> tuple[int, bool]:
         """The regime that explains the records best, and whether it explains them as well as its own."""
@@ -267,7 +269,11 @@ class InputsWatch:
         sketch = self._regimes[slot]
         pairs = zip(weights, fresh, strict=True)
         fits = [sketch.fit(float(weight.log_ratios_R[slot]), each.record) for weight, each in pairs]
-        return slot, float(np.mean(fits)) > FITS
+        if float(np.mean(fits)) <= FITS:
+            return slot, False
+        mean_D = np.mean([each.record.phi_D for each in fresh], axis=0)
+        near = self._test.distance(mean_D, len(fresh), sketch.reference) < self._test.threshold(sketch.reference)
+        return slot, near or slot == self._now.slot
 
     def _unexplained(self, fresh: tuple[Entry, ...]) -> tuple[Entry, ...]:
         """Of the recent records, those that explain each other better than the regimes they are in do.

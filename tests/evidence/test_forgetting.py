@@ -155,7 +155,7 @@ def test_it_forgets_less_than_with_its_memory_switched_off(
     runs = [run for run in held["runs"] if run["suite"] != kind]
     fresh = []
     for seed in SEEDS:
-        suite = SUITES[kind](DATA, ORDER_1, records=RECORDS, tests=TESTS, seed=seed)
+        suite = SUITES[kind]([DATA], ORDER_1, records=RECORDS, tests=TESTS, seed=seed)
         for arm in ARMS:
             run = live(broker, tmp_path / f"{arm} {seed}", suite, arm, seed)
             fresh.append(run)
