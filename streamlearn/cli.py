@@ -190,6 +190,19 @@ def bench_speed(
     speed.report(rounds=rounds, as_json=as_json)
 
 
+@bench.command("detect")
+def bench_detect(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    data: Annotated[Path, typer.Option(help="Folder of SuperNI task files.")] = Path("../shared/data/superni"),
+    seeds: Annotated[int, typer.Option(min=1, help="Each seed makes one stream of every kind and prompt.")] = 5,
+    quick: Annotated[bool, typer.Option(help="Short streams of few records: to see that it runs.")] = False,
+) -> None:
+    """Shifts of the inputs: delay, misses, false alarms, recurrences and whose regime each record is given."""
+    from streamlearn.bench import detect  # noqa: PLC0415
+
+    detect.report(data=data, seeds=seeds, as_json=as_json, quick=quick)
+
+
 @app.command("version")
 def show_version() -> None:
     """Versions of what decides a result."""

@@ -130,12 +130,15 @@ class Daemon:
 
         A sighting is yielded with the ones after it still in `_ahead`.
         """
-        for batch in self.batches():
-            self._ahead.extend(self.rooms.adaptation.monitor.look(batch))
-            yield from self._ready()
-        if not self.stopped:
-            self._ahead.extend(self.rooms.adaptation.monitor.flush())
-            yield from self._ready(at_end=True)
+        life = None
+        while self.state is not life and not self.stopped:  # a rollback near the end makes the stream longer again
+            for batch in self.batches():
+                self._ahead.extend(self.rooms.adaptation.monitor.look(batch))
+                yield from self._ready()
+            life = self.state
+            if not self.stopped:
+                self._ahead.extend(self.rooms.adaptation.monitor.flush())
+                yield from self._ready(at_end=True)
 
     def batches(self) -> Iterator[Batch]:
         """stream/: batches as they fill; while none does, jobs and due snapshots are served here."""
@@ -145,8 +148,10 @@ class Daemon:
                 yield batch
             elif self.rooms.source.exhausted:
                 _log.info(Event.SOURCE_EXHAUSTED, records=self.state.records)
-                yield from self.rooms.intake.last_batches()
-                return
+                life = self.state
+                yield from takewhile(lambda _: self.state is life, self.rooms.intake.last_batches())
+                if self.state is life:
+                    return
             else:
                 self._publish(Phase.IDLE, ready=True)
                 self.save_if_due()

@@ -264,6 +264,17 @@ def test_a_row_of_refused_updates_rolls_back(make: Callable[..., Settings], monk
     assert_same(without_numbers(state), without_numbers(clean))
 
 
+@pytest.mark.parametrize("behind", [0, 4, 8])
+def test_a_rollback_near_the_end_reads_the_rest_again(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    """The source was read to its end when the third refusal came; what the snapshot does not cover still comes."""
+    lines = records(20 + behind)
+    lines[20:20] = [orjson.dumps({"prompt": f"poison {i}", "completion": " x"}) for i in range(3 * PER_BATCH)]
+    _, daemon = run_poisoned(make(lines, "poisoned", max_bad_batches=3), monkeypatch)
+    assert daemon.state.ledger.rows()[0][2:4] == (20 + behind, 3 * PER_BATCH)
+
+
 def test_divergence_after_a_rollback_ends_the_run(
     make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:

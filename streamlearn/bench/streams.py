@@ -34,7 +34,8 @@ RAMP = 200
 RECURRING_TASKS = 5
 PASSAGE_CHARS = 60
 """Records whose inputs begin alike so far come from one passage."""
-MIN_TASKS = 3
+MIN_TASKS = 4
+"""As many as three interleaved producers and the one that follows them."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class Maker:
         del prompt
         passages = np.array(self._tasks[task].passages)
         rank = self._rng.permutation(passages.max() + 1)
-        return np.argsort(rank[passages], kind="stable").tolist()
+        return [int(record) for record in np.argsort(rank[passages], kind="stable")]
 
     def _by_length_bursts(self, task: int, prompt: Prompt) -> list[int]:
         """Bursts of 16 records of like length, in random order."""

@@ -33,8 +33,12 @@ MARGIN = 8.0
 """Nats by which one regime must explain a record better than another to own it."""
 FITS_ALONE = -2.5
 """Deviations below its usual fit at which a single record no longer looks like a regime's own."""
-FITS = -1.2
-"""The same for the mean of several: 1 % of a regime's own lie below, 95 to 100 % of another's."""
+NEAR = 1.25
+"""Thresholds of the change test within which records may lie from a regime that returns."""
+FITS = -1.5
+"""The same for the mean of several: 1 % of a returning regime's lie below, 97 % of others'."""
+FITS_STILL = -0.8
+"""The same for several that made an alarm ring: bursts of the stretch's own regime lie above 0."""
 MATURE = 32
 """Records after which a regime may own others' records."""
 GONE = 0.97
@@ -45,8 +49,6 @@ RIVALRY = 0.25
 """Nats per bucket beyond `MARGIN` that a young stretch's records must speak for the regime it was split from."""
 PATIENCE = 4
 """Records after an alarm that meant nothing before the next is looked at."""
-LONGEST_BURST = 30
-"""Like records in a row that may pass for a burst of the stretch's regime when their words fit it."""
 MIN_NEW = 3
 """Records that must be left to make a regime."""
 
@@ -248,15 +250,15 @@ class InputsWatch:
         """What the records behind an alarm are; None when they are nothing new."""
         if len(alarm.fresh) < MIN_NEW:
             return None
-        here, whole = self._now.slot, alarm.fresh
+        here = self._now.slot
         likeliest, fits = self._likeliest(alarm.fresh)
         if alarm.fresh[0].slot == here and (not fits or likeliest == here):
             alarm = replace(alarm, fresh=self._unexplained(alarm.fresh))
             likeliest, fits = self._likeliest(alarm.fresh) if len(alarm.fresh) >= MIN_NEW else (here, True)
-        if fits and likeliest == here and len(whole) < LONGEST_BURST:
+        if fits and likeliest == here:
             self._now.patience = PATIENCE
             return None
-        return self._enter(likeliest, alarm, protected, known=fits and likeliest != here)
+        return self._enter(likeliest, alarm, protected, known=fits)
 
     def _likeliest(self, fresh: tuple[Entry, ...]) -> tuple[int, bool]:
         """The regime that explains the records best, and whether it explains them as well as its own."""
@@ -269,11 +271,11 @@ class InputsWatch:
         sketch = self._regimes[slot]
         pairs = zip(weights, fresh, strict=True)
         fits = [sketch.fit(float(weight.log_ratios_R[slot]), each.record) for weight, each in pairs]
-        if float(np.mean(fits)) <= FITS:
-            return slot, False
+        if slot == self._now.slot:
+            return slot, float(np.mean(fits)) > FITS_STILL
         mean_D = np.mean([each.record.phi_D for each in fresh], axis=0)
-        near = self._test.distance(mean_D, len(fresh), sketch.reference) < self._test.threshold(sketch.reference)
-        return slot, near or slot == self._now.slot
+        distance = self._test.distance(mean_D, len(fresh), sketch.reference)
+        return slot, float(np.mean(fits)) > FITS and distance < NEAR * self._test.threshold(sketch.reference)
 
     def _unexplained(self, fresh: tuple[Entry, ...]) -> tuple[Entry, ...]:
         """Of the recent records, those that explain each other better than the regimes they are in do.

@@ -31,5 +31,8 @@ def gates(h_TS: Tensor, router_KS: Tensor, config: HeadLoraConfig) -> Tensor:
     native_TK = exp_TK / exp_TK.sum(-1, keepdim=True) * selected_TK
     if config.gate == "softmax" or config.router_gradient == "native":
         return native_TK.detach() if config.router_gradient == "none" else native_TK
-    eq13_TK = (exp_TK * selected_TK / (exp_TK * selected_TK).sum(-1, keepdim=True)).detach()
+    eq13_TK = exp_TK * selected_TK / (exp_TK * selected_TK).sum(-1, keepdim=True)
+    if config.router_gradient == "selected":
+        return eq13_TK
+    eq13_TK = eq13_TK.detach()
     return eq13_TK if config.router_gradient == "none" else eq13_TK + native_TK - native_TK.detach()

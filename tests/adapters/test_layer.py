@@ -19,6 +19,7 @@ VARIANTS = {
     "native": replace(MH_MOE, router_gradient="native"),
     "frozen router": replace(MH_MOE, router_gradient="none"),
     "two of three": replace(MH_MOE, top_k=2),
+    "two of three, their own gradient": replace(MH_MOE, top_k=2, router_gradient="selected"),
     "all": replace(MH_MOE, top_k=None),
     "loramoe": HeadLoraConfig(
         num_heads=1, num_experts=6, top_k=None, gate="softmax", router_gradient="native", alpha=32

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from streamlearn.adapters import Bank, HeadLoraConfig, attach, banks, reset_load, resolve
+from streamlearn.adapters import SHAPES, Bank, HeadLoraConfig, attach, banks, reset_load, resolve
 from streamlearn.errors import ConfigError
 from streamlearn.settings import AdapterSettings
 
@@ -54,7 +54,7 @@ def logits(model: Any) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("preset", ["mh-moe", "loramoe", "lora"])
+@pytest.mark.parametrize("preset", list(SHAPES))
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_trains_the_experts_and_nothing_else(architecture: str, preset: Any) -> None:
     """The output starts as the backbone's, the loss falls, the backbone keeps every bit."""

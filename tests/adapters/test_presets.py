@@ -7,13 +7,56 @@ import torch
 from peft import PeftConfig
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from streamlearn.adapters import HeadLoraConfig, activated_parameters, check, linear_shapes, resolve
+from streamlearn.adapters import HeadLoraConfig, activated_parameters, check, linear_shapes, objective, resolve
 from streamlearn.errors import ConfigError
-from streamlearn.settings import AdapterSettings
+from streamlearn.settings import AdapterSettings, Settings
 
 SHAPES = {"model.layers.0.mlp.gate_proj": (256, 640), "model.layers.0.mlp.up_proj": (256, 640)} | {
     "model.layers.0.mlp.down_proj": (640, 256)
 }
+
+
+def with_preset(preset: Any, **sections: Any) -> Settings:
+    adapter = {"preset": preset, **sections.pop("adapter", {})}
+    return Settings.model_validate({"source": {"jsonl": {"path": "x.jsonl"}}, "adapter": adapter, **sections})
+
+
+def test_objectives_are_the_papers_rows() -> None:
+    """CP-MoE section 4: alpha 0.2, lambda 5e3, gamma 0.1; LoRAMoE 4.1: beta 0.1; MoT: three stages."""
+    cp_moe, loramoe, mot = (objective(with_preset(preset)) for preset in ("cp-moe", "loramoe", "mot"))
+    assert (cp_moe.bias, cp_moe.bias_strength) == ("soft", 0.2)
+    assert (cp_moe.anchor_strength, cp_moe.balance_strength) == (5e3, 0.1)
+    assert (loramoe.localized_balance, mot.staged) == (0.1, True)
+    assert objective(with_preset("streamlearn")).bias == "claims"
+    assert not objective(with_preset("mh-moe")).remembers
+
+
+def test_cp_moe_and_mot_are_the_papers_shapes() -> None:
+    """CP-MoE: 8 experts of rank 4, two chosen, beside every linear; MoT: one gate a block for whole sequences."""
+    cp_moe, mot = (resolve(AdapterSettings(preset=preset)) for preset in ("cp-moe", "mot"))
+    assert (cp_moe.num_heads, cp_moe.num_experts, cp_moe.top_k, cp_moe.r) == (1, 8, 2, 4)
+    assert set(cp_moe.target_modules) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert (mot.routes, mot.top_k, mot.num_heads) == ("sequences", 1, 1)
+    assert mot.noise > 0
+
+
+def test_settings_lie_over_the_objective() -> None:
+    """What is given wins, whichever section it stands in."""
+    settings = with_preset(
+        "streamlearn",
+        adapter={"bias": "soft"},
+        learner={"router_lr": 0.0, "balance_strength": 0.3},
+        consolidate={"anchor_strength": 7.0},
+    )
+    found = objective(settings)
+    assert (found.bias, found.bias_strength) == ("soft", 0.2)
+    assert (found.router_lr, found.balance_strength, found.anchor_strength) == (0.0, 0.3, 7.0)
+
+
+def test_a_bias_needs_a_router() -> None:
+    """`lora` has none to steer."""
+    with pytest.raises(ConfigError, match="adapter.bias: preset lora has no router to steer; remove the key"):
+        objective(with_preset("lora", adapter={"bias": "claims"}))
 
 
 def test_presets_are_the_papers_rows() -> None:
@@ -53,6 +96,7 @@ def test_settings_lie_over_the_preset() -> None:
         ),
         ({"preset": "lora", "num_heads": 8}, "adapter.num_heads: must be 1 where no gate"),
         ({"preset": "lora", "top_k": 2}, "adapter.top_k: must be at most num_experts, which is 1, found 2"),
+        ({"preset": "mot", "num_heads": 4}, "adapter.routes: sequences need a gate and num_heads 1"),
         ({"target_modules": ()}, "adapter.target_modules: must name at least one linear, found none"),
         ({"target_modules": ("",)}, "adapter.target_modules: an empty name matches nothing"),
     ],
