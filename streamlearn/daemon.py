@@ -148,9 +148,11 @@ class Daemon:
                 yield batch
             elif self.rooms.source.exhausted:
                 _log.info(Event.SOURCE_EXHAUSTED, records=self.state.records)
-                life = self.state
-                yield from takewhile(lambda _: self.state is life, self.rooms.intake.last_batches())
-                if self.state is life:
+                before = self.state
+                for last in self.rooms.intake.last_batches():
+                    if self.state is before:
+                        yield last
+                if self.state is before:  # else a rollback: the source stands where there is more
                     return
             else:
                 self._publish(Phase.IDLE, ready=True)

@@ -47,6 +47,19 @@ BATCH_RECORDS = 8
 SINGLES = 40
 """Records of each task that are asked alone."""
 STILL = ("stationary", "autocorrelated")
+TABLE_WIDTH = 120
+HEADINGS = {
+    "recall": "found",
+    "precision": "right",
+    "mean_delay_records": "delay",
+    "false_alarms_per_10k": "FA/10k",
+    "false_alarms_per_10k_autocorrelated": "auto.",
+    "recurrence_recall": "recur.",
+    "record_assignment": "assign.",
+    "single_assignment": "single",
+    "us_per_record": "us",
+}
+"""The table's columns; the module's docstring says what they are."""
 
 Run = Callable[[Stream, Sequence[Task]], "Found"]
 
@@ -104,7 +117,7 @@ def report(*, data: Path, seeds: int, as_json: bool, quick: bool = False) -> Non
     if as_json:
         print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON goes out as it is
     else:
-        Console().print(table(result))
+        Console(width=TABLE_WIDTH).print(table(result))
 
 
 def measure(data: Path, *, seeds: int, quick: bool = False) -> dict[str, Any]:
@@ -226,13 +239,12 @@ def assignment(tasks: Sequence[int], slots: Sequence[int]) -> dict[int, int]:
 
 def table(result: dict[str, Any]) -> Table:
     """The first figures of every detector, then every kind of stream of the daemon's own."""
-    names = [name for name in result["default"] if name != "kinds"]
-    shown = Table("", *names, box=None, pad_edge=False)
+    shown = Table("", *HEADINGS.values(), box=None, pad_edge=False)
     for detector in (name for name in result if name != "setting"):
-        shown.add_row(detector, *(_cell(result[detector][name]) for name in names))
+        shown.add_row(detector, *(_cell(result[detector].get(name)) for name in HEADINGS))
     shown.add_row()
     for kind, found in result["default"]["kinds"].items():
-        shown.add_row(f"  {kind}", *(_cell(found.get(name)) for name in names))
+        shown.add_row(kind, *(_cell(found.get(name)) for name in HEADINGS))
     return shown
 
 

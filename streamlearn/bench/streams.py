@@ -8,8 +8,8 @@ Every stream is a function of its seed. Records are drawn from the tasks' train 
 - recurring: 5 tasks that come back, 8 to 15 boundaries;
 - interleaved_2, interleaved_3: producers that come and go, so many at once, mixed record by record;
 - stationary: 10,000 records of one task in random order;
-- autocorrelated: the same in an order that a file often has: by source passage where a task has passages, else in bursts
-  of like length, or in chunks sorted by length.
+- autocorrelated: the same in an order that a file often has: by source passage, in bursts of like length, or in
+  chunks sorted by length.
 """
 
 import gzip

@@ -169,7 +169,7 @@ def test_any_folder_of_task_files_will_do(tmp_path: Path, capsys: pytest.Capture
     assert set(result["default"]["kinds"]) >= {"abrupt", "abrupt_bare", "interleaved_3_definition", "autocorrelated"}
     assert result["never"]["recall"] == 0.0
     assert result["setting"]["tasks"] == 4
-    Console().print(detect.table(result))
+    Console(width=detect.TABLE_WIDTH).print(detect.table(result))
     assert "mixture_is_a_regime" in capsys.readouterr().out
 
 
