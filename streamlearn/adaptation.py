@@ -7,7 +7,7 @@ heed      shift/: what only the loss can show, after the step
 """
 
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,10 +142,12 @@ class Adaptation:
         self.records += len(sighted.slots)
         return frozenset([index for index, (slot, example) in pairs if self.holdouts.take(slot, example)])
 
-    def heed(self, slots: Sequence[int], losses: Sequence[float]) -> None:
-        """After a step: prequential losses of its records, in order."""
-        first = self.records - len(slots) + 1
-        for index, (slot, loss) in enumerate(zip(slots, losses, strict=True)):
+    def heed(self, sighted: Sighted, held_out: Collection[int], losses: Sequence[float]) -> None:
+        """After a step: prequential losses of the batch's records that were not held out, in order."""
+        first = self.records - len(sighted.slots) + 1
+        trained = [index for index in range(len(sighted.slots)) if index not in held_out]
+        for index, loss in zip(trained, losses, strict=True):
+            slot = sighted.slots[index]
             number = self.numbers.get(slot)
             if number is None:
                 continue

@@ -208,7 +208,7 @@ class Daemon:
         if step is not None and step.refusal is not None:
             self._set_aside(batch, step)
         elif step is not None:
-            adaptation.heed(slots, step.record_losses)
+            adaptation.heed(sighted, held_out, step.record_losses)
         adaptation.trained(sighted, step)
         state.account(sighted.batch, step, held_out)
         if state.bad_in_a_row >= self.rooms.settings.learner.max_bad_batches:

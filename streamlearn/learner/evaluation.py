@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from transformers import DynamicCache
 
 from streamlearn.adapters.passage import Passage, Watcher, passing
@@ -36,9 +35,9 @@ class ExampleScore:
 
 
 class PinnedWeights:
-    """A copy of the trainable weights as they are now, to be swapped in for a while."""
+    """A copy of weights as they are now, to be swapped in for a while."""
 
-    def __init__(self, parameters: Sequence[Parameter]) -> None:
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters
         self._copies = [parameter.detach().clone() for parameter in parameters]
 

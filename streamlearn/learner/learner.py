@@ -132,6 +132,11 @@ class Learner:
         """Count a batch whose every record was set aside, so that its snapshot has a number of its own."""
         self.number += 1
 
+    def served(self) -> list[Tensor]:
+        """All that an answer depends on beside the backbone: weights and CP biases."""
+        biases = [bank.bias_HKN for bank in self.banks if bank.bias_HKN is not None]
+        return [*self.optimizer.parameters(), *biases]
+
     def _balances(self, row: Row, examples: Sequence[Example]) -> tuple[LoadBalance | LocalizedBalance, ...]:
         balances: list[LoadBalance | LocalizedBalance] = []
         if self.objective.balance_strength:

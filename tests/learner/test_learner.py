@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamlearn.adapters import SHAPES
+from streamlearn.adapters import SHAPES, passing
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import row_loss
 from streamlearn.learner.row import pack
@@ -32,8 +32,9 @@ def losses_alone(model: Any, example: Example) -> list[float]:
 
 
 def mean_loss(learner: Learner, batch: Batch) -> float:
-    with torch.no_grad():
-        return float(row_loss(learner.forward, pack(batch.examples, learner.device)).mean)
+    row = pack(batch.examples, learner.device)
+    with torch.no_grad(), passing(learner.model, row.passage()):
+        return float(row_loss(learner.forward, row).mean)
 
 
 def train(learner: Learner, steps: Sequence[int]) -> list[float]:
