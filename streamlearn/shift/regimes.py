@@ -11,7 +11,6 @@ A regime that occurs among the records held back, or is the stretch's own, is ne
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -86,8 +85,9 @@ class Regimes:
     def calibrate(self, slots: Iterable[int] | None = None) -> None:
         """Ask the regimes anew how well they explain their own records; all of them unless told."""
         for slot in range(len(self)) if slots is None else slots:
-            self._sketches[slot].calibrate(partial(self._log_ratio_without, slot))
-            self._frozen[slot] = None
+            if self._sketches[slot].exemplars:
+                self._sketches[slot].calibrate(self._exemplar_fits(slot))
+                self._frozen[slot] = None
 
     def add(self, slot: int, record: Signature, ordinal: int) -> None:
         """Count a record's words in a slot."""
@@ -162,11 +162,15 @@ class Regimes:
         """Number of the next new regime."""
         return self._next_number
 
-    def _log_ratio_without(self, slot: int, buckets: NDArray[np.uint16]) -> float:
-        """A record's log ratio for its own regime, as if the regime had not counted it."""
-        c_RT = self._counts_RB[: len(self)].take(buckets, axis=1)
-        c_RT[slot] = np.maximum(c_RT[slot] - words.count(buckets)[buckets], 0.0)
-        return float(words.log_ratios(c_RT, self._columns[0, : len(self)])[slot])
+    def _exemplar_fits(self, slot: int) -> NDArray[np.float64]:
+        """Log ratios per bucket of a regime's exemplars, each as if it had not been counted."""
+        exemplars = self._sketches[slot].exemplars
+        c_RT = self._counts_RB[: len(self)].take(np.concatenate(exemplars), axis=1)
+        own_T = np.concatenate([words.count(buckets)[buckets] for buckets in exemplars])
+        c_RT[slot] = np.maximum(c_RT[slot] - own_T, 0.0)
+        terms_T = words.bucket_log_ratios(c_RT, self._columns[0, : len(self)], slot)
+        ends = np.cumsum([len(buckets) for buckets in exemplars])
+        return np.array([part.mean(dtype=np.float64) for part in np.split(terms_T, ends[:-1])])
 
     def _make_room(self, ordinal: int, protected: Collection[int]) -> int | None:
         free = [slot for slot in range(len(self)) if slot not in protected]

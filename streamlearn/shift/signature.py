@@ -25,8 +25,7 @@ HEAD, BETWEEN, TAIL = 96, 96, 64
 """Tokens looked at, at most: at the beginning, in the middle, at the end."""
 WIDTH = 2**0.5
 FIRST, LAST = 2, 3
-_GOLDEN = np.uint64(0x9E3779B1)  # 2^32 / golden ratio: neighbours land far apart
-_PLACES = np.arange(1, FIRST + LAST + 1, dtype=np.uint64)
+_GOLDEN = 0x9E3779B1  # 2^32 / golden ratio: neighbours land far apart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +52,8 @@ class Signer:
     def sign(self, tokens_T: NDArray[np.int32]) -> Signature:
         """Both summaries of one input; it must hold a token."""
         length = len(tokens_T)
-        places = np.concatenate([tokens_T[:FIRST], tokens_T[: -LAST - 1 : -1]]).astype(np.uint64)
-        edges = ((places * np.uint64(31) + _PLACES[: len(places)]) * _GOLDEN >> np.uint64(16)) % np.uint64(NUM_BUCKETS)
+        placed = enumerate([*tokens_T[:FIRST].tolist(), *tokens_T[: -LAST - 1 : -1].tolist()], start=1)
+        edges = [((token * 31 + place) * _GOLDEN >> 16) % NUM_BUCKETS for place, token in placed]
         if length > HEAD + BETWEEN + TAIL:
             middle_T = tokens_T[HEAD + np.arange(BETWEEN) * (length - HEAD - TAIL) // BETWEEN]
             tokens_T = np.concatenate([tokens_T[:HEAD], middle_T, tokens_T[-TAIL:]])
@@ -62,7 +61,7 @@ class Signer:
         sum_E = np.add.reduce(self._embedding_BE.take(unigrams, axis=0), axis=0)
         angles = sum_E @ self._directions_ED / np.sqrt(sum_E @ sum_E)
         phi_D = np.concatenate([np.cos(angles), np.sin(angles)]) * np.float32((2 / NUM_FEATURES) ** 0.5)
-        return Signature(phi_D, np.concatenate([unigrams, edges.astype(np.uint16)]), float(np.log(length)))
+        return Signature(phi_D, np.concatenate([unigrams, np.array(edges, dtype=np.uint16)]), float(np.log(length)))
 
 
 def input_of(example: Example) -> NDArray[np.int32]:

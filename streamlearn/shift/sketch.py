@@ -1,6 +1,5 @@
 """What is remembered of one regime: bounded, and copied cheaply."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -85,14 +84,12 @@ class Sketch:
         """How many deviations a record's log ratio per bucket lies above that of the regime's own records."""
         return (log_ratio / len(record.buckets) - self.fit_center) / self.fit_scale
 
-    def calibrate(self, log_ratio: Callable[[NDArray[np.uint16]], float]) -> None:
-        """Ask anew what is usual for this regime: median and spread over its exemplars, each not counting itself."""
-        if self.exemplars:
-            usual = np.array([log_ratio(buckets) / len(buckets) for buckets in self.exemplars])
-            self.fit_center = float(np.median(usual))
-            deviation = 1.4826 * float(np.median(np.abs(usual - self.fit_center)))
-            squares = len(usual) * deviation**2 + FIT_PRIOR * FIT_DEVIATION**2
-            self.fit_scale = float((squares / (len(usual) + FIT_PRIOR)) ** 0.5)
+    def calibrate(self, usual: NDArray[np.float64]) -> None:
+        """Learn what is usual for this regime: median and spread of its exemplars' log ratios per bucket."""
+        self.fit_center = float(np.median(usual))
+        deviation = 1.4826 * float(np.median(np.abs(usual - self.fit_center)))
+        squares = len(usual) * deviation**2 + FIT_PRIOR * FIT_DEVIATION**2
+        self.fit_scale = float((squares / (len(usual) + FIT_PRIOR)) ** 0.5)
 
     @property
     def length_mean(self) -> float:

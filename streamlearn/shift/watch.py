@@ -49,7 +49,7 @@ RIVALRY = 0.25
 """Nats per bucket beyond `MARGIN` that a young stretch's records must speak for the regime it was split from."""
 PATIENCE = 4
 """Records after an alarm that meant nothing before the next is looked at."""
-MIN_NEW = 3
+MIN_NEW = 5
 """Records that must be left to make a regime."""
 
 
@@ -182,9 +182,10 @@ class InputsWatch:
         slot = self._now.slot
         best = int(weights.scores_R.argmax())
         sketch = self._regimes[best]
-        margin = MARGIN
-        if best == self._now.rival and self._regimes[slot].records < 2 * MATURE:
-            margin += RIVALRY * len(record.buckets)
+        own = self._regimes[slot].records
+        margin = MARGIN * min(own / MATURE, 1.0)  # a young stretch has no claim to what nobody owns clearly
+        if best == self._now.rival and own < 2 * MATURE:
+            margin = MARGIN + RIVALRY * len(record.buckets)
         clear = weights.scores_R[best] - weights.scores_R[slot] > margin and sketch.records >= MATURE
         return best if clear and sketch.fit(float(weights.log_ratios_R[best]), record) > FITS_ALONE else slot
 

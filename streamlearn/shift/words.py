@@ -22,12 +22,23 @@ _MIN_DEVIATION = 0.1  # of the logarithm of the length: a tenth longer is never 
 
 def log_ratios(c_RT: NDArray[np.float32], totals_R: NDArray[np.float32]) -> NDArray[np.float32]:
     """Eq. (2) for every regime, in nats, from the counts of the record's buckets."""
-    totals_R1 = np.maximum(totals_R, np.float32(1.0))[:, None]
-    p_T = ((c_RT / totals_R1).sum(axis=0) + np.float32(1 / NUM_BUCKETS)) / np.float32(len(c_RT) + 1)
-    smooth_T = np.float32(SMOOTHING) * p_T
-    result: NDArray[np.float32] = np.log((c_RT + smooth_T) / p_T).sum(axis=1)
+    result: NDArray[np.float32] = np.log(c_RT / _shared(c_RT, totals_R) + np.float32(SMOOTHING)).sum(axis=1)
     result -= np.float32(c_RT.shape[1]) * np.log(totals_R + np.float32(SMOOTHING))
     return result
+
+
+def bucket_log_ratios(c_RT: NDArray[np.float32], totals_R: NDArray[np.float32], regime: int) -> NDArray[np.float32]:
+    """The terms of eq. (2) for one regime, bucket by bucket."""
+    result: NDArray[np.float32] = np.log(c_RT[regime] / _shared(c_RT, totals_R) + np.float32(SMOOTHING))
+    result -= np.log(totals_R + np.float32(SMOOTHING))[regime]
+    return result
+
+
+def _shared(c_RT: NDArray[np.float32], totals_R: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Eq. (1)."""
+    shares_R = np.float32(1.0) / np.maximum(totals_R, np.float32(1.0))
+    p_T: NDArray[np.float32] = (shares_R @ c_RT + np.float32(1 / NUM_BUCKETS)) / np.float32(len(c_RT) + 1)
+    return p_T
 
 
 def length_scores(
