@@ -28,6 +28,7 @@ from streamlearn.serve.status import AdaptationStatus, ShiftStatus
 from streamlearn.settings import Settings
 from streamlearn.shift.answers import AnswersWatch
 from streamlearn.shift.holdout import Holdouts
+from streamlearn.shift.memory import Memory
 from streamlearn.shift.monitor import Monitor
 from streamlearn.shift.outlook import Sighted
 from streamlearn.shift.shift import Shift
@@ -96,7 +97,7 @@ class Adaptation:
         self.records = 0
         """Ordinal of the last record that was trained on or kept out."""
         self.probe_seconds = 0.0
-        self._last: Sighted | None = None
+        self._trained: Memory | None = self.monitor.released
 
     def wants_probe(self, shift: Shift) -> bool:
         """Whether this shift is entered with a transient expert; before the first there is none to compare with."""
@@ -160,7 +161,7 @@ class Adaptation:
 
     def trained(self, sighted: Sighted, step: Step | None) -> None:
         """The batch is done with: what is asked and saved from now on is as of it, not of what was looked at ahead."""
-        self._last = sighted
+        self._trained = sighted.after
         if step is not None and step.refusal is None:
             self.chronicle.trained()
 
@@ -168,7 +169,7 @@ class Adaptation:
         """The regime slot of each request; None where routing knows no regimes."""
         if self._learner.objective.bias == "none" or not self.numbers:
             return None
-        return self.monitor.nearest(inputs, self._last)
+        return self.monitor.nearest(inputs, self._trained)
 
     def score_stalest(self, *, idle: bool) -> bool:
         """Score one regime's hold-out records when time allows; tell whether one was."""
@@ -240,7 +241,7 @@ class Adaptation:
     def state(self) -> dict[str, Tensor]:
         """Arrays for a snapshot, as of the last trained batch."""
         parts: dict[str, Mapping[str, NDArray[Any]]] = {
-            "monitor": self.monitor.state(self._last),
+            "monitor": self.monitor.state(self._trained),
             "answers": self.answers.state(),
             "holdouts": self.holdouts.state(),
         }
@@ -269,8 +270,8 @@ class Adaptation:
             prefix = f"regimes.{part}."
             return {name.removeprefix(prefix): t.numpy() for name, t in tensors.items() if name.startswith(prefix)}
 
-        self._last = None
         self.monitor.load_state(arrays("monitor"))
+        self._trained = self.monitor.released
         self.answers.load_state(arrays("answers"))
         self.holdouts.load_state(arrays("holdouts"))
         self.consolidator.load_state(tensors)

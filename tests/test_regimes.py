@@ -177,6 +177,34 @@ def test_a_death_at_a_shift_changes_no_bit(
     assert rooms.state.records == len(lines)
 
 
+def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was looked at and not trained on is no part of it, right after a restart neither."""
+    lines = stream("animals", "sums", "cities")
+    whole, _ = run(make(lines, "whole"))
+    settings = make(lines, "killed", snapshot={"every_records": PER_TASK - 6})
+    enough, lives = Daemon._enough_to_probe, iter("abc")
+    life = [""]
+
+    def save_and_die(daemon: Daemon) -> bool:
+        ready = enough(daemon)
+        if not ready and life[0] in "ab":
+            if life[0] == "b":
+                daemon.save()
+            raise KeyboardInterrupt
+        return ready
+
+    monkeypatch.setattr(Daemon, "_enough_to_probe", save_and_die)
+    for _ in range(2):
+        life[0] = next(lives)
+        with pytest.raises(KeyboardInterrupt):
+            run(settings)
+    life[0] = next(lives)
+    state, _ = run(settings)
+    assert differences(whole, state) == []
+
+
 def test_scrambling_meta_changes_no_bit(make: Callable[..., Settings]) -> None:
     """Nothing that learns reads a record's `meta`."""
     tasks = ("animals", "sums")

@@ -12,6 +12,8 @@ from streamlearn.shift.signature import NUM_FEATURES, Signature
 from streamlearn.shift.watch import Entry, WatchState
 
 Ghosts = tuple[tuple[int, ...], ...]
+Memory = tuple[WatchState, Ghosts]
+"""The monitor when it had looked at one batch and at none later."""
 _INTEGERS = ("ordinal", "slot", "num_shifts", "own_records", "run_start", "rival", "patience", "next_number")
 _REALS = ("share", "evidence")
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift import memory
+from streamlearn.shift.memory import Memory
 from streamlearn.shift.outlook import Sighted
 from streamlearn.shift.regimes import Regimes, RegimeView
 from streamlearn.shift.shift import Shift
@@ -53,7 +54,7 @@ class Monitor:
         self._signer = Signer(seed)
         self._watch = watch or InputsWatch(settings)
         self._line: deque[_Held] = deque()
-        self._released: tuple[WatchState, tuple[tuple[int, ...], ...]] = (self._watch.save(), ())
+        self._released: Memory = (self._watch.save(), ())
 
     def look(self, batch: Batch) -> list[Sighted]:
         """Take the next batch; return those that are now decided, in order: none, one or several."""
@@ -75,26 +76,28 @@ class Monitor:
         """Return what is held back, at the end of a finite stream."""
         return self._release(0)
 
-    def nearest(self, inputs: Sequence[NDArray[np.int32]], after: Sighted | None = None) -> list[int]:
+    @property
+    def released(self) -> Memory:
+        """The monitor when it had looked at the last batch that left, and at none later."""
+        return self._released
+
+    def nearest(self, inputs: Sequence[NDArray[np.int32]], as_of: Memory | None = None) -> list[int]:
         """The slot of the regime that each input belongs to most likely, each by itself; 0 before the first record.
 
-        With `after`, as the monitor would have answered when it had looked at that batch and at none later.
+        `as_of` is `released` or a batch's `Sighted.after`: answers are those of then, whatever was looked at since.
         """
-        regimes = self._watch.regimes if after is None else self._as_of(after)
+        regimes = self._watch.regimes if as_of is None else self._as_of(as_of)
         if not len(regimes):
             return [0] * len(inputs)
         return [int(regimes.weigh(self._signer.sign(ids)).scores_R.argmax()) for ids in inputs]
 
-    def regimes(self, after: Sighted | None = None) -> tuple[RegimeView, ...]:
-        """What is remembered, by slot; with `after`, as `nearest` says."""
-        return (self._watch.regimes if after is None else self._as_of(after)).views()
+    def regimes(self) -> tuple[RegimeView, ...]:
+        """What is remembered, by slot."""
+        return self._watch.regimes.views()
 
-    def state(self, after: Sighted | None = None) -> dict[str, NDArray[np.generic]]:
-        """What a snapshot keeps: the monitor when it had looked at batch `after` and at none later.
-
-        Without one it is the last released batch.
-        """
-        saved, ghosts = self._released if after is None else after.after
+    def state(self, as_of: Memory | None = None) -> dict[str, NDArray[np.generic]]:
+        """What a snapshot keeps, as of `released` unless another moment is given."""
+        saved, ghosts = self._released if as_of is None else as_of
         return memory.to_arrays(saved, ghosts)
 
     def load_state(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
@@ -108,8 +111,8 @@ class Monitor:
             self._line.append(_Held(None, first, list(slots)))
             first += len(slots)
 
-    def _as_of(self, after: Sighted) -> Regimes:
-        saved: WatchState = after.after[0]
+    def _as_of(self, then: Memory) -> Regimes:
+        saved, _ = then
         regimes = Regimes(self._settings.max_regimes)
         regimes.thaw(saved.regimes, saved.next_number)
         return regimes

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from streamlearn.shift.memory import Memory
 from streamlearn.shift.shift import Shift
 from streamlearn.stream.batch import Batch
 
@@ -17,8 +17,8 @@ class Sighted:
     """The regime's slot of each of `batch.records`."""
     shifts: tuple[Shift, ...] = ()
     """To be entered, in this order, before the batch is trained on."""
-    after: Any = field(default=None, compare=False, repr=False)
-    """The monitor's memory when it had looked at this batch and at none later; what `Monitor.state` is given."""
+    after: Memory | None = field(default=None, compare=False, repr=False)
+    """The monitor when it had looked at this batch and at none later; what `Monitor.state` is given."""
 
     def without(self, indices: Collection[int]) -> tuple[Batch, tuple[int, ...]]:
         """The batch less some of its records, and the slots of the others."""

@@ -36,8 +36,9 @@ def bucket_log_ratios(c_RT: NDArray[np.float32], totals_R: NDArray[np.float32], 
 
 def _shared(c_RT: NDArray[np.float32], totals_R: NDArray[np.float32]) -> NDArray[np.float32]:
     """Eq. (1)."""
-    shares_R = np.float32(1.0) / np.maximum(totals_R, np.float32(1.0))
-    p_T: NDArray[np.float32] = (shares_R @ c_RT + np.float32(1 / NUM_BUCKETS)) / np.float32(len(c_RT) + 1)
+    p_T: NDArray[np.float32] = np.reciprocal(np.maximum(totals_R, np.float32(1.0))) @ c_RT
+    p_T += np.float32(1 / NUM_BUCKETS)
+    p_T /= np.float32(len(c_RT) + 1)
     return p_T
 
 

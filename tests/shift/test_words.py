@@ -1,0 +1,72 @@
+"""Single records are told apart by their words, as the equations say."""
+
+import math
+
+import numpy as np
+import torch
+
+from streamlearn.shift import words
+from streamlearn.shift.signature import BETWEEN, HEAD, NUM_BUCKETS, TAIL, Signer, input_of
+from streamlearn.stream.decode import Example
+from tests.doubles import example
+
+COUNTS = np.array([[30, 0, 10, 0], [0, 5, 1, 2]], dtype=np.float32)
+TOTALS = np.array([400, 80], dtype=np.float32)
+
+
+def spelled(buckets: list[int], regime: int) -> float:
+    """Eq. (2), one bucket after the other."""
+    total = 0.0
+    for b in buckets:
+        p = sum(COUNTS[r][b] / TOTALS[r] for r in range(2)) + 1 / NUM_BUCKETS
+        p /= 3
+        smoothed = (COUNTS[regime][b] + words.SMOOTHING * p) / (TOTALS[regime] + words.SMOOTHING)
+        total += math.log(smoothed / p)
+    return total
+
+
+def test_log_ratios_are_equation_2() -> None:
+    """For every regime, over all buckets, also where none was counted."""
+    buckets = [0, 1, 2, 2, 3]
+    expected = [spelled(buckets, regime) for regime in range(2)]
+    c_RT = COUNTS[:, buckets]
+    torch.testing.assert_close(words.log_ratios(c_RT, TOTALS).tolist(), expected, rtol=1e-4, atol=1e-4)
+    apart = [float(words.bucket_log_ratios(c_RT, TOTALS, regime).sum()) for regime in range(2)]
+    torch.testing.assert_close(apart, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_signature_is_a_function_of_seed_and_tokens() -> None:
+    """And its phi has length 1."""
+    tokens = np.arange(20, dtype=np.int32)
+    one, same, other = (Signer(seed).sign(tokens) for seed in (0, 0, 1))
+    assert np.array_equal(one.phi_D, same.phi_D)
+    assert not np.array_equal(one.phi_D, other.phi_D)
+    assert abs(float(one.phi_D @ one.phi_D) - 1) < 1e-5
+
+
+def test_a_signature_is_bounded() -> None:
+    """Of a long input the beginning and the end are whole, and the length is the real one."""
+    tokens = np.arange(4000, dtype=np.int32)
+    signature = Signer(0).sign(tokens)
+    assert len(signature.buckets) <= HEAD + BETWEEN + TAIL + 5
+    assert set(range(HEAD)) | set(range(4000 - TAIL, 4000)) <= set(signature.buckets.tolist())
+    assert signature.log_length == math.log(4000)
+
+
+def test_order_at_the_edges_matters() -> None:
+    """The same words with another beginning are another record."""
+    one, other = (Signer(0).sign(np.array(ids, dtype=np.int32)) for ids in ([1, 2, 3, 4, 5, 6], [2, 1, 3, 4, 5, 6]))
+    assert sorted(one.buckets.tolist()) != sorted(other.buckets.tolist())
+
+
+def test_the_input_is_what_is_not_learned() -> None:
+    """All of a plain text, whose first token alone is not learned."""
+    assert input_of(example([1, 2, 3, 4, 5], prompt_length=3)).tolist() == [1, 2, 3]
+    assert input_of(example([1, 2, 3, 4, 5], prompt_length=1)).tolist() == [1, 2, 3, 4, 5]
+
+
+def test_an_answer_between_two_questions_is_left_out() -> None:
+    """As in a conversation of several turns."""
+    ids = np.array([1, 2, 3, 4, 5, 6], dtype=np.int32)
+    labels = np.array([-100, -100, 3, -100, -100, 6], dtype=np.int32)
+    assert input_of(Example(ids, labels)).tolist() == [1, 2, 4, 5]
