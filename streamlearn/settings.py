@@ -325,7 +325,7 @@ class ShiftSettings(Section):
     """Expected false alarms per million records of a stationary stream; thresholds are quantiles for it."""
     lookahead_records: NonNegativeInt = 16
     """Records held back from training, so that a shift is known before its first record is trained on."""
-    min_dwell_records: PositiveInt = 48
+    min_dwell_records: PositiveInt = 64
     """Records before a new regime may be left again."""
     max_regimes: int = Field(default=32, ge=2, le=256)
     """Regimes remembered; each takes about 27 kB of memory and 36 kB of a snapshot."""
