@@ -196,11 +196,12 @@ def bench_detect(
     data: Annotated[Path, typer.Option(help="Folder of SuperNI task files.")] = Path("../shared/data/superni"),
     seeds: Annotated[int, typer.Option(min=1, help="Each seed makes one stream of every kind and prompt.")] = 5,
     quick: Annotated[bool, typer.Option(help="Short streams of few records: to see that it runs.")] = False,
+    answers: Annotated[bool, typer.Option(help="Also learn tasks whose labels are exchanged: minutes.")] = True,
 ) -> None:
-    """Shifts of the inputs: delay, misses, false alarms, recurrences and whose regime each record is given."""
+    """Shifts: delay, misses, false alarms, recurrences, whose regime each record is given, and exchanged answers."""
     from streamlearn.bench import detect  # noqa: PLC0415
 
-    detect.report(data=data, seeds=seeds, as_json=as_json, quick=quick)
+    detect.report(data=data, seeds=seeds, as_json=as_json, quick=quick, answers=answers)
 
 
 @app.command("version")

@@ -1,5 +1,9 @@
 """The answers change and the inputs do not: a classification task whose labels are exchanged halfway.
 
+The bundled backbone learns next to nothing about sentiment from 500 records seen once (0.53 right where a coin gets
+0.5), and an exchange of guesses shows nothing. So `DISTINCT` records come `PASSES` times, in another order each time,
+and again as often with the labels exchanged: what it has learned by heart is then wrong.
+
 - declared_after: records between the exchange and the declared shift of the answers; null when there was none
 - false_alarms: shifts of the answers declared before the exchange
 - new_regimes: regimes declared after it; the inputs are the same, so each is a mistake
@@ -16,6 +20,7 @@ from statistics import fmean
 from typing import Any
 
 import orjson
+from rich.table import Table
 
 from streamlearn.adaptation import Entry
 from streamlearn.assembly import Rooms
@@ -30,6 +35,7 @@ from streamlearn.stream.batch import Batch
 
 TASKS = ("task363", "task875", "task1687")
 LEVEL_RECORDS, WINDOW, BACK = 100, 50, 0.9
+DISTINCT, PASSES = 150, 6
 
 
 class _Notes:
@@ -56,13 +62,16 @@ class _Notes:
 
 
 def exchanged(folder: Path, task: str, seed: int) -> tuple[list[dict[str, Any]], int]:
-    """A task's training records, shuffled, every label of the second half replaced by the next; and where it begins."""
+    """The stream, and the index of the first record whose label was replaced by the next."""
+    rng = random.Random(f"{seed} {task}")
     rows = list(read_task(folder, task, "train"))
-    random.Random(f"{seed} {task}").shuffle(rows)
+    rng.shuffle(rows)
     labels = sorted({row["completion"] for row in rows})
     after = dict(zip(labels, [*labels[1:], labels[0]], strict=True))
-    half = len(rows) // 2
-    return [*rows[:half], *({**row, "completion": after[row["completion"]]} for row in rows[half:])], half
+    passes = [rng.sample(rows[:DISTINCT], DISTINCT) for _ in range(2 * PASSES)]
+    first = [row for each in passes[:PASSES] for row in each]
+    second = [{**row, "completion": after[row["completion"]]} for each in passes[PASSES:] for row in each]
+    return [*first, *second], len(first)
 
 
 def run(rows: Sequence[dict[str, Any]], arm: str, seed: int) -> _Notes:
@@ -86,6 +95,12 @@ def recovery(correct: Sequence[bool], half: int) -> tuple[float, int | None]:
     return level, None
 
 
+def measure_all(folder: Path, seed: int = 0) -> dict[str, Any]:
+    """Every task of `TASKS` that the folder holds."""
+    present = [task for task in TASKS if any(folder.glob(f"{task}*.train.jsonl.gz"))]
+    return {task: measure(folder, task, seed) for task in present}
+
+
 def measure(folder: Path, task: str, seed: int) -> dict[str, Any]:
     """One task and seed."""
     rows, half = exchanged(folder, task, seed)
@@ -103,3 +118,13 @@ def measure(folder: Path, task: str, seed: int) -> dict[str, Any]:
         "lora_recovered_after": plain_back,
         "ratio": None if back is None or plain_back is None else back / plain_back,
     }
+
+
+def table(result: dict[str, dict[str, Any]]) -> Table:
+    """The figures for a person, one task a line."""
+    names = tuple(next(iter(result.values()), {}))
+    shown = Table("answers exchanged", *(name.replace("_", " ") for name in names), box=None, pad_edge=False)
+    for task, row in result.items():
+        cells = ("-" if row[name] is None else f"{row[name]:.2f}".removesuffix(".00") for name in names)
+        shown.add_row(task, *cells)
+    return shown

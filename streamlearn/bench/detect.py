@@ -14,9 +14,9 @@ other shift but the first is a false alarm, except that a producer's leaving may
 - single_assignment: the same for records that were not in the stream, each asked alone.
 
 The first figures of a detector are those of the abrupt streams, `recurrence_recall` of the recurring,
-`record_assignment` of all with several tasks. Below stand all figures of each kind of stream.
+`record_assignment` of all with several tasks. Below stand all figures of each kind of stream. Under `answers` stand
+shifts of the answers, learned for real (`bench/concept.py`).
 """
-# `learned_answers` is where the report of shifts of the answers, learned for real, joins this one.
 
 import time
 from collections import Counter
@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import linear_sum_assignment
 
+from streamlearn.bench import concept
 from streamlearn.bench.streams import PROMPTS, RAMP, Boundary, Maker, Stream, Task, read_tasks
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.monitor import Monitor
@@ -111,13 +112,21 @@ class Tally:
         }
 
 
-def report(*, data: Path, seeds: int, as_json: bool, quick: bool = False) -> None:
-    """Measure every detector on the same streams and print the figures; `quick` takes short streams."""
+def report(*, data: Path, seeds: int, as_json: bool, quick: bool = False, answers: bool = True) -> None:
+    """Measure every detector on the same streams and print the figures.
+
+    `quick` takes short streams; `answers` also learns tasks whose labels are exchanged, which takes a few minutes.
+    """
     result = measure(data, seeds=seeds, quick=quick)
+    if answers:
+        result["answers"] = concept.measure_all(data)
     if as_json:
         print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON goes out as it is
     else:
-        Console(width=TABLE_WIDTH).print(table(result))
+        console = Console(width=TABLE_WIDTH)
+        console.print(table(result))
+        if answers:
+            console.print(concept.table(result["answers"]))
 
 
 def measure(data: Path, *, seeds: int, quick: bool = False) -> dict[str, Any]:
@@ -240,7 +249,7 @@ def assignment(tasks: Sequence[int], slots: Sequence[int]) -> dict[int, int]:
 def table(result: dict[str, Any]) -> Table:
     """The first figures of every detector, then every kind of stream of the daemon's own."""
     shown = Table("", *HEADINGS.values(), box=None, pad_edge=False)
-    for detector in (name for name in result if name != "setting"):
+    for detector in (name for name in result if name not in ("setting", "answers")):
         shown.add_row(detector, *(_cell(result[detector].get(name)) for name in HEADINGS))
     shown.add_row()
     for kind, found in result["default"]["kinds"].items():

@@ -6,6 +6,24 @@
 
 Omega_t is measured along the training of the stable experts themselves (`importance: path`, Zenke et al. 2017; h is 1,
 since every expert is measured in place), or along the transient expert's path before it (`transient`, eq. 6 and 7).
+The question of coordinates. Element by element, the importance of a transient expert with an A of its own says nothing
+about a stable expert with another A. Three ways out are options (`coordinates`): start it from the bank's own A, keep
+its own A and carry over what no rotation of the rank changes, or ignore it as the paper does. Measured on eight SuperNI
+tasks in a row (CP-MoE's order 1, 200 records each, one pass, nano backbone, routing unbiased so that all tasks share
+experts, one seed; accuracy on test tokens, forgetting):
+
+    | importance               | lambda 1        | lambda 10       |
+    |--------------------------|-----------------|-----------------|
+    | path                     | AP .356 AF .018 | AP .312 AF .006 |
+    | transient, bank's A      | AP .357 AF .020 | AP .307 AF .005 |
+    | transient, A of its own  | AP .366 AF .019 | AP .318 AF .010 |
+    | none (lambda 0)          | AP .350 AF .034 |                 |
+
+    python -m streamlearn.bench.forgetting --data FOLDER --diagonal --arm streamlearn:adapter.bias=none:consolidate...
+
+All lie on one frontier: lambda decides, and one seed tells no two of them apart. So the plainest is the default: `path`
+is measured where it is used, costs no warm-up, and there is no question of coordinates in it.
+
 Omega is a sum over regimes; how much of an expert's total came from which regime is kept as one number an expert and
 slot, so `release` scales the expert's Omega by the others' share.
 """

@@ -1,8 +1,8 @@
 """Does it forget less? Eight SuperNI tasks through Kafka into the daemon, examined over HTTP after each stretch.
 
-`make evidence` runs it, about half an hour on two cores, and writes docs/forgetting_*.json; the ordinary suite leaves it
-out. The comparison is the same daemon with probes, claims and consolidation switched off: it still sees the shifts, and
-does nothing about them.
+`make evidence` runs it, about half an hour on two cores, and writes docs/forgetting_*.json; the ordinary suite leaves
+it out. The comparison is the same daemon with probes, claims and consolidation switched off: it still sees the shifts,
+and does nothing about them.
 """
 
 import os
@@ -163,6 +163,7 @@ def test_it_forgets_less_than_with_its_memory_switched_off(
 ) -> None:
     """Average forgetting over the seeds is lower, and the final performance is not paid for it."""
     out = ROOT / f"docs/forgetting_{kind}.json"
+    out.parent.mkdir(exist_ok=True)
     runs: list[dict[str, Any]] = []
     for seed in SEEDS:
         suite = SUITES[kind]([DATA], ORDER_1, records=RECORDS, tests=TESTS, seed=seed)
