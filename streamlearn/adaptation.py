@@ -178,7 +178,7 @@ class Adaptation:
         slot = self.forgetting.stalest([slot for slot in self.numbers if self.holdouts.examples(slot)])
         if slot is None:
             return False
-        self._score(slot)
+        self._score(slot, idle=idle)
         return True
 
     def status(self) -> AdaptationStatus:
@@ -200,9 +200,9 @@ class Adaptation:
             self._score(slot, at_end=True)
         self.consolidator.close(slot)
 
-    def _score(self, slot: int, *, at_end: bool = False) -> None:
-        examples, before = self.holdouts.examples(slot), self.forgetting.seconds
-        scoring = self.forgetting.measure(slot, examples, at_end=at_end)
+    def _score(self, slot: int, *, at_end: bool = False, idle: bool = False) -> None:
+        examples = self.holdouts.examples(slot)
+        scoring = self.forgetting.measure(slot, examples, at_end=at_end, idle=idle)
         self.chronicle.changed(slot)
         _log.debug(
             Event.HOLDOUT_SCORED,
@@ -212,7 +212,7 @@ class Adaptation:
             accuracy=round(scoring.accuracy, 4),
             records=len(examples),
             at_end=at_end,
-            seconds=round(self.forgetting.seconds - before, 3),
+            idle=idle,
         )
 
     def _clear(self, slot: int) -> None:

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from streamlearn.learner.evaluation import ExampleScore, score
+from streamlearn.learner.evaluation import score
 from streamlearn.learner.learner import Learner
+from streamlearn.serve.answers import at_once
 from streamlearn.serve.status import Scoring
 from streamlearn.stream.decode import Example
 
@@ -53,7 +54,7 @@ class Forgetting:
         self.traces: dict[int, Trace] = {}
         """By slot."""
         self.seconds = 0.0
-        """Spent on scoring since the process began."""
+        """Taken from training for scoring since the process began; what idle moments gave is not counted."""
         self._training_s = 0.0
         self._learner = learner
         self._row_tokens = row_tokens
@@ -79,8 +80,8 @@ class Forgetting:
         slot = min(sorted(slots), key=scored_at, default=None)
         return slot if slot is not None and scored_at(slot) < self._learner.number else None
 
-    def measure(self, slot: int, examples: Sequence[Example], *, at_end: bool = False) -> Scoring:
-        """Score one regime's hold-out records with its own bias."""
+    def measure(self, slot: int, examples: Sequence[Example], *, at_end: bool = False, idle: bool = False) -> Scoring:
+        """Score one regime's hold-out records with its own bias; `idle`: no record waits meanwhile."""
         started = self._clock()
         work = score(
             self._learner.model,
@@ -89,13 +90,7 @@ class Forgetting:
             row_tokens=self._row_tokens,
             slots=[slot] * len(examples),
         )
-        scores: list[ExampleScore] = []
-        while True:
-            try:
-                next(work)
-            except StopIteration as finished:
-                scores = finished.value
-                break
+        scores = at_once(work)
         tokens = sum(each.tokens for each in scores)
         point = Scoring(
             self._learner.number,
@@ -106,7 +101,7 @@ class Forgetting:
         trace.add(point)
         if at_end:
             trace.at_end = point
-        self.seconds += self._clock() - started
+        self.seconds += 0.0 if idle else self._clock() - started
         return point
 
     def forget(self, slot: int) -> None:

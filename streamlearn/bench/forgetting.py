@@ -36,7 +36,7 @@ from streamlearn.stream.batch import Batch
 NANO: dict[str, dict[str, Any]] = {
     "stream": {"max_tokens": 1024, "batch_tokens": 1024, "batch_records": 8},
     "learner": {"lr": 1e-3},
-    "probe": {"warmup_tokens": 2048},
+    "probe": {"warmup_tokens": 1024, "similarity_tokens": 512},
     "snapshot": {"every_records": 1_000_000, "every_s": 1e9},
     "log": {"level": "error"},
 }

@@ -148,7 +148,7 @@ def _regimes(adaptation: AdaptationStatus) -> Iterator[Metric]:
         gained = "Mean over past regimes of hold-out accuracy now less accuracy when the stretch ended."
         yield _gauge("backward_transfer", gained, adaptation.backward_transfer)
     yield _counter("probe_seconds", "Time spent on probing new regimes, by this process.", adaptation.probe_seconds)
-    scoring = "Time spent on scoring hold-out records, by this process."
+    scoring = "Time taken from training for scoring hold-out records, by this process."
     yield _counter("holdout_seconds", scoring, adaptation.holdout_seconds)
 
 
