@@ -338,7 +338,7 @@ class HoldoutSettings(Section):
     """Every so many records of a regime one is kept out; 0 keeps none."""
     records_per_regime: PositiveInt = 16
     """Records kept for each regime, a uniform sample of those kept out."""
-    time_share: float = Field(default=0.02, ge=0.0, le=0.5)
+    time_share: float = Field(default=0.01, ge=0.0, le=0.5)
     """Part of the training time that may go to scoring them; idle time is free."""
 
 
