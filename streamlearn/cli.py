@@ -204,6 +204,18 @@ def bench_detect(
     detect.report(data=data, seeds=seeds, as_json=as_json, quick=quick, answers=answers)
 
 
+@bench.command("mot")
+def bench_mot(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Also draw it here: .png, .pdf or .svg.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of every model; step sizes are chosen on other seeds.")] = 3,
+) -> None:
+    """The claims of the MoT paper on its synthetic data: rates, floors and routing; minutes."""
+    from streamlearn.bench.mot import report  # noqa: PLC0415
+
+    report.report(num_seeds=seeds, as_json=as_json, plot=plot)
+
+
 @app.command("version")
 def show_version() -> None:
     """Versions of what decides a result."""
