@@ -55,7 +55,7 @@ def losses(axis: Axes, level: str, found: dict[str, Any], schedule: dict[str, An
     floor = found["attention_free_floor"]
     if floor > bottom:
         axis.axhline(floor, color="black", lw=1, ls=":")
-        axis.text(schedule["iterations"], floor, "floor without attention ", ha="right", va="top", fontsize=9)
+        axis.text(0.05 * schedule["iterations"], 0.9 * floor, "floor without attention", va="top", fontsize=9)
     ends = [0, schedule["stage_1_ends"], schedule["stage_2_ends"], schedule["iterations"]]
     for end in ends[1:3]:
         axis.axvline(end, color="grey", lw=0.8, ls=(0, (4, 4)))

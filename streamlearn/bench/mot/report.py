@@ -68,7 +68,6 @@ def figures(plan: Plan) -> dict[str, Any]:
     setting = {
         "seeds": list(plan.seeds),
         "schedule": asdict(plan.schedule),
-        "choices": asdict(plan.choices),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "seconds": round(time.perf_counter() - started, 1),
@@ -93,6 +92,7 @@ def summary(measured: Measured) -> dict[str, Any]:
         "curve": curve(runs),
     }
     if measured.model.expertise is not None:
+        found["choices"] = asdict(measured.model.choices)
         found["stage_1"] = laws([measured.stage_1(run) for run in runs])
         found["routing"] = [routing(run.routing) for run in runs if run.routing is not None]
     return found
