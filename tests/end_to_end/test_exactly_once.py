@@ -72,7 +72,7 @@ def configuration(broker: Broker, topic: str, dead: str, backbone: Path) -> dict
         },
         "dead_letters": {"topic": dead},
         "stream": {"max_tokens": 128, "batch_tokens": 128 * PER_BATCH, "batch_records": PER_BATCH},
-        "backbone": {"model": str(backbone)},
+        "backbone": {"model": str(backbone), "dtype": "float32"},  # auto asks a busy machine, twice
         "adapter": {"num_heads": 4},
         "learner": {"lr": 1e-3},
         "snapshot": {"every_records": 200},
