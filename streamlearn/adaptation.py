@@ -8,7 +8,7 @@ heed      shift/: what only the loss can show, after the step
 
 from collections import deque
 from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,9 @@ from streamlearn.shift.outlook import Sighted
 from streamlearn.shift.shift import Shift
 from streamlearn.stream.decode import Example
 
+CONFIRM_RECORDS = 64
+"""Records that a shift of the answers waits. A shift of the inputs that is declared late, or by a regime whose records
+still went to others, raises losses too; when one turns up meanwhile, the answers are not to blame."""
 MAX_ENTRIES = 256  # shifts that are remembered for those who ask
 
 _log = get_logger("shift")
@@ -94,6 +97,8 @@ class Adaptation:
         self.current: int | None = None
         """Slot of the stretch that is being trained on."""
         self.entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
+        self.suspected: list[Shift] = []
+        """Shifts of the answers that wait to be confirmed."""
         self.records = 0
         """Ordinal of the last record that was trained on or kept out."""
         self.probe_seconds = 0.0
@@ -108,6 +113,7 @@ class Adaptation:
 
     def enter(self, shift: Shift, examples: Sequence[Example]) -> Entry:
         """Close the regime under way and open or return to another; `examples` are its first records."""
+        self.suspected = [each for each in self.suspected if each.declared_at < shift.onset - CONFIRM_RECORDS]
         if self.current is not None:
             self._leave(self.current)
         report: Report | None = None
@@ -152,12 +158,21 @@ class Adaptation:
             number = self.numbers.get(slot)
             if number is None:
                 continue
-            for shift in self.answers.heed(slot, number, first + index, [loss]):
-                self.consolidator.release(shift.slot)
-                self.holdouts.clear(shift.slot)
-                self.forgetting.forget(shift.slot)
-                self.chronicle.changed(shift.slot)
-                self._note(Entry(shift, self._learner.number))
+            self.suspected += self.answers.heed(slot, number, first + index, [loss])
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """Believe the suspicions that no shift of the inputs has explained: the newest answers are right."""
+        old = [each for each in self.suspected if self.records - each.declared_at >= CONFIRM_RECORDS]
+        self.suspected = [each for each in self.suspected if each not in old]
+        for each in old:
+            if self.numbers.get(each.slot) != each.regime:
+                continue
+            self.consolidator.release(each.slot)
+            self.holdouts.clear(each.slot)
+            self.forgetting.forget(each.slot)
+            self.chronicle.changed(each.slot)
+            self._note(Entry(replace(each, declared_at=self.records), self._learner.number))
 
     def trained(self, sighted: Sighted, step: Step | None) -> None:
         """The batch is done with: what is asked and saved from now on is as of it, not of what was looked at ahead."""
@@ -259,6 +274,7 @@ class Adaptation:
             "current": self.current,
             "records": self.records,
             "entries": [entry.to_json() for entry in self.entries],
+            "suspected": [shift.to_json() for shift in self.suspected],
             "forgetting": self.forgetting.to_json(),
             "chronicle": self.chronicle.to_json(),
         }
@@ -279,5 +295,6 @@ class Adaptation:
         self.current = room["current"]
         self.records = room["records"]
         self.entries = deque((Entry.from_json(row) for row in room["entries"]), maxlen=MAX_ENTRIES)
+        self.suspected = [Shift.from_json(row) for row in room["suspected"]]
         self.forgetting.load_json(room["forgetting"])
         self.chronicle.restore(tensors, room["chronicle"], [entry.status for entry in self.entries])

@@ -335,7 +335,7 @@ def test_changed_answers_are_a_shift_of_their_own_kind(
         return declared
 
     monkeypatch.setattr(AnswersWatch, "heed", heed)
-    with opened(make(stream("animals"))) as rooms:
+    with opened(make(stream("animals", per_task=2 * PER_TASK))) as rooms:
         daemon = daemon_of(rooms)
         daemon.run()
         daemon.score_all()
@@ -344,8 +344,8 @@ def test_changed_answers_are_a_shift_of_their_own_kind(
     shift = told.shifts[-1]
     assert (shift.kind, shift.regime, shift.previous, shift.known) == ("answers", 1, 1, True)
     (regime,) = told.regimes
-    assert (regime.records, regime.visits) == (PER_TASK, 1)
-    assert 0 < regime.holdout_records < PER_TASK // 20
+    assert (regime.records, regime.visits) == (2 * PER_TASK, 1)
+    assert 0 < regime.holdout_records < 2 * PER_TASK // 20
     assert regime.history
     assert all(scoring.step > shift.step for scoring in regime.history)
 
@@ -419,3 +419,34 @@ def test_scorings_and_shifts_are_logged(make: Callable[..., Settings]) -> None:
     assert (ended["regime"], ended["records"]) == (1, PER_TASK // 20)
     assert 0 <= ended["accuracy"] <= 1
     assert ended["loss"] > 0
+
+
+def suspicion(slot: int, regime: int, at: int) -> Shift:
+    return Shift(
+        "answers", 1, regime, slot, known=True, previous=regime, declared_at=at, onset=at, statistic=1, threshold=0
+    )
+
+
+@pytest.mark.parametrize("explained", [True, False])
+def test_a_shift_of_the_answers_waits_for_a_shift_of_the_inputs(make: Callable[..., Settings], explained: bool) -> None:
+    """A rise of the loss right before new inputs is theirs; without them the regime is released after the wait."""
+    settings = make(stream("animals", "sums" if explained else "animals"))
+    with opened(settings) as rooms:
+        adaptation = rooms.adaptation
+        heard: list[int] = []
+
+        def rise(slot: int, regime: int, ordinal: int, losses: Any) -> list[Shift]:
+            if ordinal == PER_TASK - 4 and not heard:
+                heard.append(ordinal)
+                return [suspicion(slot, regime, ordinal)]
+            return []
+
+        adaptation.answers.heed = rise  # type: ignore[method-assign]
+        daemon_of(rooms).run()
+        answers = [entry.shift for entry in adaptation.entries if entry.shift.kind == "answers"]
+        if explained:
+            assert answers == []
+        else:
+            assert [shift.regime for shift in answers] == [1]
+            assert answers[0].declared_at >= PER_TASK - 4 + adaptation_module.CONFIRM_RECORDS
+        assert adaptation.suspected == []
