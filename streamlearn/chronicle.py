@@ -118,7 +118,7 @@ class Chronicle:
             last_record=presence.last_record,
             holdout_records=len(self._holdouts.examples(slot)),
             history=tuple(trace.points),
-            best_accuracy=trace.best_accuracy if trace.points else None,
+            best_accuracy=trace.best_accuracy,
             end_accuracy=trace.at_end.accuracy if trace.at_end is not None else None,
         )
 

@@ -1,15 +1,16 @@
 """Live forgetting: what the hold-out records of every regime say, now and at the end of its own stretch.
 
-    AF  = mean over past regimes of (best accuracy so far - accuracy now)                      (1)
-    BWT = mean over past regimes of (accuracy now - accuracy when its last stretch ended)      (2)
+    AF  = mean over past regimes of (best accuracy since its last stretch ended - accuracy now)  (1)
+    BWT = mean over past regimes of (accuracy now - accuracy when its last stretch ended)        (2)
 
 Accuracy is teacher-forced, the share of learned tokens that are the most probable ones. (1) is CP-MoE's AF, never
-negative for what was scored after each change; (2) is positive when later regimes helped (Lopez-Paz and Ranzato 2017).
-A past regime is one that the stream has left. Losses stand beside, in nats per learned token.
+negative; (2) is positive when later regimes helped (Lopez-Paz and Ranzato 2017). A past regime is one that the stream
+has left. Neither looks further back: during its stretch a regime's sample of hold-out records still grows, and the best
+of scorings of two records and of sixteen is a lucky draw of two. Losses stand beside, in nats per learned token.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
@@ -28,16 +29,20 @@ class Trace:
     """The scorings of one regime, oldest first."""
 
     points: list[Scoring] = field(default_factory=list)
-    best_accuracy: float = 0.0
+    best_accuracy: float | None = None
+    """Since its last stretch ended; None before."""
     at_end: Scoring | None = None
     """The scoring when its last stretch ended."""
 
-    def add(self, point: Scoring) -> None:
+    def add(self, point: Scoring, *, at_end: bool) -> None:
         """Enter the newest."""
         if len(self.points) == MAX_POINTS:
             del self.points[1::2]
         self.points.append(point)
-        self.best_accuracy = max(self.best_accuracy, point.accuracy)
+        if at_end:
+            self.at_end, self.best_accuracy = point, point.accuracy
+        elif self.best_accuracy is not None:
+            self.best_accuracy = max(self.best_accuracy, point.accuracy)
 
     @property
     def now(self) -> Scoring | None:
@@ -98,9 +103,7 @@ class Forgetting:
             sum(each.correct for each in scores) / tokens,
         )
         trace = self.traces.setdefault(slot, Trace())
-        trace.add(point)
-        if at_end:
-            trace.at_end = point
+        trace.add(point, at_end=at_end)
         self.seconds += 0.0 if idle else self._clock() - started
         return point
 
@@ -109,21 +112,21 @@ class Forgetting:
         self.traces.pop(slot, None)
 
     def average_forgetting(self, past: Collection[int]) -> float | None:
-        """Eq. (1); None before a past regime was scored."""
-        drops = [trace.best_accuracy - trace.now.accuracy for trace in self._of(past) if trace.now is not None]
+        """Eq. (1); None before a past regime was scored after its stretch."""
+        drops = [best - now.accuracy for best, _, now in self._left(past)]
         return fmean(drops) if drops else None
 
     def backward_transfer(self, past: Collection[int]) -> float | None:
         """Eq. (2); None before a past regime was scored after its stretch."""
-        gains = [
-            trace.now.accuracy - trace.at_end.accuracy
-            for trace in self._of(past)
-            if trace.now is not None and trace.at_end is not None and trace.now.step > trace.at_end.step
-        ]
+        gains = [now.accuracy - at_end.accuracy for _, at_end, now in self._left(past)]
         return fmean(gains) if gains else None
 
-    def _of(self, slots: Collection[int]) -> list[Trace]:
-        return [self.traces[slot] for slot in sorted(slots) if slot in self.traces]
+    def _left(self, slots: Collection[int]) -> Iterator[tuple[float, Scoring, Scoring]]:
+        """Best accuracy, the scoring at the end of the last stretch, and the newest, where that one is later."""
+        for trace in (self.traces[slot] for slot in sorted(slots) if slot in self.traces):
+            best, at_end, now = trace.best_accuracy, trace.at_end, trace.now
+            if best is not None and at_end is not None and now is not None and now.step > at_end.step:
+                yield best, at_end, now
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest."""

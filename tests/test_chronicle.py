@@ -102,26 +102,35 @@ def test_of_very_many_shifts_the_newest_are_published_and_all_counted() -> None:
 
 
 def test_forgetting_and_transfer_follow_their_equations() -> None:
-    """Over past regimes alone; one that was not scored since its stretch ended says nothing about transfer."""
+    """Over past regimes alone; one that was not scored since its stretch ended says nothing."""
     scores = forgetting()
     told, _ = chronicle(scores)
     for slot in range(4):
         told.entered(shift(slot + 1, slot), left=None)
     scores.traces = {
-        0: traced([0.5, 0.75, 0.25], best=0.75, end=1),
-        1: traced([0.25, 0.5], best=0.5, end=0),
-        2: traced([0.5, 0.25], best=0.5, end=1),  # not scored since its end
-        3: traced([1.0, 0.0], best=1.0, end=None),  # the current one
+        0: traced([0.5, 0.75, 0.25], end=1),
+        1: traced([0.25, 0.5], end=0),
+        2: traced([0.5, 0.25], end=1),  # not scored since its end
+        3: traced([1.0, 0.0], end=None),  # the current one
     }
     status = told.status(3, 0.0)
-    assert status.average_forgetting == pytest.approx(((0.75 - 0.25) + 0 + (0.5 - 0.25)) / 3)
+    assert status.average_forgetting == pytest.approx(((0.75 - 0.25) + 0) / 2)
     assert status.backward_transfer == pytest.approx(((0.25 - 0.75) + (0.5 - 0.25)) / 2)
-    scores.traces[0].add(Scoring(9, 1.0, 0.75))
+    scores.traces[0].add(Scoring(9, 1.0, 0.75), at_end=False)
     assert told.status(3, 0.0).average_forgetting == status.average_forgetting  # nobody said that it changed
     told.changed(0)
-    assert told.status(3, 0.0).average_forgetting == pytest.approx((0 + 0 + 0.25) / 3)
+    assert told.status(3, 0.0).average_forgetting == 0.0
 
 
-def traced(accuracies: list[float], *, best: float, end: int | None) -> Trace:
-    points = [Scoring(step, 1.0, accuracy) for step, accuracy in enumerate(accuracies)]
-    return Trace(points, best, None if end is None else points[end])
+def test_a_lucky_draw_of_the_first_hold_out_records_is_no_best() -> None:
+    """The sample grows during a stretch; what counts as forgotten is measured from its end on."""
+    scores = forgetting()
+    scores.traces = {0: traced([1.0, 0.5, 0.4], end=1)}
+    assert scores.average_forgetting([0]) == pytest.approx(0.5 - 0.4)
+
+
+def traced(accuracies: list[float], *, end: int | None) -> Trace:
+    trace = Trace()
+    for step, accuracy in enumerate(accuracies):
+        trace.add(Scoring(step, 1.0, accuracy), at_end=step == end)
+    return trace

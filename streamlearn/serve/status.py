@@ -117,6 +117,7 @@ class RegimeStatus:
     history: tuple[Scoring, ...] = ()
     """Of the sample, oldest first; a long one is thinned out."""
     best_accuracy: float | None = None
+    """Since its last stretch ended; None before."""
     end_accuracy: float | None = None
     """When its last stretch ended."""
 
@@ -171,7 +172,7 @@ class AdaptationStatus:
     num_shifts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """By kind, all that there ever were."""
     average_forgetting: float | None = None
-    """Mean over past regimes of best accuracy less accuracy now; None before one was scored."""
+    """Mean over past regimes of best accuracy since it was left, less accuracy now; None before one was scored."""
     backward_transfer: float | None = None
     """Mean over past regimes of accuracy now less accuracy when the stretch ended."""
     probe_seconds: float = 0.0

@@ -63,7 +63,7 @@ class ForgettingView(Body):
     """What the hold-out records say: each regime's accuracy now against what it was."""
 
     average_forgetting: float | None
-    """Mean over past regimes of best accuracy less accuracy now; null before one was scored."""
+    """Mean over past regimes of best accuracy since it was left, less accuracy now; null before one was scored."""
     backward_transfer: float | None
     """Mean over past regimes of accuracy now less accuracy when their stretch ended."""
     loss_by_regime: dict[str, float]
@@ -102,6 +102,7 @@ class RegimeView(Body):
     accuracy: float | None
     """Of the newest scoring."""
     best_accuracy: float | None
+    """Since its last stretch ended; null before."""
     end_accuracy: float | None
     """When its last stretch ended."""
     history: tuple[ScoringView, ...]
@@ -114,7 +115,7 @@ class RegimesView(Body):
     current: int | None
     """Number of the regime that the stream is in."""
     average_forgetting: float | None
-    """Mean over past regimes of best accuracy less accuracy now; null before one was scored."""
+    """Mean over past regimes of best accuracy since it was left, less accuracy now; null before one was scored."""
     backward_transfer: float | None
     """Mean over past regimes of accuracy now less accuracy when their stretch ended."""
     regimes: tuple[RegimeView, ...]
