@@ -149,8 +149,11 @@ class Adaptation:
         self.records += len(sighted.slots)
         return frozenset([index for index, (slot, example) in pairs if self.holdouts.take(slot, example)])
 
-    def heed(self, sighted: Sighted, held_out: Collection[int], losses: Sequence[float]) -> None:
-        """After a step: prequential losses of the batch's records that were not held out, in order."""
+    def heed(self, sighted: Sighted, held_out: Collection[int], losses: Sequence[float]) -> list[Entry]:
+        """After a step: prequential losses of the batch's records that were not held out, in order.
+
+        Returns the shifts of the answers that are believed by now.
+        """
         first = self.records - len(sighted.slots) + 1
         trained = [index for index in range(len(sighted.slots)) if index not in held_out]
         for index, loss in zip(trained, losses, strict=True):
@@ -159,12 +162,13 @@ class Adaptation:
             if number is None:
                 continue
             self.suspected += self.answers.heed(slot, number, first + index, [loss])
-        self._confirm()
+        return self._confirm()
 
-    def _confirm(self) -> None:
+    def _confirm(self) -> list[Entry]:
         """Believe the suspicions that no shift of the inputs has explained: the newest answers are right."""
         old = [each for each in self.suspected if self.records - each.declared_at >= CONFIRM_RECORDS]
         self.suspected = [each for each in self.suspected if each not in old]
+        entries = []
         for each in old:
             if self.numbers.get(each.slot) != each.regime:
                 continue
@@ -172,7 +176,10 @@ class Adaptation:
             self.holdouts.clear(each.slot)
             self.forgetting.forget(each.slot)
             self.chronicle.changed(each.slot)
-            self._note(Entry(replace(each, declared_at=self.records), self._learner.number))
+            entry = Entry(replace(each, declared_at=self.records), self._learner.number)
+            self._note(entry)
+            entries.append(entry)
+        return entries
 
     def trained(self, sighted: Sighted, step: Step | None) -> None:
         """The batch is done with: what is asked and saved from now on is as of it, not of what was looked at ahead."""

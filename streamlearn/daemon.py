@@ -188,9 +188,7 @@ class Daemon:
 
     def enter(self, shift: Shift) -> None:
         """probe/, consolidate/: hold on to the regime before, look at the new one, give it its place."""
-        entry = self.rooms.adaptation.enter(shift, self._examples_ahead(shift.slot))
-        if self.observer:
-            self.observer.on_shift(entry)
+        self._tell(self.rooms.adaptation.enter(shift, self._examples_ahead(shift.slot)))
         self.board.beat()
 
     def learn(self, sighted: Sighted) -> Step | None:
@@ -208,7 +206,8 @@ class Daemon:
         if step is not None and step.refusal is not None:
             self._set_aside(batch, step)
         elif step is not None:
-            adaptation.heed(sighted, held_out, step.record_losses)
+            for entry in adaptation.heed(sighted, held_out, step.record_losses):
+                self._tell(entry)
         adaptation.trained(sighted, step)
         state.account(sighted.batch, step, held_out)
         if state.bad_in_a_row >= self.rooms.settings.learner.max_bad_batches:
@@ -217,6 +216,10 @@ class Daemon:
         if step is not None and self.observer:
             self.observer.on_step(batch, step, self.board.read())
         return step
+
+    def _tell(self, entry: Entry) -> None:
+        if self.observer:
+            self.observer.on_shift(entry)
 
     def save_if_due(self) -> None:
         """snapshot/: by records or by time, when there is anything new. A failed one is tried again in 10 s."""

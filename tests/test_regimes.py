@@ -86,8 +86,8 @@ def opened(settings: Settings) -> Iterator[Rooms]:
         rooms.close()
 
 
-def daemon_of(rooms: Rooms) -> Daemon:
-    return Daemon(rooms, Board(Status(Phase.STARTING), Clock()), JobQueue(1))
+def daemon_of(rooms: Rooms, observer: Any = None) -> Daemon:
+    return Daemon(rooms, Board(Status(Phase.STARTING), Clock()), JobQueue(1), observer=observer)
 
 
 def run(settings: Settings) -> tuple[dict[str, Tensor], Rooms]:
@@ -325,7 +325,7 @@ def test_a_refused_update_is_no_load(make: Callable[..., Settings], monkeypatch:
 def test_changed_answers_are_a_shift_of_their_own_kind(
     make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted apart; what was scored before it is no longer right and goes."""
+    """Counted apart and told to who watches; what was scored before it is no longer right and goes."""
     declared: list[Shift] = []
 
     def heed(self: AnswersWatch, slot: int, regime: int, ordinal: int, losses: Sequence[float]) -> list[Shift]:
@@ -336,10 +336,12 @@ def test_changed_answers_are_a_shift_of_their_own_kind(
 
     monkeypatch.setattr(AnswersWatch, "heed", heed)
     with opened(make(stream("animals", per_task=2 * PER_TASK))) as rooms:
-        daemon = daemon_of(rooms)
+        hearing = Hearing()
+        daemon = daemon_of(rooms, hearing)
         daemon.run()
         daemon.score_all()
         told = daemon.board.read().adaptation
+    assert [entry.shift.kind for entry in hearing.entries] == ["inputs", "answers"]
     assert told.num_shifts == {"inputs": 1, "answers": 1}
     shift = told.shifts[-1]
     assert (shift.kind, shift.regime, shift.previous, shift.known) == ("answers", 1, 1, True)
@@ -405,6 +407,16 @@ class Silent:
     def on_shift(self, entry: Entry) -> None: ...
 
     def on_snapshot(self, info: SnapshotInfo) -> None: ...
+
+
+class Hearing(Silent):
+    """One that remembers the shifts it was told."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def on_shift(self, entry: Entry) -> None:
+        self.entries.append(entry)
 
 
 def test_scorings_and_shifts_are_logged(make: Callable[..., Settings]) -> None:

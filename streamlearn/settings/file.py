@@ -1,0 +1,129 @@
+"""From a YAML file and the environment to checked settings, or to errors that say which key is wrong."""
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from streamlearn.errors import ConfigError
+from streamlearn.settings.section import Section, section_type
+from streamlearn.settings.settings import ENV_PREFIX, Settings
+
+
+def load(path: Path) -> Settings:
+    """Read, override from the environment, check, and resolve paths against the file's folder.
+
+    Raises:
+        ConfigError: names every wrong key, what was found and the nearest known key.
+    """
+    try:
+        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: a mapping of sections must stand here, found {type(raw).__name__}")
+    unknown = [name for name in os.environ if name.upper().startswith(ENV_PREFIX) and not _env_name_is_known(name)]
+    if unknown:
+        raise ConfigError(
+            "\n".join(f"{name}: unknown setting in the environment, {_nearest_env(name)}" for name in unknown)
+        )
+    try:
+        settings = Settings(**raw)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{path}: {line}" for line in explain(error))) from error
+    return _resolved(settings, path.resolve().parent)
+
+
+def explain(error: ValidationError) -> list[str]:
+    """One line a fault: dotted key, what is wrong, what was found, the nearest known key."""
+    lines = []
+    for fault in error.errors():
+        location = [part for part in fault["loc"] if isinstance(part, str)]
+        key = ".".join(location)
+        if fault["type"] == "extra_forbidden":
+            *parents, name = location
+            known = _section_keys(parents)
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            options = f"did you mean {'.'.join([*parents, near[0]])}?" if near else f"known here: {', '.join(known)}"
+            lines.append(f"{key}: unknown key, {options}")
+        elif fault["type"] == "missing":
+            lines.append(f"{key}: required, not found")
+        else:
+            found = fault["input"]
+            scalar = isinstance(found, str | int | float | bool) and "password" not in key
+            message = fault["msg"].removeprefix("Value error, ")
+            lines.append(f"{key or 'configuration'}: {message}" + (f", found {found!r}" if scalar else ""))
+    return lines
+
+
+def _section_keys(path: list[str]) -> list[str]:
+    model: type[BaseModel] = Settings
+    for name in path:
+        field = model.model_fields.get(name)
+        inner = section_type(field.annotation) if field else None
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def _env_name_is_known(name: str) -> bool:
+    *parents, last = name.upper().removeprefix(ENV_PREFIX).lower().split("__")
+    return last in _section_keys(parents)
+
+
+def _nearest_env(name: str) -> str:
+    parts = name.upper().removeprefix(ENV_PREFIX).lower().split("__")
+    for depth in range(len(parts)):
+        known = _section_keys(parts[:depth])
+        if parts[depth] not in known:
+            near = difflib.get_close_matches(parts[depth], known, n=1, cutoff=0.5)
+            if near:
+                right = "__".join([*parts[:depth], near[0], *parts[depth + 1 :]]).upper()
+                return f"did you mean {ENV_PREFIX}{right}?"
+            return f"known here: {', '.join(known) or 'nothing'}"
+    return "it names a section, not a value"
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Plain YAML; dots in keys are underscores, and a key that stands twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping with unique keys."""
+        seen: dict[str, yaml.Mark] = {}
+        for key_node, _ in node.value:
+            key = str(self.construct_object(key_node, deep=True)).replace(".", "_")
+            if key in seen:
+                raise yaml.MarkedYAMLError(
+                    f"the first {key}", seen[key], f"{key} stands a second time; keep one", key_node.start_mark
+                )
+            seen[key] = key_node.start_mark
+        values: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return {str(key).replace(".", "_"): value for key, value in values.items()}
+
+
+def _resolved(settings: Settings, folder: Path) -> Settings:
+    """Relative paths mean: relative to the configuration file."""
+
+    def visit(section: BaseModel) -> dict[str, Any]:
+        changed: dict[str, Any] = {}
+        for name in type(section).model_fields:
+            value = getattr(section, name)
+            if isinstance(value, Path):
+                changed[name] = (folder / value.expanduser()).resolve()
+            elif isinstance(value, Section):
+                changed[name] = value.model_copy(update=visit(value))
+        return changed
+
+    changed = visit(settings)
+    model = settings.backbone.model
+    if model.startswith(("./", "../", "/", "~")):
+        changed["backbone"] = settings.backbone.model_copy(
+            update={"model": str((folder / Path(model).expanduser()).resolve())}
+        )
+    return settings.model_copy(update=changed)
