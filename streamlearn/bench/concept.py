@@ -2,14 +2,15 @@
 
 The bundled backbone learns next to nothing about sentiment from 500 records seen once (0.53 right where a coin gets
 0.5), and an exchange of guesses shows nothing. So `DISTINCT` records come `PASSES` times, in another order each time,
-and again as often with the labels exchanged: what it has learned by heart is then wrong.
+and then `PASSES_AFTER` times with the labels exchanged: what was learned by heart is wrong. Accuracy is prequential
+(before a record is learned), averaged over the seeds, in a window as long as a pass, in which each record stands once.
 
-- declared_after: records between the exchange and the declared shift of the answers; null when there was none
-- false_alarms: shifts of the answers declared before the exchange
-- new_regimes: regimes declared after it; the inputs are the same, so each is a mistake
-- level: prequential accuracy over the last 100 records before the exchange (before each record is learned)
-- recovered_after: records until the accuracy over 50 records is back at 90 % of the level; null when it never is
-- lora_recovered_after: the same for preset `lora` on the same records; ratio is the quotient
+- declared_after: records between the exchange and the shift of the answers that is declared, one a seed; null: none
+- false_alarms: shifts of the answers declared before the exchange, or again after it, all seeds
+- new_regimes: regimes declared after it, all seeds; the inputs are the same, so each is a mistake
+- level: accuracy in the last pass before the exchange
+- recovered_after: records until the accuracy is back at 90 % of the level; null when it never is
+- lora_level, lora_recovered_after: the same for preset `lora` on the same records; ratio is the quotient
 """
 
 import random
@@ -34,8 +35,8 @@ from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.stream.batch import Batch
 
 TASKS = ("task363", "task875", "task1687")
-LEVEL_RECORDS, WINDOW, BACK = 100, 50, 0.9
-DISTINCT, PASSES = 150, 6
+DISTINCT, PASSES, PASSES_AFTER = 150, 6, 10
+BACK = 0.9
 
 
 class _Notes:
@@ -68,7 +69,7 @@ def exchanged(folder: Path, task: str, seed: int) -> tuple[list[dict[str, Any]],
     rng.shuffle(rows)
     labels = sorted({row["completion"] for row in rows})
     after = dict(zip(labels, [*labels[1:], labels[0]], strict=True))
-    passes = [rng.sample(rows[:DISTINCT], DISTINCT) for _ in range(2 * PASSES)]
+    passes = [rng.sample(rows[:DISTINCT], DISTINCT) for _ in range(PASSES + PASSES_AFTER)]
     first = [row for each in passes[:PASSES] for row in each]
     second = [{**row, "completion": after[row["completion"]]} for each in passes[PASSES:] for row in each]
     return [*first, *second], len(first)
@@ -86,38 +87,52 @@ def run(rows: Sequence[dict[str, Any]], arm: str, seed: int) -> _Notes:
     return notes
 
 
-def recovery(correct: Sequence[bool], half: int) -> tuple[float, int | None]:
-    """Accuracy before the exchange, and how many records it took to come back to most of it."""
-    level = fmean(correct[half - LEVEL_RECORDS : half])
-    for end in range(half + WINDOW, len(correct) + 1):
-        if fmean(correct[end - WINDOW : end]) >= BACK * level:
+def recovery(accuracy: Sequence[float], half: int) -> tuple[float, int | None]:
+    """The level before the exchange, and how many records it took to come back to most of it.
+
+    `accuracy` is each record's, over the seeds; `half` the index of the first with another label.
+    """
+    level = fmean(accuracy[half - DISTINCT : half])
+    total = sum(accuracy[half : half + DISTINCT])
+    for end in range(half + DISTINCT, len(accuracy) + 1):
+        if total >= BACK * level * DISTINCT - 1e-9:
             return level, end - half
+        total += accuracy[end] - accuracy[end - DISTINCT] if end < len(accuracy) else 0.0
     return level, None
 
 
-def measure_all(folder: Path, seed: int = 0) -> dict[str, Any]:
+def measure_all(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     """Every task of `TASKS` that the folder holds."""
     present = [task for task in TASKS if any(folder.glob(f"{task}*.train.jsonl.gz"))]
-    return {task: measure(folder, task, seed) for task in present}
+    return {task: measure(folder, task, seeds) for task in present}
 
 
-def measure(folder: Path, task: str, seed: int) -> dict[str, Any]:
-    """One task and seed."""
-    rows, half = exchanged(folder, task, seed)
-    found, plain = (run(rows, arm, seed) for arm in ("streamlearn", "lora"))
-    answers = [entry.shift.declared_at for entry in found.entries if entry.shift.kind == "answers"]
-    level, back = recovery(found.correct, half)
-    plain_level, plain_back = recovery(plain.correct, half)
+def measure(folder: Path, task: str, seeds: Sequence[int]) -> dict[str, Any]:
+    """One task."""
+    streams = [exchanged(folder, task, seed) for seed in seeds]
+    half = streams[0][1]
+    found, plain = (
+        [run(rows, arm, seed) for seed, (rows, _) in zip(seeds, streams, strict=True)]
+        for arm in ("streamlearn", "lora")
+    )
+    (level, back), (plain_level, plain_back) = (recovery(_mean_over_seeds(notes), half) for notes in (found, plain))
+    answers = [[e.shift.declared_at for e in notes.entries if e.shift.kind == "answers"] for notes in found]
+    after = [next((at - half for at in each if at > half), None) for each in answers]
+    inputs = [entry.shift.declared_at for notes in found for entry in notes.entries if entry.shift.kind == "inputs"]
     return {
-        "declared_after": next((at - half for at in answers if at > half), None),
-        "false_alarms": sum(at <= half for at in answers),
-        "new_regimes": sum(e.shift.kind == "inputs" and e.shift.declared_at > half for e in found.entries),
-        "level": level,
+        "declared_after": after,
+        "false_alarms": sum(map(len, answers)) - sum(each is not None for each in after),
+        "new_regimes": sum(at > half for at in inputs),
+        "level": round(level, 3),
         "recovered_after": back,
-        "lora_level": plain_level,
+        "lora_level": round(plain_level, 3),
         "lora_recovered_after": plain_back,
-        "ratio": None if back is None or plain_back is None else back / plain_back,
+        "ratio": None if back is None or plain_back is None else round(back / plain_back, 3),
     }
+
+
+def _mean_over_seeds(runs: Sequence[_Notes]) -> list[float]:
+    return [fmean(right) for right in zip(*(notes.correct for notes in runs), strict=True)]
 
 
 def table(result: dict[str, dict[str, Any]]) -> Table:
@@ -125,6 +140,11 @@ def table(result: dict[str, dict[str, Any]]) -> Table:
     names = tuple(next(iter(result.values()), {}))
     shown = Table("answers exchanged", *(name.replace("_", " ") for name in names), box=None, pad_edge=False)
     for task, row in result.items():
-        cells = ("-" if row[name] is None else f"{row[name]:.2f}".removesuffix(".00") for name in names)
-        shown.add_row(task, *cells)
+        shown.add_row(task, *(_cell(row[name]) for name in names))
     return shown
+
+
+def _cell(value: float | list[float | None] | None) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
+    return "-" if value is None else f"{value:.2f}".removesuffix(".00")

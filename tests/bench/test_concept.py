@@ -5,7 +5,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from streamlearn.bench.concept import DISTINCT, PASSES, WINDOW, exchanged, recovery, table
+from streamlearn.bench.concept import DISTINCT, PASSES, PASSES_AFTER, exchanged, recovery, table
 
 
 @pytest.fixture
@@ -20,29 +20,30 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_second_half_has_the_same_inputs_and_the_next_label(folder: Path) -> None:
-    """As often, in another order, each label replaced by the one after it in the alphabet, the last by the first."""
+    """In another order, each label replaced by the one after it in the alphabet, the last by the first."""
     rows, half = exchanged(folder, "task1", seed=3)
     first, second = rows[:half], rows[half:]
-    assert half == len(second) == DISTINCT * PASSES
-    assert Counter(r["prompt"] for r in first) == Counter(r["prompt"] for r in second)
+    assert (half, len(second)) == (DISTINCT * PASSES, DISTINCT * PASSES_AFTER)
+    assert Counter(r["prompt"] for r in first).keys() == Counter(r["prompt"] for r in second).keys()
     assert set(Counter(r["prompt"] for r in first).values()) == {PASSES}
+    assert set(Counter(r["prompt"] for r in second).values()) == {PASSES_AFTER}
     before = {r["prompt"]: r["completion"] for r in first}
     after = {" angry": " happy", " happy": " sad", " sad": " angry"}
     assert all(row["completion"] == after[before[row["prompt"]]] for row in second)
 
 
 def test_recovery_is_the_first_window_at_nine_tenths_of_the_level() -> None:
-    """All right before, all wrong for a while, then all right again."""
-    half, wrong = 200, 120
-    correct = [True] * half + [False] * wrong + [True] * 200
-    level, back = recovery(correct, half)
-    assert level == 1.0
-    assert back == wrong + round(0.9 * WINDOW)
-    assert recovery([True] * half + [False] * 200, half) == (1.0, None)
+    """All right before, all wrong for a while, then all right again; at the end of the stream, or never."""
+    half, wrong = 2 * DISTINCT, 120
+    needed = wrong + round(0.9 * DISTINCT)
+    back = [1.0] * half + [0.0] * wrong + [1.0] * DISTINCT
+    assert recovery(back, half) == (1.0, needed)
+    assert recovery(back[: half + needed], half) == (1.0, needed)
+    assert recovery(back[: half + needed - 1], half) == (1.0, None)
 
 
 def test_the_table_shows_what_never_happened_as_a_dash() -> None:
     """A figure that is not there is not a zero."""
-    shown = table({"task1": {"declared_after": None, "level": 0.5}})
-    assert [column.header for column in shown.columns] == ["answers exchanged", "declared after", "level"]
-    assert list(shown.columns[1].cells) == ["-"]
+    shown = table({"task1": {"declared_after": [80, None], "level": 0.5, "ratio": None}})
+    assert [column.header for column in shown.columns] == ["answers exchanged", "declared after", "level", "ratio"]
+    assert [list(column.cells) for column in shown.columns[1:]] == [["80, -"], ["0.50"], ["-"]]
