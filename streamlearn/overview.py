@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from streamlearn.client import ask
-from streamlearn.serve.views import RegimesView, RegimeView, ShiftsView, ShiftView, StatusView
+from streamlearn.serve.status import RegimeStatus, ShiftStatus
+from streamlearn.serve.views import RegimesView, ShiftsView, StatusView
 from streamlearn.settings import Settings
 
 SHOWN_SHIFTS = 10
@@ -67,30 +68,31 @@ def _headline(status: StatusView) -> Table:
     return table
 
 
-def _regimes(regimes: tuple[RegimeView, ...]) -> Table:
+def _regimes(regimes: tuple[RegimeStatus, ...]) -> Table:
     table = _table("regimes")
     table.add_column("")
     for name in ("regime", "records", "visits", "hold-out", "loss", "accuracy", "best", "at end", "scored at"):
         table.add_column(name, justify="right")
     for regime in regimes:
+        now = regime.now
         table.add_row(
             "*" if regime.current else "",
             f"{regime.number}",
             f"{regime.records:,}",
             f"{regime.visits}",
             f"{regime.holdout_records}",
-            _number(regime.loss, "{:.3f}"),
-            _number(regime.accuracy, "{:.3f}"),
+            _number(None if now is None else now.loss, "{:.3f}"),
+            _number(None if now is None else now.accuracy, "{:.3f}"),
             _number(regime.best_accuracy, "{:.3f}"),
             _number(regime.end_accuracy, "{:.3f}"),
-            f"step {regime.history[-1].step:,}" if regime.history else "-",
+            f"step {now.step:,}" if now else "-",
             style="bold" if regime.current else "",
         )
     table.caption = "* the stream is in it; loss and accuracies are of its hold-out records"
     return table
 
 
-def _shifts(shifts: tuple[ShiftView, ...], title: str) -> Table:
+def _shifts(shifts: tuple[ShiftStatus, ...], title: str) -> Table:
     table = _table(title)
     table.add_column("kind")
     for name in ("record", "onset", "regime"):

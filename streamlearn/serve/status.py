@@ -18,6 +18,10 @@ BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0
 """Upper bounds of a timing's buckets, seconds."""
 
 
+DESCRIBED = {"use_attribute_docstrings": True}
+"""For rows that are served as they are: the OpenAPI document says what each field means."""
+
+
 class Phase(StrEnum):
     """What the loop is doing."""
 
@@ -88,6 +92,8 @@ class SnapshotStatus:
 class Scoring:
     """One look at a regime's hold-out records."""
 
+    __pydantic_config__ = DESCRIBED
+
     step: int
     """Steps that the learner had made."""
     loss: float
@@ -99,6 +105,8 @@ class Scoring:
 @dataclass(frozen=True, slots=True)
 class RegimeStatus:
     """A regime that is remembered. Records count from 1 over all that were trained on or kept out."""
+
+    __pydantic_config__ = DESCRIBED
 
     number: int
     """Never used again."""
@@ -134,8 +142,10 @@ SHIFT_KINDS = ("inputs", "answers")
 class ShiftStatus:
     """A shift that was declared and acted on."""
 
+    __pydantic_config__ = DESCRIBED
+
     kind: str
-    """One of `SHIFT_KINDS`: what changed."""
+    """inputs: another regime was entered; answers: the same inputs are answered otherwise now."""
     number: int
     """Counts the shifts of its kind, from 1."""
     regime: int

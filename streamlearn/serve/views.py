@@ -1,10 +1,18 @@
-"""The published status as clients see it: one model a reading endpoint."""
+"""The published status as clients see it: one model a reading endpoint, with the status's own rows in it."""
 
-from dataclasses import asdict
 from datetime import UTC, datetime
 
 from streamlearn.serve.schemas import Body
-from streamlearn.serve.status import SHIFT_KINDS, AdaptationStatus, Board, Clock, Phase, RegimeStatus, Status
+from streamlearn.serve.status import (
+    SHIFT_KINDS,
+    AdaptationStatus,
+    Board,
+    Clock,
+    Phase,
+    RegimeStatus,
+    ShiftStatus,
+    Status,
+)
 
 
 class Liveness(Body):
@@ -70,45 +78,6 @@ class ForgettingView(Body):
     """Nats per learned token of each regime's hold-out records, newest scoring, by the regime's number."""
 
 
-class ScoringView(Body):
-    """One look at a regime's hold-out records."""
-
-    step: int
-    loss: float
-    """Nats per learned token."""
-    accuracy: float
-    """Teacher-forced, 0 to 1."""
-
-
-class RegimeView(Body):
-    """A regime that is remembered. Records count from 1 over all that were trained on or kept out."""
-
-    number: int
-    """Never used again."""
-    slot: int
-    """Where its state is kept; used again when it is forgotten."""
-    current: bool
-    """Whether the stream is in it."""
-    visits: int
-    """Stretches that it had."""
-    records: int
-    """Trained on or kept out."""
-    first_record: int | None
-    last_record: int | None
-    holdout_records: int
-    """In its sample of those kept out."""
-    loss: float | None
-    """Of the newest scoring, nats per learned token."""
-    accuracy: float | None
-    """Of the newest scoring."""
-    best_accuracy: float | None
-    """Since its last stretch ended; null before."""
-    end_accuracy: float | None
-    """When its last stretch ended."""
-    history: tuple[ScoringView, ...]
-    """Oldest first; a long one is thinned out."""
-
-
 class RegimesView(Body):
     """Regimes by number, and what was forgotten."""
 
@@ -118,37 +87,7 @@ class RegimesView(Body):
     """Mean over past regimes of best accuracy since it was left, less accuracy now; null before one was scored."""
     backward_transfer: float | None
     """Mean over past regimes of accuracy now less accuracy when their stretch ended."""
-    regimes: tuple[RegimeView, ...]
-
-
-class ShiftView(Body):
-    """A change that was declared and acted on."""
-
-    kind: str
-    """inputs: another regime was entered; answers: the same inputs are answered otherwise now."""
-    number: int
-    """Counts the shifts of its kind, from 1."""
-    regime: int
-    """Entered, or the one whose answers changed."""
-    known: bool
-    """Whether it had been met before."""
-    previous: int | None
-    """The regime that was left."""
-    declared_at: int
-    """Record at which it was declared."""
-    onset: int
-    """First record that is believed to belong to it."""
-    statistic: float
-    threshold: float
-    dropped: int | None
-    """Regime that was forgotten, or merged into another, to make room."""
-    step: int
-    """Steps before it."""
-    probe_tokens: int
-    """Read by its transient expert; 0 when nothing was probed."""
-    probe_seconds: float
-    mean_similarity: float | None
-    """CKA of the transient expert with every stable one, mean; null when nothing was probed."""
+    regimes: tuple[RegimeStatus, ...]
 
 
 class ShiftsView(Body):
@@ -156,7 +95,7 @@ class ShiftsView(Body):
 
     total: dict[str, int]
     """By kind, all that there ever were."""
-    shifts: tuple[ShiftView, ...]
+    shifts: tuple[ShiftStatus, ...]
 
 
 class StatusView(Body):
@@ -266,33 +205,13 @@ def regimes_view(status: Status) -> RegimesView:
         current=adaptation.current and adaptation.current.number,
         average_forgetting=adaptation.average_forgetting,
         backward_transfer=adaptation.backward_transfer,
-        regimes=tuple(map(_regime_view, adaptation.regimes)),
-    )
-
-
-def _regime_view(regime: RegimeStatus) -> RegimeView:
-    now = regime.now
-    return RegimeView(
-        number=regime.number,
-        slot=regime.slot,
-        current=regime.current,
-        visits=regime.visits,
-        records=regime.records,
-        first_record=regime.first_record,
-        last_record=regime.last_record,
-        holdout_records=regime.holdout_records,
-        loss=now and now.loss,
-        accuracy=now and now.accuracy,
-        best_accuracy=regime.best_accuracy,
-        end_accuracy=regime.end_accuracy,
-        history=tuple(ScoringView(**asdict(scoring)) for scoring in regime.history),
+        regimes=adaptation.regimes,
     )
 
 
 def shifts_view(status: Status) -> ShiftsView:
     """Shifts as clients see them."""
-    shifts = tuple(ShiftView(**asdict(shift)) for shift in status.adaptation.shifts)
-    return ShiftsView(total=_totals(status.adaptation), shifts=shifts)
+    return ShiftsView(total=_totals(status.adaptation), shifts=status.adaptation.shifts)
 
 
 def _totals(adaptation: AdaptationStatus) -> dict[str, int]:
