@@ -25,7 +25,7 @@ from rich.table import Table
 
 from streamlearn.adaptation import Entry
 from streamlearn.assembly import Rooms
-from streamlearn.bench.forgetting import settings_of
+from streamlearn.bench.learn.arms import settings_of
 from streamlearn.bench.superni import read_task
 from streamlearn.daemon import Daemon
 from streamlearn.learner.learner import Step
@@ -81,7 +81,9 @@ def run(rows: Sequence[dict[str, Any]], arm: str, seed: int) -> _Notes:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "stream.jsonl"
         file.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
-        rooms = Rooms(settings_of(f"{arm}:holdout.every_records=0", seed, Path(folder), file))
+        nothing_kept_out = {"holdout.every_records": 0}
+        state = Path(folder) / "state"
+        rooms = Rooms(settings_of(arm, seed=seed, state=state, stream=file, shared=nothing_kept_out))
         Daemon(rooms, Board(Status(Phase.STARTING), Clock()), JobQueue(1), observer=notes).run()
         rooms.close()
     return notes

@@ -7,18 +7,18 @@ and does nothing about them.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import httpx
 import orjson
 import pytest
 
-from streamlearn.bench.forgetting import NANO
-from streamlearn.bench.scores import scores
-from streamlearn.bench.suite import ORDER_1, Suite, interleaved, sequential
+from streamlearn.bench.learn.arms import NANO
+from streamlearn.bench.learn.scores import scores
+from streamlearn.bench.learn.suites import ORDER_1, Draw, Suite, grouped, sequential
+from streamlearn.bench.learn.summary import spread
 from tests.broker import Broker
 from tests.end_to_end.process import DaemonProcess
 
@@ -32,7 +32,10 @@ OFF: dict[str, dict[str, Any]] = {
     "consolidate": {"anchor_strength": 0.0},
 }
 ARMS: dict[str, dict[str, dict[str, Any]]] = {"streamlearn": {}, "switched off": OFF}
-SUITES = {"sequential": sequential, "interleaved": interleaved}
+SUITES: dict[str, Callable[[Draw], Suite]] = {
+    "sequential": lambda draw: sequential("sequential", draw, ORDER_1),
+    "interleaved": grouped,
+}
 
 pytestmark = [
     pytest.mark.evidence,
@@ -118,8 +121,7 @@ def live(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) -> dic
     finally:
         daemon.end()
     room = daemon.newest().manifest["rooms"]["regimes"]
-    ended = {task: number for number, stretch in enumerate(suite.stretches) for task in stretch.tasks}
-    final = scores(matrix, ended)
+    final = scores(matrix, [stretch.tasks for stretch in suite.stretches])
     return {
         "suite": suite.name,
         "arm": arm,
@@ -137,23 +139,10 @@ def live(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) -> dic
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation over the seeds, by suite and arm."""
-    table: dict[str, Any] = {}
-    for run in runs:
-        table.setdefault(run["suite"], {}).setdefault(run["arm"], []).append(run)
+    """Mean and standard deviation over the seeds, by arm."""
     return {
-        suite: {
-            arm: {
-                name: {
-                    "mean": fmean(run[name] for run in group),
-                    "sd": stdev([run[name] for run in group]) if len(group) > 1 else None,
-                    "seeds": len(group),
-                }
-                for name in ("AP", "AF", "BWT")
-            }
-            for arm, group in arms.items()
-        }
-        for suite, arms in table.items()
+        arm: {name: spread(run[name] for run in runs if run["arm"] == arm) for name in ("AP", "AF", "BWT")}
+        for arm in ARMS
     }
 
 
@@ -166,7 +155,7 @@ def test_it_forgets_less_than_with_its_memory_switched_off(
     out.parent.mkdir(exist_ok=True)
     runs: list[dict[str, Any]] = []
     for seed in SEEDS:
-        suite = SUITES[kind]([DATA], ORDER_1, records=RECORDS, tests=TESTS, seed=seed)
+        suite = SUITES[kind](Draw([DATA], RECORDS, TESTS, seed))
         for arm in ARMS:
             run = live(broker, tmp_path / f"{arm} {seed}", suite, arm, seed)
             runs.append(run)
@@ -184,6 +173,6 @@ def test_it_forgets_less_than_with_its_memory_switched_off(
                     option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE,
                 )
             )
-    found = summary(runs)[kind]
+    found = summary(runs)
     assert found["streamlearn"]["AF"]["mean"] < found["switched off"]["AF"]["mean"]
     assert found["streamlearn"]["AP"]["mean"] > found["switched off"]["AP"]["mean"] - 0.02

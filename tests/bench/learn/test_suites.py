@@ -4,8 +4,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from streamlearn.bench.scores import scores
-from streamlearn.bench.suite import interleaved, sequential
+from streamlearn.bench.learn.scores import scores
+from streamlearn.bench.learn.suites import Draw, grouped, sequential
 
 RECORDS, TESTS = 6, 2
 
@@ -35,7 +35,7 @@ def write(file: Path, rows: list[dict[str, str]]) -> None:
 
 def test_a_sequential_suite_is_one_task_after_another(folders: list[Path]) -> None:
     """Stretches of the wanted length, drawn from the training file; tests from the test file; boundaries between."""
-    suite = sequential(folders, ["b", "t", "a"], records=RECORDS, tests=TESTS, seed=1)
+    suite = sequential("three", Draw(folders, RECORDS, TESTS, 1), ["b", "t", "a"])
     assert [stretch.tasks for stretch in suite.stretches] == [("b",), ("t",), ("a",)]
     assert suite.boundaries == [RECORDS, 2 * RECORDS]
     for stretch in suite.stretches:
@@ -47,14 +47,14 @@ def test_a_sequential_suite_is_one_task_after_another(folders: list[Path]) -> No
 
 def test_the_draw_is_the_seeds(folders: list[Path]) -> None:
     """The same seed gives the same stream, another seed another."""
-    one, two, other = (sequential(folders, ["a", "t"], records=RECORDS, tests=1, seed=s) for s in (1, 1, 2))
+    one, two, other = (sequential("two", Draw(folders, RECORDS, 1, seed), ["a", "t"]) for seed in (1, 1, 2))
     assert one == two
     assert one != other
 
 
-def test_an_interleaved_suite_mixes_two_and_three_at_a_time(folders: list[Path]) -> None:
+def test_a_grouped_suite_mixes_two_and_three_at_a_time(folders: list[Path]) -> None:
     """Every record once, each stretch a mixture of its tasks."""
-    suite = interleaved(folders, ["a", "b", "c", "t"], records=RECORDS, tests=1, seed=0)
+    suite = grouped(Draw(folders, RECORDS, 1), ["a", "b", "c", "t"])
     assert [stretch.tasks for stretch in suite.stretches] == [("a", "b"), ("c", "t")]
     for stretch in suite.stretches:
         names = [record["meta"]["task"] for record in stretch.records]
@@ -65,7 +65,7 @@ def test_an_interleaved_suite_mixes_two_and_three_at_a_time(folders: list[Path])
 def test_the_figures_are_those_of_their_equations() -> None:
     """A matrix by hand: c is the last stretch, so a and b are what can be forgotten."""
     matrix = [{"a": 0.5}, {"a": 0.75, "b": 0.5}, {"a": 0.25, "b": 0.625, "c": 1.0}]
-    found = scores(matrix, {"a": 0, "b": 1, "c": 2})
+    found = scores(matrix, [["a"], ["b"], ["c"]])
     assert pytest.approx((0.25 + 0.625 + 1.0) / 3) == found.AP
     assert pytest.approx((0.5 + 0.0) / 2) == found.AF
     assert pytest.approx((-0.25 + 0.125) / 2) == found.BWT

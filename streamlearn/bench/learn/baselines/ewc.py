@@ -1,0 +1,68 @@
+"""Elastic weight consolidation.
+
+    L = L_task + (lambda / 2) sum_t F_t (theta - theta*_t)^2                                    (1)
+    F_t = mean over records of task t of (d log p(answer | prompt) / d theta)^2                 (2)
+
+Kirkpatrick et al. 2017, eq. 3, with a penalty for each earlier task. (2) is the empirical Fisher's diagonal, from the
+gradient of each record by itself: squaring the gradient of a batch's mean would not be it. log p is the sum over the
+answer's tokens. A sum of quadratics is one quadratic around a weighted mean, which the optimizer takes:
+
+    sum_t F_t (theta - theta*_t)^2 = F (theta - a)^2 + const,  F = sum_t F_t,  a = sum_t F_t theta*_t / F  (3)
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from streamlearn.adapters.passage import passing
+from streamlearn.bench.learn.baselines.baseline import Baseline
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.loss import row_loss
+from streamlearn.learner.optimizer import Group, Hold
+from streamlearn.learner.row import pack
+from streamlearn.stream.decode import Example
+
+STRENGTH = 100.0
+"""lambda; see `tuning` in docs/evidence."""
+FISHER_RECORDS = 64
+"""Records of a task that (2) is taken over."""
+
+
+class Ewc(Baseline):
+    """Eq. (1)."""
+
+    def __init__(self, learner: Learner, *, seed: int, strength: float = STRENGTH) -> None:
+        super().__init__(learner, seed=seed)
+        self._strength = strength
+        self._weighted = {id(parameter): torch.zeros_like(parameter) for _, _, parameter in self._parameters()}
+
+    @torch.no_grad()
+    def end(self, stretch: int, examples: Sequence[Example]) -> None:
+        """Eq. (2) and (3)."""
+        picked = torch.randperm(len(examples), generator=torch.Generator().manual_seed(self.seed * 1009 + stretch))
+        fisher = self.fisher([examples[i] for i in picked[:FISHER_RECORDS].tolist()])
+        for (group, name, parameter), task_fisher in zip(self._parameters(), fisher, strict=True):
+            total = task_fisher + (group.holds[name].importance if name in group.holds else 0.0)
+            weighted = self._weighted[id(parameter)].addcmul_(task_fisher, parameter)
+            anchor = torch.where(total > 0, weighted / total, parameter)
+            group.holds[name] = Hold(total, anchor, self._strength / 2)
+
+    def fisher(self, examples: Sequence[Example]) -> list[Tensor]:
+        """Eq. (2), by parameter."""
+        parameters = [parameter for _, _, parameter in self._parameters()]
+        squares = [torch.zeros_like(parameter) for parameter in parameters]
+        for example in examples:
+            row = pack([example], self.learner.device)
+            with torch.enable_grad(), passing(self.learner.model, row.passage()):
+                log_likelihood = row_loss(self.learner.forward, row).mean * len(row.target_L)
+            gradients = torch.autograd.grad(log_likelihood, parameters)
+            for square, gradient in zip(squares, gradients, strict=True):
+                square.addcmul_(gradient, gradient, value=1 / len(examples))
+        return squares
+
+    def _parameters(self) -> Iterator[tuple[Group, str, Parameter]]:
+        for group in self.learner.optimizer.groups:
+            for name, parameter in group.parameters.items():
+                yield group, name, parameter
