@@ -216,6 +216,33 @@ def bench_mot(
     report.report(num_seeds=seeds, as_json=as_json, plot=plot)
 
 
+@bench.command("learn")
+def bench_learn(
+    suite: Annotated[list[str], typer.Option(help="A suite's name, or a folder of task files; again for more.")],
+    out: Annotated[Path, typer.Option(help="Folder for the runs, one JSON file each.")],
+    data: Annotated[list[Path], typer.Option(help="Folder of task files that named suites draw from; again for more.")],
+    method: Annotated[list[str] | None, typer.Option(help="A method or ablation; all methods unless given.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method; a seed draws records and their order.")] = 3,
+    records_per_task: Annotated[int, typer.Option(min=1, help="Training records of each task, at most.")] = 200,
+    tests_per_task: Annotated[int, typer.Option(min=1, help="Test records of each task, at most.")] = 50,
+    order: Annotated[list[str] | None, typer.Option(help="Tasks of a folder, in order; again for more.")] = None,
+    ablations: Annotated[bool, typer.Option(help="Instead of the methods, each mechanism left out in turn.")] = False,
+    side_by_side: Annotated[int, typer.Option(min=1, help="Runs at a time, each with its part of the cores.")] = 1,
+) -> None:
+    """Who forgets how much: methods learn a stream of tasks one after another. Stops and goes on where it was.
+
+    A folder of task files holds NAME.train.jsonl.gz and NAME.test.jsonl.gz, one record a line: {"id", "task",
+    "definition", "input", "output"} or {"id", "task", "prompt", "answer"}. SuperNI's are those of the SAPT repository
+    (github.com/circle-hit/SAPT), TRACE's of github.com/BeyonderXX/TRACE.
+    """
+    from streamlearn.bench.learn.methods import ABLATIONS, METHODS  # noqa: PLC0415
+    from streamlearn.bench.learn.plan import Plan, carry_out  # noqa: PLC0415
+
+    methods = method or (["streamlearn", *ABLATIONS] if ablations else list(METHODS))
+    plan = Plan(suite, methods, range(seeds), data, out, records_per_task, tests_per_task, order or ())
+    carry_out(plan, side_by_side=side_by_side, console=err)
+
+
 @app.command("version")
 def show_version() -> None:
     """Versions of what decides a result."""
