@@ -243,6 +243,17 @@ def bench_learn(
     carry_out(plan, side_by_side=side_by_side, console=err)
 
 
+@bench.command("report")
+def bench_report(
+    runs: Annotated[Path, typer.Argument(help="The folder that bench learn wrote to.", exists=True, file_okay=False)],
+    out: Annotated[Path, typer.Option(help="Folder for tables, pictures and the page.")] = Path("report"),
+) -> None:
+    """Tables with mean and spread, pictures and an HTML page of what bench learn measured."""
+    from streamlearn.bench.learn import report  # noqa: PLC0415
+
+    report.report(runs, out, err)
+
+
 @app.command("version")
 def show_version() -> None:
     """Versions of what decides a result."""

@@ -1,0 +1,149 @@
+"""A suite's runs as pictures."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")  # no window: a file
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+Runs = Sequence[Mapping[str, Any]]
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")  # Okabe and Ito's
+STYLES = ("-", "--", ":")
+COMPARED = ("streamlearn", "lora")
+"""Whose loss over the stream is shown."""
+LABEL_CHARS = 14
+
+
+def draw(runs: Runs, folder: Path) -> list[Path]:
+    """Write the pictures of one suite and return their files."""
+    methods = _by_method(runs)
+    suite = runs[0]["suite"]
+    pictures = {"forgetting": forgetting, "matrices": matrices, "stream": stream, "experts": experts}
+    files = []
+    for name, picture in pictures.items():
+        figure = picture(methods)
+        if figure is not None:
+            files.append(folder / f"{suite}-{name}.png")
+            figure.savefig(files[-1], dpi=110)
+            plt.close(figure)
+    return files
+
+
+def forgetting(methods: Mapping[str, Runs]) -> Any:
+    """Mean accuracy, after each stretch, over the tasks seen until then."""
+    figure, axis = plt.subplots(figsize=(9, 5), layout="constrained")
+    for place, (name, runs) in enumerate(methods.items()):
+        where, curves = _kept(runs)
+        mean, spread = curves.mean(0), curves.std(0)
+        colour, style = COLOURS[place % len(COLOURS)], STYLES[place // len(COLOURS)]
+        width = 2.2 if name == "streamlearn" else 1.3
+        axis.plot(where, mean, label=name, marker="o", markersize=3, linewidth=width, color=colour, linestyle=style)
+        axis.fill_between(where, mean - spread, mean + spread, alpha=0.12, color=colour, linewidth=0)
+    axis.set_xlabel("stretches learned")
+    axis.set_ylabel("token accuracy on the tasks seen so far\n(mean and standard deviation over seeds)")
+    axis.legend(ncols=2, frameon=False, fontsize=8)
+    return figure
+
+
+def matrices(methods: Mapping[str, Runs]) -> Any:
+    """Accuracy on each task after each stretch, a panel a method."""
+    columns = min(4, len(methods))
+    rows = -(-len(methods) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 3.2 * rows), layout="constrained", squeeze=False)
+    for axis in axes.flat[len(methods) :]:
+        axis.set_visible(False)
+    image: Any = None
+    for place, (axis, (name, runs)) in enumerate(zip(axes.flat, methods.items(), strict=False)):
+        tasks = list(dict.fromkeys(task for stretch in runs[0]["stretches"] for task in stretch["tasks"]))
+        R = np.nanmean([_matrix(run, tasks) for run in runs], axis=0)
+        image = axis.imshow(R, cmap="viridis", vmin=0, vmax=1, aspect="auto")
+        axis.set_title(f"{name} (n={len(runs)})", fontsize=9)
+        axis.set_xticks(range(len(tasks)), [task[:LABEL_CHARS] for task in tasks], rotation=90, fontsize=6)
+        axis.set_yticks(range(len(R)), [f"{row + 1}" for row in range(len(R))], fontsize=6)
+        if place % columns == 0:
+            axis.set_ylabel("after stretch", fontsize=8)
+    figure.colorbar(image, ax=axes, label="token accuracy", shrink=0.8)
+    return figure
+
+
+def stream(methods: Mapping[str, Runs]) -> Any:
+    """Prequential loss over the stream, with the boundaries that are there and those that were found."""
+    shown = [methods[name][0] for name in COMPARED if name in methods]
+    if not shown:
+        return None
+    figure, axis = plt.subplots(figsize=(11, 4), layout="constrained")
+    edges = np.cumsum([stretch["records"] for stretch in shown[0]["stretches"]])
+    for edge in edges[:-1]:
+        axis.axvline(edge, color="0.8", linewidth=1)
+    for run, colour in zip(shown, COLOURS, strict=False):
+        losses = run["prequential"]
+        width = losses["bin_records"]
+        where = np.arange(len(losses["losses"])) * width + width / 2
+        axis.plot(where, losses["losses"], label=f"{run['method']}, seed {run['seed']}", color=colour, linewidth=1.3)
+    found = [entry["shift"] for entry in (shown[0]["detection"] or {}).get("shifts", ())]
+    for kind, marker in (("inputs", "v"), ("answers", "x")):
+        at = [shift["declared_at"] for shift in found if shift["kind"] == kind]
+        if at:
+            height = [1.02] * len(at)
+            axis.plot(
+                at, height, marker, color="0.2", transform=axis.get_xaxis_transform(), clip_on=False,
+                label=f"shift of the {kind}, declared",
+            )  # fmt: skip
+    axis.set_xlabel("records (lines: true boundaries)")
+    axis.set_ylabel("loss before learning,\nnats per token of the answer")
+    axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def experts(methods: Mapping[str, Runs]) -> Any:
+    """Which experts of the middle layer get the test tokens of each regime."""
+    shown = [(name, runs[0]) for name, runs in methods.items() if runs[0]["experts"] is not None][:4]
+    if not shown:
+        return None
+    figure, axes = plt.subplots(len(shown), 1, figsize=(9, 2.6 * len(shown)), layout="constrained", squeeze=False)
+    for axis, (name, run) in zip(axes[:, 0], shown, strict=True):
+        _load(axis, name, run["experts"])
+    return figure
+
+
+def _load(axis: Axes, name: str, use: Mapping[str, Any]) -> None:
+    share_GHK = np.array(list(use["share"].values()))
+    num_heads, num_experts = share_GHK.shape[1:]
+    image = axis.imshow(share_GHK.reshape(len(share_GHK), -1), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for head in range(1, num_heads):
+        axis.axvline(head * num_experts - 0.5, color="0.6", linewidth=0.8)
+    axis.set_title(f"{name}: {use['layer']}, N_eff {use['n_eff']:.1f}", fontsize=9)
+    axis.set_ylabel("regime")
+    axis.set_xlabel(f"experts, {num_experts} in each of {num_heads} heads")
+    plt.colorbar(image, ax=axis, label="share of tokens")
+
+
+def _by_method(runs: Runs) -> dict[str, list[Mapping[str, Any]]]:
+    methods: dict[str, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        methods.setdefault(run["method"], []).append(run)
+    return methods
+
+
+def _matrix(run: Mapping[str, Any], tasks: Sequence[str]) -> Any:
+    nothing = float("nan")
+    return np.array([[row[task]["accuracy"] if task in row else nothing for task in tasks] for row in run["matrix"]])
+
+
+def _kept(runs: Runs) -> tuple[list[int], Any]:
+    """Stretches after which everything seen was examined, and the mean accuracies, (runs, stretches)."""
+    stretches = [stretch["tasks"] for stretch in runs[0]["stretches"]]
+    where, rows = [], []
+    for number in range(len(stretches)):
+        seen = {task for tasks in stretches[: number + 1] for task in tasks}
+        if all(seen <= run["matrix"][number].keys() for run in runs):
+            where.append(number + 1)
+            rows.append([np.mean([run["matrix"][number][task]["accuracy"] for task in seen]) for run in runs])
+    return where, np.array(rows).T
