@@ -11,7 +11,7 @@ from streamlearn.learner.learner import Learner
 from streamlearn.probe.probe import Report
 from streamlearn.settings import ConsolidateSettings
 from tests.doubles import random_examples
-from tests.learner.conftest import REGIMES, MakeLearner, make_learner, tiny
+from tests.learners import REGIMES, MakeLearner, make_learner, tiny
 
 __all__ = ["make_learner", "tiny"]  # fixtures
 

@@ -13,7 +13,7 @@ from streamlearn.learner.learner import Learner
 from streamlearn.serve.answers import at_once
 from streamlearn.stream.decode import IGNORED, Example
 from tests.doubles import example, random_examples
-from tests.learner.conftest import MakeLearner, same, snapshot
+from tests.learners import MakeLearner, same, snapshot
 
 CPU = torch.device("cpu")
 EXAMPLES = (*random_examples([9, 4, 12], prompt_length=2), *random_examples([7, 3], seed=1))

@@ -16,7 +16,7 @@ from streamlearn.learner.row import pack
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import IGNORED, Example
 from tests.doubles import random_examples
-from tests.learner.conftest import MakeLearner, restore, same, snapshot
+from tests.learners import MakeLearner, restore, same, snapshot
 
 
 def batch_of(*lengths: int, seed: int = 0) -> Batch:

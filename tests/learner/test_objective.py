@@ -15,7 +15,7 @@ from streamlearn.learner.loss import row_loss
 from streamlearn.learner.row import pack
 from streamlearn.stream.decode import Example
 from tests.doubles import random_examples
-from tests.learner.conftest import MakeLearner, snapshot
+from tests.learners import MakeLearner, snapshot
 
 EXAMPLES = random_examples([9, 7, 8], prompt_length=4)
 

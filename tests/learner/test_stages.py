@@ -6,7 +6,7 @@ from streamlearn.learner.optimizer import Group
 from streamlearn.learner.stages import Stage, Stages
 from streamlearn.settings import LearnerSettings
 from tests.doubles import random_examples
-from tests.learner.conftest import MakeLearner
+from tests.learners import MakeLearner
 
 SETTINGS = LearnerSettings(ffn_steps=2, attention_steps=3)
 EXPERTS = frozenset({"q_proj", "up_proj"})

@@ -14,7 +14,7 @@ from streamlearn.probe.probe import Report, probe
 from streamlearn.probe.transient import Coordinates, TransientExpert
 from streamlearn.settings import ConsolidateSettings, ProbeSettings
 from tests.doubles import random_examples
-from tests.learner.conftest import MakeLearner, make_learner, snapshot, tiny
+from tests.learners import MakeLearner, make_learner, snapshot, tiny
 
 __all__ = ["make_learner", "tiny"]  # fixtures
 

@@ -1,4 +1,4 @@
-"""A learner on the tiny backbone."""
+"""Learners on the tiny backbone: a fixture, and how to compare two of them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
