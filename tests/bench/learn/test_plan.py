@@ -1,0 +1,59 @@
+"""Which runs are made, in which order, and that none is made twice."""
+
+import fcntl
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from streamlearn.bench.learn.plan import Plan, carry_out
+from streamlearn.errors import UsageError
+
+
+def plan(folder: Path, out: Path, **changes: object) -> Plan:
+    values = {"suites": [str(folder)], "methods": ["frozen"], "seeds": [0], "data": [folder], "out": out}
+    return Plan(**{**values, "records": 3, "tests": 2, **changes})  # type: ignore[arg-type]
+
+
+def test_all_seeds_of_the_first_methods_come_before_the_others(tmp_path: Path) -> None:
+    """Within them, suite by suite and seed by seed."""
+    wanted = plan(tmp_path, tmp_path, suites=["trace", "long"], methods=["gem", "lora", "joint"], seeds=[0, 1])
+    jobs = [(job.method, job.suite, job.seed) for job in wanted.jobs()]
+    assert jobs[:4] == [("lora", "trace", 0), ("joint", "trace", 0), ("lora", "trace", 1), ("joint", "trace", 1)]
+    assert [method for method, _, _ in jobs[8:]] == ["gem"] * 4
+    assert len({job.file for job in wanted.jobs()}) == 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"methods": ["lorra"]}, "--method lorra"),
+        ({"suites": ["nowhere"]}, "--suite nowhere"),
+        ({"suites": ["trace"], "order": ["a"]}, "--order"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(tmp_path: Path, changes: dict[str, object], named: str) -> None:
+    """Before anything is made; the message names it."""
+    with pytest.raises(UsageError, match=named):
+        plan(tmp_path, tmp_path, **changes).check()
+
+
+def test_a_run_is_made_once(tmp_path: Path, write_tasks: Callable[..., Path]) -> None:
+    """The second command finds it; while another process is at it, it is left to that one."""
+    folder, out = write_tasks("fox", "dog"), tmp_path / "runs"
+    text = io.StringIO()
+    console = Console(file=text)
+    (job,) = plan(folder, out).jobs()
+    job.file.parent.mkdir(parents=True)
+    with job.running.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert carry_out(plan(folder, out), side_by_side=1, console=console) == 0
+    assert "made by another command" in text.getvalue()
+    assert not job.file.exists()
+    assert carry_out(plan(folder, out), side_by_side=2, console=console) == 1
+    before = job.file.read_bytes()
+    assert carry_out(plan(folder, out), side_by_side=1, console=console) == 0
+    assert job.file.read_bytes() == before
+    assert [path.name for path in job.file.parent.iterdir()] == ["frozen.0.json"]
