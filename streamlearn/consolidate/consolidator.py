@@ -19,8 +19,6 @@ experts, one seed; accuracy on test tokens, forgetting):
     | transient, A of its own  | AP .366 AF .019 | AP .318 AF .010 |
     | none (lambda 0)          | AP .350 AF .034 |                 |
 
-    python -m streamlearn.bench.forgetting --data FOLDER --diagonal --arm streamlearn:adapter.bias=none:consolidate...
-
 All lie on one frontier: lambda decides, and one seed tells no two of them apart. So the plainest is the default: `path`
 is measured where it is used, costs no warm-up, and there is no question of coordinates in it.
 
