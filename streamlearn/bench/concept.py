@@ -11,7 +11,6 @@ and then `PASSES_AFTER` times with the labels exchanged: what was learned by hea
 - level: accuracy in the last pass before the exchange
 - recovered_after: records until the accuracy is back at 90 % of the level; null when it never is
 - lora_level, lora_recovered_after: the same for preset `lora` on the same records; ratio is the quotient
-- same_level_ratio: the quotient when both have to come back to 90 % of the lower of the two levels
 """
 
 import random
@@ -90,12 +89,12 @@ def run(rows: Sequence[dict[str, Any]], arm: str, seed: int) -> _Notes:
     return notes
 
 
-def recovery(accuracy: Sequence[float], half: int, level: float | None = None) -> tuple[float, int | None]:
-    """The level before the exchange, unless one is given, and how many records it took to come back to most of it.
+def recovery(accuracy: Sequence[float], half: int) -> tuple[float, int | None]:
+    """The level before the exchange, and how many records it took to come back to most of it.
 
     `accuracy` is each record's, over the seeds; `half` the index of the first with another label.
     """
-    level = fmean(accuracy[half - DISTINCT : half]) if level is None else level
+    level = fmean(accuracy[half - DISTINCT : half])
     total = sum(accuracy[half : half + DISTINCT])
     for end in range(half + DISTINCT, len(accuracy) + 1):
         if total >= BACK * level * DISTINCT - 1e-9:
@@ -118,9 +117,7 @@ def measure(folder: Path, task: str, seeds: Sequence[int]) -> dict[str, Any]:
         [run(rows, arm, seed) for seed, (rows, _) in zip(seeds, streams, strict=True)]
         for arm in ("streamlearn", "lora")
     )
-    curves = [_mean_over_seeds(notes) for notes in (found, plain)]
-    (level, back), (plain_level, plain_back) = (recovery(curve, half) for curve in curves)
-    same = [recovery(curve, half, min(level, plain_level))[1] for curve in curves]
+    (level, back), (plain_level, plain_back) = (recovery(_mean_over_seeds(notes), half) for notes in (found, plain))
     answers = [[e.shift.declared_at for e in notes.entries if e.shift.kind == "answers"] for notes in found]
     after = [next((at - half for at in each if at > half), None) for each in answers]
     inputs = [entry.shift.declared_at for notes in found for entry in notes.entries if entry.shift.kind == "inputs"]
@@ -132,13 +129,8 @@ def measure(folder: Path, task: str, seeds: Sequence[int]) -> dict[str, Any]:
         "recovered_after": back,
         "lora_level": round(plain_level, 3),
         "lora_recovered_after": plain_back,
-        "ratio": _quotient(back, plain_back),
-        "same_level_ratio": _quotient(*same),
+        "ratio": None if back is None or plain_back is None else round(back / plain_back, 3),
     }
-
-
-def _quotient(one: int | None, other: int | None) -> float | None:
-    return None if one is None or other is None else round(one / other, 3)
 
 
 def _mean_over_seeds(runs: Sequence[_Notes]) -> list[float]:

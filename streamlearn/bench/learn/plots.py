@@ -62,7 +62,7 @@ def matrices(methods: Mapping[str, Runs]) -> Any:
     image: Any = None
     for place, (axis, (name, runs)) in enumerate(zip(axes.flat, methods.items(), strict=False)):
         tasks = list(dict.fromkeys(task for stretch in runs[0]["stretches"] for task in stretch["tasks"]))
-        R = np.nanmean([_matrix(run, tasks) for run in runs], axis=0)
+        R = np.ma.masked_invalid([_matrix(run, tasks) for run in runs]).mean(axis=0)
         image = axis.imshow(R, cmap="viridis", vmin=0, vmax=1, aspect="auto")
         axis.set_title(f"{name} (n={len(runs)})", fontsize=9)
         axis.set_xticks(range(len(tasks)), [task[:LABEL_CHARS] for task in tasks], rotation=90, fontsize=6)
