@@ -121,6 +121,7 @@ def _load(axis: Axes, name: str, use: Mapping[str, Any]) -> None:
         axis.axvline(head * num_experts - 0.5, color="0.6", linewidth=0.8)
     axis.set_title(f"{name}: {use['layer']}, N_eff {use['n_eff']:.1f}", fontsize=9)
     axis.set_ylabel("regime")
+    axis.set_yticks(range(len(share_GHK)), list(use["share"]), fontsize=7)
     axis.set_xlabel(f"experts, {num_experts} in each of {num_heads} heads")
     plt.colorbar(image, ax=axis, label="share of tokens")
 
