@@ -98,7 +98,7 @@ def run(
         "seed": seed,
         **asdict(figures),
         "loss": sum(notes.matrix[-1][task].loss for task in trained) / len(trained),
-        "generated": examiner.generate(model.learner, suite.tests, slots_of) if generate else None,
+        "generated": examiner.generate(model.learner, trained, slots_of) if generate else None,
         "experts": examiner.use_of_experts(model.learner, model.adaptation.consolidator.similarity, slots_of),
         "detection": found,
         "prequential": _binned(notes.losses),

@@ -110,6 +110,6 @@ def _generated(run: Run, metric: str) -> float | None:
     found = [
         figures[metric]
         for task, figures in (run["generated"] or {}).items()
-        if metric in figures and task not in run["unseen"]
+        if metric in figures
     ]
     return fmean(found) if found else None
