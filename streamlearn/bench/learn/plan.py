@@ -105,7 +105,7 @@ def carry_out(plan: Plan, *, side_by_side: int, console: Console) -> int:
     total, made = len(waiting), 0
     console.print(f"{len(plan.jobs()) - total} runs are there, {total} to make, {side_by_side} at a time", style="dim")
     workers: list[_Worker] = []
-    threads = max(1, (os.cpu_count() or 1) // side_by_side)
+    threads = max(1, len(os.sched_getaffinity(0)) // side_by_side)  # more than there are cores slow each other down
     live = Live(console=console, refresh_per_second=1, transient=True) if console.is_terminal else None
     try:
         if live:
