@@ -7,7 +7,7 @@ heed      shift/: what only the loss can show, after the step
 """
 
 from collections import deque
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,13 +74,20 @@ class Entry:
 class Adaptation:
     """Everything that is remembered about regimes, beside the weights."""
 
-    def __init__(self, learner: Learner, settings: Settings, vocab_size: int) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        settings: Settings,
+        vocab_size: int,
+        restored: Callable[[Example, Sequence[bytes]], Example],
+    ) -> None:
+        """`restored`: see `Holdouts`."""
         slots = settings.shift.max_regimes
         self._learner = learner
         self._settings = settings
         self.monitor = Monitor(settings.shift, vocab_size, settings.seed)
         self.answers = AnswersWatch(settings.shift)
-        self.holdouts = Holdouts(settings.holdout, regimes=slots, seed=settings.seed)
+        self.holdouts = Holdouts(settings.holdout, regimes=slots, seed=settings.seed, restored=restored)
         self.forgetting = Forgetting(
             learner, row_tokens=settings.stream.batch_tokens, time_share=settings.holdout.time_share
         )

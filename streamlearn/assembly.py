@@ -61,8 +61,11 @@ class Model:
             integrate=wanted.anchor_strength > 0 and settings.consolidate.importance == "path",
         )
         types = settings.learner.sample_types if wanted.localized_balance else ()
-        self.decoder = Decoder(self.backbone.tokenizer, settings.stream, self.backbone.vocab_size, types)
-        self.adaptation = Adaptation(self.learner, settings, self.backbone.vocab_size)
+        backbone = self.backbone
+        self.decoder = Decoder(
+            backbone.tokenizer, settings.stream, backbone.vocab_size, types, backbone.vision, backbone.template
+        )
+        self.adaptation = Adaptation(self.learner, settings, backbone.vocab_size, self.decoder.restored)
         trainable = sum(p.numel() for p in self.learner.optimizer.parameters())
         _log.info(Event.ADAPTER_ATTACHED, preset=settings.adapter.preset, parameters=trainable)
 

@@ -94,6 +94,7 @@ class Reason(StrEnum):
     BAD_FORM = "bad_form"
     BAD_TYPE = "bad_type"
     TOKEN_OUT_OF_RANGE = "token_out_of_range"  # noqa: S105 - a token of text
+    BAD_IMAGE = "bad_image"
     TOO_MANY_TOKENS = "too_many_tokens"
     NOTHING_TO_LEARN = "nothing_to_learn"
     NOT_FINITE_UPDATE = "not_finite_update"

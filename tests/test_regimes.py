@@ -224,7 +224,7 @@ def test_a_request_is_routed_by_the_regime_that_it_resembles(make: Callable[...,
     lines = stream("animals", "sums")
     _, rooms = run(make(lines))
     values = [orjson.loads(line) for line in (lines[3], lines[PER_TASK + 3], lines[5])]
-    inputs = [rooms.decoder.prompt(value["prompt"]) for value in values]
+    inputs = [rooms.decoder.prompt(value["prompt"]).ids for value in values]
     assert rooms.adaptation.slots_of([torch.tensor(ids, dtype=torch.int32).numpy() for ids in inputs]) == [0, 1, 0]
 
 

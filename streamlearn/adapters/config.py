@@ -60,6 +60,8 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
     """Sequence routing in training adds a uniform draw from [0, noise] to each logit before it selects (MoT eq. 1)."""
     target_modules: list[str] = field(default_factory=lambda: list(MLP_LINEARS))
     """Last parts of the names of the linears that get an adapter."""
+    exclude_modules: str | None = None
+    """Pattern of names that get none, whatever they end with: what is not the decoder, in a model that sees."""
     regimes: int = 0
     """CP biases a layer holds, one for each regime slot; 0: routing knows no regimes."""
     init_seed: int = 0

@@ -1,5 +1,6 @@
 """The tuner: puts the experts beside a backbone's linears, and finds them again."""
 
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -104,10 +105,20 @@ def attach(model: nn.Module, config: HeadLoraConfig, seed: int) -> PeftModel:
     Raises:
         ConfigError: the adapter does not fit, see `check`.
     """
-    check(config, linear_shapes(model))
+    inside = _decoder_prefix(model)
+    check(config, {name: shape for name, shape in linear_shapes(model).items() if name.startswith(inside)})
+    outside = rf"(?!{re.escape(inside)}).*" if inside else None
     with warnings.catch_warnings():  # peft 0.21 asks transformers 5.2x by a name that it deprecates
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-        return get_peft_model(model, replace(config, init_seed=seed), adapter_name=ADAPTER)
+        return get_peft_model(model, replace(config, init_seed=seed, exclude_modules=outside), adapter_name=ADAPTER)
+
+
+def _decoder_prefix(model: nn.Module) -> str:
+    """What the names of the language model's modules begin with, where it is one part of the model among others."""
+    if getattr(getattr(model, "config", None), "vision_config", None) is None:
+        return ""
+    decoder = model.get_decoder()  # type: ignore[operator]  # transformers' own
+    return next(f"{name}." for name, module in model.named_modules() if module is decoder)
 
 
 def banks(model: nn.Module) -> list[Bank]:

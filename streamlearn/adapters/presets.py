@@ -13,13 +13,15 @@
 |-------------|---------|-------|--------|-------|------|------------------------|--------|
 | streamlearn | claims  | -     | 1      | 0     | 0    | straight-through, 1/10 | no     |
 | mh-moe      | none    | -     | 0      | 0     | 0    | straight-through       | no     |
-| cp-moe      | soft    | 0.2   | 5e3    | 0.1   | 0    | of the selected        | no     |
+| cp-moe      | soft    | 0.2   | 10     | 0.1   | 0    | of the selected        | no     |
 | loramoe     | none    | -     | 0      | 0     | 0.1  | of all                 | no     |
 | mot         | none    | -     | 0      | 0     | 0    | straight-through       | yes    |
 
 MH-MoE (arXiv 2602.12587) names no rank; 4 makes a bottleneck of 8 x 4 x 4 = 128. CP-MoE (arXiv 2605.20247) section 4
-and LoRAMoE (arXiv 2312.09979) section 4.1 give their rows; CP-MoE names no LoRA alpha. MoT wants Omega(N log N) experts
-for N classes. `lora` has the rank at which it activates as many parameters as `mh-moe` on a gated MLP.
+and LoRAMoE (arXiv 2312.09979) section 4.1 give their rows; CP-MoE names no LoRA alpha, and its
+lambda of 5e3 belongs to a scale of importance that it does not fix: in ours nothing is learned after the first shift
+(four SuperNI tasks, one seed: 1, 10 and 100 give AP .374, .380, .371 and AF .014, .003, .010). MoT wants
+Omega(N log N) experts for N classes. `lora` has the rank at which it activates as many parameters as `mh-moe` on a gated MLP.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -97,7 +99,7 @@ SHAPES = {
 OBJECTIVES = {
     "streamlearn": Objective(bias="claims", anchor_strength=1.0, router_lr=0.1),
     "mh-moe": Objective(),
-    "cp-moe": Objective(bias="soft", bias_strength=0.2, anchor_strength=5e3, balance_strength=0.1),
+    "cp-moe": Objective(bias="soft", bias_strength=0.2, anchor_strength=10.0, balance_strength=0.1),
     "loramoe": Objective(localized_balance=0.1),
     "mot": Objective(staged=True),
     "lora": Objective(),

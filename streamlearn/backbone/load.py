@@ -1,13 +1,13 @@
 """Find, check and load the frozen model.
 
-`builtin:nano` ships with the package; anything else is a local folder or a hub id at a pinned revision. Weights are
-safetensors, code is never taken from a model's repository. Everything that the configuration alone can tell (does the
-architecture fit, which linears does it have) is told by `outline` before a byte of weights is read.
+`builtin:nano` and `builtin:nano-vl` ship with the package; anything else is a local folder or a hub id at a pinned
+revision. Weights are safetensors, code is never taken from a model's repository. Everything that the configuration
+alone can tell (does the architecture fit, which linears are there) is told by `outline` before any weight is read.
 """
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils import logging
 
 from streamlearn.backbone import attention
 from streamlearn.backbone.arithmetic import Arithmetic, choose
+from streamlearn.backbone.vision import ProcessorVision, load_processor
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings
 
@@ -38,14 +39,24 @@ class Outline:
     config: Any
     linears: Mapping[str, tuple[int, int]]
     """Dotted name of every linear inside the decoder, with its (in, out) sizes."""
+    tower_linears: Mapping[str, tuple[int, int]]
+    """The same of what turns images into tokens: vision tower and projector; empty for a model of text."""
+
+    @property
+    def sees(self) -> bool:
+        """Whether it reads images."""
+        return bool(self.tower_linears)
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """A loaded, frozen causal language model and what identifies it."""
+    """A loaded, frozen language model, with or without eyes, and what identifies it."""
 
     model: Any
     tokenizer: Any
+    vision: ProcessorVision | None
+    template: str | None
+    """The chat template where it is not the tokenizer's own."""
     arithmetic: Arithmetic
     device: torch.device
     identity: Mapping[str, str]
@@ -67,23 +78,43 @@ def outline(settings: BackboneSettings) -> Outline:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
-            skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            skeleton = _kind(config).from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"backbone.model {settings.model}: not a causal language model that this transformers knows: {error}"
+            f"backbone.model {settings.model}: not a language model that this transformers knows: {error}"
         ) from error
-    if obstacle := _obstacle(config, skeleton):
+    if obstacle := _obstacle(config.get_text_config(), skeleton.get_decoder()):
         raise ConfigError(
             f"backbone.model {settings.model}: {obstacle} cannot be packed; "
             "choose a model without it (Qwen3, Llama, Mistral, Gemma 1 and 3 have none)"
         )
     decoder = skeleton.get_decoder()
-    linears = {
+    inside = {id(module) for module in decoder.modules()}
+    head = skeleton.get_output_embeddings()
+    tower = nn.ModuleDict() if not _sees(config) else skeleton
+    return Outline(
+        folder=folder,
+        config=config,
+        linears=_linears(decoder, lambda _: True),
+        tower_linears=_linears(tower, lambda module: id(module) not in inside and module is not head),
+    )
+
+
+def _sees(config: Any) -> bool:
+    return getattr(config, "vision_config", None) is not None
+
+
+def _kind(config: Any) -> Any:
+    """The class that builds the model."""
+    return AutoModelForImageTextToText if _sees(config) else AutoModelForCausalLM
+
+
+def _linears(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> dict[str, tuple[int, int]]:
+    return {
         name: (module.in_features, module.out_features)
-        for name, module in decoder.named_modules()
-        if isinstance(module, nn.Linear)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and wanted(module)
     }
-    return Outline(folder=folder, config=config, linears=linears)
 
 
 def _obstacle(config: Any, skeleton: Any) -> str | None:
@@ -107,10 +138,10 @@ def load(settings: BackboneSettings, shape: Outline, *, dtype: str | None = None
     device = _device(settings.device)
     arithmetic = choose(settings.dtype if dtype is None or settings.dtype != "auto" else dtype, device)  # type: ignore[arg-type]
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = _kind(shape.config).from_pretrained(
             shape.folder,
             dtype=arithmetic.dtype,
-            attn_implementation=attention.NAME,
+            attn_implementation={"text_config": attention.NAME, "": "sdpa"} if shape.sees else attention.NAME,
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
@@ -132,7 +163,10 @@ def load(settings: BackboneSettings, shape: Outline, *, dtype: str | None = None
         )
     model.requires_grad_(requires_grad=False)
     model.to(device).eval()
-    return Backbone(model, tokenizer, arithmetic, device, identity(settings, shape))
+    processor = load_processor(shape.folder, shape.config) if shape.sees else None
+    vision = None if processor is None else ProcessorVision(processor, model)
+    template = getattr(processor, "chat_template", None)
+    return Backbone(model, tokenizer, vision, template, arithmetic, device, identity(settings, shape))
 
 
 def identity(settings: BackboneSettings, shape: Outline) -> dict[str, str]:

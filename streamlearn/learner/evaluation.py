@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
 from streamlearn.adapters.passage import Passage, Watcher, passing
-from streamlearn.learner.loss import row_loss
-from streamlearn.learner.row import IGNORED, pack
-from streamlearn.stream.decode import Example
+from streamlearn.learner.loss import row_loss, seen
+from streamlearn.learner.row import IGNORED, joined, pack
+from streamlearn.stream.decode import Example, Prompt
 
 DECODE_ROWS = 16  # prompts decoded side by side
 
@@ -97,10 +98,12 @@ def _rows(examples: Sequence[Example], row_tokens: int) -> Iterator[list[int]]:
         yield group
 
 
-def prompt_of(example: Example) -> list[int]:
-    """The ids before the first learned token."""
-    ids: list[int] = example.input_ids[: example.prompt_length].tolist()
-    return ids
+def prompt_of(example: Example) -> Prompt:
+    """What stands before the first learned token."""
+    end = example.prompt_length
+    pictures = tuple(picture for picture, place in zip(example.pictures, example.places, strict=True) if place < end)
+    positions = None if example.positions is None else example.positions[:, :end]
+    return Prompt(example.input_ids[:end].tolist(), pictures, positions)
 
 
 def reference_of(example: Example) -> list[int]:
@@ -111,7 +114,7 @@ def reference_of(example: Example) -> list[int]:
 
 def decode_greedily(
     model: Any,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Prompt],
     limits: Sequence[int],
     stop: frozenset[int],
     device: torch.device,
@@ -123,7 +126,7 @@ def decode_greedily(
     padded on the left, with a key-value cache; yields per token.
     """
     outputs: list[list[int]] = [[] for _ in prompts]
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].ids))
     for start in range(0, len(order), DECODE_ROWS):
         chosen = order[start : start + DECODE_ROWS]
         rows = None if slots is None else torch.tensor([slots[i] for i in chosen], device=device)
@@ -137,17 +140,18 @@ def decode_greedily(
 
 def _decode_rows(
     model: Any,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Prompt],
     limits: Sequence[int],
     stop: frozenset[int],
     device: torch.device,
     slots_B: Tensor | None,
 ) -> Generator[None, None, list[list[int]]]:
-    longest = max(map(len, prompts))
+    longest = max(len(p.ids) for p in prompts)
     filler = next(iter(stop), 0)
-    ids = torch.tensor([[filler] * (longest - len(p)) + list(p) for p in prompts], device=device)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
-    positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
+    ids = torch.tensor([[filler] * (longest - len(p.ids)) + p.ids for p in prompts], device=device)
+    mask = torch.tensor([[0] * (longest - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
+    positions = _padded_positions(prompts, longest).to(device)
+    features = joined([picture for p in prompts for picture in p.pictures], device)
     forward = model.get_base_model()
     cache = DynamicCache(config=forward.config)
     passage = Passage(slots_B=slots_B, prompt_T=mask.flatten().bool(), decoding=True)
@@ -162,6 +166,7 @@ def _decode_rows(
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **seen(forward, features),
             ).logits[:, -1]
             best = logits.argmax(dim=-1)
         for i, token in enumerate(best.tolist()):
@@ -169,7 +174,18 @@ def _decode_rows(
             if alive[i]:
                 outputs[i].append(token)
                 alive[i] = len(outputs[i]) < limits[i]
-        ids, positions = best[:, None], positions[:, -1:] + 1
+        # Behind an image the last token has not the largest position.
+        ids, positions, features = best[:, None], positions.amax((0, -1) if positions.ndim > 2 else -1)[:, None] + 1, {}
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
         yield
     return outputs
+
+
+def _padded_positions(prompts: Sequence[Prompt], longest: int) -> Tensor:
+    """(B, T) positions of prompts padded on the left; (P, B, T) where one of them has P coordinates a token."""
+    own = [np.arange(len(p.ids))[None] if p.positions is None else p.positions for p in prompts]
+    most = max(map(len, own))
+    padded = np.zeros((most, len(prompts), longest), dtype=np.int64)
+    for number, each in enumerate(own):
+        padded[:, number, longest - each.shape[1] :] = each
+    return torch.from_numpy(padded if most > 1 else padded[0])

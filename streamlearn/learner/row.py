@@ -5,15 +5,17 @@ position t is learned from the hidden state at t - 1 and only those hidden state
 """
 # Shape suffixes: T tokens of the row, L labelled tokens, B records.
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from streamlearn.adapters.passage import Passage, Watcher
 from streamlearn.stream.decode import Example
+from streamlearn.stream.pictures import Picture
 
 IGNORED = -100
 
@@ -25,7 +27,7 @@ class Row:
     input_ids: Tensor
     """(1, T) token ids."""
     position_ids: Tensor
-    """(1, T), from 0 in each record."""
+    """(1, T), from 0 in each record; (P, 1, T) where the backbone gives a token P coordinates."""
     bounds: Tensor
     """(records + 1,) int32: where each record begins, and the end."""
     predictor_L: Tensor
@@ -40,6 +42,8 @@ class Row:
     """Whether a token stands before the first learned one of its record."""
     slots_B: Tensor | None
     """Each record's regime slot; None where regimes play no part."""
+    features: Mapping[str, Tensor]
+    """What the forward pass gets of the records' images, by argument; empty without any."""
 
     def passage(self, *, explore: bool = False, watchers: tuple[Watcher, ...] = ()) -> Passage:
         """This row, as the routers see it."""
@@ -57,6 +61,7 @@ def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[int]
     labels_T = np.concatenate([example.labels for example in examples])
     owners_T = np.repeat(np.arange(len(examples)), lengths)
     positions_T = np.concatenate([np.arange(length) for length in lengths])
+    pictures = [picture for example in examples for picture in example.pictures]
     prompts_B = np.array([example.prompt_length for example in examples])
     labelled_L = np.flatnonzero((labels_T != IGNORED) & (positions_T > 0))
 
@@ -65,7 +70,7 @@ def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[int]
 
     return Row(
         input_ids=tensor(np.concatenate([example.input_ids for example in examples]))[None],
-        position_ids=tensor(positions_T)[None],
+        position_ids=tensor(positions(examples)),
         bounds=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),  # stays on the CPU: attention slices by it
         predictor_L=tensor(labelled_L - 1),
         target_L=tensor(labels_T[labelled_L]),
@@ -73,4 +78,24 @@ def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[int]
         owner_T=tensor(owners_T),
         prompt_T=tensor(positions_T < np.maximum(prompts_B, 1)[owners_T], torch.bool),
         slots_B=None if slots is None else torch.tensor(slots, device=device),
+        features=joined(pictures, device),
     )
+
+
+def positions(examples: Sequence[Example]) -> NDArray[np.int64]:
+    """Positions of packed examples, (1, T); (P, 1, T) where one of them has P coordinates a token."""
+    own = [np.arange(len(each))[None] if each.positions is None else each.positions for each in examples]
+    most = max(map(len, own))
+    packed: NDArray[np.int64] = np.concatenate([np.broadcast_to(each, (most, each.shape[1])) for each in own], axis=1)
+    return packed[:, None] if most > 1 else packed
+
+
+def joined(pictures: Sequence[Picture], device: torch.device) -> dict[str, Tensor]:
+    """The features of several images as one forward pass wants them."""
+    if not pictures:
+        return {}
+    features = {
+        name: np.concatenate([picture.look.features[name] for picture in pictures], axis=axis)
+        for name, axis in pictures[0].axes.items()
+    }
+    return {name: torch.from_numpy(feature).to(device) for name, feature in features.items()}

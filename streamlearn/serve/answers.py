@@ -15,7 +15,7 @@ from streamlearn.learner.learner import Learner
 from streamlearn.learner.text_metrics import exact_match, rouge_l
 from streamlearn.serve.jobs import EvalJob, ExampleError, GenerateJob
 from streamlearn.serve.schemas import EvalResult, ExampleResult, GenerateResult
-from streamlearn.shift.signature import input_of
+from streamlearn.shift.signature import input_of, input_of_prompt
 from streamlearn.stream.decode import Decoder, Example
 
 Clock = Callable[[], float]
@@ -33,8 +33,8 @@ def generate(
         RecordError: the prompt cannot be encoded.
     """
     started, step = clock(), learner.number
-    prompt = decoder.prompt(job.prompt if job.prompt is not None else job.messages or ())
-    slots = slots_of([np.array(prompt, dtype=np.int32)])
+    prompt = decoder.prompt(job.prompt if job.prompt is not None else job.messages or (), job.image)
+    slots = slots_of([input_of_prompt(prompt)])
     outputs = yield from decode_greedily(
         learner.model, [prompt], [job.max_new_tokens], decoder.stop, learner.device, slots
     )

@@ -186,8 +186,9 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
     @routes.post("/v1/generate", response_model=GenerateResult, summary="Let the model write", responses=_REFUSED)
     async def generate(request: Request, body: GenerateRequest) -> Response:
         """Continue a prompt or answer a conversation with the model as it is now, greedily."""
-        messages = None if body.messages is None else tuple(message.model_dump() for message in body.messages)
-        job = GenerateJob(body.prompt, messages, new_tokens(body.max_new_tokens))
+        given = body.model_dump(mode="json", include={"messages", "image"})
+        messages = None if given["messages"] is None else tuple(given["messages"])
+        job = GenerateJob(body.prompt, messages, new_tokens(body.max_new_tokens), given["image"])
         return OrjsonResponse(await done(request, job))
 
     @routes.get("/v1/experts", response_model=ExpertsResult, summary="What experts are used for", responses=_REFUSED)

@@ -53,8 +53,10 @@ class GenerateJob:
     """Continue a prompt, or answer messages: exactly one of the two is given."""
 
     prompt: str | None
-    messages: tuple[Mapping[str, str], ...] | None
+    messages: tuple[Mapping[str, Any], ...] | None
     max_new_tokens: int
+    image: str | list[str] | None = None
+    """Base64, as in a record."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,8 @@ class Message(Body):
 
     role: Annotated[str, StringConstraints(min_length=1)]
     """For example system, user or assistant."""
-    content: str
-    """What was said."""
+    content: str | tuple[dict[str, str], ...]
+    """What was said; or parts {"type": "image"} and {"type": "text", "text": ...} where images stand in it."""
 
 
 class GenerateRequest(Body):
@@ -63,6 +63,8 @@ class GenerateRequest(Body):
     """Text to continue."""
     messages: Annotated[tuple[Message, ...], Field(min_length=1)] | None = None
     """Conversation to answer."""
+    image: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """JPEG, PNG or WebP in base64, or several; they stand where the prompt says <image>, or before it."""
     max_new_tokens: PositiveInt | None = None
     """Tokens to add at most; the configured bound when absent."""
 

@@ -164,6 +164,10 @@ class StreamSettings(Section):
     """Deepest nesting of a record's JSON."""
     max_items: PositiveInt = 1 << 16
     """Longest list or object in a record."""
+    max_images: PositiveInt = 8
+    """Most images in a record."""
+    max_image_pixels: PositiveInt = 16_000_000
+    """Largest image, width times height; told from its header, before it is decoded."""
     max_tokens: PositiveInt = 1024
     """Longest record after tokenising, tokens."""
     overlong: Literal["truncate", "dead_letter"] = "truncate"

@@ -5,7 +5,8 @@ sampling, Vitter 1985, algorithm R). What leaves the sample again is not trained
 Draws are a function of the seed, the slot and the count, so the sample is one of the stream alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +14,27 @@ from numpy.typing import NDArray
 from streamlearn.settings import HoldoutSettings
 from streamlearn.stream.decode import Example
 
-Arrays = Mapping[str, NDArray[np.int64]]
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def _without_images(example: Example, images: Sequence[bytes]) -> Example:
+    raise AssertionError(f"{len(images)} images in a snapshot of a backbone that reads text, of {len(example)} tokens")
 
 
 class Holdouts:
     """One reservoir a regime slot."""
 
-    def __init__(self, settings: HoldoutSettings, *, regimes: int, seed: int) -> None:
+    def __init__(
+        self,
+        settings: HoldoutSettings,
+        *,
+        regimes: int,
+        seed: int,
+        restored: Callable[[Example, Sequence[bytes]], Example] = _without_images,
+    ) -> None:
+        """`restored` gives an example its images back, of which a snapshot keeps the bytes."""
         self._settings = settings
+        self._restored = restored
         self._seed = seed
         self._seen = np.zeros(regimes, dtype=np.int64)
         self._kept: dict[int, list[Example]] = {}
@@ -31,6 +45,8 @@ class Holdouts:
         self._seen[slot] += 1
         if every == 0 or self._seen[slot] % every:
             return False
+        for picture in example.pictures:
+            picture.forget()
         kept, number = self._kept.setdefault(slot, []), int(self._seen[slot]) // every
         if len(kept) < self._settings.records_per_regime:
             kept.append(example)
@@ -49,16 +65,20 @@ class Holdouts:
         self._kept.pop(slot, None)
         self._seen[slot] = 0
 
-    def state(self) -> dict[str, NDArray[np.int64]]:
+    def state(self) -> dict[str, NDArray[Any]]:
         """Plain arrays: samples behind one another, in slot order."""
         rows = [(slot, example) for slot in sorted(self._kept) for example in self._kept[slot]]
         empty = [np.zeros(0, dtype=np.int64)]
+        images = [picture.data for _, example in rows for picture in example.pictures]
         return {
             "seen": self._seen.copy(),
             "slots": np.array([slot for slot, _ in rows], dtype=np.int64),
             "lengths": np.array([len(example) for _, example in rows], dtype=np.int64),
             "input_ids": np.concatenate(empty + [example.input_ids.astype(np.int64) for _, example in rows]),
             "labels": np.concatenate(empty + [example.labels.astype(np.int64) for _, example in rows]),
+            "pictures": np.array([len(example.pictures) for _, example in rows], dtype=np.int64),
+            "picture_bytes": np.array([len(data) for data in images], dtype=np.int64),
+            "picture_data": np.frombuffer(b"".join(images), dtype=np.uint8).astype(np.uint8),
         }
 
     def load_state(self, arrays: Arrays) -> None:
@@ -70,7 +90,12 @@ class Holdouts:
             arrays["slots"].tolist(),
             np.split(arrays["input_ids"].astype(np.int32), cuts),
             np.split(arrays["labels"].astype(np.int32), cuts),
+            arrays["pictures"].tolist(),
             strict=False,  # splitting nothing gives one empty piece
         )
-        for slot, input_ids, labels in pieces:
-            self._kept.setdefault(slot, []).append(Example(input_ids, labels))
+        images = iter(np.split(arrays["picture_data"], np.cumsum(arrays["picture_bytes"])[:-1]))
+        for slot, input_ids, labels, number in pieces:
+            example = Example(input_ids, labels)
+            if number:
+                example = self._restored(example, [bytes(next(images)) for _ in range(number)])
+            self._kept.setdefault(slot, []).append(example)

@@ -11,12 +11,14 @@ longer input, the beginning and the end, where instructions stand, and evenly sp
 """
 # Shape suffixes: B buckets, E embedding, D features, T tokens.
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamlearn.stream.decode import IGNORED, Example
+from streamlearn.stream.decode import IGNORED, Example, Prompt
+from streamlearn.stream.pictures import Picture
 
 NUM_BUCKETS = 4096
 NUM_FEATURES = 256
@@ -65,6 +67,22 @@ class Signer:
 
 
 def input_of(example: Example) -> NDArray[np.int32]:
-    """The tokens that are read and not learned; all of them where everything is learned, as in plain text."""
+    """The tokens that are read and not learned; all of them where everything is learned, as in plain text.
+
+    An image's own tokens say nothing; its words (`pictures`) stand for it.
+    """
     read = example.input_ids[example.labels == IGNORED]
-    return read if len(read) > 1 else example.input_ids  # nothing predicts a first token, so it is never learned
+    tokens = read if len(read) > 1 else example.input_ids  # nothing predicts a first token, so it is never learned
+    return _with_words(tokens, example.pictures)
+
+
+def input_of_prompt(prompt: Prompt) -> NDArray[np.int32]:
+    """The same of what is to be continued."""
+    return _with_words(np.array(prompt.ids, dtype=np.int32), prompt.pictures)
+
+
+def _with_words(tokens: NDArray[np.int32], pictures: Sequence[Picture]) -> NDArray[np.int32]:
+    if not pictures:
+        return tokens
+    blind = np.isin(tokens, [token for picture in pictures for token in set(picture.look.token_ids)])
+    return np.concatenate([*(picture.words for picture in pictures), tokens[~blind]])

@@ -2,11 +2,14 @@
 
 A record has one form: `text` (every token is learned), `prompt` + `completion` (the completion), `messages` (every
 assistant turn), or `input_ids` with optional `labels`. `meta`, key, headers and timestamp are never looked at.
+
+A prompt or messages may come with images (`image`, base64, one or a list). They stand where the prompt says `<image>`
+or where a message's content has a part `{"type": "image"}`, in order; before everything else where neither says so.
 """
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +17,9 @@ from numpy.typing import NDArray
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.encode import Encoder
+from streamlearn.stream.encode import Encoder, Message
 from streamlearn.stream.parse import json_type, parse, read_integers, read_list, read_string
+from streamlearn.stream.pictures import Picture, Vision
 from streamlearn.stream.record import Record
 
 IGNORED = -100
@@ -29,7 +33,9 @@ _FORM_OF = {
     "input_ids": "input_ids",
     "labels": "input_ids",
 }
-_KNOWN = (*_FORM_OF, "meta", "sample_type")
+_KNOWN = (*_FORM_OF, "image", "meta", "sample_type")
+_WITH_IMAGES = ("prompt + completion", "messages")
+IMAGE_MARK = "<image>"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +46,12 @@ class Example:
     labels: NDArray[np.int32]
     sample_type: str | None = None
     """LoRAMoE's type of the sample; None when the record names none."""
+    pictures: tuple[Picture, ...] = ()
+    """The images that stand in it, in order."""
+    places: tuple[int, ...] = ()
+    """Index of each picture's first token."""
+    positions: NDArray[np.int64] | None = None
+    """(P, T) positions of the tokens where they are not 0, 1, 2, ..."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -50,24 +62,44 @@ class Example:
         return int(np.argmax(self.labels != IGNORED))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """What is to be continued."""
+
+    ids: list[int]
+    pictures: tuple[Picture, ...] = ()
+    positions: NDArray[np.int64] | None = None
+    """See `Example.positions`."""
+
+
 class _Draft(NamedTuple):
     """Tokens before truncation; `answer` is where the last completion starts, None where nothing is a prompt."""
 
     ids: list[int]
     labels: list[int]
     answer: int | None
+    pictures: tuple[Picture, ...] = ()
+    places: tuple[int, ...] = ()
 
 
 class Decoder:
     """Bytes in, `Example` out; a record that cannot be used raises RecordError and nothing else."""
 
     def __init__(
-        self, tokenizer: Any, settings: StreamSettings, vocab_size: int, sample_types: tuple[str, ...] = ()
+        self,
+        tokenizer: Any,
+        settings: StreamSettings,
+        vocab_size: int,
+        sample_types: tuple[str, ...] = (),
+        vision: Vision | None = None,
+        template: str | None = None,
     ) -> None:
+        """`template` is the chat template where it is not the tokenizer's own."""
         self._settings = settings
+        self._vision = vision
         self._sample_types = sample_types  # empty: nobody asks for them, whatever stands there passes
         self._vocab_size = vocab_size
-        self._encoder = Encoder(tokenizer)
+        self._encoder = Encoder(tokenizer, template, in_parts=vision is not None)
         self._drafts: dict[str, Callable[[Mapping[str, Any]], _Draft]] = {
             "text": self._text,
             "prompt + completion": self._prompt,
@@ -89,8 +121,8 @@ class Decoder:
         Raises:
             RecordError: with the reason, what must hold and what was found.
         """
-        kept = self._fit(*self._drafts[_form(value)](value))
-        input_ids, labels = (np.array(tokens, dtype=np.int64) for tokens in kept)
+        draft = self._fit(self._drafts[self._form(value)](value))
+        input_ids, labels = (np.array(tokens, dtype=np.int64) for tokens in (draft.ids, draft.labels))
         labels[:1] = IGNORED  # nothing predicts the first token
         if not (labels != IGNORED).any():
             raise RecordError(
@@ -101,7 +133,31 @@ class Decoder:
                 Reason.TOKEN_OUT_OF_RANGE,
                 f"the model knows tokens below {self._vocab_size}, its tokenizer gave {input_ids.max()}",
             )
-        return Example(input_ids.astype(np.int32), labels.astype(np.int32), self._sample_type(value))
+        ids = input_ids.astype(np.int32)
+        return Example(
+            ids,
+            labels.astype(np.int32),
+            self._sample_type(value),
+            draft.pictures,
+            draft.places,
+            self._positions(ids, draft.pictures),
+        )
+
+    def restored(self, example: Example, images: Sequence[bytes]) -> Example:
+        """An example with its images again, from their bytes."""
+        assert self._vision is not None, "bytes of images are kept by daemons that can see them"
+        pictures = tuple(Picture(data, self._vision, self._settings) for data in images)
+        ids: list[int] = example.input_ids.tolist()
+        places: list[int] = []
+        behind = 0
+        for picture in pictures:
+            own = list(picture.look.token_ids)
+            places.append(next(at for at in range(behind, len(ids)) if ids[at : at + len(own)] == own))
+            behind = places[-1] + len(own)
+        positions = self._positions(example.input_ids, pictures)
+        for picture in pictures:
+            picture.forget()
+        return replace(example, pictures=pictures, places=tuple(places), positions=positions)
 
     @property
     def stop(self) -> frozenset[int]:
@@ -112,22 +168,58 @@ class Decoder:
         """Tokens as text, control tokens left out."""
         return self._encoder.spell(ids)
 
-    def prompt(self, value: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """Tokens to be continued: a text, or a conversation up to where the assistant speaks.
+    def prompt(self, value: str | Sequence[Mapping[str, Any]], image: object = None) -> Prompt:
+        """What is to be continued: a text, or a conversation up to where the assistant speaks; `image` as in a record.
 
         Raises:
             RecordError: the messages do not fit, or the prompt is empty or longer than `max_tokens`.
         """
+        pictures = self._pictures({} if image is None else {"image": image})
         if isinstance(value, str):
-            ids = self._encoder.bos + self._encoder.text(read_string(value, "prompt", self._settings))
+            ids = self._before(read_string(value, "prompt", self._settings), pictures)
         else:
             turns = [self._message(turn, f"messages[{i}]") for i, turn in enumerate(value)]
-            ids = self._encoder.answerable(turns)
+            ids = self._encoder.answerable(_placed(turns, pictures))
+        ids, _, places = self._expand(ids, [IGNORED] * len(ids), pictures)
+        del places
         if not 0 < len(ids) <= self._settings.max_tokens:
             raise RecordError(
                 Reason.TOO_MANY_TOKENS, f"a prompt must have 1 to {self._settings.max_tokens} tokens, found {len(ids)}"
             )
-        return ids
+        return Prompt(ids, pictures, self._positions(np.array(ids, dtype=np.int32), pictures))
+
+    def _form(self, value: Mapping[str, Any]) -> str:
+        form = _form(value)
+        if "image" in value:
+            if self._vision is None:
+                raise RecordError(
+                    Reason.BAD_FORM, "image: this backbone reads text alone; choose an image-text backbone.model"
+                )
+            if form not in _WITH_IMAGES:
+                raise RecordError(
+                    Reason.BAD_FORM, f"image must come with {' or '.join(_WITH_IMAGES)}, found it with {form}"
+                )
+        return form
+
+    def _pictures(self, value: Mapping[str, Any]) -> tuple[Picture, ...]:
+        if "image" not in value:
+            return ()
+        if self._vision is None:
+            raise RecordError(Reason.BAD_FORM, "image: this backbone reads text alone")
+        several = isinstance(value["image"], list)
+        items = value["image"] if several else [value["image"]]
+        most = self._settings.max_images
+        if not 1 <= len(items) <= most:
+            raise RecordError(Reason.TOO_LARGE, f"image must hold 1 to {most} images (max_images), found {len(items)}")
+        return tuple(
+            Picture.from_base64(item, f"image[{i}]" if several else "image", self._vision, self._settings)
+            for i, item in enumerate(items)
+        )
+
+    def _positions(self, ids: NDArray[np.int32], pictures: Sequence[Picture]) -> NDArray[np.int64] | None:
+        if self._vision is None:
+            return None
+        return self._vision.positions(ids, [picture.look for picture in pictures])
 
     def _sample_type(self, value: Mapping[str, Any]) -> str | None:
         found: str | None = value.get("sample_type")
@@ -148,9 +240,53 @@ class Decoder:
                 raise RecordError(Reason.BAD_FORM, f"prompt and completion must come together, {name} is missing")
         prompt, completion = (read_string(value[name], name, self._settings) for name in ("prompt", "completion"))
         # Encoded apart, as they are when the model answers: no token reaches over the border.
-        before = [*self._encoder.bos, *self._encoder.text(prompt)]
+        pictures = self._pictures(value)
+        before = self._before(prompt, pictures)
+        before, unlearned, places = self._expand(before, [IGNORED] * len(before), pictures)
         answer = [*self._encoder.text(completion), *self._encoder.eos]
-        return _Draft(before + answer, [IGNORED] * len(before) + answer, len(before))
+        return _Draft(before + answer, unlearned + answer, len(before), pictures, places)
+
+    def _before(self, prompt: str, pictures: Sequence[Picture]) -> list[int]:
+        """A prompt's tokens, with the placeholder of each image in its place."""
+        pieces = prompt.split(IMAGE_MARK) if pictures else [prompt]
+        if len(pieces) == 1:
+            pieces = [""] * len(pictures) + pieces
+        if len(pieces) != len(pictures) + 1:
+            raise RecordError(
+                Reason.BAD_FORM,
+                f"prompt must say {IMAGE_MARK} once for each of {len(pictures)} images or not at all, "
+                f"found it {len(pieces) - 1} times",
+            )
+        placeholder = [] if self._vision is None else self._vision.placeholder
+        ids = [*self._encoder.bos]
+        for number, piece in enumerate(pieces):
+            ids += placeholder if number else []
+            ids += self._encoder.text(piece) if piece else []
+        return ids
+
+    def _expand(
+        self, ids: list[int], labels: list[int], pictures: Sequence[Picture]
+    ) -> tuple[list[int], list[int], tuple[int, ...]]:
+        """What each image's own tokens are, in the place of its one placeholder; and where they begin."""
+        if self._vision is None:
+            return ids, labels, ()
+        token, looks = self._vision.image_token, iter(pictures)
+        if ids.count(token) != len(pictures):
+            raise RecordError(
+                Reason.BAD_FORM, f"{len(pictures)} images must have as many places, found {ids.count(token)}"
+            )
+        new_ids: list[int] = []
+        new_labels: list[int] = []
+        places: list[int] = []
+        for one, label in zip(ids, labels, strict=True):
+            if one == token:
+                places.append(len(new_ids))
+                new_ids += next(looks).look.token_ids
+                new_labels += [IGNORED] * (len(new_ids) - len(new_labels))
+            else:
+                new_ids.append(one)
+                new_labels.append(label)
+        return new_ids, new_labels, tuple(places)
 
     def _messages(self, value: Mapping[str, Any]) -> _Draft:
         turns = read_list(value["messages"], "messages", self._settings)
@@ -161,12 +297,14 @@ class Decoder:
             messages.pop()  # nothing is learned after the last answer
         if not messages:
             raise RecordError(Reason.NOTHING_TO_LEARN, "messages must hold an assistant turn, found none")
-        ids, learned = self._encoder.chat(messages)
+        pictures = self._pictures(value)
+        ids, learned = self._encoder.chat(_placed(messages, pictures))
         labels = [token if learn else IGNORED for token, learn in zip(ids, learned, strict=True)]
-        answer = max((t for t in range(len(ids)) if learned[t] and not (t and learned[t - 1])), default=0)
-        return _Draft(ids, labels, answer)
+        ids, labels, places = self._expand(ids, labels, pictures)
+        starts = (t for t in range(len(ids)) if labels[t] != IGNORED and not (t and labels[t - 1] != IGNORED))
+        return _Draft(ids, labels, max(starts, default=0), pictures, places)
 
-    def _message(self, turn: object, where: str) -> dict[str, str]:
+    def _message(self, turn: object, where: str) -> Message:
         if not isinstance(turn, dict):
             raise RecordError(Reason.BAD_TYPE, f"{where} must be an object, found {json_type(turn)}")
         if set(turn) != {"role", "content"}:
@@ -175,7 +313,22 @@ class Decoder:
         role = read_string(turn["role"], f"{where}.role", self._settings)
         if role not in ROLES:
             raise RecordError(Reason.BAD_FORM, f"{where}.role must be one of {', '.join(ROLES)}, found {role[:80]!r}")
-        return {"role": role, "content": read_string(turn["content"], f"{where}.content", self._settings)}
+        return {"role": role, "content": self._content(turn["content"], f"{where}.content")}
+
+    def _content(self, content: object, where: str) -> str | list[dict[str, str]]:
+        if not isinstance(content, list) or self._vision is None:
+            return read_string(content, where, self._settings)
+        parts = []
+        for i, part in enumerate(read_list(content, where, self._settings)):
+            if part == {"type": "image"}:
+                parts.append({"type": "image"})
+            elif isinstance(part, dict) and set(part) == {"type", "text"} and part["type"] == "text":
+                parts.append({"type": "text", "text": read_string(part["text"], f"{where}[{i}].text", self._settings)})
+            else:
+                raise RecordError(
+                    Reason.BAD_FORM, f'{where}[{i}] must be {{"type": "image"}} or {{"type": "text", "text": ...}}'
+                )
+        return parts
 
     def _input_ids(self, value: Mapping[str, Any]) -> _Draft:
         if "input_ids" not in value:
@@ -184,6 +337,7 @@ class Decoder:
         labels = self._tokens(value, "labels") if "labels" in value else ids.copy()
         if len(labels) != len(ids):
             raise RecordError(Reason.BAD_FORM, f"labels must be as many as input_ids, {len(ids)}, found {len(labels)}")
+        self._expand(ids, labels, ())  # refuses an image's token where there is no image
         return _Draft(ids, labels, None)
 
     def _tokens(self, value: Mapping[str, Any], name: str) -> list[int]:
@@ -197,28 +351,47 @@ class Decoder:
             )
         return tokens
 
-    def _fit(self, ids: list[int], labels: list[int], answer: int | None) -> tuple[list[int], list[int]]:
+    def _fit(self, draft: _Draft) -> _Draft:
         """At most `max_tokens`: a prompt loses its beginning (bos stays), what has no prompt loses its end."""
         limit = self._settings.max_tokens
+        ids, labels, answer, _, places = draft
         if len(ids) <= limit:
-            return ids, labels
+            return draft
         if self._settings.overlong == "dead_letter":
             raise RecordError(
                 Reason.TOO_MANY_TOKENS, f"a record may hold {limit} tokens (max_tokens), found {len(ids)}"
             )
         if answer is None:
-            return ids[:limit], labels[:limit]
+            return _Draft(ids[:limit], labels[:limit], None)
         bos = ids[:1] if answer > 0 and ids[:1] == self._encoder.bos else []
         room = limit - len(bos)
         # An answer that alone is too long keeps its beginning, behind bos or else the prompt's last token.
         start = min(len(ids) - room, max(answer - 1 + len(bos), 0))
-        return bos + ids[start : start + room], [IGNORED] * len(bos) + labels[start : start + room]
+        if places and not start <= places[0] <= places[-1] < start + room - len(draft.pictures[-1].look.token_ids):
+            raise RecordError(
+                Reason.TOO_MANY_TOKENS,
+                f"a record may hold {limit} tokens (max_tokens), found {len(ids)}, and no image may be cut off",
+            )
+        kept = bos + ids[start : start + room], [IGNORED] * len(bos) + labels[start : start + room]
+        moved = tuple(place - start + len(bos) for place in places)
+        return _Draft(*kept, answer, draft.pictures, moved)
+
+
+def _placed(messages: Sequence[Message], pictures: Sequence[Picture]) -> list[Message]:
+    """The messages with a place for every image: before the first user's words where no message has one."""
+    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+    if not pictures or any(part["type"] == "image" for part in parts):
+        return list(messages)
+    placed = list(messages)
+    at = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
+    content = placed[at]["content"]
+    words = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    placed[at] = {**placed[at], "content": [{"type": "image"}] * len(pictures) + words}
+    return placed
 
 
 def _form(value: Mapping[str, Any]) -> str:
     """The one form that the keys name."""
-    if "image" in value:
-        raise RecordError(Reason.BAD_FORM, "image: this daemon was built for text records, image-text is not supported")
     for key in value:
         if key not in _KNOWN:
             name = str(key)[:80]

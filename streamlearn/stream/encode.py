@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 
 from streamlearn.errors import ConfigError, Reason, RecordError
 
+Message = dict[str, Any]
+"""`role`, and `content`: a string, or parts {"type": "image"} and {"type": "text", "text": ...}."""
 _FIXED_DATE = "{% macro strftime_now(format) %}01 Jan 2026{% endmacro %}"  # a replay must not depend on the day
 _MARKS = range(0xE000, 0xF900)  # private use: one of them stands for a control token's name during rendering
 
@@ -24,12 +26,14 @@ _MARKS = range(0xE000, 0xF900)  # private use: one of them stands for a control 
 class Encoder:
     """A tokenizer that knows who wrote what: a chat template has control tokens, a record's text has none."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, template: str | None = None, *, in_parts: bool = False) -> None:
+        """`template` stands for the tokenizer's own; `in_parts`: it wants every content as a list of parts."""
         core = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(core, Tokenizer):
             raise ConfigError(f"the backbone needs a fast tokenizer (tokenizer.json), found {type(tokenizer).__name__}")
         self._tokenizer = tokenizer
-        self._template = _template(tokenizer)
+        self._template = _dated(template) if template is not None else _template(tokenizer)
+        self._in_parts = in_parts
         self.bos = _bos(core, tokenizer.bos_token_id)
         self.eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         # Without the post-processor a token's offsets are its whole extent, leading space included.
@@ -65,7 +69,7 @@ class Encoder:
         """Tokens of text as a record wrote it: names of control tokens are letters."""
         return self._letters(text)[0]
 
-    def chat(self, messages: list[dict[str, str]]) -> tuple[list[int], list[bool]]:
+    def chat(self, messages: list[Message]) -> tuple[list[int], list[bool]]:
         """Tokens of the rendered messages, and whether each belongs to an assistant's turn; the last must be one.
 
         1. Names of control tokens in the contents are masked: those in the rendering are then the template's own.
@@ -81,7 +85,7 @@ class Encoder:
             learned |= (starts >= len(unmask(whole[:start]))) & (starts < len(unmask(whole[:end])))
         return ids, learned.tolist()
 
-    def answerable(self, messages: list[dict[str, str]]) -> list[int]:
+    def answerable(self, messages: list[Message]) -> list[int]:
         """Tokens of a conversation, up to where the assistant begins to speak."""
         masked, unmask = self._mask(messages)
         return self._encode(self._render(masked, generate=True), unmask)[0]
@@ -100,9 +104,11 @@ class Encoder:
         tail = whole.rpartition(answer)[2]
         return [control for _, control in self._pieces(tail) if control is not None][:1]
 
-    def _render(self, messages: list[dict[str, str]], *, generate: bool = False) -> str:
+    def _render(self, messages: list[Message], *, generate: bool = False) -> str:
         if self._template is None:
             raise RecordError(Reason.BAD_FORM, "messages need a chat template and the backbone's tokenizer has none")
+        if self._in_parts:
+            messages = [{**message, "content": _parts(message["content"])} for message in messages]
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -112,7 +118,7 @@ class Encoder:
         except Exception as error:  # a template is its author's program and raises what it likes
             raise RecordError(Reason.BAD_FORM, f"messages must fit the chat template: {str(error)[:200]}") from error
 
-    def _every_turn(self, messages: list[dict[str, str]], whole: str) -> list[tuple[int, int]]:
+    def _every_turn(self, messages: list[Message], whole: str) -> list[tuple[int, int]]:
         """Where each assistant turn stands in `whole`; empty when the template rewrites earlier turns."""
         spans: list[tuple[int, int]] = []
         for i, message in enumerate(messages):
@@ -127,7 +133,7 @@ class Encoder:
             spans.append((len(before), len(upto)))
         return spans
 
-    def _last_turn(self, messages: list[dict[str, str]], whole: str) -> list[tuple[int, int]]:
+    def _last_turn(self, messages: list[Message], whole: str) -> list[tuple[int, int]]:
         before = self._render(messages[:-1], generate=True)
         if not whole.startswith(before):
             raise RecordError(
@@ -137,8 +143,8 @@ class Encoder:
             )
         return [(len(before), len(whole))]
 
-    def _mask(self, messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], Callable[[str], str]]:
-        contents = [message["content"] for message in messages]
+    def _mask(self, messages: list[Message]) -> tuple[list[Message], Callable[[str], str]]:
+        contents = [part["text"] for message in messages for part in _parts(message["content"]) if "text" in part]
         if not any(self._name.search(content) for content in contents):
             return messages, str
         mark = next((chr(c) for c in _MARKS if not any(chr(c) in content for content in contents)), None)
@@ -146,11 +152,11 @@ class Encoder:
             raise RecordError(
                 Reason.BAD_FORM, "messages name control tokens and use every private character: no mask left"
             )
-        masked = [
-            message
-            | {"content": self._name.sub(lambda m: f"{mark}{self._names.index(m[0])}{mark}", message["content"])}
-            for message in messages
-        ]
+
+        def mask(text: str) -> str:
+            return self._name.sub(lambda m: f"{mark}{self._names.index(m[0])}{mark}", text)
+
+        masked = [{**message, "content": _mapped(message["content"], mask)} for message in messages]
         return masked, lambda text: re.sub(f"{mark}([0-9]+){mark}", lambda m: self._names[int(m[1])], text)
 
     def _encode(self, whole: str, unmask: Callable[[str], str]) -> tuple[list[int], NDArray[np.int64]]:
@@ -195,7 +201,22 @@ def _template(tokenizer: Any) -> str | None:
         template = str(tokenizer.get_chat_template())
     except ValueError:
         return None
+    return _dated(template)
+
+
+def _dated(template: str) -> str:
     return f"{_FIXED_DATE}{template}" if "strftime_now" in template else template
+
+
+def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
+def _mapped(content: str | list[dict[str, str]], change: Callable[[str], str]) -> str | list[dict[str, str]]:
+    """The content with every text changed."""
+    if isinstance(content, str):
+        return change(content)
+    return [{**part, "text": change(part["text"])} if "text" in part else part for part in content]
 
 
 def _bos(core: Tokenizer, bos: int | None) -> list[int]:

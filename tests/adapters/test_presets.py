@@ -22,10 +22,10 @@ def with_preset(preset: Any, **sections: Any) -> Settings:
 
 
 def test_objectives_are_the_papers_rows() -> None:
-    """CP-MoE section 4: alpha 0.2, lambda 5e3, gamma 0.1; LoRAMoE 4.1: beta 0.1; MoT: three stages."""
+    """CP-MoE section 4: alpha 0.2, gamma 0.1, lambda in our scale; LoRAMoE 4.1: beta 0.1; MoT: three stages."""
     cp_moe, loramoe, mot = (objective(with_preset(preset)) for preset in ("cp-moe", "loramoe", "mot"))
     assert (cp_moe.bias, cp_moe.bias_strength) == ("soft", 0.2)
-    assert (cp_moe.anchor_strength, cp_moe.balance_strength) == (5e3, 0.1)
+    assert (cp_moe.anchor_strength, cp_moe.balance_strength) == (10.0, 0.1)
     assert (loramoe.localized_balance, mot.staged) == (0.1, True)
     assert objective(with_preset("streamlearn")).bias == "claims"
     assert not objective(with_preset("mh-moe")).remembers

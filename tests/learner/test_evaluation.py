@@ -11,13 +11,14 @@ from streamlearn.learner import evaluation
 from streamlearn.learner.evaluation import PinnedWeights, decode_greedily, prompt_of, reference_of, score
 from streamlearn.learner.learner import Learner
 from streamlearn.serve.answers import at_once
-from streamlearn.stream.decode import IGNORED, Example
+from streamlearn.stream.decode import IGNORED, Example, Prompt
 from tests.doubles import example, random_examples
 from tests.learners import MakeLearner, same, snapshot
 
 CPU = torch.device("cpu")
 EXAMPLES = (*random_examples([9, 4, 12], prompt_length=2), *random_examples([7, 3], seed=1))
-PROMPTS = [e.input_ids.tolist() for e in random_examples([5, 1, 9, 5, 3], seed=2)]
+TOKENS = [e.input_ids.tolist() for e in random_examples([5, 1, 9, 5, 3], seed=2)]
+PROMPTS = [Prompt(ids) for ids in TOKENS]
 NEVER: frozenset[int] = frozenset()
 
 
@@ -70,7 +71,7 @@ def test_scores_equal_each_example_alone(learner: Learner) -> None:
 
 def test_hits_are_counted_for_the_right_example(learner: Learner) -> None:
     """An example that the model itself wrote is all hits; its neighbours' counts do not change."""
-    prompt = PROMPTS[0]
+    prompt = TOKENS[0]
     written = greedy_alone(learner.forward, prompt, 6)
     own = example([*prompt, *written], prompt_length=len(prompt))
     found = at_once(score(learner.model, [EXAMPLES[0], own, EXAMPLES[1]], CPU, row_tokens=64))
@@ -155,14 +156,14 @@ def test_decoding_side_by_side_equals_each_prompt_alone(
     """Prompts of different lengths, padded and cached, continue as each does alone, in the order given."""
     monkeypatch.setattr(evaluation, "DECODE_ROWS", rows)
     found = at_once(decode_greedily(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU))
-    assert found == [greedy_alone(learner.forward, prompt, 8) for prompt in PROMPTS]
+    assert found == [greedy_alone(learner.forward, prompt, 8) for prompt in TOKENS]
     assert len({tuple(tokens) for tokens in found}) == len(PROMPTS)  # the prompts do matter
 
 
 def test_decoding_equals_transformers_generate(learner: Learner) -> None:
     """The same tokens as `generate(do_sample=False)` gives for each prompt."""
     found = at_once(decode_greedily(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU))
-    for tokens, prompt in zip(found, PROMPTS, strict=True):
+    for tokens, prompt in zip(found, TOKENS, strict=True):
         ids = torch.tensor([prompt])
         with torch.no_grad():
             wanted = learner.forward.generate(
@@ -173,10 +174,10 @@ def test_decoding_equals_transformers_generate(learner: Learner) -> None:
 
 def test_decoding_ends_before_a_stop_token(learner: Learner) -> None:
     """The first stop token ends a text and is left out; its neighbours go on to their own end."""
-    whole = [greedy_alone(learner.forward, prompt, 8) for prompt in PROMPTS]
+    whole = [greedy_alone(learner.forward, prompt, 8) for prompt in TOKENS]
     stop = frozenset({whole[0][3], whole[2][1]})
     found = at_once(decode_greedily(learner.model, PROMPTS, [8] * len(PROMPTS), stop, CPU))
-    assert found == [greedy_alone(learner.forward, prompt, 8, stop) for prompt in PROMPTS]
+    assert found == [greedy_alone(learner.forward, prompt, 8, stop) for prompt in TOKENS]
     assert len(found[0]) <= 3
     assert max(map(len, found)) > min(map(len, found))
 
@@ -185,7 +186,7 @@ def test_each_text_has_its_own_limit(learner: Learner) -> None:
     """A limit of zero writes nothing; work ends with the longest that is left."""
     limits = [0, 5, 2, 1, 0]
     found = at_once(decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU))
-    assert found == [greedy_alone(learner.forward, p, n) for p, n in zip(PROMPTS, limits, strict=True)]
+    assert found == [greedy_alone(learner.forward, p, n) for p, n in zip(TOKENS, limits, strict=True)]
     assert list(map(len, found)) == limits
     assert sum(1 for _ in decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU)) == max(limits)
 
@@ -199,5 +200,5 @@ def test_nothing_to_decode_is_no_work(learner: Learner) -> None:
 def test_an_example_splits_into_prompt_and_reference() -> None:
     """What stands before the first label is the prompt, the labels are the reference."""
     one = example([10, 11, 12, 13], prompt_length=3)
-    assert prompt_of(one) == [10, 11, 12]
+    assert prompt_of(one).ids == [10, 11, 12]
     assert reference_of(one) == [13]

@@ -301,7 +301,7 @@ REFUSED: dict[str, tuple[Any, Reason, str]] = {
     "text and ids": ({"text": "a", **ONE}, Reason.BAD_FORM, "text and input_ids"),
     "a misspelt key": ({"promt": "a", "completion": "b"}, Reason.BAD_FORM, "'promt'.* did you mean prompt"),
     "an unknown key": ({"text": "a", "task_id": 3}, Reason.BAD_FORM, "'task_id': unknown key"),
-    "an image": ({"text": "a", "image": "iVBORw0K"}, Reason.BAD_FORM, "built for text records"),
+    "an image": ({"text": "a", "image": "iVBORw0K"}, Reason.BAD_FORM, "reads text alone"),
     "no completion": ({"prompt": "a"}, Reason.BAD_FORM, "completion is missing"),
     "no prompt": ({"completion": "a"}, Reason.BAD_FORM, "prompt is missing"),
     "labels alone": ({"labels": [1]}, Reason.BAD_FORM, "input_ids, which is missing"),

@@ -1,0 +1,117 @@
+"""A record's images on their way to the model.
+
+A `Picture` keeps the bytes that came and makes the model's view of them when it is asked, once: an example that is
+trained on is looked at once; one that is kept for later forgets the view, a hundred times larger than the bytes, and
+makes it anew. The view is a function of bytes and backbone, so it may.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from streamlearn.settings import StreamSettings
+from streamlearn.stream.images import decode_base64, open_image
+
+WORDS_SIDE = 4
+"""A picture's words are of a grid of so many cells a side."""
+_CELL = 8  # pixels a side that a cell is looked at with
+_LEVELS = 4  # of brightness and of each colour
+_SALT = 7919
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Look:
+    """What a backbone makes of one image."""
+
+    token_ids: tuple[int, ...]
+    """What stands in the place of the image's placeholder."""
+    features: Mapping[str, NDArray[np.generic]]
+    """The forward pass's arguments, by name."""
+
+
+class Vision(Protocol):
+    """A backbone's eyes."""
+
+    placeholder: tuple[int, ...]
+    """Token ids that a prompt gets for an image, one of which is `image_token`."""
+    image_token: int
+    """Token id that a look's `token_ids` take the place of."""
+    axes: Mapping[str, int]
+    """Along which axis the features of several images are joined."""
+
+    def look(self, image: Image.Image) -> Look:
+        """One RGB image as the model wants it."""
+
+    def positions(self, input_ids: NDArray[np.int32], looks: Sequence[Look]) -> NDArray[np.int64] | None:
+        """Positions (P, T) of a record's tokens where they are not 0, 1, 2, ...; None where they are."""
+
+
+class Picture:
+    """One image of a record; see above. Raises RecordError when it is made of bytes that are none."""
+
+    def __init__(self, data: bytes, vision: Vision, limits: StreamSettings, where: str = "image") -> None:
+        self.data = data
+        self._vision, self._limits = vision, limits
+        image = open_image(data, where, limits)
+        self.words = words(image)
+        """What the image looks like, coarsely, as a few integers: what shifts are found by."""
+        self._look: Look | None = vision.look(image)
+
+    @classmethod
+    def from_base64(cls, text: object, where: str, vision: Vision, limits: StreamSettings) -> "Picture":
+        """An image as a record holds it."""
+        return cls(decode_base64(text, where), vision, limits, where)
+
+    @property
+    def look(self) -> Look:
+        """The model's view."""
+        if self._look is None:
+            self._look = self._vision.look(open_image(self.data, "image", self._limits))
+        return self._look
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        """See `Vision.axes`."""
+        return self._vision.axes
+
+    def forget(self) -> None:
+        """Keep the bytes alone, until the view is asked for again."""
+        self._look = None
+
+
+def words(image: Image.Image) -> NDArray[np.int32]:
+    """Integers, equal where images look alike: brightness, colour and edges of every cell of a 4 x 4 grid."""
+    side = WORDS_SIDE * _CELL
+    rgb_YXC = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR), dtype=np.float32) / 256
+    cells_NPC = rgb_YXC.reshape(WORDS_SIDE, _CELL, WORDS_SIDE, _CELL, 3).swapaxes(1, 2).reshape(-1, _CELL * _CELL, 3)
+    colour_NC = np.floor(cells_NPC.mean(1) * _LEVELS)
+    grey_NP = cells_NPC.mean(2)
+    grey_YX = rgb_YXC.mean(2)
+    down, right = (
+        np.abs(np.diff(grey_YX, axis=0, append=grey_YX[-1:])),
+        np.abs(np.diff(grey_YX, append=grey_YX[:, -1:])),
+    )
+    edges_N, leaning_N = _by_cell(down + right), _by_cell(down - right)
+    kinds = [
+        colour_NC @ np.array([1, _LEVELS, _LEVELS**2]),
+        np.floor(np.minimum(grey_NP.std(1) * 16, 7)),
+        np.floor(np.minimum(edges_N * 64, 7)),
+        np.sign(np.round(leaning_N * 64)) + 1,
+    ]
+    place = np.arange(WORDS_SIDE**2)
+    found = [(number * 101 + kind + 1) * _SALT for number, kind in enumerate(kinds)]  # what, wherever it is
+    found.append(((place + 1) * 1009 + kinds[0]) * _SALT)  # and the colour where it is
+    width, height = image.size
+    sizes = (
+        np.array([np.round(4 * np.log2(width / height)) + 512, np.round(2 * np.log2(width * height)) + 2048]) * _SALT
+    )
+    return (np.concatenate([*found, sizes]).astype(np.int64) & 0x7FFFFFFF).astype(np.int32)
+
+
+def _by_cell(values_YX: NDArray[np.float32]) -> NDArray[np.float32]:
+    means: NDArray[np.float32] = values_YX.reshape(WORDS_SIDE, _CELL, WORDS_SIDE, _CELL).mean((1, 3)).reshape(-1)
+    return means
