@@ -21,7 +21,8 @@ MH-MoE (arXiv 2602.12587) names no rank; 4 makes a bottleneck of 8 x 4 x 4 = 128
 and LoRAMoE (arXiv 2312.09979) section 4.1 give their rows; CP-MoE names no LoRA alpha, and its
 lambda of 5e3 belongs to a scale of importance that it does not fix: in ours nothing is learned after the first shift
 (four SuperNI tasks, one seed: 1, 10 and 100 give AP .374, .380, .371 and AF .014, .003, .010). MoT wants
-Omega(N log N) experts for N classes. `lora` has the rank at which it activates as many parameters as `mh-moe` on a gated MLP.
+Omega(N log N) experts for N classes. `lora` has the rank at which it activates as many parameters as `mh-moe` on a
+gated MLP.
 """
 
 from dataclasses import asdict, dataclass, fields

@@ -12,8 +12,8 @@ regime shares in every head, but with another earlier regime in each, as h falls
 meets the same neighbour in all heads only by likeness. What is shared, importance protects.
 
 How gently it degrades, on 4 experts a head and one budget (200 records a task, one after another, one seed): 8 regimes
-AP .370, AF .008; 15 regimes AP .430, AF .004 (other tasks are among them, so only AF compares). `lora` on the 8: .319 and
-.067; the same daemon that looks for no regimes: .354 and .026.
+AP .370, AF .008; 15 regimes AP .430, AF .004 (other tasks are among them, so only AF compares). `lora` on the 8: .319
+and .067; the same daemon that looks for no regimes: .354 and .026.
 """
 # Shape suffixes: H heads, K experts a head.
 
