@@ -24,8 +24,9 @@ from streamlearn.learner.optimizer import Group, Hold
 from streamlearn.learner.row import pack
 from streamlearn.stream.decode import Example
 
-STRENGTH = 100.0
-"""lambda; see `tuning` in docs/evidence."""
+STRENGTH = 30.0
+"""lambda, chosen on the first four tasks of SuperNI's order 2 with a seed that no result uses: 1, 30 and 1000 give AP
+.386, .404, .386 and AF .011, .002, .009."""
 FISHER_RECORDS = 64
 """Records of a task that (2) is taken over."""
 
