@@ -81,7 +81,7 @@ def outline(settings: BackboneSettings) -> Outline:
             skeleton = _kind(config).from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"backbone.model {settings.model}: not a language model that this transformers knows: {error}"
+            f"backbone.model {settings.model}: not a causal language model that this transformers knows: {error}"
         ) from error
     if obstacle := _obstacle(config.get_text_config(), skeleton.get_decoder()):
         raise ConfigError(
