@@ -18,7 +18,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils import logging
 
-from streamlearn.backbone import attention
+from streamlearn.backbone import attention, nano_vl
 from streamlearn.backbone.arithmetic import Arithmetic, choose
 from streamlearn.backbone.vision import ProcessorVision, load_processor
 from streamlearn.errors import ConfigError
@@ -27,7 +27,7 @@ from streamlearn.settings import BackboneSettings
 logging.set_verbosity_error()  # transformers prints advice about generation defaults that nobody asked for
 logging.disable_progress_bar()
 
-BUILTIN = {"builtin:nano": Path(__file__).parent / "nano"}
+BUILTIN = {"builtin:nano": nano_vl.NANO, "builtin:nano-vl": nano_vl.FOLDER}
 _FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "*.txt")
 
 
@@ -76,7 +76,7 @@ def outline(settings: BackboneSettings) -> Outline:
     """
     folder = _folder(settings)
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = _config(folder)
         with torch.device("meta"):
             skeleton = _kind(config).from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -138,19 +138,11 @@ def load(settings: BackboneSettings, shape: Outline, *, dtype: str | None = None
     device = _device(settings.device)
     arithmetic = choose(settings.dtype if dtype is None or settings.dtype != "auto" else dtype, device)  # type: ignore[arg-type]
     try:
-        model, report = _kind(shape.config).from_pretrained(
-            shape.folder,
-            dtype=arithmetic.dtype,
-            attn_implementation={"text_config": attention.NAME, "": "sdpa"} if shape.sees else attention.NAME,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-        tokenizer = AutoTokenizer.from_pretrained(shape.folder, trust_remote_code=False, local_files_only=True)
+        model, missing = _model(shape, arithmetic.dtype)
+        tokenizer, processor = _readers(shape)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ConfigError(f"backbone.model {settings.model}: cannot be loaded from {shape.folder}: {error}") from error
-    if missing := sorted(report["missing_keys"]):  # transformers would train on with random numbers in their place
+    if missing:  # transformers would train on with random numbers in their place
         raise ConfigError(
             f"backbone.model {settings.model}: {shape.folder} holds no weights for {missing[0]}"
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
@@ -163,21 +155,50 @@ def load(settings: BackboneSettings, shape: Outline, *, dtype: str | None = None
         )
     model.requires_grad_(requires_grad=False)
     model.to(device).eval()
-    processor = load_processor(shape.folder, shape.config) if shape.sees else None
     vision = None if processor is None else ProcessorVision(processor, model)
     template = getattr(processor, "chat_template", None)
     return Backbone(model, tokenizer, vision, template, arithmetic, device, identity(settings, shape))
 
 
+def _config(folder: Path) -> Any:
+    return nano_vl.config() if folder == nano_vl.FOLDER else AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
+
+def _model(shape: Outline, dtype: torch.dtype) -> tuple[Any, list[str]]:
+    """The model, and the names of weights that the folder lacks."""
+    implementation: Any = {"text_config": attention.NAME, "": "sdpa"} if shape.sees else attention.NAME
+    if shape.folder == nano_vl.FOLDER:
+        return nano_vl.assemble(dtype, attn_implementation=implementation), []
+    model, report = _kind(shape.config).from_pretrained(
+        shape.folder,
+        dtype=dtype,
+        attn_implementation=implementation,
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    return model, sorted(report["missing_keys"])
+
+
+def _readers(shape: Outline) -> tuple[Any, Any]:
+    """Tokenizer, and processor of images where the model reads any."""
+    if shape.folder == nano_vl.FOLDER:
+        return nano_vl.tokenizer(), nano_vl.processor()
+    tokenizer = AutoTokenizer.from_pretrained(shape.folder, trust_remote_code=False, local_files_only=True)
+    return tokenizer, load_processor(shape.folder, shape.config) if shape.sees else None
+
+
 def identity(settings: BackboneSettings, shape: Outline) -> dict[str, str]:
     """What a snapshot remembers of its backbone: model, revision, and the digest of its files."""
-    return {"model": settings.model, "revision": settings.revision or "", "digest": digest(shape.folder)}
+    folders = (shape.folder, nano_vl.NANO) if shape.folder == nano_vl.FOLDER else (shape.folder,)
+    return {"model": settings.model, "revision": settings.revision or "", "digest": digest(*folders)}
 
 
-def digest(folder: Path) -> str:
+def digest(*folders: Path) -> str:
     """SHA-256 over name and content of every file that decides what the model computes, hex."""
     total = hashlib.sha256()
-    for file in sorted({file for pattern in _FILES for file in folder.glob(pattern)}):
+    for file in [file for folder in folders for file in sorted({f for each in _FILES for f in folder.glob(each)})]:
         with file.open("rb") as content:
             total.update(f"{file.name}\0{hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()

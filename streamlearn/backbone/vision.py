@@ -96,14 +96,14 @@ def load_processor(folder: Path, config: Any) -> Any:
     name = PROCESSOR_MAPPING_NAMES.get(config.model_type)
     if name is None:
         raise ConfigError(f"backbone: this transformers knows no processor of images for {config.model_type}")
-    still = _without_video(getattr(transformers, name))
+    still = without_video(getattr(transformers, name))
     try:
         return still.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, ImportError, TypeError) as error:
         raise ConfigError(f"backbone: the processor of images in {folder} cannot be loaded: {error}") from error
 
 
-def _without_video(whole: Any) -> Any:
+def without_video(whole: Any) -> Any:
     """The processor's class less the part that needs torchvision."""
     absent = [None] if _NO_VIDEO in inspect.signature(whole.__init__).parameters else []
 

@@ -93,7 +93,7 @@ def test_an_unknown_builtin_is_refused() -> None:
     """The message lists what there is."""
     assert (
         refusal(settings_for("builtin:giant"))
-        == "backbone.model builtin:giant: unknown, builtin models are builtin:nano"
+        == "backbone.model builtin:giant: unknown, builtin models are builtin:nano, builtin:nano-vl"
     )
 
 

@@ -11,7 +11,7 @@ ablations run in the daemon, which is told nothing.
 | joint | the same LoRA on all records shuffled: the upper bound |
 | cp-moe | CP-MoE (arXiv 2605.20247), boundaries and test regimes given |
 | mh-moe | MH-MoE (arXiv 2602.12587) |
-| loramoe | LoRAMoE (arXiv 2312.09979); its data names no sample types, so L_lbc is not in play |
+| loramoe | LoRAMoE (arXiv 2312.09979), alpha / rank 2; no sample types are named, so L_lbc is not in play |
 | ewc | `lora` with elastic weight consolidation (Kirkpatrick et al. 2017) |
 | er | `lora` with experience replay from 80 records (Chaudhry et al. 2019) |
 | o-lora | a LoRA for each task, kept orthogonal (Wang et al. 2023) |
@@ -98,7 +98,8 @@ METHODS: Mapping[str, Method] = {
     "joint": Method("lora", _plain, shuffled=True),
     "cp-moe": Method(f"cp-moe:adapter.rank=10:{MLP}", _given, given=True),
     "mh-moe": Method("mh-moe", _plain),
-    "loramoe": Method("loramoe:adapter.rank=3:adapter.alpha=24", _plain),
+    # Its paper's alpha / rank of 8 forgets more: AF .033 against .009 on four tasks of order 2, on a seed of its own.
+    "loramoe": Method("loramoe:adapter.rank=3:adapter.alpha=6", _plain),
     "ewc": Method("lora", lambda s: Ewc(s.model.learner, seed=s.settings.seed)),
     "er": Method("lora", lambda s: Replay(s.model.learner, seed=s.settings.seed)),
     "o-lora": Method(

@@ -1,0 +1,193 @@
+"""Image-text backbones: every family reads, packs, learns and answers, and its eyes are left alone."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from streamlearn.adapters.model import attach
+from streamlearn.adapters.presets import OBJECTIVES, resolve
+from streamlearn.backbone.load import Backbone, load, outline
+from streamlearn.errors import Reason, RecordError
+from streamlearn.learner.evaluation import decode_greedily, prompt_of, score
+from streamlearn.learner.learner import Learner
+from streamlearn.serve.answers import at_once
+from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
+from streamlearn.stream.decode import Decoder, Example
+from tests.vision import FAMILIES, as_base64, picture, tiny_vision_backbone
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_vision_backbone(tmp_path_factory.mktemp("vision"), request.param)
+
+
+@pytest.fixture
+def backbone(folder: Path) -> Backbone:
+    settings = BackboneSettings(model=str(folder), dtype="float32", device="cpu")
+    return load(settings, outline(settings))
+
+
+def decoder_of(backbone: Backbone, **limits: Any) -> Decoder:
+    return Decoder(
+        backbone.tokenizer, StreamSettings(**limits), backbone.vocab_size, (), backbone.vision, backbone.template
+    )
+
+
+def examples_of(decoder: Decoder) -> list[Example]:
+    """One image, none, two of different sizes and kinds, and a conversation."""
+    return [
+        decoder.decode_value({"prompt": "what is it?", "completion": " a dog", "image": as_base64(picture(1))}),
+        decoder.decode_value({"prompt": "hello world", "completion": " test"}),
+        decoder.decode_value(
+            {
+                "prompt": "see <image> and <image> again",
+                "completion": " fox",
+                "image": [as_base64(picture(2)), as_base64(picture(3, (60, 30), "JPEG"))],
+            }
+        ),
+        decoder.decode_value(
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "text", "text": "what is "}, {"type": "image"}]},
+                    {"role": "assistant", "content": "a fox"},
+                ],
+                "image": as_base64(picture(4)),
+            }
+        ),
+    ]
+
+
+def learner_of(backbone: Backbone) -> Learner:
+    model = attach(backbone.model, resolve(AdapterSettings()), 0)
+    return Learner(model, LearnerSettings(lr=1e-2), CPU, objective=OBJECTIVES["mh-moe"])
+
+
+def loss_sums(learner: Learner, examples: list[Example]) -> list[float]:
+    return [each.loss_sum for each in at_once(score(learner.model, examples, CPU, row_tokens=1 << 20))]
+
+
+def test_packing_changes_nothing(backbone: Backbone) -> None:
+    """Records with and without images in one row are scored as each by itself; and the image matters."""
+    learner, decoder = learner_of(backbone), decoder_of(backbone)
+    examples = examples_of(decoder)
+    together = loss_sums(learner, examples)
+    assert together == pytest.approx([loss_sums(learner, [each])[0] for each in examples], abs=1e-3)
+    other = decoder.decode_value({"prompt": "what is it?", "completion": " a dog", "image": as_base64(picture(9))})
+    assert abs(loss_sums(learner, [other])[0] - together[0]) > 1e-3
+
+
+def test_a_row_alone_is_what_the_family_itself_computes(backbone: Backbone) -> None:
+    """Loss of one record against the model's own forward pass with everything that its processor gives."""
+    learner, decoder = learner_of(backbone), decoder_of(backbone)
+    example = examples_of(decoder)[0]
+    features = {name: torch.from_numpy(array) for name, array in example.pictures[0].look.features.items()}
+    ids = torch.from_numpy(example.input_ids.astype(np.int64))[None]
+    if example.positions is not None:
+        features["mm_token_type_ids"] = (ids == backbone.vision.image_token).int()  # type: ignore[union-attr]
+    with torch.no_grad():
+        logits = backbone.model(input_ids=ids, **features).logits[0]
+    learned = torch.from_numpy(np.flatnonzero(example.labels != -100))
+    wanted = torch.nn.functional.cross_entropy(logits[learned - 1], ids[0, learned], reduction="sum")
+    assert loss_sums(learner, [example])[0] == pytest.approx(float(wanted), abs=1e-3)
+
+
+def test_the_language_model_learns_and_the_eyes_do_not(backbone: Backbone) -> None:
+    """A few steps lower the loss; adapters sit in the decoder alone, and nothing else has changed."""
+    learner, decoder = learner_of(backbone), decoder_of(backbone)
+    tower = {n: p.clone() for n, p in backbone.model.named_parameters() if "head_lora" not in n}
+    examples = examples_of(decoder)
+    losses = [learner.step(examples).loss for _ in range(5)]
+    assert losses[-1] < losses[0] - 0.1
+    assert all(".layers." in bank.name for bank in learner.banks)
+    assert not any("vision" in bank.name or "visual" in bank.name for bank in learner.banks)
+    assert len(learner.banks) == 6  # gate, up and down of two layers
+    now = dict(backbone.model.named_parameters())
+    assert all(torch.equal(now[name], old) for name, old in tower.items())
+
+
+def test_answers_side_by_side_are_those_of_each_alone(backbone: Backbone) -> None:
+    """Prompts of different lengths, with one, none and two images, padded into one batch."""
+    learner, decoder = learner_of(backbone), decoder_of(backbone)
+    examples = examples_of(decoder)
+    for _ in range(3):
+        learner.step(examples)
+    prompts = [prompt_of(example) for example in examples]
+    limits = [6] * len(prompts)
+    together = at_once(decode_greedily(learner.model, prompts, limits, decoder.stop, CPU))
+    alone = [at_once(decode_greedily(learner.model, [p], [6], decoder.stop, CPU))[0] for p in prompts]
+    assert together == alone
+
+
+def test_a_prompt_is_what_an_example_begins_with(backbone: Backbone) -> None:
+    """The same tokens, pictures and positions, whether it comes as a record or as a request."""
+    decoder = decoder_of(backbone)
+    image = as_base64(picture(1))
+    own = prompt_of(decoder.decode_value({"prompt": "what is it?", "completion": " a dog", "image": image}))
+    asked = decoder.prompt("what is it?", image)
+    assert asked.ids == own.ids
+    assert [p.data for p in asked.pictures] == [p.data for p in own.pictures]
+    if own.positions is not None:
+        assert asked.positions is not None
+        assert np.array_equal(asked.positions, own.positions)
+
+
+def test_an_example_comes_back_from_its_bytes(backbone: Backbone) -> None:
+    """What a snapshot keeps is enough: tokens, labels, and the files."""
+    decoder = decoder_of(backbone)
+    for example in examples_of(decoder):
+        if example.pictures:
+            bare = Example(example.input_ids, example.labels)
+            again = decoder.restored(bare, [picture.data for picture in example.pictures])
+            assert again.places == example.places
+            assert (again.positions is None) == (example.positions is None)
+            if again.positions is not None and example.positions is not None:
+                assert np.array_equal(again.positions, example.positions)
+            for one, other in zip(again.pictures, example.pictures, strict=True):
+                assert all(np.array_equal(one.look.features[n], other.look.features[n]) for n in one.axes)
+
+
+@pytest.mark.parametrize(
+    ("record", "reason", "words"),
+    [
+        ({"prompt": "a <image> b <image>", "completion": "c"}, Reason.BAD_FORM, "once for each of 1 images"),
+        ({"text": "a"}, Reason.BAD_FORM, "image must come with"),
+        ({"prompt": "a", "completion": "c", "image": []}, Reason.TOO_LARGE, "1 to 8 images"),
+        ({"prompt": "a", "completion": "c", "image": "!"}, Reason.BAD_IMAGE, "base64"),
+        ({"prompt": "a", "completion": "c", "image": "https://a/b.png"}, Reason.BAD_IMAGE, "never fetched"),
+        ({"prompt": "a", "completion": "c", "image": 3}, Reason.BAD_TYPE, "a number"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(backbone: Backbone, record: dict[str, Any], reason: Reason, words: str) -> None:
+    """With the reason and what was found."""
+    with pytest.raises(RecordError, match=words) as caught:
+        decoder_of(backbone).decode_value({"image": as_base64(picture()), **record})
+    assert caught.value.reason is reason
+
+
+def test_text_cannot_forge_an_image(backbone: Backbone) -> None:
+    """The image's token written as text is letters; as an id it is refused."""
+    decoder = decoder_of(backbone)
+    assert backbone.vision is not None
+    name = backbone.tokenizer.convert_ids_to_tokens(backbone.vision.image_token)
+    example = decoder.decode_value({"prompt": f"look {name} here", "completion": " a"})
+    assert backbone.vision.image_token not in example.input_ids
+    with pytest.raises(RecordError, match="as many places"):
+        decoder.decode_value({"input_ids": [9, backbone.vision.image_token, 10]})
+
+
+def test_an_image_is_never_cut_off(backbone: Backbone) -> None:
+    """A long prompt loses its beginning, but not when an image stands there."""
+    long = "the quick brown fox jumps over the lazy dog " * 30
+    decoder = decoder_of(backbone, max_tokens=200, batch_tokens=200)
+    image = as_base64(picture(1))
+    kept = decoder.decode_value({"prompt": f"{long}<image> what?", "completion": " a", "image": image})
+    assert len(kept) == 200
+    ids = kept.pictures[0].look.token_ids
+    assert tuple(kept.input_ids[kept.places[0] : kept.places[0] + len(ids)].tolist()) == ids
+    with pytest.raises(RecordError, match="no image may be cut off"):
+        decoder.decode_value({"prompt": f"<image>{long}", "completion": " a", "image": image})

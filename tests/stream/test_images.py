@@ -1,0 +1,100 @@
+"""What comes as an image becomes one, or a reason; and what pictures look like to a shift detector."""
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from streamlearn.bench.fuzz_images import MUTATIONS, fuzz
+from streamlearn.errors import Reason, RecordError
+from streamlearn.settings import StreamSettings
+from streamlearn.stream.images import decode_base64, open_image
+from streamlearn.stream.pictures import words
+from tests.vision import as_base64, picture
+
+LIMITS = StreamSettings()
+
+
+def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    out = BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_whole_images_become_rgb(kind: str, mode: str) -> None:
+    """Of the size that they have."""
+    image = open_image(saved(Image.new(mode, (30, 20)), kind), "image", LIMITS)
+    assert (image.mode, image.size) == ("RGB", (30, 20))
+
+
+def test_transparent_and_palette_images_become_rgb() -> None:
+    """As a viewer without transparency shows them."""
+    for mode in ("RGBA", "P", "LA", "1", "I;16"):
+        assert open_image(saved(Image.new(mode, (8, 8)), "PNG"), "image", LIMITS).mode == "RGB"
+
+
+def test_a_photo_stands_upright() -> None:
+    """A camera's rotation flag is obeyed."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rotate by 90 degrees
+    assert open_image(saved(Image.new("RGB", (30, 20)), "JPEG", exif=exif), "image", LIMITS).size == (20, 30)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "message"),
+    [
+        (b"", Reason.BAD_IMAGE, "must be JPEG, PNG or WebP"),
+        (b"GIF89a", Reason.BAD_IMAGE, "found bytes 47 49 46 38 39 61"),
+        (picture()[:60], Reason.BAD_IMAGE, "cannot be decoded as PNG"),
+        (picture(kind="JPEG")[:200], Reason.BAD_IMAGE, "cannot be decoded as JPEG"),
+        (picture(kind="WEBP")[:60], Reason.BAD_IMAGE, "cannot be decoded as WEBP"),
+        (saved(Image.new("1", (5000, 5000)), "PNG"), Reason.TOO_LARGE, "found 5000 x 5000"),
+    ],
+)
+def test_anything_else_is_refused(data: bytes, reason: Reason, message: str) -> None:
+    """With what was found."""
+    with pytest.raises(RecordError, match=message) as caught:
+        open_image(data, "image", LIMITS)
+    assert caught.value.reason is reason
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_a_film_is_refused(kind: str) -> None:
+    """One still image, not two."""
+    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    data = saved(frames[0], kind, save_all=True, append_images=frames[1:], duration=100)
+    with pytest.raises(RecordError, match="one still image, found 2 frames"):
+        open_image(data, "image", LIMITS)
+
+
+def test_base64_must_be_whole() -> None:
+    """Nothing is guessed: no line breaks, no missing end, no data URL."""
+    whole = as_base64(picture())
+    assert decode_base64(whole, "image") == picture()
+    for broken in (whole[:-1], f"{whole[:8]}\n{whole[8:]}", f"data:image/png;base64,{whole}", None):
+        with pytest.raises(RecordError):
+            decode_base64(broken, "image")
+
+
+def test_every_mutation_ends_in_an_image_or_a_reason() -> None:
+    """The short form of `python -m streamlearn.bench.fuzz_images`; nothing but RecordError comes out."""
+    result = fuzz(30 * len(MUTATIONS), None, seed=1)
+    assert result["unaccounted"] == 0
+    assert set(result["outcomes"]) <= {"decoded", "bad_image", "too_large"}
+    assert result["outcomes"]["bad_image"] > 100
+    assert result["peak_memory_growth_mib"] < 256
+
+
+def test_words_are_the_same_for_what_looks_alike() -> None:
+    """Noise hardly moves them; another picture has others."""
+    rng = np.random.default_rng(0)
+    pixels = np.kron(rng.integers(0, 256, (4, 4, 3)), np.ones((16, 16, 1))).astype(np.uint8)
+    noisy = np.clip(pixels + rng.normal(0, 3, pixels.shape), 0, 255).astype(np.uint8)
+    other = np.kron(rng.integers(0, 256, (4, 4, 3)), np.ones((16, 16, 1))).astype(np.uint8)
+    own, alike, different = (set(words(Image.fromarray(each)).tolist()) for each in (pixels, noisy, other))
+    assert len(own & alike) > 2 * len(own & different)
+    assert min(own) >= 0
