@@ -1,10 +1,10 @@
-"""Damaged and hostile images through the decoder: each is decoded or refused with a reason, quickly and in little memory.
+"""Damaged and hostile images through the decoder: each is decoded or refused with a reason, in little time and memory.
 
     python -m streamlearn.bench.fuzz_images --count 10000 [--data ../shared/data/images]
 
 Mutations of real files (or, without a folder, of files made here): flipped, cut, doubled and overwritten bytes, headers
-that promise other sizes, frames and lengths, the wrong beginning, text chunks that unpack to a hundred megabytes, images
-of fifty thousand pixels a side, gzipped FITS. The result is one JSON object; `unaccounted` must be 0.
+that promise other sizes, up to four billion pixels a side, the wrong beginning, text chunks that unpack to a hundred
+megabytes, gzipped FITS, films. The result is one JSON object; `unaccounted` must be 0.
 """
 
 import argparse

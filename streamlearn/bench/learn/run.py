@@ -82,7 +82,8 @@ def run(
         stream = Path(folder) / "stream.jsonl"
         rows = [record for stretch in suite.stretches for record in stretch.records]
         stream.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
-        settings = settings_of(arm, seed=seed, state=Path(folder) / "state", stream=stream, shared=SHARED)
+        shared = {**SHARED, **({} if suite.backbone == "builtin:nano" else {"backbone.model": suite.backbone})}
+        settings = settings_of(arm, seed=seed, state=Path(folder) / "state", stream=stream, shared=shared)
         started = time.monotonic()
         through = _through_the_daemon if method.baseline is None else _told
         notes, model, slots_of, found = through(suite, method, settings, progress)

@@ -8,6 +8,7 @@
 | recurring | five tasks that come three times each, a third of their records each time |
 | interleaved | eight tasks, two or three at a time; with every stretch one arrives, and some leave |
 | grouped | eight tasks in groups of two and three, a whole group after the other |
+| images | nine kinds of questions about images (`backbone/image_tasks`), on `builtin:nano-vl` |
 
 Any folder of task files is a suite too: its tasks by name, or in a given order, one after the other.
 """  # noqa: E501 - a table's row is one line
@@ -19,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from streamlearn.backbone import image_tasks
 from streamlearn.bench.superni import read_task
 from streamlearn.errors import UsageError
 
@@ -55,6 +57,8 @@ class Suite:
     tests: Mapping[str, tuple[Json, ...]]
     unseen: tuple[str, ...] = ()
     """Tasks that have tests and no records."""
+    backbone: str = "builtin:nano"
+    """What learns it."""
     checkpoints: frozenset[int] = field(default_factory=frozenset)
     """Stretches after which every task that was seen is examined; after the others their own tasks and the next."""
 
@@ -100,7 +104,8 @@ class Draw:
 def sequential(name: str, draw: Draw, tasks: Sequence[str], unseen: Sequence[str] = ()) -> Suite:
     """One task after another."""
     stretches = tuple(Stretch((task,), _train(draw, task)) for task in tasks)
-    return Suite(name, stretches, _tests(draw, [*tasks, *unseen]), tuple(unseen), frozenset(range(len(stretches))))
+    checkpoints = frozenset(range(len(stretches)))
+    return Suite(name, stretches, _tests(draw, [*tasks, *unseen]), tuple(unseen), checkpoints=checkpoints)
 
 
 def recurring(draw: Draw) -> Suite:
@@ -153,6 +158,25 @@ def long(draw: Draw) -> Suite:
     return replace(suite, checkpoints=frozenset({7, 14, 22}))
 
 
+def images(draw: Draw) -> Suite:
+    """Questions about images, one kind after another."""
+    home = next((folder for folder in draw.folders if (folder / "cifar10.npz").exists()), None)
+    if home is None:
+        raise UsageError(
+            "suite images needs the folder of image sets among --data; see streamlearn.backbone.image_tasks"
+        )
+    stretches, tests = [], {}
+    for task in image_tasks.TASKS:
+        found = list(image_tasks.records(home, task, "train"))
+        random.Random(f"{draw.seed} {task}").shuffle(found)
+        stretches.append(Stretch((task,), tuple(found[: draw.records])))
+        asked = list(image_tasks.records(home, task, "test"))
+        random.Random(f"tests {task}").shuffle(asked)  # the files are in order of their classes
+        tests[task] = tuple(asked[: draw.tests])
+    checkpoints = frozenset(range(len(stretches)))
+    return Suite("images", tuple(stretches), tests, checkpoints=checkpoints, backbone="builtin:nano-vl")
+
+
 SUITES: Mapping[str, Callable[[Draw], Suite]] = {
     "superni-1": lambda draw: sequential("superni-1", draw, ORDER_1, UNSEEN_1),
     "superni-2": lambda draw: sequential("superni-2", draw, ORDER_2, UNSEEN_2),
@@ -164,6 +188,7 @@ SUITES: Mapping[str, Callable[[Draw], Suite]] = {
     "recurring": recurring,
     "interleaved": interleaved,
     "grouped": grouped,
+    "images": images,
 }
 
 
@@ -205,4 +230,4 @@ def _split(records: Sequence[Json], parts: int) -> list[tuple[Json, ...]]:
 
 def _mixed_suite(name: str, draw: Draw, stretches: Sequence[Stretch]) -> Suite:
     tasks = list(dict.fromkeys(task for stretch in stretches for task in stretch.tasks))
-    return Suite(name, tuple(stretches), _tests(draw, tasks), (), frozenset(range(len(stretches))))
+    return Suite(name, tuple(stretches), _tests(draw, tasks), checkpoints=frozenset(range(len(stretches))))
