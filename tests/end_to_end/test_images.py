@@ -1,0 +1,137 @@
+"""Image-text records through the real broker: learned exactly once, and asked about over HTTP."""
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+import torch
+
+from tests.broker import Broker
+from tests.end_to_end.process import DaemonProcess
+from tests.vision import as_base64, picture, tiny_vision_backbone
+
+PER_TASK, PER_BATCH, TAIL = 120, 8, 16
+KINDS = (
+    ("what colour is the fox in this picture of the dog?", " red", True),
+    ("the quick brown fox jumps over the lazy dog and says", " hello", False),
+    ("is there a test of the small world here, and what is it?", " Paris", True),
+)
+BAD = (
+    {"prompt": "a", "completion": "b", "image": "no base64!"},
+    {"prompt": "a", "completion": "b", "image": as_base64(picture()[:80])},
+    {"prompt": "a", "completion": "b", "image": as_base64(b"GIF89a....")},
+    {"text": "a", "image": as_base64(picture())},
+    {"prompt": "a", "completion": "b", "image": [as_base64(picture())] * 9},
+)
+GOOD = len(KINDS) * PER_TASK
+STEPS = GOOD // PER_BATCH
+
+pytestmark = pytest.mark.broker
+
+
+def records() -> list[bytes]:
+    """Three tasks, two of them with images of their own size, unusable ones strewn in, and a tail that waits."""
+    rows: list[dict[str, Any]] = []
+    for number, (question, answer, seen) in enumerate(KINDS):
+        for i in range(PER_TASK):
+            image = {"image": as_base64(picture(i % 7 + 50 * number, (40 + 20 * number, 40)))} if seen else {}
+            rows.append({"prompt": f"{question} {i % 5}", "completion": answer, **image})
+    tail = [rows[-1]] * TAIL
+    rng = random.Random(3)
+    for bad in BAD:
+        rows.insert(rng.randrange(len(rows)), dict(bad))
+    return [orjson.dumps(row) for row in rows + tail]
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_vision_backbone(tmp_path_factory.mktemp("backbone"), "llava")
+
+
+@pytest.fixture
+def daemons() -> Iterator[list[DaemonProcess]]:
+    """Whatever a test starts is ended with it."""
+    started: list[DaemonProcess] = []
+    yield started
+    for daemon in started:
+        daemon.end()
+
+
+def configuration(broker: Broker, topic: str, dead: str, backbone: Path) -> dict[str, Any]:
+    return {
+        "source": {
+            "kafka": {
+                "bootstrap.servers": broker.servers,
+                "topics": [topic],
+                "group.id": f"group-{topic}",
+                "security.protocol": "PLAINTEXT",
+            }
+        },
+        "dead_letters": {"topic": dead},
+        "stream": {"max_tokens": 128, "batch_tokens": 128 * PER_BATCH, "batch_records": PER_BATCH},
+        "backbone": {"model": str(backbone), "dtype": "float32"},
+        "adapter": {"num_heads": 4},
+        "learner": {"lr": 1e-3},
+        "probe": {"warmup_tokens": 256, "similarity_tokens": 128},
+        "snapshot": {"every_records": 80},
+        "serve": {"port": 0},
+        "log": {"style": "json", "level": "info"},
+    }
+
+
+def endpoint(daemon: DaemonProcess) -> str:
+    lines = [orjson.loads(line) for line in daemon.log.read_bytes().splitlines() if line.startswith(b"{")]
+    return next(f"http://127.0.0.1:{line['port']}" for line in reversed(lines) if line["event"] == "http_started")
+
+
+def ask(daemon: DaemonProcess) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two images scored with free answers, and one written about, by the running daemon."""
+    examples = [
+        {"prompt": f"{KINDS[0][0]} 1", "completion": KINDS[0][1], "image": as_base64(picture(seed))} for seed in (1, 2)
+    ]
+    question = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is this?"}]}
+    with httpx.Client(base_url=endpoint(daemon), timeout=60) as client:
+        scored = client.post("/v1/eval", json={"examples": examples, "generate": True, "max_new_tokens": 4})
+        body = {"messages": [question], "image": as_base64(picture(1)), "max_new_tokens": 4}
+        written = client.post("/v1/generate", json=body)
+    assert (scored.status_code, written.status_code) == (200, 200), (scored.text, written.text)
+    return scored.json(), written.json()
+
+
+def test_killed_three_times_the_final_state_equals_an_uninterrupted_run(
+    broker: Broker, backbone: Path, tmp_path: Path, daemons: list[DaemonProcess]
+) -> None:
+    """Every tensor is bit-equal, hold-out images included; every unusable image is one dead letter with a reason."""
+    runs, answers = {}, {}
+    for name, kills in (("whole", []), ("killed", [9, 21, 34])):
+        topic, dead = broker.new_topic(), broker.new_topic()
+        broker.produce(topic, records())
+        daemon = DaemonProcess(tmp_path / name, configuration(broker, topic, dead, backbone))
+        daemons.append(daemon)
+        for step in [*kills, STEPS]:
+            daemon.start()
+            daemon.wait_until(partial(lambda d, s: d.journalled_step() >= s, daemon, step), f"step {step}")
+            if step < STEPS:
+                daemon.kill()
+        answers[name] = ask(daemon)
+        assert daemon.terminate() == 0
+        runs[name] = daemon.newest()
+        reasons = sorted(dict(m.headers)["__streamlearn.errors.exception.class.name"].decode() for m in broker.read_all(dead))
+        assert reasons == ["bad_form", "bad_image", "bad_image", "bad_image", "too_large"]
+        assert runs[name].ledger() == {0: (GOOD, len(BAD), GOOD + len(BAD))}
+
+    whole, killed = runs["whole"].tensors(), runs["killed"].tensors()
+    assert whole.keys() == killed.keys()
+    assert [name for name in whole if not torch.equal(whole[name], killed[name])] == []
+    assert whole["regimes.holdouts.picture_data"].numel() > 1000
+    assert whole["regimes.holdouts.pictures"].sum() > 5
+    found = [entry["shift"]["onset"] for entry in runs["whole"].manifest["rooms"]["regimes"]["entries"]]
+    assert found == [1, PER_TASK + 1, 2 * PER_TASK + 1]
+    for one, other in zip(answers["whole"], answers["killed"], strict=True):
+        assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in other.items() if k != "seconds"}
+    assert answers["whole"][0]["per_example"][0]["loss"] != answers["whole"][0]["per_example"][1]["loss"]
