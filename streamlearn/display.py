@@ -20,7 +20,8 @@ from streamlearn.learner.learner import Step
 from streamlearn.serve.status import AdaptationStatus, Status
 from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import IGNORED, Example
+from streamlearn.stream.decode import Example
+from streamlearn.stream.encode import IGNORED
 
 FIRST, LAST = 2, 50
 """Records whose loss stands for the beginning and for the end of a stretch: the first few already teach most."""

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from streamlearn.stream.decode import IGNORED, Example
+from streamlearn.stream.decode import Example
+from streamlearn.stream.encode import IGNORED
 
 if TYPE_CHECKING:
     import torch

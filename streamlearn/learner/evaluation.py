@@ -17,8 +17,9 @@ from transformers import DynamicCache
 
 from streamlearn.adapters.passage import Passage, Watcher, passing
 from streamlearn.learner.loss import row_loss, seen
-from streamlearn.learner.row import IGNORED, joined, pack
+from streamlearn.learner.row import joined, pack
 from streamlearn.stream.decode import Example, Prompt
+from streamlearn.stream.encode import IGNORED
 
 DECODE_ROWS = 16  # prompts decoded side by side
 

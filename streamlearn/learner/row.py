@@ -15,9 +15,8 @@ from torch import Tensor
 
 from streamlearn.adapters.passage import Passage, Watcher
 from streamlearn.stream.decode import Example
+from streamlearn.stream.encode import IGNORED
 from streamlearn.stream.pictures import Picture
-
-IGNORED = -100
 
 
 @dataclass(frozen=True)

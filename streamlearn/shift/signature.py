@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from streamlearn.stream.decode import IGNORED, Example, Prompt
+from streamlearn.stream.decode import Example, Prompt
+from streamlearn.stream.encode import IGNORED
 from streamlearn.stream.pictures import Picture
 
 NUM_BUCKETS = 4096

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.encode import Encoder, Message
+from streamlearn.stream.encode import IGNORED, Encoder, Message
 from streamlearn.stream.parse import json_type, parse, read_integers, read_list, read_string
 from streamlearn.stream.pictures import Picture, Vision
 from streamlearn.stream.record import Record
+from streamlearn.stream.sight import Sight, placed
 
-IGNORED = -100
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES = 256  # each answer renders all messages before it: 256 of 4 kB, the worst, take 2 s
 _FORM_OF = {
@@ -35,7 +35,6 @@ _FORM_OF = {
 }
 _KNOWN = (*_FORM_OF, "image", "meta", "sample_type")
 _WITH_IMAGES = ("prompt + completion", "messages")
-IMAGE_MARK = "<image>"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +95,7 @@ class Decoder:
     ) -> None:
         """`template` is the chat template where it is not the tokenizer's own."""
         self._settings = settings
-        self._vision = vision
+        self._sight = Sight(vision, settings)
         self._sample_types = sample_types  # empty: nobody asks for them, whatever stands there passes
         self._vocab_size = vocab_size
         self._encoder = Encoder(tokenizer, template, in_parts=vision is not None)
@@ -140,13 +139,13 @@ class Decoder:
             self._sample_type(value),
             draft.pictures,
             draft.places,
-            self._positions(ids, draft.pictures),
+            self._sight.positions(ids, draft.pictures),
         )
 
     def restored(self, example: Example, images: Sequence[bytes]) -> Example:
         """An example with its images again, from their bytes."""
-        assert self._vision is not None, "bytes of images are kept by daemons that can see them"
-        pictures = tuple(Picture(data, self._vision, self._settings) for data in images)
+        assert self._sight.vision is not None, "bytes of images are kept by daemons that can see them"
+        pictures = tuple(Picture(data, self._sight.vision, self._settings) for data in images)
         ids: list[int] = example.input_ids.tolist()
         places: list[int] = []
         behind = 0
@@ -154,7 +153,7 @@ class Decoder:
             own = list(picture.look.token_ids)
             places.append(next(at for at in range(behind, len(ids)) if ids[at : at + len(own)] == own))
             behind = places[-1] + len(own)
-        positions = self._positions(example.input_ids, pictures)
+        positions = self._sight.positions(example.input_ids, pictures)
         for picture in pictures:
             picture.forget()
         return replace(example, pictures=pictures, places=tuple(places), positions=positions)
@@ -174,24 +173,24 @@ class Decoder:
         Raises:
             RecordError: the messages do not fit, or the prompt is empty or longer than `max_tokens`.
         """
-        pictures = self._pictures({} if image is None else {"image": image})
+        pictures = self._sight.pictures({} if image is None else {"image": image})
         if isinstance(value, str):
-            ids = self._before(read_string(value, "prompt", self._settings), pictures)
+            ids = self._sight.before(self._encoder, read_string(value, "prompt", self._settings), pictures)
         else:
             turns = [self._message(turn, f"messages[{i}]") for i, turn in enumerate(value)]
-            ids = self._encoder.answerable(_placed(turns, pictures))
-        ids, _, places = self._expand(ids, [IGNORED] * len(ids), pictures)
+            ids = self._encoder.answerable(placed(turns, pictures))
+        ids, _, places = self._sight.expand(ids, [IGNORED] * len(ids), pictures)
         del places
         if not 0 < len(ids) <= self._settings.max_tokens:
             raise RecordError(
                 Reason.TOO_MANY_TOKENS, f"a prompt must have 1 to {self._settings.max_tokens} tokens, found {len(ids)}"
             )
-        return Prompt(ids, pictures, self._positions(np.array(ids, dtype=np.int32), pictures))
+        return Prompt(ids, pictures, self._sight.positions(np.array(ids, dtype=np.int32), pictures))
 
     def _form(self, value: Mapping[str, Any]) -> str:
         form = _form(value)
         if "image" in value:
-            if self._vision is None:
+            if self._sight.vision is None:
                 raise RecordError(
                     Reason.BAD_FORM, "image: this backbone reads text alone; choose an image-text backbone.model"
                 )
@@ -200,26 +199,6 @@ class Decoder:
                     Reason.BAD_FORM, f"image must come with {' or '.join(_WITH_IMAGES)}, found it with {form}"
                 )
         return form
-
-    def _pictures(self, value: Mapping[str, Any]) -> tuple[Picture, ...]:
-        if "image" not in value:
-            return ()
-        if self._vision is None:
-            raise RecordError(Reason.BAD_FORM, "image: this backbone reads text alone")
-        several = isinstance(value["image"], list)
-        items = value["image"] if several else [value["image"]]
-        most = self._settings.max_images
-        if not 1 <= len(items) <= most:
-            raise RecordError(Reason.TOO_LARGE, f"image must hold 1 to {most} images (max_images), found {len(items)}")
-        return tuple(
-            Picture.from_base64(item, f"image[{i}]" if several else "image", self._vision, self._settings)
-            for i, item in enumerate(items)
-        )
-
-    def _positions(self, ids: NDArray[np.int32], pictures: Sequence[Picture]) -> NDArray[np.int64] | None:
-        if self._vision is None:
-            return None
-        return self._vision.positions(ids, [picture.look for picture in pictures])
 
     def _sample_type(self, value: Mapping[str, Any]) -> str | None:
         found: str | None = value.get("sample_type")
@@ -240,53 +219,11 @@ class Decoder:
                 raise RecordError(Reason.BAD_FORM, f"prompt and completion must come together, {name} is missing")
         prompt, completion = (read_string(value[name], name, self._settings) for name in ("prompt", "completion"))
         # Encoded apart, as they are when the model answers: no token reaches over the border.
-        pictures = self._pictures(value)
-        before = self._before(prompt, pictures)
-        before, unlearned, places = self._expand(before, [IGNORED] * len(before), pictures)
+        pictures = self._sight.pictures(value)
+        before = self._sight.before(self._encoder, prompt, pictures)
+        before, unlearned, places = self._sight.expand(before, [IGNORED] * len(before), pictures)
         answer = [*self._encoder.text(completion), *self._encoder.eos]
         return _Draft(before + answer, unlearned + answer, len(before), pictures, places)
-
-    def _before(self, prompt: str, pictures: Sequence[Picture]) -> list[int]:
-        """A prompt's tokens, with the placeholder of each image in its place."""
-        pieces = prompt.split(IMAGE_MARK) if pictures else [prompt]
-        if len(pieces) == 1:
-            pieces = [""] * len(pictures) + pieces
-        if len(pieces) != len(pictures) + 1:
-            raise RecordError(
-                Reason.BAD_FORM,
-                f"prompt must say {IMAGE_MARK} once for each of {len(pictures)} images or not at all, "
-                f"found it {len(pieces) - 1} times",
-            )
-        placeholder = [] if self._vision is None else self._vision.placeholder
-        ids = [*self._encoder.bos]
-        for number, piece in enumerate(pieces):
-            ids += placeholder if number else []
-            ids += self._encoder.text(piece) if piece else []
-        return ids
-
-    def _expand(
-        self, ids: list[int], labels: list[int], pictures: Sequence[Picture]
-    ) -> tuple[list[int], list[int], tuple[int, ...]]:
-        """What each image's own tokens are, in the place of its one placeholder; and where they begin."""
-        if self._vision is None:
-            return ids, labels, ()
-        token, looks = self._vision.image_token, iter(pictures)
-        if ids.count(token) != len(pictures):
-            raise RecordError(
-                Reason.BAD_FORM, f"{len(pictures)} images must have as many places, found {ids.count(token)}"
-            )
-        new_ids: list[int] = []
-        new_labels: list[int] = []
-        places: list[int] = []
-        for one, label in zip(ids, labels, strict=True):
-            if one == token:
-                places.append(len(new_ids))
-                new_ids += next(looks).look.token_ids
-                new_labels += [IGNORED] * (len(new_ids) - len(new_labels))
-            else:
-                new_ids.append(one)
-                new_labels.append(label)
-        return new_ids, new_labels, tuple(places)
 
     def _messages(self, value: Mapping[str, Any]) -> _Draft:
         turns = read_list(value["messages"], "messages", self._settings)
@@ -297,10 +234,10 @@ class Decoder:
             messages.pop()  # nothing is learned after the last answer
         if not messages:
             raise RecordError(Reason.NOTHING_TO_LEARN, "messages must hold an assistant turn, found none")
-        pictures = self._pictures(value)
-        ids, learned = self._encoder.chat(_placed(messages, pictures))
+        pictures = self._sight.pictures(value)
+        ids, learned = self._encoder.chat(placed(messages, pictures))
         labels = [token if learn else IGNORED for token, learn in zip(ids, learned, strict=True)]
-        ids, labels, places = self._expand(ids, labels, pictures)
+        ids, labels, places = self._sight.expand(ids, labels, pictures)
         starts = (t for t in range(len(ids)) if labels[t] != IGNORED and not (t and labels[t - 1] != IGNORED))
         return _Draft(ids, labels, max(starts, default=0), pictures, places)
 
@@ -316,7 +253,7 @@ class Decoder:
         return {"role": role, "content": self._content(turn["content"], f"{where}.content")}
 
     def _content(self, content: object, where: str) -> str | list[dict[str, str]]:
-        if not isinstance(content, list) or self._vision is None:
+        if not isinstance(content, list) or self._sight.vision is None:
             return read_string(content, where, self._settings)
         parts = []
         for i, part in enumerate(read_list(content, where, self._settings)):
@@ -337,7 +274,7 @@ class Decoder:
         labels = self._tokens(value, "labels") if "labels" in value else ids.copy()
         if len(labels) != len(ids):
             raise RecordError(Reason.BAD_FORM, f"labels must be as many as input_ids, {len(ids)}, found {len(labels)}")
-        self._expand(ids, labels, ())  # refuses an image's token where there is no image
+        self._sight.expand(ids, labels, ())  # refuses an image's token where there is no image
         return _Draft(ids, labels, None)
 
     def _tokens(self, value: Mapping[str, Any], name: str) -> list[int]:
@@ -375,19 +312,6 @@ class Decoder:
         kept = bos + ids[start : start + room], [IGNORED] * len(bos) + labels[start : start + room]
         moved = tuple(place - start + len(bos) for place in places)
         return _Draft(*kept, answer, draft.pictures, moved)
-
-
-def _placed(messages: Sequence[Message], pictures: Sequence[Picture]) -> list[Message]:
-    """The messages with a place for every image: before the first user's words where no message has one."""
-    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
-    if not pictures or any(part["type"] == "image" for part in parts):
-        return list(messages)
-    placed = list(messages)
-    at = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
-    content = placed[at]["content"]
-    words = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    placed[at] = {**placed[at], "content": [{"type": "image"}] * len(pictures) + words}
-    return placed
 
 
 def _form(value: Mapping[str, Any]) -> str:

@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 
 from streamlearn.errors import ConfigError, Reason, RecordError
 
+IGNORED = -100
+"""Label of a token that is read and not learned."""
 Message = dict[str, Any]
 """`role`, and `content`: a string, or parts {"type": "image"} and {"type": "text", "text": ...}."""
 _FIXED_DATE = "{% macro strftime_now(format) %}01 Jan 2026{% endmacro %}"  # a replay must not depend on the day

@@ -121,7 +121,9 @@ def test_killed_three_times_the_final_state_equals_an_uninterrupted_run(
         answers[name] = ask(daemon)
         assert daemon.terminate() == 0
         runs[name] = daemon.newest()
-        reasons = sorted(dict(m.headers)["__streamlearn.errors.exception.class.name"].decode() for m in broker.read_all(dead))
+        reasons = sorted(
+            dict(m.headers)["__streamlearn.errors.exception.class.name"].decode() for m in broker.read_all(dead)
+        )
         assert reasons == ["bad_form", "bad_image", "bad_image", "bad_image", "too_large"]
         assert runs[name].ledger() == {0: (GOOD, len(BAD), GOOD + len(BAD))}
 

@@ -11,7 +11,8 @@ from streamlearn.learner import evaluation
 from streamlearn.learner.evaluation import PinnedWeights, decode_greedily, prompt_of, reference_of, score
 from streamlearn.learner.learner import Learner
 from streamlearn.serve.answers import at_once
-from streamlearn.stream.decode import IGNORED, Example, Prompt
+from streamlearn.stream.decode import Example, Prompt
+from streamlearn.stream.encode import IGNORED
 from tests.doubles import example, random_examples
 from tests.learners import MakeLearner, same, snapshot
 

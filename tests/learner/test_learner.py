@@ -14,7 +14,8 @@ from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import row_loss
 from streamlearn.learner.row import pack
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import IGNORED, Example
+from streamlearn.stream.decode import Example
+from streamlearn.stream.encode import IGNORED
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, restore, same, snapshot
 

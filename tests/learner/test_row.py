@@ -3,7 +3,7 @@
 import torch
 
 from streamlearn.learner.row import pack
-from streamlearn.stream.decode import IGNORED
+from streamlearn.stream.encode import IGNORED
 from tests.doubles import example, random_examples
 
 CPU = torch.device("cpu")

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from streamlearn.backbone.pretrain import train_tokenizer
 from streamlearn.errors import ConfigError, Reason, RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.decode import IGNORED, MAX_MESSAGES, Decoder, Example
+from streamlearn.stream.decode import MAX_MESSAGES, Decoder, Example
+from streamlearn.stream.encode import IGNORED
 from streamlearn.stream.record import Record, TopicPartition
 
 SENTENCES = ["the quick brown fox jumps over the lazy dog", "hello world, this is a test of a small tokenizer"] * 10

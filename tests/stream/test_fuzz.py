@@ -11,7 +11,8 @@ import pytest
 from streamlearn.backbone.pretrain import train_tokenizer
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.decode import IGNORED, Decoder
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.encode import IGNORED
 from streamlearn.stream.record import Record, TopicPartition
 
 VOCAB = 300
