@@ -4,6 +4,7 @@ What can be refused is refused in this order: the configuration alone, the backb
 the snapshot. Only then are weights loaded and the stream opened.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -127,6 +128,9 @@ class Rooms:
         self._mark = snapshot.manifest.dead_letter_mark if snapshot is not None else self.sink.mark()
         self._letters_ahead = letters_ahead(snapshot) if snapshot is not None else []
         self.source = opened.enter_context(closing(open_source(settings.source)))
+        self._decoding = None
+        if self.model.backbone.vision is not None:
+            self._decoding = opened.enter_context(ThreadPoolExecutor(1, thread_name_prefix="decode"))
         self.open_stream(self.state)
 
     def open_stream(self, state: RunState, *, condemned: frozenset[RecordId] = frozenset()) -> None:
@@ -143,6 +147,7 @@ class Rooms:
             self.rejects,
             max_records=self.settings.stream.batch_records * 8,
             condemned=condemned,
+            ahead=self._decoding,
         )
         _log.info(Event.POSITION_SET, position=str(state.ledger.position), journalled_batches=len(entries))
 

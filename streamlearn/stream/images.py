@@ -20,6 +20,8 @@ from streamlearn.stream.parse import json_type
 FORMATS = ("JPEG", "PNG", "WEBP")
 _BEGINNINGS: Mapping[str, bytes] = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "WEBP": b"RIFF"}
 
+# For good and for all: a switch back and forth would be every thread's.
+warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 assert not ImageFile.LOAD_TRUNCATED_IMAGES, "something in this process asked Pillow to accept damaged images"
 
 
@@ -53,14 +55,16 @@ def open_image(data: bytes, where: str, limits: StreamSettings) -> Image.Image:
     if kind is None:
         raise RecordError(Reason.BAD_IMAGE, f"{where} must be JPEG, PNG or WebP, found bytes {data[:8].hex(' ')}")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Pillow warns where it should refuse: bombs, broken metadata
-            with Image.open(BytesIO(data), formats=(kind,)) as image:
-                _check(image, where, limits)
-                image.load()
-                return ImageOps.exif_transpose(image).convert("RGB")
+        with Image.open(BytesIO(data), formats=(kind,)) as image:
+            _check(image, where, limits)
+            image.load()
+            return ImageOps.exif_transpose(image).convert("RGB")
     except RecordError:
         raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise RecordError(
+            Reason.TOO_LARGE, f"{where} may have {limits.max_image_pixels} pixels (max_image_pixels): {error}"
+        ) from None
     except Exception as error:  # noqa: BLE001 - a dozen decoders raise what they like; all of it means: not usable
         said = " ".join(str(error).split())[:160]
         raise RecordError(

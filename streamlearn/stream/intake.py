@@ -1,15 +1,19 @@
 """From a source to batches: take, decode, set aside what cannot be used, batch.
 
 The one place where a record's fate is decided: it is either in a batch's `records` or in its `rejected`.
+
+Where records hold images they are decoded ahead, in a thread of their own, while the learner is at work; their order is
+the stream's all the same.
 """
 
 from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import Executor, Future
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.events import Event, get_logger
 from streamlearn.stream.batch import Batch, Batcher
-from streamlearn.stream.decode import Decoder
+from streamlearn.stream.decode import Decoder, Example
 from streamlearn.stream.merge import Merger
 from streamlearn.stream.record import Position, Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter, DeadLetters
@@ -62,7 +66,9 @@ class Intake:
         *,
         max_records: int,
         condemned: frozenset[RecordId] = frozenset(),
+        ahead: Executor | None = None,
     ) -> None:
+        """`ahead` decodes in the background; without it records are decoded when a batch is asked for."""
         self._merger = merger
         self._decoder = decoder
         self._batcher = batcher
@@ -70,25 +76,44 @@ class Intake:
         self._max_records = max_records
         self._condemned = condemned  # records whose update was refused before a rollback
         self._closed: deque[Batch] = deque()
+        self._ahead = ahead
+        self._coming: deque[tuple[Record, Future[Example | RecordError]]] = deque()
 
     def next_batch(self, *, timeout_s: float) -> Batch | None:
         """The next batch; None when the records that came within `timeout_s` do not fill one yet."""
-        if not self._closed:
-            self._fill(self._merger.take(max_records=self._max_records, timeout_s=timeout_s))
+        if self._ahead is not None:
+            self._look_ahead(self._ahead, 0.0 if self._closed or self._coming else timeout_s)
+        elif not self._closed:
+            records = self._merger.take(max_records=self._max_records, timeout_s=timeout_s)
+            self._fill((record, self._fate_of(record)) for record in records)
         return self._closed.popleft() if self._closed else None
 
     def last_batches(self) -> list[Batch]:
         """What is left when the source is exhausted."""
         return self._batcher.flush()
 
-    def _fill(self, records: Iterable[Record]) -> None:
-        for record in records:
-            try:
-                if record.id in self._condemned:
-                    raise RecordError(Reason.NOT_FINITE_UPDATE, "its update was refused before the rollback")
-                example = self._decoder.decode(record)
-            except RecordError as error:
-                self._rejects.send(record, error.reason, str(error))
-                self._closed.extend(self._batcher.reject(record, error.reason))
+    def _look_ahead(self, executor: Executor, timeout_s: float) -> None:
+        """Have what is there decoded, and take over as much of it as a batch needs."""
+        room = self._max_records - len(self._coming)
+        if room > 0:
+            for record in self._merger.take(max_records=room, timeout_s=timeout_s):
+                self._coming.append((record, executor.submit(self._fate_of, record)))
+        while self._coming and not self._closed:
+            record, fate = self._coming.popleft()
+            self._fill([(record, fate.result())])
+
+    def _fate_of(self, record: Record) -> Example | RecordError:
+        try:
+            if record.id in self._condemned:
+                raise RecordError(Reason.NOT_FINITE_UPDATE, "its update was refused before the rollback")
+            return self._decoder.decode(record)
+        except RecordError as error:
+            return error
+
+    def _fill(self, decided: Iterable[tuple[Record, Example | RecordError]]) -> None:
+        for record, fate in decided:
+            if isinstance(fate, RecordError):
+                self._rejects.send(record, fate.reason, str(fate))
+                self._closed.extend(self._batcher.reject(record, fate.reason))
             else:
-                self._closed.extend(self._batcher.add(record, example))
+                self._closed.extend(self._batcher.add(record, fate))

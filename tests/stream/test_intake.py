@@ -1,5 +1,7 @@
 """What becomes of each record between the source and the batch."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -20,6 +22,9 @@ SETTINGS = StreamSettings(batch_records=2, batch_tokens=20, max_tokens=20)
 class Bench:
     """An intake with its source and its sink in reach."""
 
+    ahead = False
+    """Whether it decodes ahead; `both_ways` sets it."""
+
     def __init__(
         self,
         lengths: list[int],
@@ -38,6 +43,7 @@ class Bench:
             Rejects(self.sink, self.sink.recall(None)),
             max_records=100,
             condemned=condemned,
+            ahead=ThreadPoolExecutor(1) if self.ahead else None,
         )
 
     def batches(self) -> list[Batch]:
@@ -52,6 +58,12 @@ class Bench:
 
     def letters(self) -> list[int]:
         return [letter.record.offset for letter in self.sink.letters]
+
+
+@pytest.fixture(autouse=True, params=["when asked", "ahead"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoded ahead or not, the outcome is one."""
+    monkeypatch.setattr(Bench, "ahead", request.param == "ahead")
 
 
 def test_a_record_is_trained_or_set_aside() -> None:
