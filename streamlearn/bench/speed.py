@@ -6,7 +6,7 @@
 adapter can beat. `lora` has the rank with which it activates as many parameters as `mh_moe`; `mh_moe_loop` computes
 the same experts one by one. Arms take turns, one step each, and the median of each arm's steps is reported: what the
 machine does meanwhile hits all alike. `daemon_over_loop` is the daemon's speed, from the file through decoding,
-batching, journal and snapshots, over the bare steps on the same batches in memory.
+batching, journal and snapshots, over the bare steps on the same batches in memory. `images` is `speed_images`.
 """
 
 import tempfile
@@ -32,6 +32,7 @@ from streamlearn.assembly import Rooms
 from streamlearn.backbone import attention
 from streamlearn.backbone.arithmetic import choose
 from streamlearn.backbone.load import load, outline
+from streamlearn.bench import speed_images
 from streamlearn.bench.loop import loop_over_experts
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.daemon import Daemon
@@ -85,6 +86,7 @@ def report(*, rounds: int, as_json: bool) -> None:
     result: dict[str, Any] = {name: measure(make, batches, rounds) for name, make in shapes.items()}
     daemon, loop = daemon_and_loop(rounds)
     result["daemon_over_loop"] = round(median(d / b for d, b in zip(daemon, loop, strict=True)), 3)
+    result["images"] = speed_images.measure(max(3, rounds // 2))
     result["ratios"] = {name: ratios(result[name]) for name in shapes}
     result["setting"] = {
         "rounds": rounds,
@@ -271,4 +273,5 @@ def table(result: dict[str, Any], shapes: Sequence[str]) -> Table:
     for name in result["ratios"][shapes[0]]:
         shown.add_row(name, *(f"{result['ratios'][shape][name]:.2f}" for shape in shapes))
     shown.add_row("daemon_over_loop", f"{result['daemon_over_loop']:.3f}")
+    shown.add_row("image_path_over_ready", f"{result['images']['image_path_over_ready']:.3f}")
     return shown

@@ -1,0 +1,78 @@
+"""What images cost on their way: the stream's steps against the same steps with everything decoded before.
+
+Records hold one JPEG of 336 x 252 or one PNG of 64 x 64, in turn, and a question; `builtin:nano-vl` learns them.
+Decoding, resizing and normalising run ahead of the learner in a thread, so what is left of their cost is what they take
+from its cores.
+"""
+
+import base64
+import tempfile
+import time
+from io import BytesIO
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import orjson
+from PIL import Image
+
+from streamlearn.assembly import Rooms
+from streamlearn.settings import BackboneSettings, JsonlSettings, LogSettings, Settings, SourceSettings, StreamSettings
+
+RECORDS = 160
+STREAM = StreamSettings(max_tokens=512, batch_tokens=1024, batch_records=8)
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """Tokens per second both ways, in turns; and the median of the quotients."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "images.jsonl"
+        file.write_bytes(b"".join(map(_record, range(RECORDS))))
+        pairs = [(_speed(file, ready=False), _speed(file, ready=True)) for _ in range(rounds)]
+    return {
+        "image_path_tokens_per_s": round(median(path for path, _ in pairs)),
+        "ready_tokens_per_s": round(median(ready for _, ready in pairs)),
+        "image_path_over_ready": round(median(path / ready for path, ready in pairs), 3),
+    }
+
+
+def _record(number: int) -> bytes:
+    side, kind = ((336, 252), "JPEG") if number % 2 else ((64, 64), "PNG")
+    coarse = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    out = BytesIO()
+    Image.fromarray(coarse).resize(side, Image.Resampling.BICUBIC).save(out, kind)
+    image = base64.b64encode(out.getvalue()).decode()
+    question = f"<image>\nQuestion: what is in picture {number}?\n\nOutput:"
+    row = {"prompt": question, "completion": " a dog", "image": image}
+    return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _speed(file: Path, *, ready: bool) -> float:
+    """One pass over the stream."""
+    with tempfile.TemporaryDirectory() as folder:
+        rooms = Rooms(
+            Settings(
+                state=Path(folder),
+                source=SourceSettings(jsonl=JsonlSettings(path=file)),
+                stream=STREAM,
+                backbone=BackboneSettings(model="builtin:nano-vl"),
+                log=LogSettings(level="error"),
+            )
+        )
+        batches = _batches(rooms)
+        if ready:
+            batches = iter(list(batches))
+        tokens, started = 0, time.perf_counter()
+        for batch in batches:
+            tokens += rooms.learner.step(batch.examples).tokens
+        seconds = time.perf_counter() - started
+        rooms.close()
+    return tokens / seconds
+
+
+def _batches(rooms: Rooms) -> Any:
+    while (batch := rooms.intake.next_batch(timeout_s=0.0)) is not None or not rooms.source.exhausted:
+        if batch is not None:
+            yield batch
+    yield from rooms.intake.last_batches()
