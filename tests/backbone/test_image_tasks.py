@@ -1,0 +1,100 @@
+"""Questions about images from files in the layout that the module describes."""
+
+import base64
+import gzip
+import tarfile
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from PIL import Image
+
+from streamlearn.backbone.image_tasks import TASKS, easy_vqa_kind, png, records
+from streamlearn.bench.learn.suites import SUITES, Draw
+from streamlearn.errors import UsageError
+
+QUESTIONS = [
+    ("what color is the circle?", "red", "colour"),
+    ("what is the color of the shape?", "red", "colour"),
+    ("what shape is present?", "circle", "shape"),
+    ("is there a red shape?", "yes", "presence"),
+    ("does the image contain a square?", "no", "presence"),
+    ("is there not a circle?", "no", "absence"),
+    ("is no red shape present?", "no", "absence"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    labels = {
+        "cifar10": ["cat", "dog"],
+        "mnist": ["0", "1"],
+        "omniglot100": ["Old_Greek/character01", "Latin/character02"],
+    }
+    for name, names in labels.items():
+        shape = (4, 8, 8, 3) if name == "cifar10" else (4, 8, 8)
+        held: dict[str, Any] = {"label_names": np.array(names)}
+        for split in ("train", "test"):
+            held |= {f"{split}_images": np.zeros(shape, np.uint8), f"{split}_labels": np.array([0, 1, 1, 0], np.uint8)}
+        np.savez(tmp_path / f"{name}.npz", **held)
+    asked = [{"id": str(i), "question": q, "answer": a} for i, (q, a, _) in enumerate(QUESTIONS)]
+    pack(tmp_path, "easy_vqa", asked)
+    pack(tmp_path, "coco256", [{"id": "1", "objects": {"cup": 1, "dog": 3}}, {"id": "2", "objects": {}}])
+    return tmp_path
+
+
+def pack(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    with tarfile.open(folder / f"{name}_images.tar", "w") as tar:
+        for split in ("train", "test"):
+            data = png(np.full((8, 8, 3), 7 if split == "train" else 9, np.uint8))
+            member = tarfile.TarInfo(f"{split}/1.png")
+            member.size = len(data)
+            tar.addfile(member, BytesIO(data))
+            lines = b"".join(orjson.dumps({**row, "image": f"{split}/1.png"}) + b"\n" for row in rows)
+            (folder / f"{name}.{split}.jsonl.gz").write_bytes(gzip.compress(lines))
+
+
+@pytest.mark.parametrize(
+    ("task", "answers"),
+    [
+        ("recognition", [" cat", " dog", " dog", " cat"]),
+        ("digit", [" 0", " 1", " 1", " 0"]),
+        ("alphabet", [" Old Greek", " Latin", " Latin", " Old Greek"]),
+        ("colour", [" red", " red"]),
+        ("shape", [" circle"]),
+        ("presence", [" yes", " no"]),
+        ("absence", [" no", " no"]),
+        ("counting", [" 1", " 3"]),
+        ("objects", [" dog, cup"]),
+    ],
+)
+def test_every_task_asks_and_knows_the_answer(folder: Path, task: str, answers: list[str]) -> None:
+    """Prompts say where the image stands; the image is a whole file of the asked split."""
+    found = list(records(folder, task, "test"))
+    assert [record["completion"] for record in found] == answers
+    for record in found:
+        assert record["prompt"].startswith("<image>\nQuestion: ")
+        assert record["meta"]["task"] == task
+        image = Image.open(BytesIO(base64.b64decode(record["image"])))
+        assert image.size == (8, 8)
+        if task in ("colour", "counting"):
+            assert image.getpixel((0, 0)) == (9, 9, 9)
+
+
+def test_kinds_of_questions_are_told_apart() -> None:
+    """Of easy-VQA, by their words."""
+    assert [easy_vqa_kind(question) for question, _, _ in QUESTIONS] == [kind for _, _, kind in QUESTIONS]
+
+
+def test_the_suite_is_every_task_after_the_other(folder: Path) -> None:
+    """On the backbone that can see; without the folder the message says what is missing."""
+    suite = SUITES["images"](Draw([folder.parent, folder], records=2, tests=1, seed=0))
+    assert [stretch.tasks for stretch in suite.stretches] == [(task,) for task in TASKS]
+    assert max(len(stretch.records) for stretch in suite.stretches) == 2
+    assert all(len(tests) == 1 for tests in suite.tests.values())
+    assert suite.backbone == "builtin:nano-vl"
+    with pytest.raises(UsageError, match="image sets"):
+        SUITES["images"](Draw([folder.parent], records=2))
