@@ -27,7 +27,7 @@ from streamlearn.backbone import load as backbone_room
 from streamlearn.backbone.load import Backbone, Outline
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Learner
-from streamlearn.settings import Settings, fingerprint
+from streamlearn.settings import Settings, fingerprint, settled
 from streamlearn.snapshot import compatibility
 from streamlearn.snapshot.journal import Journal
 from streamlearn.snapshot.lock import StateLock
@@ -97,9 +97,9 @@ class Rooms:
     """
 
     def __init__(self, settings: Settings, *, fresh: bool = False, accept_config_change: bool = False) -> None:
-        self.settings = settings
         config = adapter_of(settings)
         shape = backbone_room.outline(settings.backbone)
+        self.settings = settings = settled(settings, sees=shape.sees)
         check(config, shape.linears)
         with ExitStack() as opened:  # what was opened is closed again when something later is refused
             opened.enter_context(StateLock(settings.state))

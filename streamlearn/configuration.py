@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -66,6 +66,8 @@ def _first_line(model: type[BaseModel]) -> str:
 def _type(annotation: Any) -> str:
     if get_origin(annotation) is not None and type(None) in get_args(annotation):
         annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     if str(get_origin(annotation)) == "typing.Literal":
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     name = re.sub(r"[\w.]+\.", "", str(annotation) if get_origin(annotation) else annotation.__name__)

@@ -174,7 +174,7 @@ class Daemon:
         if not wanted or any(later.shifts for later in islice(self._ahead, 1, None)):
             return True
         tokens = sum(map(len, self._examples_ahead(wanted[-1].slot)))
-        return tokens >= self.rooms.settings.probe.warmup_tokens
+        return tokens >= (self.rooms.settings.probe.warmup_tokens or 0)
 
     def _examples_ahead(self, slot: int) -> list[Example]:
         """The buffered records of a regime, up to the next shift."""

@@ -16,7 +16,7 @@ from streamlearn.errors import ConfigError, SnapshotError, UsageError
 from streamlearn.serve.answers import at_once, evaluate
 from streamlearn.serve.jobs import EvalJob
 from streamlearn.serve.schemas import EvalResult
-from streamlearn.settings import Settings, fingerprint
+from streamlearn.settings import Settings, fingerprint, settled
 from streamlearn.snapshot import compatibility
 from streamlearn.snapshot.snapshot import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
@@ -67,6 +67,7 @@ def from_snapshot(
     """
     snapshot = _find(settings, name)
     config, shape = adapter_of(settings), outline(settings.backbone)
+    settings = settled(settings, sees=shape.sees)
     check(config, shape.linears)
     compatibility.check(
         snapshot.manifest,

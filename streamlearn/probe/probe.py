@@ -65,6 +65,7 @@ def probe(
     optimizer = MaskedAdamW(group, LearnerSettings(lr=settings.lr, weight_decay=0.0))
     path = PathIntegral(parameters) if consolidate.importance == "transient" else None
     # 2.
+    assert settings.warmup_tokens is not None, "settled when the backbone was known"
     rows = list(_rows(examples, settings.warmup_tokens // STEPS))
     losses = []
     with _frozen(learner):

@@ -87,8 +87,8 @@ class ProbeSettings(Section):
 
     enabled: bool = True
     """Whether new regimes are probed; without it experts are claimed by use alone."""
-    warmup_tokens: PositiveInt = 10_000
-    """Tokens of the new regime that it is trained on (CP-MoE: 10,000 of text, 100,000 of image-text)."""
+    warmup_tokens: PositiveInt | None = None
+    """Tokens of the new regime that it is trained on; unless given 10,000 of text, 100,000 of image-text (CP-MoE)."""
     lr: PositiveFloat = 1e-2
     """Its learning rate; it has few steps and is thrown away."""
     similarity_tokens: PositiveInt = 1024

@@ -92,8 +92,16 @@ class Settings(BaseSettings):
         return env_settings, init_settings
 
 
+WARMUP_TOKENS = {False: 10_000, True: 100_000}
+"""CP-MoE (arXiv 2605.20247) section 4, by whether the backbone sees."""
 FINGERPRINTED = ("seed", "stream", "shift", "backbone", "adapter", "learner", "probe", "consolidate", "holdout")
 """Sections that decide what a record does to the weights; the others may change between runs."""
+
+
+def settled(settings: Settings, *, sees: bool) -> Settings:
+    """What was left open because it depends on the backbone; `sees`: it reads images."""
+    tokens = settings.probe.warmup_tokens or WARMUP_TOKENS[sees]
+    return settings.model_copy(update={"probe": settings.probe.model_copy(update={"warmup_tokens": tokens})})
 
 
 def fingerprint(settings: Settings) -> dict[str, Any]:

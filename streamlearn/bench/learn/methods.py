@@ -83,7 +83,7 @@ def _given(setting: Setting) -> Baseline:
         setting.model.learner,
         seed=setting.settings.seed,
         adaptation=setting.model.adaptation,
-        warmup_tokens=setting.settings.probe.warmup_tokens,
+        warmup_tokens=setting.settings.probe.warmup_tokens or 0,
         slots=setting.slots,
     )
 
