@@ -11,9 +11,12 @@ With H heads of K experts, and one claim a head, K regimes have experts all of t
 regime shares in every head, but with another earlier regime in each, as h falls out there: of K^H combinations it
 meets the same neighbour in all heads only by likeness. What is shared, importance protects.
 
-How gently it degrades, on 4 experts a head and one budget (200 records a task, one after another, one seed): 8 regimes
-AP .370, AF .008; 15 regimes AP .430, AF .004 (other tasks are among them, so only AF compares). `lora` on the 8: .319
-and .067; the same daemon that looks for no regimes: .354 and .026.
+How gently it degrades, on 4 experts a head, one budget, in one stream of 23 tasks (`streamlearn bench learn --suite
+long`, 200 records a task, one seed), examined after 8, 15 and 23 regimes; compare within a column, for the tasks differ:
+
+    |             | 8         | 15        | 23        |
+    | streamlearn | .379 .000 | .431 .002 | .412 .005 |  AP, AF
+    | lora        | .305 .078 | .348 .090 | .219 .225 |
 """
 # Shape suffixes: H heads, K experts a head.
 
