@@ -12,7 +12,7 @@ regime shares in every head, but with another earlier regime in each, as h falls
 meets the same neighbour in all heads only by likeness. What is shared, importance protects.
 
 How gently it degrades, on 4 experts a head, one budget, in one stream of 23 tasks (`streamlearn bench learn --suite
-long`, 200 records a task, one seed), examined after 8, 15 and 23 regimes; compare within a column, for the tasks differ:
+long`, 200 records a task, one seed), examined after 8, 15 and 23 regimes; compare in a column, for the tasks differ:
 
     |             | 8         | 15        | 23        |
     | streamlearn | .379 .000 | .431 .002 | .412 .005 |  AP, AF
