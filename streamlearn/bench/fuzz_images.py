@@ -31,6 +31,8 @@ from streamlearn.errors import RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.images import open_image
 
+LARGEST_SHARE = 0.02
+"""Of the pixel bombs; each takes a second to decode."""
 Mutation = Callable[[bytes, random.Random], bytes]
 
 
@@ -103,9 +105,9 @@ def text_bomb(data: bytes, rng: random.Random) -> bytes:
 
 
 def pixel_bomb(data: bytes, rng: random.Random) -> bytes:
-    """A whole file of far too many pixels, a few kilobytes long; the kind is drawn."""
+    """A whole file of far too many pixels, a few kilobytes long; now and then one of as many as are let in."""
     del data
-    return _PIXEL_BOMBS[rng.randrange(len(_PIXEL_BOMBS))]
+    return rng.choice(_LARGEST if rng.random() < LARGEST_SHARE else _PIXEL_BOMBS)
 
 
 def fits_bomb(data: bytes, rng: random.Random) -> bytes:
@@ -191,6 +193,7 @@ def _two_frames(kind: str) -> bytes:
 
 _BOMB = zlib.compress(b"\0" * 100_000_000, 9)
 _PIXEL_BOMBS = (_blank("PNG", 6000), _blank("WEBP", 6000), _blank("JPEG", 6000))
+_LARGEST = (_blank("PNG", 4000), _blank("WEBP", 4000), _blank("JPEG", 4000))
 _ANIMATED = (_two_frames("PNG"), _two_frames("WEBP"))
 _FITS = gzip.compress(
     b"SIMPLE  =                    T".ljust(80)
