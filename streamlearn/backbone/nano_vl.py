@@ -20,7 +20,7 @@ from transformers import (
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 NANO = Path(__file__).parent / "nano"
-FOLDER = Path(__file__).parent / "nano_vl"
+FOLDER = Path(__file__).parent / "nano-vl"
 EYES = "eyes.safetensors"
 IMAGE_SIDE, PATCH = 64, 8
 IMAGE_TOKENS = (IMAGE_SIDE // PATCH) ** 2
@@ -34,6 +34,11 @@ VISION: dict[str, Any] = {
     "patch_size": PATCH,
     "vision_use_head": False,
 }
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}{% for part in message.content %}"
+    "{% if part.type == 'image' %}" + IMAGE_TOKEN + "{% else %}{{ part.text }}{% endif %}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 _PARTS = ("model.vision_tower.", "model.multi_modal_projector.")
 
 
@@ -63,6 +68,7 @@ def processor() -> Any:
         patch_size=PATCH,
         vision_feature_select_strategy="full",
         image_token=IMAGE_TOKEN,
+        chat_template=CHAT_TEMPLATE,
     )
 
 

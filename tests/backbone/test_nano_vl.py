@@ -1,0 +1,61 @@
+"""The bundled image-text backbone: whole, frozen, and able to name what it was taught."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from streamlearn.adapters.model import attach
+from streamlearn.adapters.presets import resolve
+from streamlearn.backbone import nano_vl
+from streamlearn.backbone.image_tasks import records
+from streamlearn.backbone.load import Backbone, load, outline
+from streamlearn.learner.evaluation import score
+from streamlearn.serve.answers import at_once
+from streamlearn.settings import AdapterSettings, BackboneSettings, StreamSettings
+from streamlearn.stream.decode import Decoder
+from tests.vision import as_base64, picture
+
+IMAGES = Path(__file__).parents[3] / "shared/data/images"
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    settings = BackboneSettings(model="builtin:nano-vl", dtype="float32", device="cpu")
+    return load(settings, outline(settings))
+
+
+def decoder_of(backbone: Backbone) -> Decoder:
+    return Decoder(backbone.tokenizer, StreamSettings(), backbone.vocab_size, (), backbone.vision, backbone.template)
+
+
+def test_it_is_the_language_model_with_eyes(backbone: Backbone) -> None:
+    """Every weight of nano is in it, and the eyes are small."""
+    plain = BackboneSettings(dtype="float32", device="cpu")
+    words = load(plain, outline(plain)).model.state_dict()
+    own = backbone.model.model.language_model.state_dict()
+    assert all(
+        torch.equal(own[name.removeprefix("model.")], w) for name, w in words.items() if name.startswith("model.")
+    )
+    assert torch.equal(backbone.model.lm_head.weight, words["model.embed_tokens.weight"])
+    assert sum(file.stat().st_size for file in nano_vl.FOLDER.iterdir()) < 8 << 20
+
+
+def test_a_conversation_with_an_image_is_read(backbone: Backbone) -> None:
+    """Sixty-four tokens stand for it, in the user's turn."""
+    decoder = decoder_of(backbone)
+    turns = [{"role": "user", "content": "what is this?"}, {"role": "assistant", "content": "a dog"}]
+    example = decoder.decode_value({"messages": turns, "image": as_base64(picture())})
+    assert (example.input_ids == nano_vl.IMAGE_TOKEN_ID).sum() == nano_vl.IMAGE_TOKENS
+    assert decoder.text(example.input_ids[example.labels != -100].tolist()).strip() == "a dog"
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not IMAGES.is_dir(), reason="the shared images are not beside the repository")
+def test_it_names_digits_it_was_taught(backbone: Backbone) -> None:
+    """On test images; its card says 0.88 of them, chance is a seventh."""
+    decoder = decoder_of(backbone)
+    taught = [r for r in records(IMAGES, "digit", "test") if r["meta"]["answer"] in "0123456"][::5]
+    model = attach(backbone.model, resolve(AdapterSettings()), 0)
+    scores = at_once(score(model, [decoder.decode_value(r) for r in taught], torch.device("cpu"), row_tokens=4096))
+    assert sum(each.correct == each.tokens for each in scores) > 0.7 * len(taught)
