@@ -1,11 +1,13 @@
 """Image-text backbones: every family reads, packs, learns and answers, and its eyes are left alone."""
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import OBJECTIVES, resolve
@@ -191,3 +193,16 @@ def test_an_image_is_never_cut_off(backbone: Backbone) -> None:
     assert tuple(kept.input_ids[kept.places[0] : kept.places[0] + len(ids)].tolist()) == ids
     with pytest.raises(RecordError, match="no image may be cut off"):
         decoder.decode_value({"prompt": f"<image>{long}", "completion": " a", "image": image})
+
+
+def test_a_second_look_is_the_first(backbone: Backbone) -> None:
+    """Token ids are remembered by size; features and ids are those of the whole processor all the same."""
+    vision = backbone.vision
+    assert vision is not None
+    for seed, size in ((1, (40, 50)), (2, (40, 50)), (3, (90, 30)), (4, (30, 90))):
+        image = Image.open(BytesIO(picture(seed, size))).convert("RGB")
+        ids, features = vision._ask([image])
+        for look in (vision.look(image), vision.look(image)):
+            assert list(look.token_ids) == ids
+            assert all(np.array_equal(look.features[name], features[name]) for name in vision.axes)
+    assert vision._direct
