@@ -86,7 +86,7 @@ class Picture:
 def words(image: Image.Image) -> NDArray[np.int32]:
     """Integers, equal where images look alike: brightness, colour and edges of every cell of a 4 x 4 grid."""
     side = WORDS_SIDE * _CELL
-    rgb_YXC = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR), dtype=np.float32) / 256
+    rgb_YXC = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=1.0), dtype=np.float32) / 256
     cells_NPC = rgb_YXC.reshape(WORDS_SIDE, _CELL, WORDS_SIDE, _CELL, 3).swapaxes(1, 2).reshape(-1, _CELL * _CELL, 3)
     colour_NC = np.floor(cells_NPC.mean(1) * _LEVELS)
     grey_NP = cells_NPC.mean(2)
