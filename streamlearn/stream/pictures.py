@@ -84,9 +84,15 @@ class Picture:
 
 
 def words(image: Image.Image) -> NDArray[np.int32]:
-    """Integers, equal where images look alike: brightness, colour and edges of every cell of a 4 x 4 grid."""
+    """Integers, equal where images look alike: which colours, contrasts and edges the cells of a 4 x 4 grid have.
+
+    Each once, wherever it is and however often: some ten in all, no more than a question has words, so that neither
+    drowns the other when a shift is looked for.
+    """
     side = WORDS_SIDE * _CELL
-    rgb_YXC = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=1.0), dtype=np.float32) / 256
+    rgb_YXC = (
+        np.asarray(image.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=1.0), dtype=np.float32) / 256
+    )
     cells_NPC = rgb_YXC.reshape(WORDS_SIDE, _CELL, WORDS_SIDE, _CELL, 3).swapaxes(1, 2).reshape(-1, _CELL * _CELL, 3)
     colour_NC = np.floor(cells_NPC.mean(1) * _LEVELS)
     grey_NP = cells_NPC.mean(2)
@@ -98,18 +104,14 @@ def words(image: Image.Image) -> NDArray[np.int32]:
     edges_N, leaning_N = _by_cell(down + right), _by_cell(down - right)
     kinds = [
         colour_NC @ np.array([1, _LEVELS, _LEVELS**2]),
-        np.floor(np.minimum(grey_NP.std(1) * 16, 7)),
-        np.floor(np.minimum(edges_N * 64, 7)),
-        np.sign(np.round(leaning_N * 64)) + 1,
+        np.floor(np.minimum(grey_NP.std(1) * 8, 3)),
+        np.floor(np.minimum(edges_N * 32, 3)),
+        np.sign(np.round(leaning_N * 32)) + 1,
     ]
-    place = np.arange(WORDS_SIDE**2)
-    found = [(number * 101 + kind + 1) * _SALT for number, kind in enumerate(kinds)]  # what, wherever it is
-    found.append(((place + 1) * 1009 + kinds[0]) * _SALT)  # and the colour where it is
     width, height = image.size
-    sizes = (
-        np.array([np.round(4 * np.log2(width / height)) + 512, np.round(2 * np.log2(width * height)) + 2048]) * _SALT
-    )
-    return (np.concatenate([*found, sizes]).astype(np.int64) & 0x7FFFFFFF).astype(np.int32)
+    sizes = [np.round(2 * np.log2(width / height)) + 512, np.round(np.log2(width * height)) + 2048]
+    found = [number * 101 + np.unique(kind) + 1 for number, kind in enumerate(kinds)]
+    return ((np.concatenate([*found, np.array(sizes)]).astype(np.int64) * _SALT) & 0x7FFFFFFF).astype(np.int32)
 
 
 def _by_cell(values_YX: NDArray[np.float32]) -> NDArray[np.float32]:
