@@ -107,5 +107,9 @@ def _with_forward_transfer(runs: Sequence[Run]) -> list[Run]:
 
 def _generated(run: Run, metric: str) -> float | None:
     """Mean over the stream's tasks that ask for this metric."""
-    found = [figures[metric] for task, figures in (run["generated"] or {}).items() if metric in figures]
+    found = [
+        figures[metric]
+        for task, figures in (run["generated"] or {}).items()
+        if metric in figures and task not in run["unseen"]
+    ]
     return fmean(found) if found else None
