@@ -14,7 +14,31 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.broker import Broker
+
 START_AND_LEARN_S = 240.0  # a start is 5 s and the whole stream 10 s on two idle cores; CI's may be busy
+
+
+def configuration(broker: Broker, topic: str, dead: str, backbone: Path, per_batch: int) -> dict[str, Any]:
+    """A tiny backbone, so that the whole stream takes seconds; batches are closed by count."""
+    return {
+        "source": {
+            "kafka": {
+                "bootstrap.servers": broker.servers,
+                "topics": [topic],
+                "group.id": f"group-{topic}-{dead}",
+                "security.protocol": "PLAINTEXT",
+            }
+        },
+        "dead_letters": {"topic": dead},
+        "stream": {"max_tokens": 128, "batch_tokens": 128 * per_batch, "batch_records": per_batch},
+        "backbone": {"model": str(backbone), "dtype": "float32"},  # auto asks a busy machine, twice
+        "adapter": {"num_heads": 4},
+        "learner": {"lr": 1e-3},
+        "snapshot": {"every_records": 200},
+        "serve": {"port": 0},
+        "log": {"style": "json", "level": "error"},
+    }
 
 
 class DaemonProcess:

@@ -2,11 +2,9 @@
 
 import os
 import random
-from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -15,7 +13,7 @@ import torch
 from streamlearn.bench.superni import read_task
 from tests.broker import Broker
 from tests.doubles import tiny_backbone
-from tests.end_to_end.process import DaemonProcess
+from tests.end_to_end.process import DaemonProcess, configuration
 
 DATA = Path(__file__).parents[3] / "shared/data/superni"
 TASKS = ("task002", "task1290", "task1729", "task363", "task875")
@@ -48,37 +46,6 @@ def records() -> list[bytes]:
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_backbone(tmp_path_factory.mktemp("backbone"))
-
-
-@pytest.fixture
-def daemons(tmp_path: Path) -> Iterator[list[DaemonProcess]]:
-    """Whatever a test starts is ended with it."""
-    started: list[DaemonProcess] = []
-    yield started
-    for daemon in started:
-        daemon.end()
-
-
-def configuration(broker: Broker, topic: str, dead: str, backbone: Path) -> dict[str, Any]:
-    """A tiny backbone, so that the whole stream takes seconds; batches are closed by count."""
-    return {
-        "source": {
-            "kafka": {
-                "bootstrap.servers": broker.servers,
-                "topics": [topic],
-                "group.id": f"group-{topic}-{dead}",
-                "security.protocol": "PLAINTEXT",
-            }
-        },
-        "dead_letters": {"topic": dead},
-        "stream": {"max_tokens": 128, "batch_tokens": 128 * PER_BATCH, "batch_records": PER_BATCH},
-        "backbone": {"model": str(backbone), "dtype": "float32"},  # auto asks a busy machine, twice
-        "adapter": {"num_heads": 4},
-        "learner": {"lr": 1e-3},
-        "snapshot": {"every_records": 200},
-        "serve": {"port": 0},
-        "log": {"style": "json", "level": "error"},
-    }
 
 
 def scrambled(value: bytes) -> bytes:
@@ -130,7 +97,7 @@ def test_killed_five_times_the_final_state_equals_an_uninterrupted_run(
                 broker.produce(topic, some, key=os.urandom(4))
         else:
             broker.produce(topic, records)
-        daemon = DaemonProcess(tmp_path / name, configuration(broker, topic, dead, backbone))
+        daemon = DaemonProcess(tmp_path / name, configuration(broker, topic, dead, backbone, PER_BATCH))
         daemons.append(daemon)
         learn_to_the_end(daemon, kills)
         runs[name] = daemon.newest()
@@ -155,7 +122,7 @@ def test_three_partitions_killed_five_times_keep_an_exact_ledger(
     shares = [records[0::3], records[1::3], records[2::3]]
     for partition, share in enumerate(shares):
         broker.produce(topic, share, partition=partition)
-    daemon = DaemonProcess(tmp_path / "three", configuration(broker, topic, dead, backbone))
+    daemon = DaemonProcess(tmp_path / "three", configuration(broker, topic, dead, backbone, PER_BATCH))
     daemons.append(daemon)
     learn_to_the_end(daemon, moments(seed=12))
 

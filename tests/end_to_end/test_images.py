@@ -1,7 +1,6 @@
 """Image-text records through the real broker: learned exactly once, and asked about over HTTP."""
 
 import random
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from tests.broker import Broker
-from tests.end_to_end.process import DaemonProcess
+from tests.end_to_end.process import DaemonProcess, configuration
 from tests.vision import as_base64, picture, tiny_vision_backbone
 
 PER_TASK, PER_BATCH, TAIL = 120, 8, 16
@@ -53,33 +52,12 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_vision_backbone(tmp_path_factory.mktemp("backbone"), "llava")
 
 
-@pytest.fixture
-def daemons() -> Iterator[list[DaemonProcess]]:
-    """Whatever a test starts is ended with it."""
-    started: list[DaemonProcess] = []
-    yield started
-    for daemon in started:
-        daemon.end()
-
-
-def configuration(broker: Broker, topic: str, dead: str, backbone: Path) -> dict[str, Any]:
+def settings(broker: Broker, topic: str, dead: str, backbone: Path) -> dict[str, Any]:
+    """Small probes and frequent snapshots; the log says where the endpoint is."""
     return {
-        "source": {
-            "kafka": {
-                "bootstrap.servers": broker.servers,
-                "topics": [topic],
-                "group.id": f"group-{topic}",
-                "security.protocol": "PLAINTEXT",
-            }
-        },
-        "dead_letters": {"topic": dead},
-        "stream": {"max_tokens": 128, "batch_tokens": 128 * PER_BATCH, "batch_records": PER_BATCH},
-        "backbone": {"model": str(backbone), "dtype": "float32"},
-        "adapter": {"num_heads": 4},
-        "learner": {"lr": 1e-3},
+        **configuration(broker, topic, dead, backbone, PER_BATCH),
         "probe": {"warmup_tokens": 256, "similarity_tokens": 128},
         "snapshot": {"every_records": 80},
-        "serve": {"port": 0},
         "log": {"style": "json", "level": "info"},
     }
 
@@ -111,7 +89,7 @@ def test_killed_three_times_the_final_state_equals_an_uninterrupted_run(
     for name, kills in (("whole", []), ("killed", [9, 21, 34])):
         topic, dead = broker.new_topic(), broker.new_topic()
         broker.produce(topic, records())
-        daemon = DaemonProcess(tmp_path / name, configuration(broker, topic, dead, backbone))
+        daemon = DaemonProcess(tmp_path / name, settings(broker, topic, dead, backbone))
         daemons.append(daemon)
         for step in [*kills, STEPS]:
             daemon.start()
