@@ -1,6 +1,7 @@
 """Which runs are wanted, which are there, and the making of the others, side by side."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -107,6 +108,7 @@ def carry_out(plan: Plan, *, side_by_side: int, console: Console) -> int:
     workers: list[_Worker] = []
     threads = max(1, len(os.sched_getaffinity(0)) // side_by_side)  # more than there are cores slow each other down
     live = Live(console=console, refresh_per_second=1, transient=True) if console.is_terminal else None
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # or the workers would live on
     try:
         if live:
             live.start()
@@ -124,7 +126,8 @@ def carry_out(plan: Plan, *, side_by_side: int, console: Console) -> int:
             live.stop()
         for worker in workers:
             worker.process.terminate()
-            worker.process.wait()
+            worker.process.communicate()
+        signal.signal(signal.SIGTERM, before)
     return made
 
 

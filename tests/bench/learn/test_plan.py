@@ -2,12 +2,18 @@
 
 import fcntl
 import io
+import os
+import signal
+import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from streamlearn.bench.learn import plan as planning
+from streamlearn.bench.learn.one import Job
 from streamlearn.bench.learn.plan import Plan, carry_out
 from streamlearn.errors import UsageError
 
@@ -57,3 +63,21 @@ def test_a_run_is_made_once(tmp_path: Path, write_tasks: Callable[..., Path]) ->
     assert carry_out(plan(folder, out), side_by_side=1, console=console) == 0
     assert job.file.read_bytes() == before
     assert [path.name for path in job.file.parent.iterdir()] == ["frozen.0.json"]
+
+
+def test_a_termination_ends_the_runs_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are processes of their own and would work on unseen."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(job: Job, threads: int) -> planning._Worker:
+        del threads
+        started.append(subprocess.Popen(["sleep", "600"], stderr=subprocess.PIPE, text=True))
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return planning._Worker(job, started[-1])
+
+    monkeypatch.setattr(planning, "_start", start)
+    with pytest.raises(SystemExit) as ended:
+        carry_out(plan(tmp_path, tmp_path / "runs"), side_by_side=1, console=Console(file=io.StringIO()))
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert [each.returncode for each in started] == [-signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
