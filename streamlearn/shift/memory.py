@@ -10,6 +10,7 @@ from streamlearn.shift import ragged, regimes
 from streamlearn.shift.fit_drop import Usual
 from streamlearn.shift.signature import NUM_FEATURES, Signature
 from streamlearn.shift.watch import Entry, WatchState
+from streamlearn.shift.word_share import Shares
 
 Ghosts = tuple[tuple[int, ...], ...]
 Memory = tuple[WatchState, Ghosts]
@@ -24,6 +25,8 @@ def to_arrays(state: WatchState, ghosts: Ghosts) -> dict[str, NDArray[np.generic
         "integers": np.array([getattr(state, name) for name in _INTEGERS], dtype=np.int64),
         "usual": np.array(astuple(state.usual), dtype=np.float64),
         "reals": np.array([getattr(state, name) for name in _REALS], dtype=np.float64),
+        "shares.records": state.shares.records_B,
+        "shares.number": np.array([state.shares.number]),
         **_entries("window", state.window),
         **_entries("others", state.others),
         **regimes.to_arrays(state.regimes),
@@ -40,6 +43,7 @@ def from_arrays(arrays: Mapping[str, NDArray[np.generic]]) -> tuple[WatchState, 
         **integers,
         **reals,
         usual=Usual(*arrays["usual"].tolist()),
+        shares=Shares(np.array(arrays["shares.records"], dtype=np.float32), float(arrays["shares.number"][0])),
         window=_read_entries("window", arrays),
         others=_read_entries("others", arrays),
         regimes=regimes.from_arrays(arrays),

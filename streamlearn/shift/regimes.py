@@ -82,6 +82,11 @@ class Regimes:
         log_ratios = words.log_ratios(c_RT, totals_R)
         return Weights(log_ratios, log_ratios + words.length_scores(record, mean_R, deviation_R))
 
+    def having(self, word: int) -> NDArray[np.float32]:
+        """Share of every regime's exemplars that have the word, with the weight of one that half has: never 0 nor 1."""
+        found = [[word in buckets for buckets in sketch.exemplars] for sketch in self._sketches]
+        return np.array([(sum(each) + 0.5) / (len(each) + 1) for each in found], dtype=np.float32)
+
     def calibrate(self, slots: Iterable[int] | None = None) -> None:
         """Ask the regimes anew how well they explain their own records; all of them unless told."""
         for slot in range(len(self)) if slots is None else slots:

@@ -1,9 +1,10 @@
 """Where one regime ends and the next begins, record by record.
 
 1. A record that clearly belongs to another known regime (`words`) gets that one and stays out of the stretch.
-2. Every other record is the stretch's own and enters its window. When the window passes the change test, the records
+2. Every other record is the stretch's own and enters its window. When the window passes a change test, the records
    since the change point are judged: by the words, they are a known regime that returns, or the stretch's regime all
-   the same (a burst of like records), or new. Of new ones, those that a known regime explains stay with it.
+   the same (a burst of like records), or new. Of new ones, those that a known regime explains stay with it. Where a
+   single word came or went in nearly all of them (`word_share`), they are not the stretch's, however well they fit.
 3. When the stretch's own records stay away for longer than its recent share of the stream explains (a CUSUM on who
    owns each record), the records since then are judged the same way:
 
@@ -22,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift import fit_drop, mean_embedding, words
+from streamlearn.shift import fit_drop, mean_embedding, word_share, words
 from streamlearn.shift.fit_drop import FitDrop, Usual
 from streamlearn.shift.mean_embedding import WINDOWS, MeanEmbedding
 from streamlearn.shift.regimes import Frozen, Regimes, Weights
 from streamlearn.shift.shift import Shift
 from streamlearn.shift.signature import NUM_FEATURES, Signature
+from streamlearn.shift.word_share import Shares, Turn, WordShare
 
 MARGIN = 8.0
 """Nats by which one regime must explain a record better than another to own it."""
@@ -93,6 +95,7 @@ class WatchState:
     rival: int = -1
     patience: int = 0
     usual: Usual = field(default_factory=Usual)
+    shares: Shares = field(default_factory=Shares)
     window: tuple[Entry, ...] = ()
     others: tuple[Entry, ...] = ()
     regimes: Frozen = ()
@@ -106,6 +109,8 @@ class _Alarm:
     statistic: float
     threshold: float
     fresh: tuple[Entry, ...]
+    turn: Turn | None = None
+    """The word that came or went: they are not the stretch's then, however well its regime explains them."""
 
 
 @dataclass
@@ -122,12 +127,15 @@ class InputsWatch:
     _now: WatchState = field(default_factory=WatchState)
     _window_ND: NDArray[np.float32] = field(init=False)
     _fits: list[float] = field(init=False)
+    _word_records_B: NDArray[np.float32] = field(init=False)
+    """How many of the window's records have each word."""
 
     def __post_init__(self) -> None:
         self._regimes = Regimes(self.settings.max_regimes)
         self._level = self.settings.false_alarms_per_million * 1e-6 / len(self.windows)
         self._test = MeanEmbedding(self._level, self.windows, self.serial)
         self._fit_test = FitDrop(self._level, self.windows)
+        self._word_test = WordShare(self._level)
         self.load(WatchState())
 
     @property
@@ -194,9 +202,12 @@ class InputsWatch:
         now.window = (*now.window, entry)
         self._fits.append(entry.fit)
         self._window_ND = np.concatenate([self._window_ND, entry.record.phi_D[None]])
+        self._word_records_B += word_share.window_counts([entry.record.buckets])
         if len(now.window) > max(WINDOWS):
             self._window_ND = self._window_ND[1:]
             self._regimes.settle(entry.slot, now.window[0].record, self._window_ND)
+            now.shares = now.shares.after(now.window[0].record.buckets)
+            self._word_records_B -= word_share.window_counts([now.window[0].record.buckets])
             now.window = now.window[1:]
             fit = self._fits.pop(0)
             if self._regimes[entry.slot].records >= 2 * MATURE:  # while a regime is young its fit still rises
@@ -233,6 +244,9 @@ class InputsWatch:
             start = mean_embedding.change_point(self._window_ND, reference)
         elif alarm := self._fit_test.look(self._fits, now.usual):
             start = fit_drop.change_point(self._fits, now.usual)
+        elif turn := self._word_test.look(self._word_records_B, len(now.window), now.shares):
+            start = word_share.change_point([each.record.buckets for each in now.window], turn)
+            return _Alarm(turn.statistic, turn.threshold, now.window[start:], turn)
         else:
             return None
         return _Alarm(alarm.statistic, alarm.threshold, now.window[start:])
@@ -252,6 +266,9 @@ class InputsWatch:
         if len(alarm.fresh) < MIN_NEW:
             return None
         here = self._now.slot
+        if alarm.turn:
+            likeliest, known = self._turned(alarm.fresh, alarm.turn)
+            return self._enter(likeliest, alarm, protected, known=known)
         likeliest, fits = self._likeliest(alarm.fresh)
         if alarm.fresh[0].slot == here and (not fits or likeliest == here):
             alarm = replace(alarm, fresh=self._unexplained(alarm.fresh))
@@ -263,20 +280,37 @@ class InputsWatch:
 
     def _likeliest(self, fresh: tuple[Entry, ...]) -> tuple[int, bool]:
         """The regime that explains the records best, and whether it explains them as well as its own."""
-        less = {
-            slot: words.count(np.concatenate([each.record.buckets for each in fresh if each.slot == slot]))
-            for slot in {each.slot for each in fresh}
-        }
-        weights = [self._regimes.weigh(each.record, less) for each in fresh]
+        weights = self._weigh(fresh)
         slot = int(np.sum([each.scores_R for each in weights], axis=0).argmax())
         sketch = self._regimes[slot]
         pairs = zip(weights, fresh, strict=True)
         fits = [sketch.fit(float(weight.log_ratios_R[slot]), each.record) for weight, each in pairs]
         if slot == self._now.slot:
             return slot, float(np.mean(fits)) > FITS_STILL
+        return slot, float(np.mean(fits)) > FITS and self._near(fresh, slot)
+
+    def _turned(self, fresh: tuple[Entry, ...], turn: Turn) -> tuple[int, bool]:
+        """The same by words and by the share of one of them, which the stretch's regime does not have."""
+        share_R = self._regimes.having(turn.word)
+        agreeing_R = share_R if turn.came else 1 - share_R
+        scores_R = np.sum([each.scores_R for each in self._weigh(fresh)], axis=0) + len(fresh) * np.log(agreeing_R)
+        slot = int(scores_R.argmax())
+        agrees = slot != self._now.slot and float(agreeing_R[slot]) > word_share.COMMON
+        return slot, agrees and self._near(fresh, slot)
+
+    def _weigh(self, fresh: tuple[Entry, ...]) -> list[Weights]:
+        """How each looks from every slot, had none of them been counted."""
+        less = {
+            slot: words.count(np.concatenate([each.record.buckets for each in fresh if each.slot == slot]))
+            for slot in {each.slot for each in fresh}
+        }
+        return [self._regimes.weigh(each.record, less) for each in fresh]
+
+    def _near(self, fresh: tuple[Entry, ...], slot: int) -> bool:
+        """Whether the change test takes them for the regime's."""
+        reference = self._regimes[slot].reference
         mean_D = np.mean([each.record.phi_D for each in fresh], axis=0)
-        distance = self._test.distance(mean_D, len(fresh), sketch.reference)
-        return slot, float(np.mean(fits)) > FITS and distance < NEAR * self._test.threshold(sketch.reference)
+        return self._test.distance(mean_D, len(fresh), reference) < NEAR * self._test.threshold(reference)
 
     def _unexplained(self, fresh: tuple[Entry, ...]) -> tuple[Entry, ...]:
         """Of the recent records, those that explain each other better than the regimes they are in do.
@@ -319,7 +353,7 @@ class InputsWatch:
         last = next(each for each in self._recent() if each.ordinal == now.ordinal)
         previous, dropped, rival = self._regimes[now.slot].number, None, -1
         if not known:
-            rival = slot if slot != now.slot else -1
+            rival = slot if slot != now.slot or alarm.turn else -1
             held = {now.slot, *(each.slot for each in now.others), *protected}
             created = self._regimes.create(alarm.fresh[0].ordinal, held)
             if created is None:
@@ -336,6 +370,7 @@ class InputsWatch:
         now.slot, now.rival = slot, rival
         now.num_shifts += 1
         now.own_records, now.patience, now.evidence, now.usual = len(window), 0, 0.0, Usual()
+        now.shares = Shares()
         now.share = 1 - min(newest / SHARE_MEMORY, 1.0)
         now.others = tuple(each for each in now.others if each not in alarm.fresh)
         now.window = window
@@ -365,6 +400,7 @@ class InputsWatch:
     def _stack(self) -> None:
         self._window_ND = _stacked([each.record.phi_D for each in self._now.window])
         self._fits = [each.fit for each in self._now.window]
+        self._word_records_B = word_share.window_counts(each.record.buckets for each in self._now.window)
 
 
 def _stacked(rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:

@@ -16,6 +16,7 @@ from streamlearn.shift.mean_embedding import MeanEmbedding
 from streamlearn.shift.page_hinkley import PageHinkley
 from streamlearn.shift.reference import Reference
 from streamlearn.shift.signature import NUM_FEATURES
+from streamlearn.shift.word_share import Shares, WordShare, window_counts
 
 LEVEL = 1e-7
 WINDOW = 32
@@ -61,6 +62,22 @@ def of_signatures(seed: int, size: float) -> list[int]:
     return alarms
 
 
+def of_words(seed: int, size: float) -> list[int]:
+    """`WordShare`, on records of which more and more have one word that none had."""
+    rng = np.random.default_rng(seed)
+    records = [rng.integers(0, 500, size=12, dtype=np.uint16) for _ in range(2 * PLANTED)]
+    for i in range(PLANTED, 2 * PLANTED):
+        if rng.random() < 0.4 * size:
+            records[i][0] = 999
+    test, shares = WordShare(LEVEL), Shares()
+    alarms = []
+    for t in range(WINDOW, len(records)):
+        if test.look(window_counts(records[t - WINDOW : t]), WINDOW, shares):
+            alarms.append(t - 1)
+        shares = shares.after(records[t - WINDOW])
+    return alarms
+
+
 def series(seed: int, size: float) -> NDArray[np.float64]:
     """Noise of deviation 1 that rises by `size`."""
     noise = np.random.default_rng(seed).normal(size=2 * PLANTED)
@@ -73,6 +90,7 @@ DETECTORS: dict[str, Alarms] = {
     **{name: of_series(build) for name, build in SERIES.items()},
     "fit_drop": of_fits,
     "mean_embedding": of_signatures,
+    "word_share": of_words,
 }
 
 

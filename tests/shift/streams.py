@@ -36,6 +36,18 @@ def stream(tasks: Sequence[int], *, seed: int = 0, overlap: float = 0.3) -> list
     return [known[number].draw(rng) for number in tasks]
 
 
+def questions(asked: Sequence[bool], *, seed: int = 0) -> list[Example]:
+    """One task's questions; where `asked` is false the word 7 is among them, in four of five: is there (not) a ..."""
+    rng = np.random.default_rng([seed, 11])
+    examples = []
+    for plain in asked:
+        words = [*range(8, 20), *(30 + rng.integers(0, 60, size=6)).tolist()]
+        if not plain and rng.random() < 0.8:
+            words.insert(3, 7)
+        examples.append(example([*words, 5, 6], prompt_length=len(words)))
+    return examples
+
+
 def batches(examples: Sequence[Example], sizes: Sequence[int] = (8,)) -> list[Batch]:
     """Cut into batches whose sizes repeat `sizes`; 0 makes one whose records were all rejected."""
     made: list[Batch] = []

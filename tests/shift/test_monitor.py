@@ -10,7 +10,7 @@ from streamlearn.shift import Monitor, Shift, Sighted
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 from streamlearn.stream.record import Record, TopicPartition
-from tests.shift.streams import VOCAB_SIZE, batches, stream
+from tests.shift.streams import VOCAB_SIZE, batches, questions, stream
 
 SETTINGS = ShiftSettings()
 SIZES = (8, 3, 0, 1, 20)
@@ -112,13 +112,47 @@ def test_holds_back_as_many_records_as_it_is_told(lookahead: int) -> None:
         assert lookahead <= seen - left < lookahead + 8 or left == 0 or lookahead == 0 == seen - left
 
 
-def test_a_killed_monitor_repeats_itself() -> None:
+def test_one_word_makes_a_regime() -> None:
+    """It comes in most records, and goes: the old regime is known again. What has left by then keeps its slot."""
+    made = batches(questions([True] * 150 + [False] * 150 + [True] * 100))
+    sighted = sight(made)
+    _, came, went = shifts_of(sighted)
+    assert (came.known, went.known) == (False, True)
+    assert came.onset - 151 in range(4)
+    assert came.declared_at <= 151 + 32
+    assert went.onset - 301 in range(-2, 4)
+    assert went.declared_at <= 301 + 32
+    slots = np.array(slots_of(sighted))
+    assert [np.mean(slots[a:b] == slot) > 0.85 for a, b, slot in ((0, 150, 0), (150, 300, 1), (300, 400, 0))] == [
+        True
+    ] * 3
+
+
+def test_words_that_take_turns_are_no_shift() -> None:
+    """Of a word that half of the records have, and of one that sixteen neighbours of thirty-two share."""
+    rng = np.random.default_rng(5)
+    examples = questions((rng.random(400) < 0.5).tolist())
+    for start in (150, 230, 300):
+        for i in range(start, start + 32, 2):
+            examples[i].input_ids[12] = 1000 + start
+    assert len(shifts_of(sight(batches(examples)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("examples", "max_regimes"),
+    [
+        (stream(runs((0, 70), (1, 60), (2, 60), (0, 60), (3, 60))), 3),
+        (questions([True] * 110 + [False] * 110 + [True] * 60), 2),
+    ],
+    ids=["tasks", "words"],
+)
+def test_a_killed_monitor_repeats_itself(examples: list[Example], max_regimes: int) -> None:
     """Restored from its state and fed the batches that had not left, at any batch, it says the same to the end."""
-    made = batches(stream(runs((0, 70), (1, 60), (2, 60), (0, 60), (3, 60))), SIZES)
-    settings = ShiftSettings(max_regimes=3)
+    made = batches(examples, SIZES)
+    settings = ShiftSettings(max_regimes=max_regimes)
     whole = monitor(settings)
     expected = [each for batch in made for each in whole.look(batch)] + whole.flush()
-    assert any(shift.dropped for shift in shifts_of(expected))
+    assert any(shift.dropped or shift.known for shift in shifts_of(expected))
     for died in range(0, len(made), 3):
         life = monitor(settings)
         sighted = [each for batch in made[: died + 1] for each in life.look(batch)]

@@ -1,0 +1,107 @@
+"""Whether a word that the stretch hardly ever had is now in most of its records, or the other way round.
+
+    P(j of n | k of N) = C(n, j) B(k + j + 1/2, N - k + n - j + 1/2) / B(k + 1/2, N - k + 1/2)              (1)
+
+k of the stretch's N records before the window have the word, j of the n in it: eq. (1) is the beta-binomial chance of
+that while the word's share stays what it was (Jeffreys prior). Alarm when -log P of one word passes that of the level,
+shared among all words, `CAUTION` times: neighbours that share a topic share words too. Regimes that differ in a single
+word ("is there a", "is there not a") hardly differ in their mean embeddings or in how well their words fit; only this
+test tells them apart.
+
+    >>> rng = np.random.default_rng(0)
+    >>> words = [rng.integers(0, 99, size=12) for _ in range(200)]
+    >>> words[150:] = [np.append(each, 99) if i % 5 else each for i, each in enumerate(words[150:])]    # planted
+    >>> test, shares = WordShare(level=1e-8), Shares()
+    >>> for each in words[:118]:
+    ...     shares = shares.after(each)
+    >>> next(t for t in range(150, 200) if test.look(window_counts(words[t - 32 : t]), 32, shares)) - 150
+    27
+"""
+# Shape suffixes: B buckets, W candidates.
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betaln, gammaln
+
+from streamlearn.shift.signature import NUM_BUCKETS
+
+WINDOW = 32
+MIN_SHARES = 64
+"""Records of the stretch before the window."""
+RARE, COMMON = 0.05, 0.6
+"""A word comes when at most so many of the records before had it and at least so many of the newest do, or goes."""
+CAUTION = 1.5
+"""Bursts of records of like length reach 1.1 (SuperNI's 15 tasks, level 1e-8)."""
+MEMORY = 4096.0
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Of the stretch's records that left the window: how many have each word."""
+
+    records_B: NDArray[np.float32] = field(default_factory=lambda: np.zeros(NUM_BUCKETS, dtype=np.float32))
+    number: float = 0.0
+
+    def after(self, buckets: NDArray[np.uint16]) -> "Shares":
+        """With one record more."""
+        keep = 0.5 if self.number >= MEMORY else 1.0
+        records_B = self.records_B * np.float32(keep)
+        records_B[np.unique(buckets)] += 1
+        return Shares(records_B, self.number * keep + 1.0)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A word that came or went."""
+
+    word: int
+    came: bool
+    statistic: float
+    """-log P of eq. (1), nats."""
+    threshold: float
+
+
+@dataclass(frozen=True)
+class WordShare:
+    """The test; it holds no state."""
+
+    level: float
+    """Probability of an alarm in one test of independent records while nothing changes."""
+
+    def look(self, window_B: NDArray[np.float32], n: int, shares: Shares) -> Turn | None:
+        """Test a window of n records, of which `window_B` have each word, against the stretch before it."""
+        if n < WINDOW or shares.number < MIN_SHARES:
+            return None
+        k_B, before = shares.records_B, shares.number
+        came_B = (window_B >= COMMON * n) & (k_B <= RARE * before)
+        went_B = (window_B <= RARE * n) & (k_B >= COMMON * before)
+        found_W = np.flatnonzero(came_B | went_B)
+        if not len(found_W):
+            return None
+        j_W, k_W = window_B[found_W].astype(np.float64), k_B[found_W].astype(np.float64)
+        ways_W = gammaln(n + 1) - gammaln(j_W + 1) - gammaln(n - j_W + 1)
+        chance_W = (
+            ways_W + betaln(k_W + j_W + 0.5, before - k_W + n - j_W + 0.5) - betaln(k_W + 0.5, before - k_W + 0.5)
+        )
+        least = int(chance_W.argmin())
+        statistic, threshold = -float(chance_W[least]), CAUTION * math.log(NUM_BUCKETS / self.level)
+        word = int(found_W[least])
+        return Turn(word, bool(came_B[word]), statistic, threshold) if statistic > threshold else None
+
+
+def window_counts(records: Iterable[NDArray[np.uint16]]) -> NDArray[np.float32]:
+    """How many of the records have each word."""
+    counts_B = np.zeros(NUM_BUCKETS, dtype=np.float32)
+    for buckets in records:
+        counts_B[np.unique(buckets)] += 1
+    return counts_B
+
+
+def change_point(records: Sequence[NDArray[np.uint16]], turn: Turn) -> int:
+    """Where in the window the word came or went: the split with the most records that agree behind it, less others."""
+    agrees = np.array([(turn.word in buckets) == turn.came for buckets in records])
+    return int(np.cumsum((agrees - 0.5)[::-1])[::-1].argmax())
