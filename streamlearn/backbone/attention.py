@@ -18,6 +18,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "packed"
+SHORT = 384
+"""Tokens up to which plain products beat the fused kernel in bfloat16 on a CPU: 1.3 to 2.7 times as fast, forward and
+backward, at 32 to 300 tokens (4 heads of 64, AVX512-BF16, one thread); at 600 they are even."""
 
 
 def packed_attention(
@@ -62,7 +65,20 @@ def _attend_one(
     if sliding_window is not None and length > sliding_window:
         mask = band_mask(length, sliding_window, query.device)
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
+    if length <= SHORT and query.dtype == torch.bfloat16 and query.device.type == "cpu":
+        return _by_products(query, key, value, scaling)
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+
+
+def _by_products(query_BHTE: Tensor, key_BGTE: Tensor, value_BGTE: Tensor, scaling: float | None) -> Tensor:
+    """Causal attention of one record, B = 1, as transformers' eager attention computes it: softmax in float32."""
+    B, H, T, E = query_BHTE.shape
+    G = key_BGTE.shape[1]
+    query = (query_BHTE * (E**-0.5 if scaling is None else scaling)).reshape(B * G, H // G * T, E)  # no copies of keys
+    scores = torch.bmm(query, key_BGTE.reshape(B * G, T, E).mT).view(B * G, H // G, T, T)
+    later_TT = torch.ones(T, T, dtype=torch.bool).triu_(1)
+    shares = scores.masked_fill_(later_TT, float("-inf")).softmax(-1, dtype=torch.float32).to(query.dtype)
+    return torch.bmm(shares.view(B * G, H // G * T, T), value_BGTE.reshape(B * G, T, E)).view(B, H, T, E)
 
 
 def band_mask(length: int, window: int, device: torch.device) -> Tensor:

@@ -94,8 +94,8 @@ def test_a_cached_continuation_equals_a_whole_pass(models: tuple[Any, Any]) -> N
     torch.testing.assert_close(torch.stack(found), alone(eager, record)[prompt - 1 :], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_attention_is_the_softmax_within_each_record(window: int | None) -> None:
+@pytest.mark.parametrize(("window", "dtype"), [(None, torch.float32), (3, torch.float32), (None, torch.bfloat16)])
+def test_attention_is_the_softmax_within_each_record(window: int | None, dtype: torch.dtype) -> None:
     """Output and gradients are those of softmax(q k / sqrt(E)) v over the same record's last `window` tokens."""
     torch.manual_seed(0)
     bounds, heads, groups, size = [0, 4, 5, 11], 4, 2, 8
@@ -103,9 +103,7 @@ def test_attention_is_the_softmax_within_each_record(window: int | None) -> None
     key, value = (torch.randn(1, groups, 11, size, requires_grad=True) for _ in range(2))
     found, _ = packed_attention(
         torch.nn.Module(),
-        query,
-        key,
-        value,
+        *(each.to(dtype) for each in (query, key, value)),
         None,
         scaling=size**-0.5,
         sliding_window=window,
@@ -120,12 +118,13 @@ def test_attention_is_the_softmax_within_each_record(window: int | None) -> None
             weights = (key[0, g, first : t + 1] @ query[0, h, t] / size**0.5).softmax(0)
             rows.append(weights @ value[0, g, first : t + 1])
     wanted = torch.stack(rows).view(1, 11, heads, size)
-    torch.testing.assert_close(found, wanted)
+    rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (0.02, 0.03)
+    torch.testing.assert_close(found.float(), wanted, rtol=rtol, atol=atol)
     direction = torch.randn_like(wanted)
     inputs = (query, key, value)
-    torch.testing.assert_close(
-        torch.autograd.grad((found * direction).sum(), inputs), torch.autograd.grad((wanted * direction).sum(), inputs)
-    )
+    gradients = torch.autograd.grad((found.float() * direction).sum(), inputs)
+    wanted_gradients = torch.autograd.grad((wanted * direction).sum(), inputs)
+    torch.testing.assert_close(gradients, wanted_gradients, rtol=rtol, atol=atol)
 
 
 def test_a_band_holds_the_window_up_to_the_token_itself() -> None:
