@@ -103,7 +103,9 @@ def test_attention_is_the_softmax_within_each_record(window: int | None, dtype: 
     key, value = (torch.randn(1, groups, 11, size, requires_grad=True) for _ in range(2))
     found, _ = packed_attention(
         torch.nn.Module(),
-        *(each.to(dtype) for each in (query, key, value)),
+        query.to(dtype),
+        key.to(dtype),
+        value.to(dtype),
         None,
         scaling=size**-0.5,
         sliding_window=window,
