@@ -100,7 +100,7 @@ class Rooms:
         config = adapter_of(settings)
         shape = backbone_room.outline(settings.backbone)
         self.settings = settings = settled(settings, sees=shape.sees)
-        check(config, shape.linears)
+        check(config, shape.linears, shape.tower_linears)
         with ExitStack() as opened:  # what was opened is closed again when something later is refused
             opened.enter_context(StateLock(settings.state))
             self._open(opened, config, shape, fresh=fresh, accept=accept_config_change)
@@ -224,7 +224,8 @@ def letters_ahead(snapshot: Snapshot) -> list[RecordId]:
 def adapter_shape(config: HeadLoraConfig) -> dict[str, Any]:
     """What of an adapter decides the meaning of its weights."""
     names = ("r", "alpha", "num_heads", "num_experts", "top_k", "gate", "router_gradient", "routes", "target_modules")
-    return {name: asdict(config)[name] for name in names}
+    vision = {"vision_modules": config.vision_modules} if config.vision_modules else {}
+    return {**{name: asdict(config)[name] for name in names}, **vision}
 
 
 def versions() -> dict[str, str]:

@@ -31,7 +31,7 @@ def check_backbone(settings: Settings) -> str:
     if not name.startswith("builtin:") and not Path(name).expanduser().is_dir():
         return f"valid; backbone {name} is on the hub and was not looked at"
     shape = outline(settings.backbone)
-    check(config, shape.linears)
+    check(config, shape.linears, shape.tower_linears)
     activated = activated_parameters(config, shape.linears)
     return f"valid; adapter {settings.adapter.preset} fits {name}, {activated:,} parameters activated per token"
 

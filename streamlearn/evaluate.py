@@ -68,7 +68,7 @@ def from_snapshot(
     snapshot = _find(settings, name)
     config, shape = adapter_of(settings), outline(settings.backbone)
     settings = settled(settings, sees=shape.sees)
-    check(config, shape.linears)
+    check(config, shape.linears, shape.tower_linears)
     compatibility.check(
         snapshot.manifest,
         fingerprint(settings),

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -19,23 +19,31 @@ def linear_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
     return {name: (linear.in_features, linear.out_features) for name, linear in linears}
 
 
-def targets(config: HeadLoraConfig, shapes: LinearShapes) -> dict[str, tuple[int, int]]:
+def targets(names: Sequence[str], shapes: LinearShapes) -> dict[str, tuple[int, int]]:
     """The linears that get an adapter: their name is a target or ends with a dot and a target, PEFT's own rule."""
-    return {name: shape for name, shape in shapes.items() if any(_matches(name, t) for t in config.target_modules)}
+    return {name: shape for name, shape in shapes.items() if any(_matches(name, target) for target in names)}
 
 
-def check(config: HeadLoraConfig, shapes: LinearShapes) -> None:
-    """Refuse an adapter that does not fit.
+def check(config: HeadLoraConfig, shapes: LinearShapes, vision_shapes: LinearShapes) -> None:
+    """Refuse an adapter that does not fit; the linears of the decoder, and those of what sees for it.
 
     Raises:
         ConfigError: a target names no linear of the backbone, or the heads do not divide a target's input size.
     """
-    for target in config.target_modules:
-        if not any(_matches(name, target) for name in shapes):
-            raise ConfigError(
-                f"adapter.target_modules: the backbone has no linear named {target}; {_known(target, shapes)}"
-            )
-    chosen = targets(config, shapes)
+    if config.vision_modules and not vision_shapes:
+        raise ConfigError(
+            f"adapter.vision_modules: the backbone has no vision tower, found {', '.join(config.vision_modules)}; "
+            "remove the key"
+        )
+    wanted = (
+        ("target_modules", config.target_modules, shapes),
+        ("vision_modules", config.vision_modules, vision_shapes),
+    )
+    for key, names, there in wanted:
+        for target in names:
+            if not targets([target], there):
+                raise ConfigError(f"adapter.{key}: the backbone has no linear named {target}; {_known(target, there)}")
+    chosen = targets(config.target_modules, shapes) | targets(config.vision_modules, vision_shapes)
     for name, (in_features, _) in chosen.items():
         if in_features % config.num_heads:
             common = math.gcd(*(width for width, _ in chosen.values()))
@@ -47,9 +55,9 @@ def check(config: HeadLoraConfig, shapes: LinearShapes) -> None:
 
 
 def activated_parameters(config: HeadLoraConfig, shapes: LinearShapes) -> int:
-    """Weights of A and B that one token passes through, over all targets: what comparisons hold equal."""
+    """Weights of A and B that a token of the decoder passes through: what comparisons hold equal."""
     per_head = config.selected * config.r
-    return sum(per_head * (i + config.num_heads * o) for i, o in targets(config, shapes).values())
+    return sum(per_head * (i + config.num_heads * o) for i, o in targets(config.target_modules, shapes).values())
 
 
 def _matches(name: str, target: str) -> bool:

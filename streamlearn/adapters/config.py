@@ -60,8 +60,10 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
     """Sequence routing in training adds a uniform draw from [0, noise] to each logit before it selects (MoT eq. 1)."""
     target_modules: list[str] = field(default_factory=lambda: list(MLP_LINEARS))
     """Last parts of the names of the linears that get an adapter."""
+    vision_modules: list[str] = field(default_factory=list)
+    """The same for the linears outside of the decoder, in a model that sees: vision tower and projector."""
     exclude_modules: str | None = None
-    """Pattern of names that get none, whatever they end with: what is not the decoder, in a model that sees."""
+    """Pattern of names that get none, whatever they end with; `attach` writes it."""
     regimes: int = 0
     """CP biases a layer holds, one for each regime slot; 0: routing knows no regimes."""
     init_seed: int = 0
@@ -109,6 +111,8 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
         self._refuse_misrouted()
 
     def _refuse_misrouted(self) -> None:
+        if self.vision_modules and self.routes == "sequences":
+            raise ConfigError("vision_modules: a sequence is routed by its words, which the vision tower never sees")
         if self.noise < 0 or (self.noise and self.routes == "tokens"):
             raise ConfigError(f"noise: must be 0 unless routes is sequences, and never negative, found {self.noise}")
         if self.routes == "sequences" and (self.num_heads > 1 or not self.routed):

@@ -51,6 +51,8 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         self.head_lora_bias = BufferDict(persistent=False)
         self.head_lora_block: dict[str, str] = {}
         self.course = Course()
+        self.sees = False
+        """Whether it belongs to a vision tower or projector: its tokens are images', not the sequence's."""
         self.frozen_peft_weight_names: dict[str, tuple[str, ...]] = {}
         self._disable_adapters = False
         self.merged_adapters: list[str] = []
@@ -132,7 +134,7 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
     def _choose(self, name: str, native_HKT: Tensor) -> Routed:
         """Select by native logits plus CP bias (CP-MoE eq. 10) plus, for sequences in training, noise (MoT eq. 1)."""
         config, passage = self.head_lora_config[name], self.course.passage
-        slots_T = passage.slots_of(native_HKT.shape[-1], per_token=config.routes == "tokens")
+        slots_T = passage.slots_of(native_HKT.shape[-1], per_token=config.routes == "tokens", sees=self.sees)
         bias_HKN = self.head_lora_bias[name]
         biased_HKT = native_HKT
         if slots_T is not None and bias_HKN.shape[-1]:

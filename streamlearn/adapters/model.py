@@ -13,7 +13,7 @@ from peft.tuners.tuners_utils import BaseTuner
 from peft.utils import register_peft_method
 from torch import Tensor, nn
 
-from streamlearn.adapters.check import check, linear_shapes
+from streamlearn.adapters.check import check, linear_shapes, targets
 from streamlearn.adapters.config import METHOD, HeadLoraConfig
 from streamlearn.adapters.layer import NO_MERGE, HeadLoraLinear
 from streamlearn.adapters.passage import Course
@@ -31,7 +31,7 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
     target_module_mapping: dict[str, list[str]] = {}  # noqa: RUF012  # PEFT reads it as a class attribute
 
     def _prepare_model(self, peft_config: HeadLoraConfig, model: nn.Module) -> None:
-        del model
+        self.decoder_prefix = _decoder_prefix(model)
         self.generator = torch.Generator().manual_seed(peft_config.init_seed)
         self.course = Course()
         self.blocks_seen: set[str] = set()
@@ -62,6 +62,7 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
             owns_router=block not in self.blocks_seen,
             regimes=peft_config.regimes,
         )
+        layer.sees = not current_key.startswith(self.decoder_prefix)
         self.blocks_seen.add(block)
 
     def _check_merge_allowed(self) -> NoReturn:
@@ -106,11 +107,18 @@ def attach(model: nn.Module, config: HeadLoraConfig, seed: int) -> PeftModel:
         ConfigError: the adapter does not fit, see `check`.
     """
     inside = _decoder_prefix(model)
-    check(config, {name: shape for name, shape in linear_shapes(model).items() if name.startswith(inside)})
-    outside = rf"(?!{re.escape(inside)}).*" if inside else None
+    shapes = linear_shapes(model)
+    decoder = {name: shape for name, shape in shapes.items() if name.startswith(inside)}
+    vision = {name: shape for name, shape in shapes.items() if name not in decoder}
+    check(config, decoder, vision)
+    chosen = targets(config.target_modules, decoder) | targets(config.vision_modules, vision)
+    both = [*config.target_modules, *config.vision_modules]
+    others = {name: (0, 0) for name, _ in model.named_modules() if name not in chosen}
+    excluded = [re.escape(name) for name in targets(both, others)] if vision else []
+    config = replace(config, init_seed=seed, target_modules=both, exclude_modules="|".join(excluded) or None)
     with warnings.catch_warnings():  # peft 0.21 asks transformers 5.2x by a name that it deprecates
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-        return get_peft_model(model, replace(config, init_seed=seed, exclude_modules=outside), adapter_name=ADAPTER)
+        return get_peft_model(model, config, adapter_name=ADAPTER)
 
 
 def _decoder_prefix(model: nn.Module) -> str:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ class Passage:
     """(B,) regime slot of each sequence, the index of its CP bias; None: no bias."""
     prompt_T: Tensor | None = None
     """(T,) bool, tokens before the first learned one: all that sequence routing may look at; None: every token."""
+    seen_B: Tensor | None = None
+    """(B,) how much of what the vision tower sees belongs to each sequence, in the order of the sequences, in the unit
+    that its processor counts in (images, tiles or patches): every layer of the tower sees a multiple of it."""
     explore: bool = False
     """Whether sequence routing adds its noise (MoT eq. 1): in training alone."""
     decoding: bool = False
@@ -62,10 +66,13 @@ class Passage:
     choices: dict[str, Routed] = field(default_factory=dict)
     """Where one gate serves a block: what its first layer decided, for the layers after it."""
 
-    def slots_of(self, num: int, *, per_token: bool) -> Tensor | None:
-        """The slot of each of `num` routed items, tokens or sequences."""
+    def slots_of(self, num: int, *, per_token: bool, sees: bool = False) -> Tensor | None:
+        """The slot of each of `num` routed items: tokens, sequences, or what a layer of the vision tower `sees`."""
         if self.slots_B is None:
             return None
+        if sees:
+            assert self.seen_B is not None, "whoever brings images counts them"
+            return self.slots_B[owners_of_seen(self.seen_B, num)]
         if not per_token:
             return self.slots_B
         return (
@@ -82,6 +89,12 @@ class Passage:
         return self._slots_T
 
     _slots_T: Tensor | None = None
+
+
+def owners_of_seen(seen_B: Tensor, num: int) -> Tensor:
+    """Which sequence each of `num` items in a layer of the vision tower belongs to."""
+    sequences = torch.arange(len(seen_B), device=seen_B.device)
+    return sequences.repeat_interleave(seen_B * num // seen_B.sum(), output_size=num)
 
 
 class Course:

@@ -107,7 +107,8 @@ OBJECTIVES = {
 }
 
 OPTIONS = {"rank": "r"} | {
-    name: name for name in ("alpha", "num_heads", "num_experts", "top_k", "router_gradient", "target_modules")
+    name: name
+    for name in ("alpha", "num_heads", "num_experts", "top_k", "router_gradient", "target_modules", "vision_modules")
 }
 """Setting -> field of `HeadLoraConfig`."""
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from streamlearn.adapters.balance import NO_TYPE, load_balance, localized_balance
 from streamlearn.adapters.layer import HeadLoraLinear
-from streamlearn.adapters.passage import Routed
+from streamlearn.adapters.passage import Routed, owners_of_seen
 from streamlearn.learner.row import Row
 
 
@@ -33,15 +33,18 @@ class LocalizedBalance:
 
     def __init__(self, strength: float, row: Row, types: Sequence[str | None], known: tuple[str, str]) -> None:
         self._strength = strength
-        self._owner_T = row.owner_T
+        self._row = row
         numbers = [known.index(each) if each in known else NO_TYPE for each in types]
         self._type_B = torch.tensor(numbers, device=row.owner_T.device)
         self._terms: list[Tensor] = []
 
     def __call__(self, layer: HeadLoraLinear, routed: Routed) -> None:
         """Take one layer's."""
-        del layer
-        self._terms.append(localized_balance(routed.gate_HKT, self._owner_T, self._type_B))
+        owner_T = self._row.owner_T
+        if layer.sees:
+            assert self._row.seen_B is not None
+            owner_T = owners_of_seen(self._row.seen_B, routed.gate_HKT.shape[-1])
+        self._terms.append(localized_balance(routed.gate_HKT, owner_T, self._type_B))
 
     def loss(self) -> Tensor:
         """What is added to the task loss."""

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from streamlearn.adapters.passage import Passage, Watcher, passing
-from streamlearn.learner.loss import row_loss, seen
-from streamlearn.learner.row import joined, pack
+from streamlearn.learner.loss import arguments, row_loss
+from streamlearn.learner.row import joined, pack, seen
 from streamlearn.stream.decode import Example, Prompt
 from streamlearn.stream.encode import IGNORED
 
@@ -155,7 +155,8 @@ def _decode_rows(
     features = joined([picture for p in prompts for picture in p.pictures], device)
     forward = model.get_base_model()
     cache = DynamicCache(config=forward.config)
-    passage = Passage(slots_B=slots_B, prompt_T=mask.flatten().bool(), decoding=True)
+    seen_B = seen([prompt.pictures for prompt in prompts], device)
+    passage = Passage(slots_B=slots_B, prompt_T=mask.flatten().bool(), seen_B=seen_B, decoding=True)
     outputs: list[list[int]] = [[] for _ in prompts]
     alive = [limit > 0 for limit in limits]
     while any(alive):
@@ -167,7 +168,7 @@ def _decode_rows(
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
-                **seen(forward, features),
+                **arguments(forward, features),
             ).logits[:, -1]
             best = logits.argmax(dim=-1)
         for i, token in enumerate(best.tolist()):

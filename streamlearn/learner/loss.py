@@ -28,7 +28,7 @@ class RowLoss:
         return sums, torch.bincount(row.owner_L, minlength=row.num_records)
 
 
-def seen(model: Any, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def arguments(model: Any, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Features of images in the backbone's arithmetic; sizes and masks stay as they are."""
     return {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in features.items()}
 
@@ -41,7 +41,7 @@ def row_loss(model: Any, row: Row) -> RowLoss:
         cu_seq_lens_q=row.bounds,
         logits_to_keep=row.predictor_L,
         use_cache=False,
-        **seen(model, row.features),
+        **arguments(model, row.features),
     ).logits[0]
     token_L = F.cross_entropy(logits_LV.float(), row.target_L, reduction="none")
     correct_L = logits_LV.detach().argmax(dim=-1) == row.target_L

@@ -41,12 +41,14 @@ class Row:
     """Whether a token stands before the first learned one of its record."""
     slots_B: Tensor | None
     """Each record's regime slot; None where regimes play no part."""
+    seen_B: Tensor | None
+    """How much of what the vision tower sees is each record's, see `Passage`; None without any image."""
     features: Mapping[str, Tensor]
     """What the forward pass gets of the records' images, by argument; empty without any."""
 
     def passage(self, *, explore: bool = False, watchers: tuple[Watcher, ...] = ()) -> Passage:
         """This row, as the routers see it."""
-        return Passage(self.owner_T, self.slots_B, self.prompt_T, explore=explore, watchers=watchers)
+        return Passage(self.owner_T, self.slots_B, self.prompt_T, self.seen_B, explore=explore, watchers=watchers)
 
     @property
     def num_records(self) -> int:
@@ -77,6 +79,7 @@ def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[int]
         owner_T=tensor(owners_T),
         prompt_T=tensor(positions_T < np.maximum(prompts_B, 1)[owners_T], torch.bool),
         slots_B=None if slots is None else torch.tensor(slots, device=device),
+        seen_B=seen([example.pictures for example in examples], device),
         features=joined(pictures, device),
     )
 
@@ -87,6 +90,13 @@ def positions(examples: Sequence[Example]) -> NDArray[np.int64]:
     most = max(map(len, own))
     packed: NDArray[np.int64] = np.concatenate([np.broadcast_to(each, (most, each.shape[1])) for each in own], axis=1)
     return packed[:, None] if most > 1 else packed
+
+
+def seen(pictures_B: Sequence[Sequence[Picture]], device: torch.device) -> Tensor | None:
+    """How much of what the vision tower sees is each record's; None without any image."""
+    if not any(pictures_B):
+        return None
+    return torch.tensor([sum(picture.extent for picture in pictures) for pictures in pictures_B], device=device)
 
 
 def joined(pictures: Sequence[Picture], device: torch.device) -> dict[str, Tensor]:

@@ -42,6 +42,8 @@ class AdapterSettings(Section):
     """How a router learns from the task loss; none leaves it at its random start."""
     target_modules: tuple[str, ...] | None = None
     """Names of the linears that get an adapter, for example gate_proj, up_proj, down_proj."""
+    vision_modules: tuple[str, ...] | None = None
+    """Names of linears of the vision tower or projector that get one too, for example linear_1; none unless given."""
     bias: Bias | None = None
     """How a new regime steers routing: none, soft (CKA times bias_strength), claims (experts of its own)."""
     bias_strength: NonNegativeFloat | None = None

@@ -67,6 +67,11 @@ class Picture:
         return cls(decode_base64(text, where), vision, limits, where)
 
     @property
+    def extent(self) -> int:
+        """How much the vision tower sees of it, in the unit that pixels are joined in: images, tiles or patches."""
+        return int(self.look.features["pixel_values"].shape[self.axes["pixel_values"]])
+
+    @property
     def look(self) -> Look:
         """The model's view."""
         if self._look is None:

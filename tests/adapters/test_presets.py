@@ -134,7 +134,7 @@ def test_an_unknown_target_is_refused_with_the_nearest() -> None:
         "adapter.target_modules: the backbone has no linear named up_prj; did you mean up_proj? it has down_proj, "
     )
     with pytest.raises(ConfigError, match=re.escape(message)):
-        check(config, SHAPES)
+        check(config, SHAPES, {})
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
@@ -144,7 +144,7 @@ def test_heads_that_do_not_divide_are_refused() -> None:
         "model.layers.0.mlp.gate_proj; use one of 1, 2, 4, 8, 16, 32, 64"
     )
     with pytest.raises(ConfigError, match=re.escape(message)):
-        check(HeadLoraConfig(num_heads=6), SHAPES)
+        check(HeadLoraConfig(num_heads=6), SHAPES, {})
 
 
 def test_a_model_without_weights_can_be_checked() -> None:
@@ -153,4 +153,18 @@ def test_a_model_without_weights_can_be_checked() -> None:
         model = AutoModelForCausalLM.from_config(Qwen3Config(hidden_size=64, intermediate_size=96, num_hidden_layers=1))
     shapes = linear_shapes(model)
     assert shapes["model.layers.0.mlp.down_proj"] == (96, 64)
-    check(HeadLoraConfig(), shapes)
+    check(HeadLoraConfig(), shapes, {})
+
+
+def test_vision_modules_are_of_the_tower_alone() -> None:
+    """A name that only the decoder has is refused, as is any for a backbone that does not see."""
+    tower = {"model.vision_tower.layers.0.mlp.fc1": (16, 32)}
+    check(HeadLoraConfig(vision_modules=["fc1"]), SHAPES, tower)
+    with pytest.raises(
+        ConfigError, match=r"adapter\.vision_modules: the backbone has no linear named up_proj; it has fc1"
+    ):
+        check(HeadLoraConfig(vision_modules=["up_proj"]), SHAPES, tower)
+    with pytest.raises(ConfigError, match=r"adapter\.vision_modules: the backbone has no vision tower, found fc1"):
+        check(HeadLoraConfig(vision_modules=["fc1"]), SHAPES, {})
+    with pytest.raises(ConfigError, match="vision_modules: a sequence is routed by its words"):
+        HeadLoraConfig(vision_modules=["fc1"], num_heads=1, routes="sequences")

@@ -112,6 +112,42 @@ def test_the_language_model_learns_and_the_eyes_do_not(backbone: Backbone) -> No
     assert all(torch.equal(now[name], old) for name, old in tower.items())
 
 
+def test_eyes_may_learn_too(folder: Path, backbone: Backbone) -> None:
+    """Experts in every linear of tower and projector: packed as alone, each image by its own record's regime."""
+    names = {name.rpartition(".")[2] for name in outline(BackboneSettings(model=str(folder))).tower_linears}
+    config = resolve(AdapterSettings(vision_modules=tuple(names)), regimes=2)
+    model = attach(backbone.model, config, 0)
+    learner = Learner(model, LearnerSettings(lr=1e-2), CPU, objective=OBJECTIVES["mh-moe"])
+    examples = examples_of(decoder_of(backbone))
+    eyes = [bank for bank in learner.banks if bank.layer.sees]
+    assert {bank.name for bank in eyes} == set(outline(BackboneSettings(model=str(folder))).tower_linears)
+    assert len(learner.banks) - len(eyes) == 6
+    for _ in range(3):
+        learner.step(examples)
+    moved = {bank.name: bank.B.clone() for bank in eyes}
+    assert sum(bool(B.any()) for B in moved.values()) >= len(eyes) - 7  # a tower's last block may be left out
+    learner.step([examples[1]])
+    assert all(
+        torch.equal(bank.B, moved[bank.name]) for bank in eyes
+    )  # of a record without an image they learn nothing
+    together = loss_sums(learner, examples)
+    assert together == pytest.approx([loss_sums(learner, [each])[0] for each in examples], abs=1e-3)
+
+    for bank in eyes:
+        assert bank.bias_HKN is not None
+        bank.bias_HKN[:, 3, 1] = 100.0
+    for number in (0, 2, 3):
+        slots = [int(i == number) for i in range(len(examples))]
+        scores = at_once(score(model, examples, CPU, row_tokens=1 << 20, slots=slots))
+        changed = [abs(each.loss_sum - before) > 1e-3 for each, before in zip(scores, together, strict=True)]
+        assert changed == [i == number for i in range(len(examples))]
+
+    prompts = [prompt_of(example) for example in examples]
+    given = at_once(decode_greedily(model, prompts, [3] * 4, frozenset(), CPU, [0, 0, 1, 0]))
+    for prompt, slot, answer in zip(prompts, [0, 0, 1, 0], given, strict=True):
+        assert at_once(decode_greedily(model, [prompt], [3], frozenset(), CPU, [slot])) == [answer]
+
+
 def test_answers_side_by_side_are_those_of_each_alone(backbone: Backbone) -> None:
     """Prompts of different lengths, with one, none and two images, padded into one batch."""
     learner, decoder = learner_of(backbone), decoder_of(backbone)
