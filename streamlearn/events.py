@@ -47,6 +47,7 @@ class Event(StrEnum):
     HTTP_FAILED = "http_failed"
     JOB_FINISHED = "job_finished"
     JOB_FAILED = "job_failed"
+    MANAGER_UNREACHABLE = "manager_unreachable"
     CONFIG_CHANGE_ACCEPTED = "config_change_accepted"
 
 

@@ -1,5 +1,6 @@
 """One run of the daemon as a process: logging, signals, HTTP, the loop, and an orderly end."""
 
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from streamlearn.serve.status import Board, Clock, Phase, Status
 from streamlearn.settings import Settings
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.stream.decode import Example
+from streamlearn.supervision import ServiceManager, dump_stacks_on_abort
 
 _log = get_logger("daemon")
 
@@ -64,8 +66,11 @@ def serve_and_learn(
         StreamlearnError: as errors.py says; the board and the log have it too.
     """
     configure_logging(settings.log.level, settings.log.style)
+    dump_stacks_on_abort()
     clock = Clock()
-    board = Board(Status(Phase.STARTING, reason="the backbone is being loaded", started_at=clock.wall()), clock)
+    manager = ServiceManager.from_environment(os.environ)
+    loading = Status(Phase.STARTING, reason="the backbone is being loaded", started_at=clock.wall())
+    board = Board(loading, clock, heed=manager.heed)
     jobs = JobQueue(settings.serve.queue_size)
     signals = _Signals()
     _log.info(Event.DAEMON_STARTED, state=str(settings.state), versions=versions())

@@ -261,20 +261,24 @@ class Board:
         *,
         bound_s: float = HEARTBEAT_BOUND_S,
         starting_bound_s: float = STARTING_BOUND_S,
+        heed: Callable[[Status], None] = lambda _: None,
     ) -> None:
+        """`heed` hears every publication and heartbeat, in the thread of the loop."""
         self._clock = clock
+        self._heed = heed
         self._bound_s = bound_s
         self._starting_bound_s = starting_bound_s
         self.publish(status)
 
     def publish(self, status: Status) -> None:
         """Replace the status; what it holds must not change afterwards."""
-        self.beat()  # first: the new phase may have the tighter bound
+        self._beat = self._clock.monotonic()  # first: the new phase may have the tighter bound
         self._status = replace(
             status,
             dead_letters=MappingProxyType(dict(status.dead_letters)),
             versions=MappingProxyType(dict(status.versions)),
         )
+        self._heed(self._status)
 
     def read(self) -> Status:
         """The newest status."""
@@ -283,6 +287,7 @@ class Board:
     def beat(self) -> None:
         """Say that the loop turns."""
         self._beat = self._clock.monotonic()
+        self._heed(self._status)
 
     @property
     def heartbeat_age_s(self) -> float:
