@@ -202,12 +202,12 @@ class InputsWatch:
         now.window = (*now.window, entry)
         self._fits.append(entry.fit)
         self._window_ND = np.concatenate([self._window_ND, entry.record.phi_D[None]])
-        self._word_records_B += word_share.window_counts([entry.record.buckets])
+        word_share.count(self._word_records_B, entry.record.buckets)
         if len(now.window) > max(WINDOWS):
             self._window_ND = self._window_ND[1:]
             self._regimes.settle(entry.slot, now.window[0].record, self._window_ND)
             now.shares = now.shares.after(now.window[0].record.buckets)
-            self._word_records_B -= word_share.window_counts([now.window[0].record.buckets])
+            word_share.count(self._word_records_B, now.window[0].record.buckets, by=-1.0)
             now.window = now.window[1:]
             fit = self._fits.pop(0)
             if self._regimes[entry.slot].records >= 2 * MATURE:  # while a regime is young its fit still rises

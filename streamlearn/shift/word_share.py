@@ -49,8 +49,8 @@ class Shares:
     def after(self, buckets: NDArray[np.uint16]) -> "Shares":
         """With one record more."""
         keep = 0.5 if self.number >= MEMORY else 1.0
-        records_B = self.records_B * np.float32(keep)
-        records_B[np.unique(buckets)] += 1
+        records_B = self.records_B.copy() if keep == 1.0 else self.records_B * np.float32(keep)
+        count(records_B, buckets)
         return Shares(records_B, self.number * keep + 1.0)
 
 
@@ -97,8 +97,13 @@ def window_counts(records: Iterable[NDArray[np.uint16]]) -> NDArray[np.float32]:
     """How many of the records have each word."""
     counts_B = np.zeros(NUM_BUCKETS, dtype=np.float32)
     for buckets in records:
-        counts_B[np.unique(buckets)] += 1
+        count(counts_B, buckets)
     return counts_B
+
+
+def count(records_B: NDArray[np.float32], buckets: NDArray[np.uint16], by: float = 1.0) -> None:
+    """One record more (or fewer) that has these words; in place."""
+    records_B[buckets] += np.float32(by)  # a word that stands there twice is written twice and counts once
 
 
 def change_point(records: Sequence[NDArray[np.uint16]], turn: Turn) -> int:
