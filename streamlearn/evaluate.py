@@ -53,7 +53,7 @@ def ask_daemon(settings: Settings, examples: Examples, *, generate: bool, max_ne
     """
     body = orjson.dumps({"examples": examples, "generate": generate, "max_new_tokens": max_new_tokens})
     otherwise = "start it, or evaluate a snapshot with --snapshot"
-    return EvalResult.model_validate_json(ask(settings.serve, "/v1/eval", body, otherwise=otherwise))
+    return EvalResult.model_validate_json(ask(settings, "/v1/eval", body, otherwise=otherwise))
 
 
 def from_snapshot(

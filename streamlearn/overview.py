@@ -25,7 +25,7 @@ def ask_all(settings: Settings) -> dict[str, Any]:
         SourceError: no daemon answers.
     """
     otherwise = "start it with `streamlearn run`, or look at its log"
-    return {name: orjson.loads(ask(settings.serve, path, otherwise=otherwise)) for name, path in PATHS.items()}
+    return {name: orjson.loads(ask(settings, path, otherwise=otherwise)) for name, path in PATHS.items()}
 
 
 def tables(answers: dict[str, Any]) -> RenderableType:

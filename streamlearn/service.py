@@ -21,6 +21,7 @@ from streamlearn.serve.jobs import JobQueue
 from streamlearn.serve.schemas import SnapshotRow
 from streamlearn.serve.server import HttpServer
 from streamlearn.serve.status import Board, Clock, Phase, Status
+from streamlearn.serve.token import obtain
 from streamlearn.settings import Settings
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.stream.decode import Example
@@ -154,10 +155,11 @@ def _http(settings: Settings, board: Board, jobs: JobQueue, clock: Clock) -> Ite
             for info in store.infos()
         ]
 
-    server = HttpServer(create_app(board, jobs, settings.serve, rows, clock), settings.serve)
+    app = create_app(board, jobs, settings.serve, rows, clock, token=obtain(settings))
+    server = HttpServer(app, settings.serve)
     server.start()
     try:
         host = f"[{settings.serve.host}]" if ":" in settings.serve.host else settings.serve.host
-        yield f"http://{host}:{server.port}"
+        yield f"{'https' if settings.serve.tls_certfile else 'http'}://{host}:{server.port}"
     finally:
         server.stop()

@@ -16,7 +16,7 @@ from streamlearn.cli import app
 from streamlearn.client import ask
 from streamlearn.errors import SourceError, UsageError
 from streamlearn.serve.status import Phase, Status
-from streamlearn.settings import ServeSettings, Settings
+from streamlearn.settings import Settings
 from tests.serve.doubles import ADAPTATION, RUNNING, SECOND_SHIFT, Daemon
 
 
@@ -135,13 +135,13 @@ def test_when_nobody_answers_the_message_says_what_to_do() -> None:
 def test_a_port_that_was_left_open_cannot_be_asked() -> None:
     """Port 0 is any port; the message says where the real one stands."""
     with pytest.raises(UsageError, match=r"serve\.port is 0"):
-        ask(ServeSettings(port=0), "/v1/status")
+        ask(settings_of(0), "/v1/status")
 
 
 def test_a_refusal_carries_the_daemons_message(daemon: Daemon) -> None:
     """Exit 64: the request is at fault."""
     with pytest.raises(UsageError, match=r"/v1/nothing answered 404: .*nothing is served"):
-        ask(ServeSettings(port=daemon.server.port), "/v1/nothing")
+        ask(settings_of(daemon.server.port), "/v1/nothing")
 
 
 def test_ages_are_in_one_unit() -> None:

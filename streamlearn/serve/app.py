@@ -58,6 +58,7 @@ Every answer that is not a success is `{"error": {"code", "message", "hint"}}`."
 _Responses = dict[int | str, dict[str, Any]]
 
 _REFUSED: _Responses = {
+    401: {"model": ErrorBody, "description": "It needs the daemon's bearer token."},
     400: {"model": ErrorBody, "description": "Not JSON, an unusable record, or a Host that is not this machine."},
     403: {"model": ErrorBody, "description": "The Origin header names another site."},
     413: {"model": ErrorBody, "description": "The body is larger than serve.max_body_bytes."},
@@ -76,6 +77,7 @@ def create_app(
     snapshots: Callable[[], Sequence[SnapshotRow]],
     clock: Clock,
     *,
+    token: str,
     job_deadline_s: float = JOB_DEADLINE_S,
 ) -> FastAPI:
     """The application; `snapshots` lists what is on disk and is called in a thread of its own."""
@@ -87,7 +89,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        middleware=guards(settings),
+        middleware=guards(settings, token),
     )
     replies.install(app, retry_after_s=max(1, math.ceil(settings.queue_size * settings.eval_budget_s)))
     app.include_router(_health_routes(board))

@@ -3,6 +3,7 @@
     FaultShield   whatever happens further in is answered          500
     HostGuard     the Host header names this machine's loopback    400   (DNS rebinding)
     OriginGuard   a browser's Origin is on loopback                403   (cross-site requests)
+    TokenGuard    what needs the bearer token has it               401   (others on this machine, or of the network)
     JsonGuard     a POST declares application/json                 415   (forms and beacons cannot)
     BodyGuard     the body is complete and within its limit        413   (counted while it arrives)
 
@@ -10,6 +11,7 @@ Each is one ASGI middleware; what else a request must satisfy joins the list in 
 """
 
 import asyncio
+import hmac
 from collections import deque
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -26,13 +28,21 @@ DRAIN_BYTES = 16 << 20  # sixteen times the default limit; loopback carries it i
 DRAIN_S = 1.0  # for a client that trickles
 
 
-def guards(settings: ServeSettings) -> list[Middleware]:
+OPEN_PATHS = frozenset({"/livez", "/readyz"})
+"""What a supervisor asks; it never needs the token."""
+READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+ASKING_PATHS = frozenset({"/v1/eval", "/v1/generate"})
+"""POST because they have a body; they change nothing."""
+
+
+def guards(settings: ServeSettings, token: str) -> list[Middleware]:
     """The list, for an application that is bound as `settings` say."""
-    hosts = frozenset({"127.0.0.1", "localhost", "::1", settings.host.strip("[]")})
+    hosts = frozenset({"127.0.0.1", "localhost", "::1", settings.host.strip("[]").lower(), *settings.names})
     return [
         Middleware(FaultShield),
         Middleware(HostGuard, hosts=hosts),
         Middleware(OriginGuard, hosts=hosts),
+        Middleware(TokenGuard, token=token, always=settings.require_token or settings.open_to_others),
         Middleware(JsonGuard),
         Middleware(BodyGuard, max_bytes=settings.max_body_bytes),
     ]
@@ -88,6 +98,32 @@ class OriginGuard(_Guard):
             if _hostname(origin) not in self.hosts:
                 message = f"requests from other sites are refused, found Origin {origin[:100]!r}"
                 raise ApiError(403, "foreign_origin", message, hint="leave Origin out, or open the page from localhost")
+
+
+class TokenGuard(_Guard):
+    """A bearer token for what changes something; for everything but health where `always` is set."""
+
+    def __init__(self, app: ASGIApp, *, token: str, always: bool) -> None:
+        super().__init__(app)
+        self._expected = f"Bearer {token}".encode()
+        self._always = always
+
+    def check(self, request: Request) -> None:
+        """Compared in constant time."""
+        path = request.url.path
+        harmless = request.method in READING_METHODS or path in ASKING_PATHS
+        if path in OPEN_PATHS or (harmless and not self._always):
+            return
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), self._expected):
+            found = "another" if given else "none"
+            raise ApiError(
+                401,
+                "no_token",
+                f"{request.method} {path[:100]} needs the daemon's bearer token, found {found}",
+                hint="send 'Authorization: Bearer TOKEN' with what stands in serve.token_file (or STATE/http.token)",
+                headers={"www-authenticate": "Bearer"},
+            )
 
 
 class JsonGuard(_Guard):

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event, get_logger
+from streamlearn.serve.connection import GuardedConnection
 from streamlearn.settings import ServeSettings
 
 STOP_TIMEOUT_S = 6.0  # uvicorn's graceful 5 s, and one to notice
@@ -43,7 +44,7 @@ class HttpServer:
             return
         listener = _bind(self._settings.host, self._settings.port)
         self._port = listener.getsockname()[1]
-        server = self._server = uvicorn.Server(_config(self._app))
+        server = self._server = uvicorn.Server(_config(self._app, self._settings))
         self._thread = threading.Thread(target=_serve, args=(server, listener), name="streamlearn-http", daemon=True)
         self._thread.start()
         _log.info(Event.HTTP_STARTED, host=self._settings.host, port=self._port)
@@ -73,7 +74,7 @@ class _ForwardToEvents(logging.Handler):
 _forward = _ForwardToEvents()
 
 
-def _config(app: FastAPI) -> uvicorn.Config:
+def _config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
     """What a connection may do belongs here; what a request must satisfy, in guards."""
     logger = logging.getLogger("uvicorn.error")
     logger.addHandler(_forward)  # adds it once
@@ -81,7 +82,7 @@ def _config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http="h11",
+        http=GuardedConnection,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -93,6 +94,8 @@ def _config(app: FastAPI) -> uvicorn.Config:
         timeout_keep_alive=5,
         timeout_graceful_shutdown=5,
         h11_max_incomplete_event_size=16384,
+        ssl_certfile=settings.tls_certfile,
+        ssl_keyfile=settings.tls_keyfile,
     )
 
 

@@ -69,7 +69,8 @@ def endpoint(daemon: DaemonProcess) -> Iterator[httpx.Client]:
         return bool(found)
 
     daemon.wait_until(up, "the endpoint is up")
-    with httpx.Client(base_url=f"http://127.0.0.1:{found[0]}", timeout=60) as client:
+    headers = {"authorization": f"Bearer {(daemon.state / 'http.token').read_text().strip()}"}
+    with httpx.Client(base_url=f"http://127.0.0.1:{found[0]}", timeout=60, headers=headers) as client:
         daemon.wait_until(lambda: trained(client) == 40, "40 records are trained")
         yield client
 

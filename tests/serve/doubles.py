@@ -36,6 +36,8 @@ from streamlearn.serve.status import (
 from streamlearn.settings import ServeSettings
 from streamlearn.stream.record import TopicPartition
 
+TOKEN = "0123456789abcdef" * 2
+AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
 SETTINGS = ServeSettings(port=0, queue_size=2, max_body_bytes=20_000, max_examples=4, max_new_tokens=32)
 
 FIRST_SHIFT = ShiftStatus(
@@ -206,13 +208,14 @@ class Daemon:
         self.board = Board(RUNNING, self.time.clock())
         self.jobs = JobQueue(settings.queue_size)
         self.rows: Sequence[SnapshotRow] = ()
+        clock = self.time.clock()
         app = create_app(
-            self.board, self.jobs, settings, lambda: self.rows, self.time.clock(), job_deadline_s=job_deadline_s
+            self.board, self.jobs, settings, lambda: self.rows, clock, token=TOKEN, job_deadline_s=job_deadline_s
         )
         self.server = HttpServer(app, settings)
         self.server.start()
         self.loop = Loop(self.jobs)
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.server.port}", timeout=5.0)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.server.port}", timeout=5.0, headers=AUTHORIZED)
 
     def reset(self) -> None:
         """As freshly started, without the cost of it."""

@@ -14,7 +14,7 @@ from streamlearn.serve.schemas import SnapshotRow
 from streamlearn.serve.server import HttpServer
 from streamlearn.serve.status import Board
 
-from .doubles import RUNNING, SETTINGS, Daemon, Time
+from .doubles import RUNNING, SETTINGS, TOKEN, Daemon, Time
 
 
 def test_starts_and_stops_twice_without_leaving_a_thread(daemon: Daemon) -> None:
@@ -46,7 +46,7 @@ def test_the_start_is_logged_with_the_port_that_was_taken() -> None:
 
 def test_a_port_in_use_says_what_to_do(daemon: Daemon) -> None:
     settings = SETTINGS.model_copy(update={"port": daemon.server.port})
-    app = create_app(daemon.board, daemon.jobs, settings, list, daemon.time.clock())
+    app = create_app(daemon.board, daemon.jobs, settings, list, daemon.time.clock(), token=TOKEN)
     with pytest.raises(ConfigError, match=r"127.0.0.1:\d+ cannot be bound: Address already in use; stop what has it"):
         HttpServer(app, settings).start()
 
@@ -71,7 +71,8 @@ def test_a_fault_in_a_handler_is_logged_with_its_traceback_and_hidden_from_the_c
         raise RuntimeError("a secret path")
 
     clock = Time().clock()
-    server = HttpServer(create_app(Board(RUNNING, clock), JobQueue(1), SETTINGS, broken, clock), SETTINGS)
+    app = create_app(Board(RUNNING, clock), JobQueue(1), SETTINGS, broken, clock, token=TOKEN)
+    server = HttpServer(app, SETTINGS)
     with capture_logs() as logs:
         server.start()
         with httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as client:
