@@ -96,7 +96,17 @@ def create_app(
     app.include_router(_reading_routes(board, jobs, snapshots, clock))
     app.include_router(_job_routes(board, jobs, settings, job_deadline_s))
     app.include_router(_index_route(app))
+    _tell_bounds(app, settings)
     return app
+
+
+def _tell_bounds(app: FastAPI, settings: ServeSettings) -> None:
+    """In the OpenAPI document: those that the configuration sets."""
+    schemas = app.openapi()["components"]["schemas"]
+    schemas["EvalRequest"]["properties"]["examples"]["maxItems"] = settings.max_examples
+    for name in ("EvalRequest", "GenerateRequest"):
+        [number, _] = schemas[name]["properties"]["max_new_tokens"]["anyOf"]
+        number["maximum"] = settings.max_new_tokens
 
 
 def _health_routes(board: Board) -> APIRouter:

@@ -4,7 +4,7 @@
     HostGuard     the Host header names this machine's loopback    400   (DNS rebinding)
     OriginGuard   a browser's Origin is on loopback                403   (cross-site requests)
     TokenGuard    what needs the bearer token has it               401   (others on this machine, or of the network)
-    JsonGuard     a POST declares application/json                 415   (forms and beacons cannot)
+    JsonGuard     a question declares application/json             415   (forms and beacons cannot)
     BodyGuard     the body is complete and within its limit        413   (counted while it arrives)
 
 Each is one ASGI middleware; what else a request must satisfy joins the list in `guards`.
@@ -130,9 +130,13 @@ class JsonGuard(_Guard):
     """A form, an image or a beacon of a foreign page can POST, but not with this content type."""
 
     def check(self, request: Request) -> None:
-        """A POST must be application/json, also when it has no body."""
+        """What asks without a token must be application/json, also when it has no body."""
         found = request.headers.get("content-type", "none")
-        if request.method == "POST" and found.partition(";")[0].strip().lower() != "application/json":
+        if (
+            request.method == "POST"
+            and request.url.path in ASKING_PATHS
+            and found.partition(";")[0].strip().lower() != "application/json"
+        ):
             message = f"POST needs content-type application/json, found {found[:100]}"
             raise ApiError(415, "wrong_content_type", message, hint="add -H 'content-type: application/json'")
 

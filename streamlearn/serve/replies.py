@@ -113,10 +113,16 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
     if error.status_code == 404:
         return ApiError(404, "not_found", f"nothing is served at {path}", hint=_ROUTES_HINT)
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("allow", "")
-        message = f"{path} takes {allowed or 'other methods'}, found {request.method}"
-        return ApiError(405, "method_not_allowed", message, hint=_ROUTES_HINT, headers=error.headers)
+        allowed = ", ".join(_methods(request))
+        message = f"{path} takes {allowed}, found {request.method}"
+        return ApiError(405, "method_not_allowed", message, hint=_ROUTES_HINT, headers={"allow": allowed})
     return ApiError(error.status_code, "bad_request", str(error.detail), hint=_ROUTES_HINT, headers=error.headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """All that the path takes; a route of it knows its own alone. What is not described takes GET."""
+    described = request.app.openapi()["paths"].get(request.url.path, {"get": None})
+    return sorted(method.upper() for method in described)
 
 
 def _from_invalid(request: Request, error: RequestValidationError) -> ApiError:

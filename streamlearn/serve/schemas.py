@@ -3,13 +3,26 @@
 from datetime import datetime
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StringConstraints, model_validator
+from pydantic.config import JsonDict
 
 
 class Body(BaseModel):
     """Frozen; unknown fields refused; a field's docstring is its description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def _a_number(value: object) -> object:
+    if isinstance(value, bool | str):
+        raise ValueError("a number must stand here")
+    return value
+
+
+Count = Annotated[int, Field(gt=0), BeforeValidator(_a_number)]
+"""A whole number, not a text or a truth that could be read as one."""
+_GIVEN: JsonDict = {"not": {"type": "null"}}
+_ABSENT: JsonDict = {"type": "null"}
 
 
 class EvalRequest(Body):
@@ -32,9 +45,9 @@ class EvalRequest(Body):
 
     examples: Annotated[list[dict[str, Any]], Field(min_length=1)]
     """Records, each {"text"}, {"prompt", "completion"}, {"messages": [...]} or {"input_ids", ["labels"]}."""
-    generate: bool = False
+    generate: StrictBool = False
     """Also generate an answer to each example, for exact match and ROUGE-L."""
-    max_new_tokens: PositiveInt | None = None
+    max_new_tokens: Count | None = None
     """Longest generated answer, tokens; the configured bound when absent."""
 
 
@@ -55,7 +68,11 @@ class GenerateRequest(Body):
             "examples": [
                 {"prompt": "The capital of France is", "max_new_tokens": 8},
                 {"messages": [{"role": "user", "content": "Capital of France?"}]},
-            ]
+            ],
+            "oneOf": [
+                {"required": ["prompt"], "properties": {"prompt": _GIVEN, "messages": _ABSENT}},
+                {"required": ["messages"], "properties": {"messages": _GIVEN, "prompt": _ABSENT}},
+            ],
         }
     )
 
@@ -65,7 +82,7 @@ class GenerateRequest(Body):
     """Conversation to answer."""
     image: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """JPEG, PNG or WebP in base64, or several; they stand where the prompt says <image>, or before it."""
-    max_new_tokens: PositiveInt | None = None
+    max_new_tokens: Count | None = None
     """Tokens to add at most; the configured bound when absent."""
 
     @model_validator(mode="after")
