@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint evidence
+.PHONY: run test lint evidence crash
 run: .venv/.ready
 	@rm -rf build/quickstart
 	@$(BIN)/streamlearn run --config configs/quickstart.yaml --stretch-by task
@@ -13,6 +13,11 @@ test: lint
 # Half an hour on two cores; needs KAFKA_HOME and ../shared, and writes docs/forgetting.json.
 evidence: .venv/.ready
 	@$(BIN)/pytest -m evidence tests/evidence
+
+# N kills -9 against one run that is never killed; some five seconds each. Needs KAFKA_HOME or ../shared/kafka.
+N ?= 300
+crash: .venv/.ready
+	@$(BIN)/python -m tests.crash --kills $(N)
 
 lint: .venv/.ready
 	@$(BIN)/ruff check .

@@ -190,6 +190,18 @@ def bench_speed(
     speed.report(rounds=rounds, as_json=as_json)
 
 
+@bench.command("flood")
+def bench_flood(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Quiet and flooded stretches, in turns.")] = 5,
+    stretch_s: Annotated[float, typer.Option(min=1, help="Length of a stretch, seconds.")] = 15.0,
+) -> None:
+    """Health and training while 220 strangers hold connections open and trickle requests."""
+    from streamlearn.bench import flood  # noqa: PLC0415
+
+    flood.report(rounds=rounds, stretch_s=stretch_s, as_json=as_json)
+
+
 @bench.command("detect")
 def bench_detect(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,

@@ -91,9 +91,14 @@ class DaemonProcess:
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout=60)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a life, and it has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def end(self) -> None:
         """Leave nothing running, whatever the test did."""
-        if self._process is not None and self._process.poll() is None:
+        if self.is_running:
             self.kill()
 
     def newest(self) -> "Final":
