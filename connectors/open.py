@@ -8,10 +8,10 @@ from streamlearn.settings import Settings, SourceSettings
 from streamlearn.stream.source import DeadLetters, Source
 
 
-def open_source(settings: SourceSettings) -> Source:
-    """The one source that is configured; it connects at `seek`."""
+def open_source(settings: SourceSettings, *, start_timeout_s: float = 60.0) -> Source:
+    """The one source that is configured; it connects at `seek`, which waits so long for a broker that is down."""
     if settings.kafka is not None:
-        return KafkaSource(settings.kafka)
+        return KafkaSource(settings.kafka, start_timeout_s=start_timeout_s)
     assert settings.jsonl is not None, "settings hold exactly one source"
     return JsonlSource(settings.jsonl)
 

@@ -179,6 +179,25 @@ def check_config(config: ConfigOption) -> None:
     out.print(f"{config}: {check_backbone(settings)}", markup=False, highlight=False, soft_wrap=True)
 
 
+@app.command()
+def doctor(
+    config: ConfigOption,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a finding.")] = False,
+) -> None:
+    """Look at everything that a start needs, and say what to do; exit with the code that a start would."""
+    from streamlearn.doctor import Doctor, row  # noqa: PLC0415
+
+    configure_logging("error")  # a finding says it better
+    code = 0
+    for finding in Doctor(_settings(config)).examine():
+        code = code or finding.exit_code
+        if as_json:
+            print(orjson.dumps(finding).decode())  # noqa: T201
+        else:
+            out.print(row(finding))
+    raise typer.Exit(code)
+
+
 @bench.command("speed")
 def bench_speed(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,

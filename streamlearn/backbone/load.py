@@ -135,7 +135,7 @@ def load(settings: BackboneSettings, shape: Outline, *, dtype: str | None = None
     Raises:
         ConfigError: weights or tokenizer are absent, damaged, or of another architecture.
     """
-    device = _device(settings.device)
+    device = device_of(settings)
     arithmetic = choose(settings.dtype if dtype is None or settings.dtype != "auto" else dtype, device)  # type: ignore[arg-type]
     try:
         model, missing = _model(shape, arithmetic.dtype)
@@ -237,7 +237,28 @@ def _download(name: str, revision: str | None) -> Path:
         raise ConfigError(f"backbone.model {name} at {revision}: cannot be had from the hub: {error}") from error
 
 
-def _device(name: str) -> torch.device:
+def would_be_fetched(settings: BackboneSettings) -> bool:
+    """Whether the model is on the hub and not, or not whole, on this machine; asks nobody."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
+    from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
+
+    name = settings.model
+    if name.startswith("builtin:") or Path(name).expanduser().is_dir() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return False
+    try:
+        snapshot_download(name, revision=settings.revision, allow_patterns=list(_FILES), local_files_only=True)
+    except LocalEntryNotFoundError:
+        return True
+    return False
+
+
+def device_of(settings: BackboneSettings) -> torch.device:
+    """Where the model will be.
+
+    Raises:
+        ConfigError: this machine has no such device.
+    """
+    name = settings.device
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -83,7 +83,9 @@ def _back(changes: list[Change]) -> str:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[Change]:
+    """What differs; an option that the snapshot's release did not have and that is not set changes nothing."""
     before, after = dict(_flat(_plain(old), prefix)), dict(_flat(_plain(new), prefix))
+    after = {key: value for key, value in after.items() if value is not None or key in before}
     return [
         Change(key, before.get(key, _ABSENT), after.get(key, _ABSENT))
         for key in sorted(before.keys() | after.keys())

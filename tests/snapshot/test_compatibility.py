@@ -25,6 +25,12 @@ def test_a_tuple_is_its_list() -> None:
     assert check(manifest(), config, BACKBONE, ADAPTER) == []
 
 
+def test_an_option_that_is_newer_than_the_snapshot_and_not_set_is_no_change() -> None:
+    assert check(manifest(), {**CONFIG, "newest": None}, BACKBONE, ADAPTER) == []
+    with pytest.raises(SnapshotMismatchError, match="newest is 3 here and absent in the snapshot"):
+        check(manifest(), {**CONFIG, "newest": 3}, BACKBONE, ADAPTER)
+
+
 def test_a_real_configuration_equals_its_own_fingerprint() -> None:
     settings = Settings.model_validate({"source": {"jsonl": {"path": "x.jsonl"}}})
     stored = Manifest.from_bytes(manifest(config=fingerprint(settings)).to_bytes(), where="m")
