@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint evidence crash
+.PHONY: run test lint evidence crash crash-states
 run: .venv/.ready
 	@rm -rf build/quickstart
 	@$(BIN)/streamlearn run --config configs/quickstart.yaml --stretch-by task
@@ -18,6 +18,10 @@ evidence: .venv/.ready
 N ?= 300
 crash: .venv/.ready
 	@$(BIN)/python -m tests.crash --kills $(N)
+
+# Legal states after a power loss, each loaded; some ten milliseconds each.
+crash-states: .venv/.ready
+	@$(BIN)/python -m tests.crash --states $(N)
 
 lint: .venv/.ready
 	@$(BIN)/ruff check .

@@ -174,8 +174,11 @@ class CrashDisk(Files):
         return self._model.resolve(path.relative_to(self.root).parts)
 
 
-def states_after(log: list[Operation], draw: random.Random, most: int = 8) -> set[Tree]:
-    """What a power loss right after the last operation of `log` may leave; at most `most` sets of lost names, drawn."""
+def states_after(log: list[Operation], draw: random.Random, most: int = 8, mixed: int = 0) -> set[Tree]:
+    """What a power loss right after the last operation of `log` may leave; at most `most` sets of lost names, drawn.
+
+    Unsynced files suffer the same fate, each in turn, and in `mixed` more states each its own.
+    """
     pending: set[int] = set()
     volatile: dict[int, bytes] = {}
     durable: dict[int, bytes] = {}
@@ -189,10 +192,12 @@ def states_after(log: list[Operation], draw: random.Random, most: int = 8) -> se
                     durable[inode] = volatile.pop(inode)
             case _:
                 pending.add(index)
+    fates = [dict.fromkeys(volatile, fate) for fate in _FATES]
+    fates += [{inode: draw.choice(_FATES) for inode in volatile} for _ in range(mixed)]
     return {
-        _tree(log, lost, {**durable, **{inode: mangle(data) for inode, data in volatile.items()}})
+        _tree(log, lost, {**durable, **{inode: fate[inode](data) for inode, data in volatile.items()}})
         for lost in _subsets(sorted(pending), draw, most)
-        for mangle in (_whole, _nothing, _half, _zeros)
+        for fate in fates
     }
 
 
@@ -236,6 +241,9 @@ def _half(data: bytes) -> bytes:
 
 def _zeros(data: bytes) -> bytes:
     return bytes(len(data))
+
+
+_FATES = (_whole, _nothing, _half, _zeros)
 
 
 def lay_out(tree: Tree, root: Path) -> None:

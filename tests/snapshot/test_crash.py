@@ -43,10 +43,10 @@ def found(store: SnapshotStore) -> State:
     return step, snapshot.manifest.position[TopicPartition("orders", 0)]
 
 
-def a_life(disk: CrashDisk) -> Iterator[tuple[Tree, set[State]]]:
-    """Four saves, two prunes and a replacement: every legal state after a crash, and what may be found in it."""
+def a_life(disk: CrashDisk, *, seed: int = 0, most: int = 8, mixed: int = 0) -> Iterator[tuple[Tree, set[State]]]:
+    """Four saves, two prunes and a replacement: legal states after a crash, and what may be found in each."""
     store = opened(disk.root, disk)
-    draw = random.Random(0)
+    draw = random.Random(seed)
     seen: set[tuple[Tree, frozenset[State]]] = set()
     acts: list[tuple[Callable[[], object], State]] = [
         (lambda: save(store, 1), (1, 4)),
@@ -63,7 +63,7 @@ def a_life(disk: CrashDisk) -> Iterator[tuple[Tree, set[State]]]:
         act()
         moments: list[tuple[int, set[State]]] = [(end, {before, after}) for end in range(start, len(disk.log))]
         for end, allowed in [*moments, (len(disk.log), {after})]:
-            for tree in states_after(disk.log[:end], draw):
+            for tree in states_after(disk.log[:end], draw, most, mixed):
                 if (tree, frozenset(allowed)) not in seen:
                     seen.add((tree, frozenset(allowed)))
                     yield tree, allowed
