@@ -32,6 +32,8 @@ _MAX_TRIES = 3
 
 _BOOTSTRAP_S = 10.0
 _OFFSETS_TIMEOUT_MS = 10_000
+_SLOW_S = 10.0
+"""So long a broker that accepts connections may leave questions unanswered before it counts as unreachable."""
 _CHORE_TIMEOUT_MS = 1_000
 """How long a question beside reading (end offsets, a position) may hold up training."""
 
@@ -58,6 +60,7 @@ class KafkaSource:
         self._tries: dict[TopicPartition, dict[int, int]] = {}
         self._watch = Watch(settings, clock)
         self._reachable = True
+        self._unanswered_since: float | None = None
         self._truncation: LogTruncationError | None = None
         self._log = get_logger("connectors")
 
@@ -237,8 +240,12 @@ class KafkaSource:
             return
         except CLIENT_ERRORS as error:
             self._watch.ends_unknown()
-            self._lost(describe(error))
+            now = self._clock()
+            self._unanswered_since = now if self._unanswered_since is None else self._unanswered_since
+            if now - self._unanswered_since >= _SLOW_S or not is_reachable(self._settings):
+                self._lost(describe(error))
             return
+        self._unanswered_since = None
         self._found()
         self._watch.learned({_origin(end): offset for end, offset in ends.items()}, reached)
 
