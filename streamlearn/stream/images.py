@@ -58,7 +58,8 @@ def open_image(data: bytes, where: str, limits: StreamSettings) -> Image.Image:
         with Image.open(BytesIO(data), formats=(kind,)) as image:
             _check(image, where, limits)
             image.load()
-            return ImageOps.exif_transpose(image).convert("RGB")
+            ImageOps.exif_transpose(image, in_place=True)
+            return image if image.mode == "RGB" else image.convert("RGB")
     except RecordError:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:

@@ -5,6 +5,7 @@ trained on is looked at once; one that is kept for later forgets the view, a hun
 makes it anew. The view is a function of bytes and backbone, so it may.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +21,7 @@ WORDS_SIDE = 4
 """A picture's words are of a grid of so many cells a side."""
 _CELL = 8  # pixels a side that a cell is looked at with
 _LEVELS = 4  # of brightness and of each colour
+_BASE = np.array([1, _LEVELS, _LEVELS**2])  # what a cell's three colours are written in as one number
 _SALT = 7919
 
 
@@ -95,30 +97,34 @@ def words(image: Image.Image) -> NDArray[np.int32]:
     drowns the other when a shift is looked for.
     """
     side = WORDS_SIDE * _CELL
-    rgb_YXC = (
-        np.asarray(image.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=1.0), dtype=np.float32) / 256
-    )
-    cells_NPC = rgb_YXC.reshape(WORDS_SIDE, _CELL, WORDS_SIDE, _CELL, 3).swapaxes(1, 2).reshape(-1, _CELL * _CELL, 3)
-    colour_NC = np.floor(cells_NPC.mean(1) * _LEVELS)
-    grey_NP = cells_NPC.mean(2)
+    small = image.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=1.0)
+    rgb_YXC = np.asarray(small, dtype=np.float32) / 256
     grey_YX = rgb_YXC.mean(2)
-    down, right = (
-        np.abs(np.diff(grey_YX, axis=0, append=grey_YX[-1:])),
-        np.abs(np.diff(grey_YX, append=grey_YX[:, -1:])),
-    )
-    edges_N, leaning_N = _by_cell(down + right), _by_cell(down - right)
+    down_YX, right_YX = np.zeros_like(grey_YX), np.zeros_like(grey_YX)
+    np.abs(grey_YX[1:] - grey_YX[:-1], out=down_YX[:-1])
+    np.abs(grey_YX[:, 1:] - grey_YX[:, :-1], out=right_YX[:, :-1])
+    colour_NC = np.floor(_by_cell(rgb_YXC).mean(1) * _LEVELS)
+    contrast_N = _by_cell(grey_YX).std(1)
+    edges_N, leaning_N = _means(down_YX + right_YX), _means(down_YX - right_YX)
     kinds = [
-        colour_NC @ np.array([1, _LEVELS, _LEVELS**2]),
-        np.floor(np.minimum(grey_NP.std(1) * 8, 3)),
+        colour_NC @ _BASE,
+        np.floor(np.minimum(contrast_N * 8, 3)),
         np.floor(np.minimum(edges_N * 32, 3)),
         np.sign(np.round(leaning_N * 32)) + 1,
     ]
     width, height = image.size
-    sizes = [np.round(2 * np.log2(width / height)) + 512, np.round(np.log2(width * height)) + 2048]
-    found = [number * 101 + np.unique(kind) + 1 for number, kind in enumerate(kinds)]
-    return ((np.concatenate([*found, np.array(sizes)]).astype(np.int64) * _SALT) & 0x7FFFFFFF).astype(np.int32)
+    found = [number * 101 + int(level) + 1 for number, kind in enumerate(kinds) for level in sorted(set(kind.tolist()))]
+    found += [round(2 * math.log2(width / height)) + 512, round(math.log2(width * height)) + 2048]
+    return np.array([word * _SALT & 0x7FFFFFFF for word in found], dtype=np.int32)
 
 
-def _by_cell(values_YX: NDArray[np.float32]) -> NDArray[np.float32]:
+def _by_cell(image_YX: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Each cell's pixels in a row: (side, side, ...) -> (cells, pixels, ...)."""
+    colours = image_YX.shape[2:]
+    cells = image_YX.reshape(WORDS_SIDE, _CELL, WORDS_SIDE, _CELL, *colours).swapaxes(1, 2)
+    return cells.reshape(WORDS_SIDE**2, _CELL**2, *colours)
+
+
+def _means(values_YX: NDArray[np.float32]) -> NDArray[np.float32]:
     means: NDArray[np.float32] = values_YX.reshape(WORDS_SIDE, _CELL, WORDS_SIDE, _CELL).mean((1, 3)).reshape(-1)
     return means
