@@ -25,10 +25,12 @@ from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import objective, resolve
 from streamlearn.backbone import load as backbone_room
 from streamlearn.backbone.load import Backbone, Outline
+from streamlearn.errors import Reason
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import Settings, fingerprint, settled
 from streamlearn.snapshot import compatibility
+from streamlearn.snapshot.in_hand import DEATHS, InHand
 from streamlearn.snapshot.journal import Journal
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.manifest import ManifestDraft
@@ -41,6 +43,8 @@ from streamlearn.stream.intake import Intake, Rejects
 from streamlearn.stream.merge import Merger
 from streamlearn.stream.record import RecordId, TopicPartition
 
+_REFUSED = (Reason.NOT_FINITE_UPDATE, "its update was refused before the rollback")
+_KILLED = (Reason.KILLED_PROCESS, f"the process died of it {DEATHS} times")
 _log = get_logger("daemon")
 
 
@@ -110,9 +114,11 @@ class Rooms:
         settings = self.settings
         self.store = SnapshotStore(settings.state / "snapshots", keep=settings.snapshot.keep)
         self.journal = opened.enter_context(closing(Journal(settings.state / "journal.jsonl")))
+        self.in_hand = opened.enter_context(closing(InHand(settings.state)))
         if fresh:
             self.store.set_aside()
             self.journal.rewind(to_step=0)
+            self.in_hand.forget()
         snapshot = self.store.newest()
         self._adapter = adapter_shape(config)
         if snapshot is not None:
@@ -133,7 +139,7 @@ class Rooms:
             self._decoding = opened.enter_context(ThreadPoolExecutor(1, thread_name_prefix="decode"))
         self.open_stream(self.state)
 
-    def open_stream(self, state: RunState, *, condemned: frozenset[RecordId] = frozenset()) -> None:
+    def open_stream(self, state: RunState, *, refused: frozenset[RecordId] = frozenset()) -> None:
         """Stand at the state's position; letters and batches of a life after it, if there was one, are known again."""
         self.sink.flush()
         self.rejects = Rejects(self.sink, [*self.sink.recall(self._mark), *self._letters_ahead])
@@ -146,7 +152,8 @@ class Rooms:
             Batcher(self.settings.stream),
             self.rejects,
             max_records=self.settings.stream.batch_records * 8,
-            condemned=condemned,
+            given_up={**dict.fromkeys(refused, _REFUSED), **dict.fromkeys(self.in_hand.given_up, _KILLED)},
+            decoding=self.in_hand.decoding,
             ahead=self._decoding,
         )
         _log.info(Event.POSITION_SET, position=str(state.ledger.position), journalled_batches=len(entries))
@@ -162,12 +169,12 @@ class Rooms:
             self._ahead = {}
         self.journal.append(step, runs)
 
-    def roll_back(self, snapshot: Snapshot, condemned: frozenset[RecordId]) -> RunState:
-        """The snapshot's state again, in this process; `condemned` records will be set aside when they come."""
+    def roll_back(self, snapshot: Snapshot, refused: frozenset[RecordId]) -> RunState:
+        """The snapshot's state again, in this process; `refused` records will be set aside when they come."""
         state = self.model.restore(snapshot)
         self._mark, self._letters_ahead = snapshot.manifest.dead_letter_mark, letters_ahead(snapshot)
         self.journal.rewind(to_step=self.learner.number)
-        self.open_stream(state, condemned=condemned)
+        self.open_stream(state, refused=refused)
         return state
 
     def save(self, state: RunState) -> SnapshotInfo:
@@ -187,6 +194,7 @@ class Rooms:
         self.store.prune()
         oldest = self.store.names()[0]
         self.journal.truncate(before_step=int(oldest))
+        self.in_hand.passed(state.ledger.position)
         return info
 
     def _draft(self, state: RunState, mark: dict[str, Any], ahead: list[RecordId]) -> ManifestDraft:

@@ -199,7 +199,9 @@ class Daemon:
         batch, slots = sighted.without(held_out)
         step = None
         if batch.examples:
-            step = learner.step(batch.examples, slots)
+            with self.rooms.in_hand.training(learner.number + 1, [record.id for record in batch.records]) as hand:
+                parts = len(batch.examples) if hand.one_by_one else 1
+                step = learner.step(batch.examples, slots, parts=parts, turn_to=hand.turn_to)
             adaptation.forgetting.trained(step.seconds)
         else:
             learner.pass_over()
@@ -275,11 +277,11 @@ class Daemon:
                 + (", again after a rollback" if snapshot else ", and every snapshot is gone")
                 + ": lower learner.lr, or look at the dead letters"
             )
-        condemned = frozenset(self.state.refused_since_save)
-        self.state = self.rooms.roll_back(snapshot, condemned)
+        refused = frozenset(self.state.refused_since_save)
+        self.state = self.rooms.roll_back(snapshot, refused)
         self._ahead.clear()
         self.state.rolled_back_to = snapshot.name
-        _log.warning(Event.ROLLED_BACK, to=snapshot.name, left_out=len(condemned))
+        _log.warning(Event.ROLLED_BACK, to=snapshot.name, left_out=len(refused))
 
     def _publish(self, phase: Phase, *, ready: bool = False, reason: str = "", step: Step | None = None) -> None:
         state, before = self.state, self.board.read()

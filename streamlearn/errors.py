@@ -98,6 +98,7 @@ class Reason(StrEnum):
     TOO_MANY_TOKENS = "too_many_tokens"
     NOTHING_TO_LEARN = "nothing_to_learn"
     NOT_FINITE_UPDATE = "not_finite_update"
+    KILLED_PROCESS = "killed_process"
 
 
 class RecordError(StreamlearnError):

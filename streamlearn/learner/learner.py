@@ -14,7 +14,7 @@ what the preset's objective adds (CP-MoE, arXiv 2605.20247, eq. 15; L_lbc in LoR
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,12 +26,35 @@ from streamlearn.adapters.presets import ATTENTION_LINEARS, Objective
 from streamlearn.learner.anchor import Anchors
 from streamlearn.learner.balancing import LoadBalance, LocalizedBalance
 from streamlearn.learner.importance import PathIntegral
-from streamlearn.learner.loss import row_loss
+from streamlearn.learner.loss import RowLoss, row_loss
+from streamlearn.learner.memory import in_parts, shares
 from streamlearn.learner.optimizer import Group, MaskedAdamW
 from streamlearn.learner.row import Row, pack
 from streamlearn.learner.stages import Stages
 from streamlearn.settings import LearnerSettings
 from streamlearn.stream.decode import Example
+
+
+@dataclass
+class Passed:
+    """What the forward passes over a batch's parts showed."""
+
+    loss: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    correct: list[bool] = field(default_factory=list)
+    tokens: int = 0
+    learned_tokens: int = 0
+
+    def add(self, row: Row, loss: RowLoss, weight: float) -> None:
+        """One more part, of this share of the batch's loss."""
+        sums, counts = loss.per_record(row)
+        correct = torch.bincount(row.owner_L[loss.correct_L], minlength=row.num_records)
+        self.loss += weight * float(loss.mean.detach())
+        self.losses += (sums / counts).tolist()
+        self.correct += (correct == counts).tolist()
+        self.tokens += row.input_ids.shape[1]
+        self.learned_tokens += len(row.target_L)
+
 
 PLAIN = Objective()
 """The task loss and nothing else."""
@@ -93,40 +116,69 @@ class Learner:
         self.stages = Stages(settings, attention) if objective.staged else None
         self._experts = frozenset(group.name for group in experts)
 
-    def step(self, examples: Sequence[Example], slots: Sequence[int] | None = None) -> Step:
-        """Test, guard, train on at least one example; `slots` are their regimes."""
+    def step(
+        self,
+        examples: Sequence[Example],
+        slots: Sequence[int] | None = None,
+        *,
+        parts: int = 1,
+        turn_to: Callable[[int], None] = lambda _: None,
+    ) -> Step:
+        """Test, guard, train on at least one example; `slots` are their regimes.
+
+        The batch passes in so many `parts`, more when memory does not suffice; `turn_to` hears the index of a part's
+        first example before it.
+
+        Raises:
+            RuntimeError or MemoryError: no memory even for the smallest parts; weights and optimizer are untouched.
+        """
         started = self._clock()
         self.number += 1
-        row = pack(examples, self.device, slots)
-        reset_load(self.model)
+
+        def work(parts: int) -> Passed:
+            return self._pass(examples, slots, parts, turn_to)
+
         # 1.
-        balances = self._balances(row, examples)
-        with passing(self.model, row.passage(explore=True, watchers=balances)):
-            loss = row_loss(self.forward, row)
-        mean = float(loss.mean.detach())
-        refusal, norm = (None, math.nan) if math.isfinite(mean) else (f"loss is {mean}", math.nan)
+        passed = in_parts(work, parts, len(examples), self.optimizer.zero_grad)
+        refusal, norm = (None, math.nan) if math.isfinite(passed.loss) else (f"loss is {passed.loss}", math.nan)
         # 2.
         if refusal is None:
-            torch.autograd.backward(sum((balance.loss() for balance in balances), start=loss.mean))
             norm = self._clip()
             refusal = None if math.isfinite(norm) else f"gradient norm is {norm}"
         # 3.
         if refusal is None:
             self._update(clipped=max(1.0, norm / self._settings.max_grad_norm))
         self.optimizer.zero_grad()
-        sums, counts = loss.per_record(row)
-        correct = torch.bincount(row.owner_L[loss.correct_L], minlength=row.num_records)
         return Step(
             number=self.number,
-            loss=mean,
-            record_losses=tuple((sums / counts).tolist()),
-            record_correct=tuple((correct == counts).tolist()),
-            tokens=row.input_ids.shape[1],
-            learned_tokens=len(row.target_L),
+            loss=passed.loss,
+            record_losses=tuple(passed.losses),
+            record_correct=tuple(passed.correct),
+            tokens=passed.tokens,
+            learned_tokens=passed.learned_tokens,
             grad_norm=norm,
             seconds=self._clock() - started,
             refusal=refusal,
         )
+
+    def _pass(
+        self, examples: Sequence[Example], slots: Sequence[int] | None, parts: int, turn_to: Callable[[int], None]
+    ) -> Passed:
+        """Forward and backward, memory.py's eq. (1); no gradients are to be used when the loss is not finite."""
+        reset_load(self.model)
+        learned = sum(each.num_learned for each in examples)
+        passed = Passed()
+        for share in shares(len(examples), parts):
+            turn_to(share.start)
+            row = pack(examples[share], self.device, None if slots is None else slots[share])
+            balances = self._balances(row, examples[share])
+            with passing(self.model, row.passage(explore=True, watchers=balances)):
+                loss = row_loss(self.forward, row)
+            weight = len(row.target_L) / learned
+            passed.add(row, loss, weight)
+            if math.isfinite(passed.loss):
+                torch.autograd.backward(weight * sum((balance.loss() for balance in balances), start=loss.mean))
+        return passed
 
     def pass_over(self) -> None:
         """Count a batch whose every record was set aside, so that its snapshot has a number of its own."""

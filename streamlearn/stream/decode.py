@@ -60,6 +60,11 @@ class Example:
         """Index of the first label."""
         return int(np.argmax(self.labels != IGNORED))
 
+    @property
+    def num_learned(self) -> int:
+        """Tokens with a label that another token can predict."""
+        return int(np.count_nonzero(self.labels[1:] != IGNORED))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:

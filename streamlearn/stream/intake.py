@@ -7,8 +7,10 @@ the stream's all the same.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.events import Event, get_logger
@@ -19,6 +21,14 @@ from streamlearn.stream.record import Position, Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter, DeadLetters
 
 _log = get_logger("stream")
+
+GivenUp = Mapping[RecordId, tuple[Reason, str]]
+"""Records that are set aside without a look, and why."""
+
+
+def _not_noted(record: RecordId) -> AbstractContextManager[None]:
+    del record
+    return nullcontext()
 
 
 class Rejects:
@@ -65,16 +75,21 @@ class Intake:
         rejects: Rejects,
         *,
         max_records: int,
-        condemned: frozenset[RecordId] = frozenset(),
+        given_up: GivenUp = MappingProxyType({}),
+        decoding: Callable[[RecordId], AbstractContextManager[None]] = _not_noted,
         ahead: Executor | None = None,
     ) -> None:
-        """`ahead` decodes in the background; without it records are decoded when a batch is asked for."""
+        """`ahead` decodes in the background; without it records are decoded when a batch is asked for.
+
+        A record is decoded inside `decoding`.
+        """
         self._merger = merger
         self._decoder = decoder
         self._batcher = batcher
         self._rejects = rejects
         self._max_records = max_records
-        self._condemned = condemned  # records whose update was refused before a rollback
+        self._given_up = given_up
+        self._decoding = decoding
         self._closed: deque[Batch] = deque()
         self._ahead = ahead
         self._coming: deque[tuple[Record, Future[Example | RecordError]]] = deque()
@@ -104,9 +119,10 @@ class Intake:
 
     def _fate_of(self, record: Record) -> Example | RecordError:
         try:
-            if record.id in self._condemned:
-                raise RecordError(Reason.NOT_FINITE_UPDATE, "its update was refused before the rollback")
-            return self._decoder.decode(record)
+            if record.id in self._given_up:
+                raise RecordError(*self._given_up[record.id])
+            with self._decoding(record.id):
+                return self._decoder.decode(record)
         except RecordError as error:
             return error
 

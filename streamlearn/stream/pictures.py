@@ -98,8 +98,8 @@ def words(image: Image.Image) -> NDArray[np.int32]:
     """
     side = WORDS_SIDE * _CELL
     small = image.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=1.0)
-    rgb_YXC = np.asarray(small, dtype=np.float32) / 256
-    grey_YX = rgb_YXC.mean(2)
+    rgb_YXC = np.asarray(small, dtype=np.float32) / np.float32(256)
+    grey_YX: NDArray[np.float32] = rgb_YXC.mean(2)
     down_YX, right_YX = np.zeros_like(grey_YX), np.zeros_like(grey_YX)
     np.abs(grey_YX[1:] - grey_YX[:-1], out=down_YX[:-1])
     np.abs(grey_YX[:, 1:] - grey_YX[:, :-1], out=right_YX[:, :-1])

@@ -1,6 +1,7 @@
 """What becomes of each record between the source and the batch."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 
 import pytest
 from structlog.testing import capture_logs
@@ -10,7 +11,7 @@ from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.events import Event
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.batch import MAX_REJECTED, Batch, Batcher, Rejected
-from streamlearn.stream.intake import Intake, Rejects
+from streamlearn.stream.intake import GivenUp, Intake, Rejects
 from streamlearn.stream.merge import Merger
 from streamlearn.stream.record import Record, RecordId
 from streamlearn.stream.source import DeadLetter
@@ -30,7 +31,7 @@ class Bench:
         lengths: list[int],
         *,
         sink: MemoryDeadLetters | None = None,
-        condemned: frozenset[RecordId] = frozenset(),
+        given_up: GivenUp = MappingProxyType({}),
     ) -> None:
         self.records = records_of(lengths)
         self.source = MemorySource(self.records)
@@ -42,7 +43,7 @@ class Bench:
             Batcher(SETTINGS),
             Rejects(self.sink, self.sink.recall(None)),
             max_records=100,
-            condemned=condemned,
+            given_up=given_up,
             ahead=ThreadPoolExecutor(1) if self.ahead else None,
         )
 
@@ -87,9 +88,9 @@ def test_letters_of_a_life_before_are_not_sent_again() -> None:
     assert again.letters() == [0, 2, 4]
 
 
-def test_a_condemned_record_is_set_aside_unread() -> None:
-    """Records whose update was refused before a rollback become dead letters for that reason and are not decoded."""
-    bench = Bench([3, 3, 3], condemned=frozenset({RecordId(ONE, 1)}))
+def test_a_record_that_was_given_up_is_set_aside_unread() -> None:
+    """Records that are named with a reason become dead letters for that reason and are not decoded."""
+    bench = Bench([3, 3, 3], given_up={RecordId(ONE, 1): (Reason.NOT_FINITE_UPDATE, "refused before")})
     (batch,) = bench.batches()
     assert batch.records == (bench.records[0], bench.records[2])
     assert batch.rejected == (Rejected(RecordId(ONE, 1), Reason.NOT_FINITE_UPDATE),)
