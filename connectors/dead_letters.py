@@ -1,18 +1,24 @@
 """Dead letters in a JSONL file: one line a letter, bytes as base64, so that any tool can read and replay them."""
 
 import base64
+import errno
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import orjson
 
+from connectors.backlog import Backlog
 from connectors.letters import Origin, headers_of, origin_of, own_headers
 from streamlearn.errors import DeadLetterError
 from streamlearn.stream.source import DeadLetter
 
 _TAIL_BYTES = 1 << 16
+_WRITE_BYTES = 1 << 20
+"""So much may wait for the next `flush`; a disk that takes none may leave more waiting."""
 
 
 class FileDeadLetters:
@@ -25,9 +31,11 @@ class FileDeadLetters:
             DeadLetterError: it cannot be written.
         """
         self._path = path
+        self._waiting = Backlog()
+        self._lost_sync: OSError | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO = path.open("a+b")
+            self._file = path.open("a+b", buffering=0)
             _drop_torn_line(self._file)
             self._durable_bytes = self._sync()
             _sync_folder(path.parent)
@@ -53,33 +61,39 @@ class FileDeadLetters:
         return frozenset(origins)
 
     def send(self, letter: DeadLetter) -> None:
-        """Append one letter, buffered.
+        """Let one letter wait for the next `flush`, which many of them bring about.
 
         Raises:
-            DeadLetterError: the disk does not take it.
+            DeadLetterError: too many wait because the disk takes none.
         """
-        record = letter.record
-        line = {
-            "headers": headers_of(letter),
-            "record_headers": [[name, _base64(value)] for name, value in own_headers(record)],
-            "key": _base64(record.key),
-            "value": _base64(record.value),
-        }
-        try:
-            self._file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-        except OSError as error:
-            raise self._failed("written", error) from error
+        self._waiting.add(letter)
+        if self._waiting.bytes >= _WRITE_BYTES:
+            with suppress(DeadLetterError):  # the next `flush` tells
+                self.flush()
 
     def flush(self) -> None:
         """Block until every letter is on the disk.
 
         Raises:
-            DeadLetterError: the disk fails; nothing more is tried, for a second fsync may lie.
+            DeadLetterError: it is not; after a full disk all are tried again at the next time, after a failed fsync
+                nothing is, for a second one may lie.
         """
+        if self._lost_sync is not None:
+            raise self._failed("flushed", self._lost_sync) from self._lost_sync
+        lines = b"".join(map(_line, self._waiting))
+        try:
+            if lines and (written := os.write(self._file.fileno(), lines)) != len(lines):
+                raise OSError(errno.ENOSPC, f"No space left for {len(lines)} bytes, only for {written}")
+        except OSError as error:
+            with suppress(OSError):  # a torn line is cut at the next start otherwise
+                os.ftruncate(self._file.fileno(), self._durable_bytes)
+            raise self._failed("flushed", error) from error
         try:
             self._durable_bytes = self._sync()
         except OSError as error:
+            self._lost_sync = error
             raise self._failed("flushed", error) from error
+        self._waiting.clear()
 
     def mark(self) -> Mapping[str, Any]:
         """The file's name and its length at the last `flush`."""
@@ -93,11 +107,10 @@ class FileDeadLetters:
             raise self._failed("closed", error) from error
 
     def _sync(self) -> int:
-        self._file.flush()
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
 
-    def _start(self, file: BinaryIO, mark: Mapping[str, Any] | None) -> int:
+    def _start(self, file: IO[bytes], mark: Mapping[str, Any] | None) -> int:
         """Where to read from: the mark, if a line ends just before it."""
         if mark is None or mark.get("file") != self._path.name or not mark["bytes"]:
             return 0
@@ -120,14 +133,25 @@ class FileDeadLetters:
         return DeadLetterError(f"dead letters cannot be {what}: {self._path}: {error.strerror or error}")
 
 
-def _drop_torn_line(file: BinaryIO) -> None:
+def _line(letter: DeadLetter) -> bytes:
+    record = letter.record
+    line = {
+        "headers": headers_of(letter),
+        "record_headers": [[name, _base64(value)] for name, value in own_headers(record)],
+        "key": _base64(record.key),
+        "value": _base64(record.value),
+    }
+    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _drop_torn_line(file: FileIO) -> None:
     """Cut the file behind its last newline."""
     end = file.seek(0, os.SEEK_END)
     whole = end
     while whole:
         start = max(0, whole - _TAIL_BYTES)
         file.seek(start)
-        newline = file.read(whole - start).rfind(b"\n")
+        newline = (file.read(whole - start) or b"").rfind(b"\n")
         if newline >= 0:
             whole = start + newline + 1
             break

@@ -3,6 +3,7 @@
 `assemble` checks and builds everything; `Daemon.run` learns until the stream ends or a signal asks it to stop.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Protocol
 
 from streamlearn.adaptation import Entry
 from streamlearn.assembly import Rooms
-from streamlearn.errors import DivergedError, Reason, SnapshotError
+from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Step
 from streamlearn.serve.desk import Desk
@@ -25,7 +26,10 @@ from streamlearn.shift.shift import Shift
 from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
+from streamlearn.trouble import Trouble
 
+RETRY_S = 10.0  # after a snapshot that failed
+FEWEST = 2  # snapshots that are kept even when there is no room
 POLL_S = 0.2  # longest wait for records in one turn: a stop, a job or a due snapshot waits at most this long
 SPEED_WINDOW_S = 30.0  # tokens/s is published over this much time
 LOG_EVERY_S = 10.0  # a step is logged at info this often, at debug always
@@ -81,8 +85,10 @@ class Daemon:
             self._snapshot_on_request,
             row_tokens=rooms.settings.stream.batch_tokens,
         )
+        self.trouble = Trouble(rooms.settings.snapshot.max_age_s)
         self._stop_reason: str | None = None
         self._saved_at = time.monotonic()
+        self._refused_at = -math.inf
         self._logged_at = 0.0
         self._window = _Window(deque())
         self._ahead: deque[Sighted] = deque()
@@ -194,7 +200,7 @@ class Daemon:
     def learn(self, sighted: Sighted) -> Step | None:
         """learner/: one step, or none when no record of the batch is to be trained on; then the ledger."""
         learner, state, adaptation = self.rooms.learner, self.state, self.rooms.adaptation
-        self.rooms.journal_batch(sighted.batch.runs)
+        self._journal(sighted.batch)
         held_out = adaptation.keep_out(sighted)
         batch, slots = sighted.without(held_out)
         step = None
@@ -219,23 +225,38 @@ class Daemon:
             self.observer.on_step(batch, step, self.board.read())
         return step
 
+    def _journal(self, batch: Batch) -> None:
+        """Without it no record is lost or trained twice, but partitions may replay in another order."""
+        self.rooms.journal_batch(batch.runs)
+        if self.rooms.journal.fault is not None:
+            self.trouble.met("journal", self.rooms.journal.fault)
+        else:
+            self.trouble.over("journal")
+
     def _tell(self, entry: Entry) -> None:
         if self.observer:
             self.observer.on_shift(entry)
 
     def save_if_due(self) -> None:
-        """snapshot/: by records or by time, when there is anything new. A failed one is tried again in 10 s."""
+        """snapshot/: by records or by time, when there is anything new. A failed one is tried again in 10 s.
+
+        Raises:
+            SnapshotError or DeadLetterError: it has been failing for `snapshot.max_age_s`.
+        """
         settings = self.rooms.settings.snapshot
         waited = time.monotonic() - self._saved_at
         due = self.state.records_since_save >= settings.every_records
         due = due or (waited >= settings.every_s and self.state.records_since_save > 0)
-        if not due:
+        if not due or time.monotonic() - self._refused_at < RETRY_S:
             return
         try:
             self.save()
-        except SnapshotError as error:
-            _log.error(Event.SNAPSHOT_FAILED, error=str(error))
-            self._saved_at = time.monotonic() - settings.every_s + min(settings.every_s, 10.0)  # try again in 10 s
+        except (SnapshotError, DeadLetterError) as error:
+            self.trouble.met("snapshot", error)
+            self._refused_at = time.monotonic()
+            self.rooms.store.prune(keep=FEWEST)  # it may be room that is missing
+        else:
+            self.trouble.over("snapshot")
 
     def save(self) -> SnapshotInfo:
         """Dead letters first, then the state, then the broker's offsets, then what no snapshot needs any more."""
@@ -294,6 +315,7 @@ class Daemon:
             phase=phase,
             ready=ready,
             reason=reason,
+            degraded=self.trouble.reason,
             step=self.rooms.learner.number,
             records_trained=sum(state.ledger.trained.values()),
             records_held_out=state.ledger.held_out.total(),

@@ -50,6 +50,7 @@ def _headline(status: StatusView) -> Table:
     dead = f", {status.records_dead_lettered:,} dead letters" if status.records_dead_lettered else ""
     left = {
         "phase": status.phase + (f": {status.reason}" if status.reason else ""),
+        **({"degraded": status.degraded} if status.degraded else {}),
         "step": f"{status.step:,}",
         "records": f"{status.records_trained:,} trained{held_out}{dead}",
         "tokens/s": f"{status.tokens_per_s:,.0f}",

@@ -98,6 +98,8 @@ def one_line(status: Status) -> str:
         f"{len(status.adaptation.regimes)} regimes",
         f"snapshot {status.snapshot.name}" if status.snapshot else "no snapshot yet",
     ]
+    if status.degraded:
+        parts.append(f"DEGRADED: {status.degraded}".replace("\n", " "))
     if status.records_dead_lettered:
         parts.append(f"{status.records_dead_lettered} dead letters")
     return ", ".join(parts)

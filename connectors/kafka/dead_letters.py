@@ -1,14 +1,17 @@
 """Dead letters in a Kafka topic: key and value untouched, the reason in headers as Kafka Connect writes them."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from kafka.errors import KafkaError
 
+from connectors.backlog import Backlog
 from connectors.kafka.client import (
     CLIENT_ERRORS,
     close_quietly,
     describe,
+    is_reachable,
     new_consumer,
     new_producer,
     to_kafka,
@@ -21,8 +24,11 @@ from streamlearn.stream.record import TopicPartition
 from streamlearn.stream.source import DeadLetter
 
 _BOOTSTRAP_S = 30.0
+_MEND_S = 10.0
+"""Training stands still meanwhile."""
 _POLL_MS = 500
 _MAX_UNACKNOWLEDGED = 1_000
+"""So many letters bring about a `flush`."""
 _MAX_REQUEST_BYTES = 64 << 20  # the topic's own max.message.bytes decides, not the client
 _NO_VALUE = PREFIX + "value.absent"
 """Marks a letter whose record had neither key nor value: kafka-python sends no such thing, so its value is empty."""
@@ -39,14 +45,15 @@ class KafkaDeadLetters:
         """
         self._settings = settings
         self._topic = topic
-        self._unacknowledged: list[Any] = []
+        self._waiting = Backlog()
+        self._sent: list[Any] = []
+        self._broken = False
         self._cluster = Cluster(settings)
         self._reader: Any = None
         self._producer: Any = None
         try:
             self._partitions = self._cluster.topics([topic])[topic].origins
-            self._reader = new_consumer(settings, _BOOTSTRAP_S, isolation_level="read_uncommitted")
-            self._producer = new_producer(settings, _BOOTSTRAP_S, max_request_size=_MAX_REQUEST_BYTES)
+            self._connect(_BOOTSTRAP_S)
             self._ends = self._end_offsets()
         except SourceError as error:
             self.close()
@@ -72,37 +79,35 @@ class KafkaDeadLetters:
         """Hand one letter to the producer, which sends it in the background.
 
         Raises:
-            DeadLetterError: the producer refuses it, or one before it failed.
+            DeadLetterError: too many wait because the brokers take none.
         """
-        record = letter.record
-        headers = own_headers(record) + [(name, value.encode()) for name, value in headers_of(letter).items()]
-        value = record.value
-        if value is None and record.key is None:
-            headers.append((_NO_VALUE, b"true"))
-            value = b""
-        try:
-            self._unacknowledged.append(self._producer.send(self._topic, value, key=record.key, headers=headers))
-        except (*CLIENT_ERRORS, ValueError, AssertionError) as error:
-            raise self._failed("written", error) from error
-        if len(self._unacknowledged) >= _MAX_UNACKNOWLEDGED:
-            self.flush()
+        self._waiting.add(letter)
+        if self._broken:
+            return
+        with suppress(DeadLetterError):  # the next `flush` tells
+            self._produce(letter)
+            if len(self._sent) >= _MAX_UNACKNOWLEDGED:
+                self.flush()
 
     def flush(self) -> None:
-        """Block until the brokers hold every letter.
+        """Block until the brokers hold every letter. After a failure the topic says which are there; the rest go again.
 
         Raises:
-            DeadLetterError: they did not take one; which of them is not known, a restart finds out.
+            DeadLetterError: they did not take one; all are tried again at the next time.
         """
-        if not self._unacknowledged:
+        if self._broken:
+            self._mend()
+        if not self._waiting:
             return
         try:
             self._producer.flush(timeout=2 * self._settings.request_timeout_ms / 1000)
-            for sent in self._unacknowledged:
+            for sent in self._sent:
                 sent.get(timeout=0)
             self._ends = self._end_offsets()
         except CLIENT_ERRORS as error:
             raise self._failed("written", error) from error
-        self._unacknowledged.clear()
+        self._sent.clear()
+        self._waiting.clear()
 
     def mark(self) -> Mapping[str, Any]:
         """The topic's name and the end of each of its partitions at the last `flush`."""
@@ -111,12 +116,48 @@ class KafkaDeadLetters:
     def close(self) -> None:
         """Close every connection; letters that were not flushed may be lost. Safe to call twice."""
         self._cluster.close()
-        if self._reader is not None:
-            close_quietly(self._reader)
-            self._reader = None
-        if self._producer is not None:
-            producer, self._producer = self._producer, None
-            close_quietly(producer)
+        self._disconnect()
+
+    def _connect(self, bootstrap_s: float) -> None:
+        self._reader = new_consumer(self._settings, bootstrap_s, isolation_level="read_uncommitted")
+        self._producer = new_producer(self._settings, bootstrap_s, max_request_size=_MAX_REQUEST_BYTES)
+
+    def _disconnect(self) -> None:
+        clients, self._reader, self._producer = (self._reader, self._producer), None, None
+        for client in clients:
+            if client is not None:
+                close_quietly(client)
+
+    def _produce(self, letter: DeadLetter) -> None:
+        record = letter.record
+        headers = own_headers(record) + [(name, value.encode()) for name, value in headers_of(letter).items()]
+        value = record.value
+        if value is None and record.key is None:
+            headers.append((_NO_VALUE, b"true"))
+            value = b""
+        try:
+            self._sent.append(self._producer.send(self._topic, value, key=record.key, headers=headers))
+        except (*CLIENT_ERRORS, ValueError, AssertionError) as error:
+            raise self._failed("written", error) from error
+
+    def _mend(self) -> None:
+        """New clients after a failure, and what is not in the topic sent again.
+
+        Raises:
+            DeadLetterError: the cluster does not answer yet.
+        """
+        self._disconnect()
+        self._sent.clear()
+        if not is_reachable(self._settings):
+            raise self._failed("written", KafkaError("no broker accepts a connection"))
+        try:
+            self._connect(_MEND_S)
+        except SourceError as error:
+            raise self._failed("written", error) from error
+        self._waiting.drop(self.recall(self.mark()))
+        self._broken = False
+        for letter in self._waiting:
+            self._produce(letter)
 
     def _end_offsets(self) -> dict[TopicPartition, int]:
         ends = self._reader.end_offsets([to_kafka(origin) for origin in self._partitions])
@@ -151,4 +192,6 @@ class KafkaDeadLetters:
             waiting = {partition: end for partition, end in waiting.items() if self._reader.position(partition) < end}
 
     def _failed(self, what: str, error: Exception) -> DeadLetterError:
-        return DeadLetterError(f"dead letters cannot be {what}: topic {self._topic}: {describe(error)}")
+        self._broken = True
+        said = str(error) if isinstance(error, SourceError) else describe(error)
+        return DeadLetterError(f"dead letters cannot be {what}: topic {self._topic}: {said}")

@@ -47,6 +47,7 @@ class StatusCollector(Collector):
         yield _gauge(
             "ready", "1 while jobs are taken, else 0; /readyz says why not.", self._board.why_not_ready() is None
         )
+        yield _gauge("degraded", "1 while something cannot be written; /v1/status says what.", bool(status.degraded))
         phases = GaugeMetricFamily("streamlearn_phase", "1 for what the training loop is doing.", labels=["phase"])
         for phase in Phase:
             phases.add_metric([phase], float(status.phase is phase))

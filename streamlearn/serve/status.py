@@ -209,6 +209,8 @@ class Status:
     """Whether jobs are taken."""
     reason: str = ""
     """Why not ready, for people; empty when ready."""
+    degraded: str = ""
+    """What cannot be written although learning goes on, for people; empty when all can."""
     started_at: float = 0.0
     """Wall time of the process start, seconds since 1970."""
     step: int = 0

@@ -105,6 +105,8 @@ class StatusView(Body):
     ready: bool
     reason: str | None
     """Why not ready."""
+    degraded: str | None
+    """What cannot be written (snapshots, dead letters, the journal) although learning goes on."""
     started_at: datetime
     heartbeat_age_s: float
     """Since the loop's last report."""
@@ -155,6 +157,7 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         phase=status.phase,
         ready=why is None,
         reason=why,
+        degraded=status.degraded or None,
         started_at=_utc(status.started_at),
         heartbeat_age_s=round(board.heartbeat_age_s, 3),
         step=status.step,

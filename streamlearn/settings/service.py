@@ -20,6 +20,9 @@ class SnapshotSettings(Section):
     """Records between snapshots."""
     every_s: PositiveFloat = 300.0
     """Seconds between snapshots, when something was trained since."""
+    max_age_s: PositiveFloat = 3600.0
+    """Seconds that the disk or the dead-letter topic may refuse what must be written; learning goes on meanwhile, then
+    the daemon stops with exit code 74. Nothing is lost: a restart goes on from the last snapshot."""
     keep: int = Field(default=3, ge=2)
     """Snapshots kept; the newest may be damaged, so at least two."""
 

@@ -6,6 +6,7 @@ One line a batch; a run is topic, partition, first offset, next offset and numbe
 the batch, runs in training order.
 """
 
+import errno
 import os
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -56,24 +57,32 @@ class Journal:
         self._path = path
         self._files = files if files is not None else Files()
         self._descriptor: int | None = None
+        self._unwritten: list[Entry] = []
+        self.fault: SnapshotError | None = None
+        """Why the newest lines are not in the file; None when they are."""
 
     def append(self, step: int, runs: Iterable[Run]) -> None:
         """Write down the batch of `step` before it is trained; steps only grow.
 
-        Raises:
-            SnapshotError: the line could not be written; nothing of it remains.
+        A line that cannot be written leaves nothing in the file and is tried again before the next one; see `fault`.
         """
-        line = Entry(step, tuple(runs)).to_line()
+        self._unwritten.append(Entry(step, tuple(runs)))
+        lines = b"".join(entry.to_line() for entry in self._unwritten)
         try:
             descriptor = self._open()
             size = os.fstat(descriptor).st_size
-            if os.write(descriptor, line) != len(line):
+            if os.write(descriptor, lines) != len(lines):
                 os.ftruncate(descriptor, size)
-                raise SnapshotError(
-                    f"{self._path}: the disk must have room for {len(line)} bytes, it has not: make room"
-                )
+                raise OSError(errno.ENOSPC, f"no room for {len(lines)} bytes")
         except OSError as error:
-            raise SnapshotError(f"{self._path}: must be writable, found: {error.strerror}") from error
+            self.fault = SnapshotError(
+                f"{self._path}: must be writable, found: {error.strerror}; see that the disk works"
+            )
+        except SnapshotError as error:
+            self.fault = error
+        else:
+            self.fault = None
+            self._unwritten.clear()
 
     def entries(self, after_step: int) -> list[Entry]:
         """The batches of later steps, in order; empty when there is no journal. A torn end is cut off the file.
@@ -81,7 +90,7 @@ class Journal:
         Raises:
             SnapshotError: the file cannot be read or cut.
         """
-        return [entry for entry in self._whole() if entry.step > after_step]
+        return [entry for entry in [*self._whole(), *self._unwritten] if entry.step > after_step]
 
     def truncate(self, before_step: int) -> None:
         """Forget the batches of earlier steps: pass the oldest kept snapshot's. Atomic and durable.
@@ -131,6 +140,7 @@ class Journal:
         return found
 
     def _keep(self, wanted: Callable[[Entry], bool]) -> None:
+        self._unwritten = list(filter(wanted, self._unwritten))
         found = self._whole()
         kept = [entry for entry in found if wanted(entry)]
         if len(kept) < len(found):

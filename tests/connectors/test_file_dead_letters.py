@@ -1,4 +1,6 @@
 import base64
+import errno
+import os
 from pathlib import Path
 
 import orjson
@@ -107,10 +109,67 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     if not full.exists():
         pytest.skip("no /dev/full on this system")
     sink = FileDeadLetters(tmp_path / "dead.jsonl")
-    sink._file.close()
-    sink._file = full.open("wb")
+    disk, sink._file = sink._file, full.open("wb", buffering=0)
     sink.send(letter(0))
-    with pytest.raises(DeadLetterError, match=r"cannot be flushed: .*No space left"):
+    for _ in range(2):
+        with pytest.raises(DeadLetterError, match=r"cannot be flushed: .*No space left"):
+            sink.flush()
+    sink._file.close()
+    sink._file = disk
+    sink.send(letter(1))
+    sink.flush()
+    assert sink.recall(None) == {(ORIGIN, 0), (ORIGIN, 1)}
+    sink.close()
+
+
+def test_a_torn_write_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a letter that found room does not stand before the whole one of the next try."""
+    sink = FileDeadLetters(tmp_path / "dead.jsonl")
+    sink.send(letter(0))
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: len(data) // 2]))
+        with pytest.raises(DeadLetterError, match="No space left for"):
+            sink.flush()
+    sink.flush()
+    assert sink.recall(None) == {(ORIGIN, 0)}
+    sink.close()
+
+
+def test_a_failed_fsync_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one may succeed and mean nothing, so the sink takes nothing for written any more."""
+    sink = FileDeadLetters(tmp_path / "dead.jsonl")
+    mark = sink.mark()
+    sink.send(letter(0))
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(DeadLetterError, match="Input/output error"):
+            sink.flush()
+    with pytest.raises(DeadLetterError, match="Input/output error"):
         sink.flush()
-    with pytest.raises(DeadLetterError, match="cannot be closed"):
-        sink.close()
+    assert sink.mark() == mark
+    sink.close()
+
+
+def test_what_no_disk_takes_is_bounded(tmp_path: Path) -> None:
+    """Letters wait up to a bound, then the error names their number; none is dropped before it."""
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full on this system")
+    sink = FileDeadLetters(tmp_path / "dead.jsonl")
+    sink._file.close()
+    sink._file = full.open("wb", buffering=0)
+    for offset in range(60):
+        sink.send(_mebibyte(offset))
+    with pytest.raises(DeadLetterError, match=r"6[0-9] wait \(6[0-9] MiB\)"):  # noqa: PT012 - one of them is too many
+        for offset in range(60, 80):
+            sink.send(_mebibyte(offset))
+    sink.close()
+
+
+def _mebibyte(offset: int) -> DeadLetter:
+    return DeadLetter(Record(ORIGIN, offset, b"x" * (1 << 20)), Reason.NOT_JSON, "no JSON")

@@ -90,3 +90,30 @@ def test_feed_needs_the_topic(broker: Broker) -> None:
     """Feeding a mistyped name creates nothing."""
     with pytest.raises(SourceError, match="topic nowhere must exist"):
         feed(broker.settings("nowhere"), "nowhere", [b"a"])
+
+
+def test_letters_outlast_an_outage(broker: Broker) -> None:
+    """What is sent while no broker is there is written when one is back, once, also what arrived unacknowledged."""
+    topic = broker.new_topic()
+    sink = KafkaDeadLetters(broker.settings("events", request_timeout_ms=3000), topic)
+    sink.send(letter(0))
+    sink.flush()
+    sink.send(letter(1))
+    sink._producer.flush()  # it arrives, and nobody hears of it
+    broker.kill()
+    sink.send(letter(2))
+    for _ in range(2):
+        with pytest.raises(DeadLetterError, match="cannot be written"):
+            sink.flush()
+    sink.send(letter(3))
+    broker.start()
+    sink.flush()
+    sink.send(letter(4))
+    sink.flush()
+    sink.close()
+    written = [dict(message.headers)["__streamlearn.errors.offset"] for message in broker.read_all(topic)]
+    assert sorted(written) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def letter(offset: int) -> DeadLetter:
+    return DeadLetter(Record(ORIGIN, offset, b"{"), Reason.NOT_JSON, "no JSON")

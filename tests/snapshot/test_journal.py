@@ -102,16 +102,33 @@ def test_nothing_is_rewritten_when_nothing_is_dropped(tmp_path: Path) -> None:
     assert path.stat().st_ino == before
 
 
-def test_a_line_that_does_not_fit_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk may take half a line; the half is taken back."""
-    journal = filled(tmp_path / "journal.jsonl", 2)
+def test_a_line_that_does_not_fit_leaves_nothing_and_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk may take half a line; the half is taken back, and the line comes before the next one."""
+    journal_path = tmp_path / "journal.jsonl"
+    journal = filled(journal_path, 2)
     write = os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: len(data) // 2]))
-        with pytest.raises(SnapshotError, match="make room"):
-            journal.append(3, RUNS)
-    journal.append(3, RUNS)
-    assert steps(journal) == [1, 2, 3]
+        journal.append(3, RUNS)
+        assert "no room for" in str(journal.fault)
+        assert steps(Journal(journal_path)) == [1, 2]
+        assert steps(journal) == [1, 2, 3]
+    journal.append(4, RUNS)
+    assert journal.fault is None
+    assert steps(Journal(journal_path)) == [1, 2, 3, 4]
+
+
+def test_lines_that_wait_are_rewound_like_written_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other batches of those steps take their places."""
+    journal = filled(tmp_path / "journal.jsonl", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: 0)
+        journal.append(3, RUNS)
+        journal.append(4, RUNS)
+        journal.rewind(to_step=3)
+    journal.append(4, RUNS[:1])
+    assert steps(Journal(tmp_path / "journal.jsonl")) == [1, 2, 3, 4]
+    assert journal.entries(after_step=3)[0].runs == RUNS[:1]
 
 
 def test_an_unreadable_journal_is_a_snapshot_error(tmp_path: Path) -> None:
