@@ -71,6 +71,16 @@ class Broker:
         """End it as a crash would, in the middle of anything."""
         self._end(signal.SIGKILL)
 
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Inside, connections stay open and new ones are accepted by the system, and nothing is ever answered."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self._process.pid, signal.SIGCONT)
+
     def flip_byte(self, topic: str, marker: bytes, partition: int = 0) -> None:
         """Damage the log on disk where `marker` stands; the broker sends what the disk holds and does not look."""
         for segment in (self._folder / "logs" / f"{topic}-{partition}").glob("*.log"):

@@ -112,7 +112,7 @@ class KafkaSource:
             self._sleep(max(0.0, timeout_s - (self._clock() - started)))
             return ()
         records = self._fetch(min(max_records, self._settings.max_poll_records), timeout_s)
-        if records:
+        if records and not self._reachable and is_reachable(self._settings):  # they may have been fetched long before
             self._found()
         self._watch.polled(self._clock() - started, records)
         for record in records:
@@ -240,10 +240,7 @@ class KafkaSource:
             return
         except CLIENT_ERRORS as error:
             self._watch.ends_unknown()
-            now = self._clock()
-            self._unanswered_since = now if self._unanswered_since is None else self._unanswered_since
-            if now - self._unanswered_since >= _SLOW_S or not is_reachable(self._settings):
-                self._lost(describe(error))
+            self._unanswered(describe(error))
             return
         self._unanswered_since = None
         self._found()
@@ -256,7 +253,7 @@ class KafkaSource:
             added = [origin for topic in topics.values() for origin in topic.origins if origin not in self._next]
             begins, _ = self._bounds(added)
         except SourceError as error:
-            self._lost(str(error))
+            self._unanswered(str(error))
             return
         for name, topic in topics.items():
             if topic.id != self._topics[name].id:
@@ -315,6 +312,13 @@ class KafkaSource:
         if not self._reachable:
             self._log.info(Event.SOURCE_REACHABLE)
         self._reachable = True
+
+    def _unanswered(self, reason: str) -> None:
+        """A chore's question got no answer: the cluster is slow, or away."""
+        now = self._clock()
+        self._unanswered_since = now if self._unanswered_since is None else self._unanswered_since
+        if now - self._unanswered_since >= _SLOW_S or not is_reachable(self._settings):
+            self._lost(reason)
 
     def _lost(self, reason: str) -> None:
         """Say once that the cluster is away."""

@@ -292,4 +292,23 @@ def test_a_killed_broker_is_waited_for(broker: Broker, opened: Opener) -> None:
         broker.produce(topic, numbered(100, 110), partition=1)
         records += read(source, 110 - len(records), timeout_s=40.0)
     assert sorted(values(records), key=lambda value: int(value or 0)) == numbered(0, 110)
-    assert events(logs) == [Event.SOURCE_UNREACHABLE, Event.SOURCE_REACHABLE]
+    assert events(logs) == [Event.SOURCE_UNREACHABLE, Event.SOURCE_REACHABLE], logs
+
+
+def test_connections_that_are_half_open_hold_nothing_up(broker: Broker, opened: Opener) -> None:
+    """A broker that holds its connections and answers nothing: polls come back in time, and every record comes once."""
+    topic = broker.new_topic()
+    broker.produce(topic, numbered(0, 60))
+    source = opened(topic, max_poll_records=7, lag_interval_s=0.5, request_timeout_ms=3_000)
+    records = read(source, 20)
+    longest = 0.0
+    with broker.frozen():
+        until = time.monotonic() + 8.0
+        while time.monotonic() < until:
+            started = time.monotonic()
+            records += source.poll(max_records=100, timeout_s=0.2)
+            longest = max(longest, time.monotonic() - started)
+    assert longest < 20.0  # a second or a few beyond the timeout, on a busy machine; never for good
+    broker.produce(topic, numbered(60, 70))
+    records += read(source, 70 - len(records), timeout_s=40.0)
+    assert values(records) == numbered(0, 70)
