@@ -131,6 +131,12 @@ class Broker:
             for future in sent:
                 future.get(timeout=30)
 
+    def produce_compressed(self, topic: str, codec: str, value: bytes) -> None:
+        """Append one value in a batch of its own, packed with `codec`."""
+        options = {"compression_type": codec, "max_request_size": len(value) + 1024}
+        with contextlib.closing(KafkaProducer(bootstrap_servers=self.servers, **options)) as producer:
+            producer.send(topic, value).get(timeout=30)
+
     def transact(self, topic: str, values: Sequence[bytes], *, commit: bool, partition: int = 0) -> None:
         """Append values in one transaction and commit or abort it; the marker takes an offset of its own."""
         options = {"transactional_id": f"test-{topic}"}

@@ -14,6 +14,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.errors import AuthorizationError, KafkaError, UnsupportedCodecError
 from kafka.structs import TopicPartition as KafkaTopicPartition
 
+from connectors.kafka import codecs
 from streamlearn.errors import ConfigError, SourceError
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import TopicPartition
@@ -38,6 +39,7 @@ def new_consumer(settings: KafkaSettings, bootstrap_s: float, **options: Any) ->
     Raises:
         SourceError: no broker answered within `bootstrap_s`.
     """
+    codecs.bound(settings.max_decompressed_bytes)
     return _new(
         KafkaConsumer,
         settings,

@@ -2,11 +2,13 @@
 
 import difflib
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_settings import SettingsError
 
 from streamlearn.errors import ConfigError
 from streamlearn.settings.section import Section, section_type
@@ -24,7 +26,7 @@ def load(path: Path) -> Settings:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from error
+        raise ConfigError(f"{path}: not YAML: {_told(error)}") from None  # the error itself shows the line
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: a mapping of sections must stand here, found {type(raw).__name__}")
     unknown = [name for name in os.environ if name.upper().startswith(ENV_PREFIX) and not _env_name_is_known(name)]
@@ -35,7 +37,9 @@ def load(path: Path) -> Settings:
     try:
         settings = Settings(**raw)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{path}: {line}" for line in explain(error))) from error
+        raise ConfigError("\n".join(f"{path}: {line}" for line in explain(error))) from None  # it shows what was found
+    except SettingsError as error:
+        raise ConfigError(f"a section or a list in the environment must be JSON: {error}") from None
     return _resolved(settings, path.resolve().parent)
 
 
@@ -55,21 +59,46 @@ def explain(error: ValidationError) -> list[str]:
             lines.append(f"{key}: required, not found")
         else:
             found = fault["input"]
-            scalar = isinstance(found, str | int | float | bool) and "password" not in key
+            scalar = isinstance(found, str | int | float | bool) and _may_be_shown(location)
             message = fault["msg"].removeprefix("Value error, ")
             lines.append(f"{key or 'configuration'}: {message}" + (f", found {found!r}" if scalar else ""))
     return lines
 
 
+def _may_be_shown(location: list[str]) -> bool:
+    """Whether a wrong value is told: that of a plain setting, never a secret, never text where a section belongs."""
+    *parents, name = location or [""]
+    section = _section_model(parents)
+    field = section.model_fields.get(name) if section else None
+    return field is not None and section_type(field.annotation) is None and "password" not in name
+
+
+def _told(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """Where and what is wrong, without the text that stands there: it may be a secret."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return str(error)
+    steps = ((error.context, error.context_mark), (error.problem, error.problem_mark))
+    return ", ".join(
+        re.sub(r"'.+'|\".+\"", "...", text) + (f" in line {mark.line + 1}, column {mark.column + 1}" if mark else "")
+        for text, mark in steps
+        if text
+    )
+
+
 def _section_keys(path: list[str]) -> list[str]:
+    model = _section_model(path)
+    return list(model.model_fields) if model else []
+
+
+def _section_model(path: list[str]) -> type[BaseModel] | None:
     model: type[BaseModel] = Settings
     for name in path:
         field = model.model_fields.get(name)
         inner = section_type(field.annotation) if field else None
         if inner is None:
-            return []
+            return None
         model = inner
-    return list(model.model_fields)
+    return model
 
 
 def _env_name_is_known(name: str) -> bool:

@@ -65,6 +65,8 @@ class KafkaSettings(Section):
     """Bytes fetched per partition and request."""
     fetch_max_bytes: PositiveInt = 8 << 20
     """Bytes fetched per request."""
+    max_decompressed_bytes: PositiveInt = 256 << 20
+    """Bytes that one compressed batch may unpack to; a larger one is a batch that cannot be read."""
     metadata_max_age_ms: PositiveInt = 60_000
     """How often topics are looked at for new partitions."""
     stall_timeout_s: PositiveFloat = 60.0

@@ -274,6 +274,29 @@ def test_damage_on_the_brokers_disk_is_found_and_named(broker: Broker, opened: O
         poll_for(source, 30.0)
 
 
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_a_batch_that_would_fill_the_memory_is_named(broker: Broker, opened: Opener, codec: str) -> None:
+    """The broker takes 8 MiB of zeros in a few kilobytes; the source does not unpack them, and says where they are."""
+    topic = broker.new_topic()
+    broker.produce(topic, [b"good"])
+    broker.produce_compressed(topic, codec, bytes(8 << 20))
+    source = opened(topic, max_decompressed_bytes=1 << 20)
+    assert values(read(source, 1)) == [b"good"]
+    with pytest.raises(SourceError, match=rf"{topic}-0 at offset 1 was not, 4 times: .* must unpack .* {codec} holds"):
+        poll_for(source, 30.0)
+    assert len(read(opened(topic), 2)) == 2
+
+
+def test_a_codec_without_its_library_is_named(broker: Broker, opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After as many tries as any other offset that cannot be read, with the package that helps."""
+    topic = broker.new_topic()
+    broker.produce_compressed(topic, "zstd", bytes(1000))
+    monkeypatch.setattr("kafka.codec.zstd", None)
+    source = opened(topic)
+    with pytest.raises(SourceError, match=rf"{topic}-0 at offset 0 was not, 4 times: .*zstd.*'streamlearn\[codecs\]'"):
+        poll_for(source, 30.0)
+
+
 def test_a_killed_broker_is_waited_for(broker: Broker, opened: Opener) -> None:
     """The broker dies while it is read and comes back: it is said once, and every record comes once."""
     topic = broker.new_topic(partitions=2)

@@ -1,0 +1,268 @@
+"""A secret is in no output: not where a configuration is refused, not in a log, an answer, a file or a traceback."""
+
+import base64
+import stat
+import traceback
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+import yaml
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
+
+from connectors.kafka.source import KafkaSource
+from connectors.open import open_source
+from streamlearn.cli import app
+from streamlearn.errors import ConfigError, SourceError
+from streamlearn.settings import Settings, fingerprint, load
+from streamlearn.stream.record import Position
+from tests.broker import PASSWORD, Broker
+from tests.doubles import tiny_backbone
+from tests.end_to_end.process import DaemonProcess
+
+CANARY = "canary-7f3a-that-nobody-may-ever-see"
+KAFKA = """
+source:
+  kafka:
+    bootstrap.servers: 127.0.0.1:9
+    topics: [a]
+    security.protocol: SASL_PLAINTEXT
+    sasl.mechanism: PLAIN
+    sasl.plain.username: u
+"""
+WRONG = {
+    "a colon": f"    sasl.plain.password: {CANARY}: x",
+    "an alias": f"    sasl.plain.password: *{CANARY}",
+    "a tag": f"    sasl.plain.password: !{CANARY} x",
+    "a directive": f"    sasl.plain.password: %{CANARY}",
+    "an open quote": f'    sasl.plain.password: "{CANARY}',
+    "an escape": f'    sasl.plain.password: "\\y{CANARY}"',
+    "a block": f"    sasl.plain.password: |{CANARY}",
+    "a tabulator": f"\tsasl.plain.password: {CANARY}",
+    "a control character": f"    sasl.plain.password: {CANARY}\x01",
+    "twice": f"    sasl.plain.password: {CANARY}\n    sasl.plain.password: {CANARY}",
+    "a mapping": f"    sasl.plain.password: {{{CANARY}: {CANARY}}}",
+    "a list": f"    sasl.plain.password: [{CANARY}]",
+    "a wrong name": f"    sasl.plain.pasword: {CANARY}",
+    "another client's name": f"    sasl.jaas.config: {CANARY}",
+    "a wrong neighbour": f"    sasl.plain.password: {CANARY}\n    max.poll.records: none",
+    "a neighbour that does not fit": f"    sasl.plain.password: {CANARY}\n    ssl.cafile: [x]",
+    "text instead of a section": f"serve: token_file {CANARY}",
+    "text at the top": f"serve: 1\nsasl.plain.password {CANARY}",
+}
+ENVIRONMENT = {
+    "STREAMLEARN_SOURCE__KAFKA": f'{{"sasl_plain_password": "{CANARY}"',
+    "STREAMLEARN_SOURCE": CANARY,
+    "STREAMLEARN_SOURCE__KAFKA__TOPICS": CANARY,
+    "STREAMLEARN_SOURCE__KAFKA__SASL_PLAIN_PASWORD": CANARY,
+    "STREAMLEARN_SOURCE__KAFKA__SASL_PLAIN_PASSWORD__X": CANARY,
+}
+READS = ("status", "regimes", "shifts", "snapshots", "experts", "experts?layer=x", "eval", "generate")
+GET = ("/livez", "/readyz", "/metrics", "/", "/openapi.json", "/nowhere", *(f"/v1/{name}" for name in READS))
+
+
+def shows(text: str | bytes, secret: str = CANARY) -> bool:
+    """Whether a secret stands in it, as it is or in base64 at any of the three places where it may begin."""
+    data = text.encode() if isinstance(text, str) else text
+    coded = [base64.b64encode(b"\x00" * start + secret.encode())[4:-4] for start in range(3)]
+    return any(form in data for form in (secret.encode(), *coded))
+
+
+def assert_silent(error: BaseException) -> None:
+    assert not shows("".join(traceback.format_exception(error)))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return tmp_path / "config.yaml"
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_backbone(tmp_path_factory.mktemp("backbone"))
+
+
+@pytest.fixture
+def daemons() -> Iterator[list[DaemonProcess]]:
+    started: list[DaemonProcess] = []
+    yield started
+    for daemon in started:
+        daemon.end()
+
+
+def test_the_search_sees_a_secret_in_each_form() -> None:
+    assert shows(f"x{CANARY}x")
+    assert all(shows(base64.b64encode(f"{'u' * n}:{CANARY}:y".encode())) for n in range(3))
+    assert not shows(CANARY[:-1])
+
+
+@pytest.mark.parametrize("line", WRONG.values(), ids=WRONG)
+def test_a_mistyped_secret_is_not_echoed(line: str, config: Path) -> None:
+    """Neither by the message nor by what it was raised from; the message still says where to look."""
+    config.write_text(line if line.startswith("serve") else KAFKA + line + "\n")
+    with pytest.raises(ConfigError, match=r"line \d+|position \d+|[a-z]+: |must stand here") as caught:
+        load(config)
+    assert_silent(caught.value)
+
+
+@pytest.mark.parametrize("name", ENVIRONMENT)
+def test_a_mistyped_secret_in_the_environment_is_not_echoed(
+    name: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text(KAFKA)
+    monkeypatch.setenv(name, ENVIRONMENT[name])
+    with pytest.raises(ConfigError, match=r"environment|source\.kafka") as caught:
+        load(config)
+    assert_silent(caught.value)
+
+
+def test_settings_do_not_show_their_secrets(config: Path) -> None:
+    """However they are printed, and what a snapshot keeps of them."""
+    config.write_text(KAFKA + f"    sasl.plain.password: {CANARY}\n")
+    settings = load(config)
+    assert settings.source.kafka is not None
+    assert settings.source.kafka.sasl_plain_password is not None
+    assert settings.source.kafka.sasl_plain_password.get_secret_value() == CANARY
+    for shown in (repr(settings), str(settings), settings.model_dump_json(), f"{settings.model_dump()}"):
+        assert not shows(shown)
+    assert not shows(orjson.dumps(fingerprint(settings)))
+
+
+@pytest.mark.parametrize(
+    "command", [["check-config"], ["doctor"], ["doctor", "--json"], ["snapshots", "list"], ["run"]]
+)
+def test_no_command_shows_a_secret(
+    command: str, config: Path, backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A password and a token, and a broker that is not there."""
+    token = tmp_path / "token"
+    token.write_text(CANARY)
+    token.chmod(stat.S_IRUSR)
+    config.write_text(
+        KAFKA + f"backbone: {{model: {backbone}}}\nadapter: {{num_heads: 4}}\nserve: {{port: 0, token_file: {token}}}\n"
+    )
+    monkeypatch.setenv("STREAMLEARN_SOURCE__KAFKA__SASL_PLAIN_PASSWORD", CANARY)
+    monkeypatch.setattr("streamlearn.doctor.PATIENCE_S", 0.1)
+    monkeypatch.setattr("streamlearn.assembly.open_source", partial(open_source, start_timeout_s=0.1))
+    done = CliRunner().invoke(app, [*command.split(), "--config", str(config)])
+    assert done.output or done.exception
+    assert not shows(done.output)
+    if done.exception is not None:
+        assert_silent(done.exception)
+
+
+@pytest.mark.parametrize("style", ["console", "json"])
+def test_a_traceback_of_a_failed_start_shows_no_secret(
+    style: str, config: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of an error that nobody foresaw, with the settings in every frame and in its own text."""
+    config.write_text(KAFKA + f"serve: {{enabled: false}}\nlog: {{level: debug, style: {style}}}\n")
+    monkeypatch.setenv("STREAMLEARN_SOURCE__KAFKA__SASL_PLAIN_PASSWORD", CANARY)
+
+    def planted(settings: Settings, **_: Any) -> None:
+        raise RuntimeError(f"planted, with {settings.source.kafka}")
+
+    monkeypatch.setattr("streamlearn.service.Rooms", planted)
+    done = CliRunner().invoke(app, ["run", "--config", str(config)])
+    assert "planted, with bootstrap_servers=" in str(done.exception)
+    assert isinstance(done.exception, RuntimeError)
+    assert_silent(done.exception)
+    said = done.output + "".join(capfd.readouterr())
+    assert "daemon_started" in said
+    assert not shows(said)
+
+
+def files(folder: Path, *, but: Path | None = None) -> list[bytes]:
+    """The name and the content of everything below."""
+    paths = [path for path in folder.rglob("*") if path != but]
+    return [str(path).encode() + (path.read_bytes() if path.is_file() else b"") for path in paths]
+
+
+def test_a_running_daemon_shows_its_token_to_nobody(
+    tmp_path: Path, backbone: Path, daemons: list[DaemonProcess]
+) -> None:
+    """Every GET without, with a wrong and with the right token; all that is logged; every file of the state."""
+    stream = tmp_path / "stream.jsonl"
+    stream.write_bytes(b"".join(b'{"prompt": "say %d", "completion": " %d"}\n' % (i, i) for i in range(24)) + b"{bad\n")
+    daemon = DaemonProcess(tmp_path / "run", small(backbone, {"jsonl": {"path": str(stream), "follow": True}}))
+    daemon.state.mkdir()
+    token = daemon.state / "http.token"
+    token.write_text(CANARY)
+    token.chmod(0o600)
+    daemons.append(daemon)
+    daemon.start()
+    daemon.wait_until(lambda: daemon.journalled_step() >= 2, "two steps")
+    lines = [orjson.loads(line) for line in daemon.log.read_bytes().splitlines()]
+    port = next(line["port"] for line in lines if line["event"] == "http_started")
+    seen: list[bytes] = []
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Bearer {CANARY}"}):
+            answers = [client.get(path, headers=given) for path in GET]
+            headers = {"content-type": "application/json", **given}
+            answers.append(client.post("/v1/snapshots", headers=headers))
+            seen += [answer.content + str(answer.headers).encode() for answer in answers]
+            assert answers[-1].status_code == (201 if CANARY in str(given) else 401)
+    assert daemon.terminate() == 0
+    assert b"streamlearn_" in b"".join(seen)
+    assert b"step_taken" in daemon.log.read_bytes()
+    assert not any(map(shows, [*seen, daemon.log.read_bytes(), *files(daemon.state, but=token)]))
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+
+
+def small(backbone: Path, source: dict[str, Any]) -> dict[str, Any]:
+    """A daemon that says everything."""
+    return {
+        "source": source,
+        "stream": {"max_tokens": 32, "batch_tokens": 128, "batch_records": 4},
+        "backbone": {"model": str(backbone), "dtype": "float32"},
+        "adapter": {"num_heads": 4},
+        "snapshot": {"every_records": 8},
+        "serve": {"port": 0},
+        "log": {"style": "json", "level": "debug"},
+    }
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("leaked_sockets")
+def test_a_password_that_works_is_shown_nowhere(
+    broker: Broker, tmp_path: Path, backbone: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading, asking and committing behind SASL, and what `doctor` says of it."""
+    topic = broker.new_topic()
+    broker.produce(topic, [b'{"text": "a"}'] * 3)
+    file = tmp_path / "password"
+    file.write_text(PASSWORD)
+    kafka = broker.sasl_settings(topic, password_file=file)
+    source = KafkaSource(kafka, start_timeout_s=10.0)
+    with capture_logs() as logs, closing(source):
+        position = source.seek(Position())
+        while not source.poll(max_records=10, timeout_s=0.5):
+            assert source.lag(position)
+        source.commit(position, "snapshot-1")
+    assert len(logs) == 2
+    assert not shows(orjson.dumps(logs, default=str), PASSWORD)
+    given = small(backbone, {"kafka": kafka.model_dump(mode="json", exclude_none=True)})
+    config.write_text(yaml.safe_dump(given))
+    done = CliRunner().invoke(app, ["doctor", "--config", str(config)])
+    assert done.exit_code == 0, done.output
+    assert "3 offsets behind" in done.output
+    assert not shows(done.output, PASSWORD)
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("leaked_sockets")
+def test_a_password_that_is_refused_is_shown_nowhere(broker: Broker, tmp_path: Path) -> None:
+    topic = broker.new_topic()
+    file = tmp_path / "password"
+    file.write_text(CANARY)
+    source = KafkaSource(broker.sasl_settings(topic, password_file=file), start_timeout_s=2.0)
+    with pytest.raises(SourceError) as caught:
+        source.seek(Position())
+    source.close()
+    assert_silent(caught.value)

@@ -1,0 +1,217 @@
+"""No deadline, interval or order hangs on the wall clock: who reads it is listed, and it may jump as it likes."""
+
+import ast
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, tzinfo
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from streamlearn import assembly
+from streamlearn.assembly import Rooms
+from streamlearn.daemon import Daemon
+from streamlearn.serve.jobs import JobQueue
+from streamlearn.serve.status import Board, Clock, Phase, Status
+from streamlearn.serve.views import JobsView, status_view
+from streamlearn.settings import Settings
+from tests.doubles import tiny_backbone
+
+from .rules import ROOT, SOURCES, uses
+
+WALL = {
+    "time.time",
+    "time.time_ns",
+    "time.localtime",
+    "time.ctime",
+    "time.clock_gettime",
+    "datetime.datetime.now",
+    "datetime.datetime.utcnow",
+    "datetime.datetime.today",
+    "datetime.date.today",
+}
+NAMED = {
+    ("streamlearn/assembly.py", "datetime.datetime.now"),  # a snapshot's created_at: data for people
+    ("streamlearn/doctor.py", "time.time"),  # tells a person that the clock is not set
+    ("streamlearn/serve/status.py", "time.time"),  # the default of Clock.wall: started_at and the snapshot's age
+}
+"""Where the wall clock is read, and what for."""
+BAD = (
+    "import time\ntime.time()",
+    "import time as t\nwait = t.time",
+    "from time import time\ntime()",
+    "from datetime import datetime\ndatetime.now()",
+    "import datetime as d\nd.datetime.utcnow()",
+    "def f(clock=__import__('time').time): ...\nimport time\nx = getattr(time, 'time')",
+)
+
+
+def wall_clocks(source: str) -> set[str]:
+    return {name for _, name in uses(ast.parse(source))} & WALL
+
+
+def test_the_wall_clock_is_read_where_it_is_data_and_nowhere_else() -> None:
+    """Everything else takes time.monotonic or perf_counter."""
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for path in SOURCES
+        for name in wall_clocks(path.read_text(encoding="utf-8"))
+    }
+    assert found == NAMED
+
+
+@pytest.mark.parametrize("source", BAD)
+def test_the_search_finds_each_way_to_read_it(source: str) -> None:
+    assert wall_clocks(source)
+
+
+def test_the_search_leaves_other_clocks_alone() -> None:
+    assert not wall_clocks("import time\ntime.monotonic(), time.perf_counter(), time.sleep(1), row.time()")
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_backbone(tmp_path_factory.mktemp("backbone"))
+
+
+@pytest.fixture
+def settings(tmp_path: Path, backbone: Path) -> Callable[[str], Settings]:
+    """Forty records in ten steps; a snapshot is due every second step."""
+
+    def build(name: str) -> Settings:
+        folder = tmp_path / name
+        folder.mkdir()
+        rows = [orjson.dumps({"prompt": f"say {i}", "completion": f" {i * i}"}) for i in range(40)]
+        (folder / "stream.jsonl").write_bytes(b"".join(row + b"\n" for row in rows))
+        return Settings.model_validate(
+            {
+                "state": folder / "state",
+                "source": {"jsonl": {"path": folder / "stream.jsonl"}},
+                "stream": {"max_tokens": 32, "batch_tokens": 128, "batch_records": 4},
+                "backbone": {"model": str(backbone), "dtype": "float32"},
+                "adapter": {"num_heads": 4},
+                "learner": {"lr": 1e-2},
+                "holdout": {"every_records": 0},
+                "snapshot": {"every_records": 8, "keep": 2},
+            }
+        )
+
+    return build
+
+
+DAY_S = 86_400.0
+JUMPS = (DAY_S, -2 * DAY_S, -1e12, 5e9, 0.0)
+"""A day on and back, 1970 (cut there), the next century, and right again; seconds."""
+
+
+class Jumping:
+    """A wall clock that is somewhere else at each look."""
+
+    def __init__(self) -> None:
+        self._offsets: Iterator[float] = itertools.cycle(JUMPS)
+        self.looks = 0
+
+    def __call__(self) -> float:
+        """Now, as it says."""
+        self.looks += 1
+        return max(1.0, time.monotonic() + 1.79e9 + next(self._offsets))
+
+
+@pytest.fixture
+def jumping(monkeypatch: pytest.MonkeyPatch) -> Jumping:
+    """It stands in for each place in `NAMED`, and for whoever asks `time.time` without being listed."""
+    wall = Jumping()
+
+    class Day(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            assert tz is UTC
+            return datetime.fromtimestamp(wall(), tz)
+
+    monkeypatch.setattr(assembly, "datetime", Day)
+    monkeypatch.setattr(time, "time", wall)
+    return wall
+
+
+def learn(settings: Settings, clock: Clock, *, stop_at: int | None = None) -> tuple[Daemon, list[str]]:
+    """One life, with the names of the snapshots that it wrote; the status is asked for after each step."""
+    rooms = Rooms(settings)
+    saved: list[str] = []
+    board = Board(Status(Phase.STARTING, started_at=clock.wall()), clock)
+
+    class Watch:
+        """Looks at everything that shows a time."""
+
+        def on_start(self, status: Status) -> None: ...
+        def on_shift(self, entry: Any) -> None: ...
+
+        def on_step(self, batch: Any, step: Any, status: Status) -> None:
+            status_view(board, JobsView(waiting=0, capacity=1), clock)
+            assert board.why_not_alive() is None
+            if step.number == stop_at:
+                daemon.stop("the test")
+
+        def on_snapshot(self, info: Any) -> None:
+            saved.append(info.name)
+
+    daemon = Daemon(rooms, board, JobQueue(1), observer=Watch())
+    try:
+        daemon.run()
+        assert [f"{rooms.learner.number:08d}"] == rooms.store.names()[-1:]
+    finally:
+        rooms.close()
+    return daemon, saved
+
+
+def tensors(settings: Settings) -> dict[str, bytes]:
+    newest = max(path for path in (settings.state / "snapshots").iterdir() if path.name.isdecimal())
+    return {
+        str(path.relative_to(newest)): path.read_bytes() for path in newest.rglob("*.safetensors") if path.is_file()
+    }
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(settings: Callable[[str], Settings], jumping: Jumping) -> None:
+    """Ten steps over two lives: snapshots on schedule, the newest by step kept, the same bits as with a good clock."""
+    wild = settings("wild")
+    daemon, saved = learn(wild, Clock(wall=jumping), stop_at=5)
+    assert saved == ["00000000", "00000002", "00000004", "00000005"]
+    daemon, saved = learn(wild, Clock(wall=jumping))
+    assert saved == ["00000007", "00000009", "00000010"]
+    assert sorted(path.name for path in (wild.state / "snapshots").iterdir()) == ["00000009", "00000010"]
+    created = [
+        orjson.loads((path / "manifest.json").read_bytes())["created_at"]
+        for path in sorted((wild.state / "snapshots").iterdir())
+    ]
+    assert len(set(created)) == 2
+    (row,) = daemon.state.ledger.rows()
+    assert row[2] + row[4] == 40
+    assert jumping.looks > 3 * len(JUMPS)
+    calm = settings("calm")
+    learn(calm, Clock(wall=lambda: 1.79e9), stop_at=5)
+    learn(calm, Clock(wall=lambda: 1.79e9))
+    assert tensors(wild) == tensors(calm)
+
+
+def test_a_snapshot_is_due_by_the_monotonic_clock(
+    settings: Callable[[str], Settings], jumping: Jumping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day that only the wall clock sees makes none due; 300 seconds of the other make one due."""
+    calm = settings("due")
+    calm = calm.model_copy(update={"snapshot": calm.snapshot.model_copy(update={"every_records": 10_000})})
+    now = 0.0
+    monkeypatch.setattr("streamlearn.daemon.time.monotonic", lambda: now)
+    rooms = Rooms(calm)
+    try:
+        daemon = Daemon(rooms, Board(Status(Phase.STARTING), Clock(wall=jumping)), JobQueue(1))
+        daemon.state.records_since_save = 4
+        for _ in JUMPS:
+            daemon.save_if_due()
+        assert rooms.store.names() == []
+        now = calm.snapshot.every_s
+        daemon.save_if_due()
+        assert rooms.store.names() == ["00000000"]
+    finally:
+        rooms.close()
