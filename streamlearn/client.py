@@ -3,12 +3,26 @@
 import ssl
 import urllib.error
 import urllib.request
+from typing import Any
 
 from streamlearn.errors import SourceError, UsageError
 from streamlearn.serve.token import read, token_path
 from streamlearn.settings import Settings
 
 TIMEOUT_S = 600.0  # the server ends a job that takes longer
+
+
+class _Still(urllib.request.HTTPRedirectHandler):
+    """Goes nowhere else with the token."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """No."""
+
+
+def _opener(trusted: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
+    """Straight to the daemon: a proxy of the environment must not see the token."""
+    direct = urllib.request.ProxyHandler({})
+    return urllib.request.build_opener(direct, _Still(), urllib.request.HTTPSHandler(context=trusted))
 
 
 def ask(settings: Settings, path: str, body: bytes | None = None, *, otherwise: str = "start it") -> bytes:
@@ -30,7 +44,7 @@ def ask(settings: Settings, path: str, body: bytes | None = None, *, otherwise: 
     request = urllib.request.Request(url, body, headers)  # noqa: S310
     trusted = ssl.create_default_context(cafile=serve.tls_certfile) if serve.tls_certfile else None
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=trusted) as answer:  # noqa: S310
+        with _opener(trusted).open(request, timeout=TIMEOUT_S) as answer:
             content: bytes = answer.read()
             return content
     except urllib.error.HTTPError as error:
