@@ -27,6 +27,7 @@ from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 
 POLL_S = 0.2  # longest wait for records in one turn: a stop, a job or a due snapshot waits at most this long
+RETRY_S = 10.0  # a snapshot that failed is not tried again sooner
 SPEED_WINDOW_S = 30.0  # tokens/s is published over this much time
 LOG_EVERY_S = 10.0  # a step is logged at info this often, at debug always
 
@@ -83,6 +84,7 @@ class Daemon:
         )
         self._stop_reason: str | None = None
         self._saved_at = time.monotonic()
+        self._retry_at = self._saved_at
         self._logged_at = 0.0
         self._window = _Window(deque())
         self._ahead: deque[Sighted] = deque()
@@ -106,6 +108,7 @@ class Daemon:
         """
         if self.state.last_snapshot is None:
             self.save()
+        self.save_if_due()
         self._publish(Phase.RUNNING, ready=True)
         if self.observer:
             self.observer.on_start(self.board.read())
@@ -222,18 +225,24 @@ class Daemon:
             self.observer.on_shift(entry)
 
     def save_if_due(self) -> None:
-        """snapshot/: by records or by time, when there is anything new. A failed one is tried again in 10 s."""
-        settings = self.rooms.settings.snapshot
-        waited = time.monotonic() - self._saved_at
-        due = self.state.records_since_save >= settings.every_records
-        due = due or (waited >= settings.every_s and self.state.records_since_save > 0)
-        if not due:
+        """snapshot/: by records or by time, when there is anything new; at once when records were lost.
+
+        Else a death would meet the gap again, and `offset.gap.policy: latest` jump again, over records that came since.
+        A failed one is tried again in 10 s.
+        """
+        settings, state, now = self.rooms.settings.snapshot, self.state, time.monotonic()
+        state.pass_gaps(self.rooms.source.gaps)
+        due = state.records_since_save >= settings.every_records
+        due = due or (now - self._saved_at >= settings.every_s and state.records_since_save > 0)
+        # Not right after a rollback: until the next regular snapshot a second one means divergence.
+        due = due or (state.gap_since_save and state.rolled_back_to is None)
+        if not due or now < self._retry_at:
             return
         try:
             self.save()
         except SnapshotError as error:
             _log.error(Event.SNAPSHOT_FAILED, error=str(error))
-            self._saved_at = time.monotonic() - settings.every_s + min(settings.every_s, 10.0)  # try again in 10 s
+            self._retry_at = time.monotonic() + min(settings.every_s, RETRY_S)
 
     def save(self) -> SnapshotInfo:
         """Dead letters first, then the state, then the broker's offsets, then what no snapshot needs any more."""
