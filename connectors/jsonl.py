@@ -7,7 +7,7 @@ from connectors.lines import DAMAGE, MAX_LINE_BYTES, LineCounter, LineReader
 from streamlearn.errors import SourceError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import JsonlSettings
-from streamlearn.stream.record import Position, Record, TopicPartition
+from streamlearn.stream.record import Gap, Position, Record, TopicPartition
 
 _POLL_BYTES = 8 << 20
 """A poll that has this much returns early, whatever max_records says."""
@@ -43,13 +43,14 @@ class JsonlSource:
         self._failure: SourceError | None = None
         self._log = get_logger("connectors")
 
-    def seek(self, position: Position) -> Position:
+    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
         """Open the file and go behind as many lines as `position` says; 0 when it does not name this file.
 
         Raises:
             OffsetGapError: the file has fewer lines.
             SourceError: the file cannot be read.
         """
+        del identity  # it has none
         self.close()
         self._reader = self._open_at(position.get(self._origin, 0))
         self._failure = None
@@ -83,6 +84,16 @@ class JsonlSource:
         except DAMAGE:
             return {}  # poll says so when it gets there
         return {self._origin: max(0, known - position.get(self._origin, 0))}
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """Empty: a file's name is all there is."""
+        return {}
+
+    @property
+    def gaps(self) -> Sequence[Gap]:
+        """None: lines do not expire."""
+        return ()
 
     @property
     def exhausted(self) -> bool:

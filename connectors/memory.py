@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from streamlearn.errors import OffsetGapError
-from streamlearn.stream.record import Position, Record, TopicPartition
+from streamlearn.stream.record import Gap, Position, Record, TopicPartition
 from streamlearn.stream.source import DeadLetter
 
 
@@ -51,12 +51,13 @@ class MemorySource:
                 self._ends[record.origin] = record.offset + 1
             self._changed.notify_all()
 
-    def seek(self, position: Position) -> Position:
+    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
         """Go to `position`; partitions that it does not name begin at 0.
 
         Raises:
             OffsetGapError: a named offset lies behind the end of its log.
         """
+        del identity  # it has none
         for origin, offset in position.items():
             end = self._ends.get(origin, 0)
             if offset > end:
@@ -86,6 +87,16 @@ class MemorySource:
         for record in self._log:
             left[record.origin] += record.offset >= position.get(record.origin, 0)
         return left
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """Empty: it lives as long as the object."""
+        return {}
+
+    @property
+    def gaps(self) -> Sequence[Gap]:
+        """None: nothing is deleted."""
+        return ()
 
     @property
     def exhausted(self) -> bool:

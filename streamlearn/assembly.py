@@ -4,6 +4,8 @@ What can be refused is refused in this order: the configuration alone, the backb
 the snapshot. Only then are weights loaded and the stream opened.
 """
 
+import math
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict
@@ -31,7 +33,7 @@ from streamlearn.learner.learner import Learner
 from streamlearn.settings import Settings, fingerprint, settled
 from streamlearn.snapshot import compatibility
 from streamlearn.snapshot.in_hand import DEATHS, InHand
-from streamlearn.snapshot.journal import Journal
+from streamlearn.snapshot.journal import Entry, Journal
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.manifest import ManifestDraft
 from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo
@@ -41,7 +43,7 @@ from streamlearn.stream.batch import Batcher, Run
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.intake import Intake, Rejects
 from streamlearn.stream.merge import Merger
-from streamlearn.stream.record import RecordId, TopicPartition
+from streamlearn.stream.record import Position, RecordId, TopicPartition
 
 _REFUSED = (Reason.NOT_FINITE_UPDATE, "its update was refused before the rollback")
 _KILLED = (Reason.KILLED_PROCESS, f"the process died of it {DEATHS} times")
@@ -133,6 +135,7 @@ class Rooms:
         # A new run begins at the sink's end: letters of an earlier one are not its own.
         self._mark = snapshot.manifest.dead_letter_mark if snapshot is not None else self.sink.mark()
         self._letters_ahead = letters_ahead(snapshot) if snapshot is not None else []
+        self._identity = identity(snapshot) if snapshot is not None else {}
         self.source = opened.enter_context(closing(open_source(settings.source)))
         self._decoding = None
         if self.model.backbone.vision is not None:
@@ -143,8 +146,10 @@ class Rooms:
         """Stand at the state's position; letters and batches of a life after it, if there was one, are known again."""
         self.sink.flush()
         self.rejects = Rejects(self.sink, [*self.sink.recall(self._mark), *self._letters_ahead])
-        state.ledger.position = self.source.seek(state.ledger.position)
-        entries = self.journal.entries(after_step=self.learner.number)
+        here = self.source.seek(state.ledger.position, self._identity)
+        state.gap_since_save = bool(state.ledger.position.gaps_to(here))
+        state.ledger.position = here
+        entries = self._journalled(here)
         self._ahead = {entry.step: entry.runs for entry in entries}
         self.intake = Intake(
             Merger(self.source, [run for entry in entries for run in entry.runs]),
@@ -157,6 +162,22 @@ class Rooms:
             ahead=self._decoding,
         )
         _log.info(Event.POSITION_SET, position=str(state.ledger.position), journalled_batches=len(entries))
+
+    def _journalled(self, position: Position) -> list[Entry]:
+        """The batches of a life after the snapshot; forgotten when the stream does not hold their records any more."""
+        last = self.learner.number
+        entries = self.journal.entries(after_step=last)
+        runs = (run for entry in entries for run in entry.runs)
+        gone = next((run for run in runs if run.first_offset < position.get(run.origin, math.inf)), None)
+        if gone is None:
+            return entries
+        _log.warning(
+            Event.JOURNAL_CUT,
+            fault=f"{gone.origin} must be read again from offset {gone.first_offset}, which is not to be had any more",
+            lost=f"the replay order of {len(entries)} batches",
+        )
+        self.journal.rewind(to_step=last)
+        return []
 
     def journal_batch(self, runs: tuple[Run, ...]) -> None:
         """Write down the batch of the next step, unless a life before this one wrote down the same."""
@@ -173,6 +194,7 @@ class Rooms:
         """The snapshot's state again, in this process; `refused` records will be set aside when they come."""
         state = self.model.restore(snapshot)
         self._mark, self._letters_ahead = snapshot.manifest.dead_letter_mark, letters_ahead(snapshot)
+        self._identity = identity(snapshot)
         self.journal.rewind(to_step=self.learner.number)
         self.open_stream(state, refused=refused)
         return state
@@ -185,6 +207,7 @@ class Rooms:
             SnapshotError: it could not be written; the one before stays.
         """
         self.sink.flush()
+        state.pass_gaps(self.source.gaps)
         mark, ahead = self.sink.mark(), self.rejects.ahead_of(state.ledger.position)
         draft = self._draft(state, dict(mark), ahead)
         tensors = {**self.learner.state(), **self.adaptation.state(), "rng.torch": torch.get_rng_state()}
@@ -211,7 +234,10 @@ class Rooms:
             versions=versions(),
             learner=state.to_json(),
             rooms={
-                "stream": {"letters_ahead": [[o.topic, o.partition, offset] for o, offset in ahead]},
+                "stream": {
+                    "letters_ahead": [[o.topic, o.partition, offset] for o, offset in ahead],
+                    "identity": dict(self.source.identity),
+                },
                 "regimes": self.adaptation.to_json(),
             },
         )
@@ -227,6 +253,12 @@ def letters_ahead(snapshot: Snapshot) -> list[RecordId]:
     """Dead letters that were written before this snapshot, of records that it does not cover."""
     rows = snapshot.manifest.rooms["stream"]["letters_ahead"]
     return [RecordId(TopicPartition(topic, partition), offset) for topic, partition, offset in rows]
+
+
+def identity(snapshot: Snapshot) -> Mapping[str, str]:
+    """The source's identity when the snapshot was written; empty when its release did not write that down."""
+    found: Mapping[str, str] = snapshot.manifest.rooms["stream"].get("identity", {})
+    return found
 
 
 def adapter_shape(config: HeadLoraConfig) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 `assemble` checks and builds everything; `Daemon.run` learns until the stream ends or a signal asks it to stop.
 """
 
-import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -88,7 +87,7 @@ class Daemon:
         self.trouble = Trouble(rooms.settings.snapshot.max_age_s)
         self._stop_reason: str | None = None
         self._saved_at = time.monotonic()
-        self._refused_at = -math.inf
+        self._retry_at = self._saved_at
         self._logged_at = 0.0
         self._window = _Window(deque())
         self._ahead: deque[Sighted] = deque()
@@ -112,6 +111,7 @@ class Daemon:
         """
         if self.state.last_snapshot is None:
             self.save()
+        self.save_if_due()
         self._publish(Phase.RUNNING, ready=True)
         if self.observer:
             self.observer.on_start(self.board.read())
@@ -238,22 +238,27 @@ class Daemon:
             self.observer.on_shift(entry)
 
     def save_if_due(self) -> None:
-        """snapshot/: by records or by time, when there is anything new. A failed one is tried again in 10 s.
+        """snapshot/: by records or by time, when there is anything new; at once when records were lost.
+
+        Else a death would meet the gap again, and `offset.gap.policy: latest` jump again, over records that came since.
+        A failed one is tried again in 10 s.
 
         Raises:
             SnapshotError or DeadLetterError: it has been failing for `snapshot.max_age_s`.
         """
-        settings = self.rooms.settings.snapshot
-        waited = time.monotonic() - self._saved_at
-        due = self.state.records_since_save >= settings.every_records
-        due = due or (waited >= settings.every_s and self.state.records_since_save > 0)
-        if not due or time.monotonic() - self._refused_at < RETRY_S:
+        settings, state, now = self.rooms.settings.snapshot, self.state, time.monotonic()
+        state.pass_gaps(self.rooms.source.gaps)
+        due = state.records_since_save >= settings.every_records
+        due = due or (now - self._saved_at >= settings.every_s and state.records_since_save > 0)
+        # Not right after a rollback: until the next regular snapshot a second one means divergence.
+        due = due or (state.gap_since_save and state.rolled_back_to is None)
+        if not due or now < self._retry_at:
             return
         try:
             self.save()
         except (SnapshotError, DeadLetterError) as error:
             self.trouble.met("snapshot", error)
-            self._refused_at = time.monotonic()
+            self._retry_at = time.monotonic() + RETRY_S
             self.rooms.store.prune(keep=FEWEST)  # it may be room that is missing
         else:
             self.trouble.over("snapshot")

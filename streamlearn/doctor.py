@@ -19,7 +19,7 @@ from rich.table import Table
 
 from connectors.open import open_dead_letters, open_source
 from streamlearn.adapters.check import check as check_adapter
-from streamlearn.assembly import adapter_of, adapter_shape
+from streamlearn.assembly import adapter_of, adapter_shape, identity
 from streamlearn.backbone import load as backbone_room
 from streamlearn.backbone.arithmetic import choose
 from streamlearn.backbone.load import Outline, device_of
@@ -172,9 +172,9 @@ class Doctor:
         if self._snapshot is None:
             raise ConfigError(f"all {len(names)} are damaged, first {damaged[0]}; --fresh sets them aside")
         assert self._shape is not None
-        identity = backbone_room.identity(self.settings.backbone, self._shape)
+        backbone = backbone_room.identity(self.settings.backbone, self._shape)
         adapter = adapter_shape(adapter_of(self.settings))
-        compatibility.check(self._snapshot.manifest, fingerprint(self.settings), identity, adapter, accept=False)
+        compatibility.check(self._snapshot.manifest, fingerprint(self.settings), backbone, adapter, accept=False)
         text = (
             f"{len(names)}, a start goes on from {self._snapshot.manifest.step} at {self._snapshot.manifest.position}"
         )
@@ -206,8 +206,9 @@ class Doctor:
 
     def _source(self) -> tuple[Level, str]:
         position = self._snapshot.manifest.position if self._snapshot else Position({})
+        remembered = identity(self._snapshot) if self._snapshot else {}
         with closing(open_source(self.settings.source, start_timeout_s=PATIENCE_S)) as source:
-            found = source.seek(position)
+            found = source.seek(position, remembered)
             deadline = time.monotonic() + POLL_S
             read = 0
             while not read and not source.exhausted and time.monotonic() < deadline:
@@ -216,7 +217,12 @@ class Doctor:
         text = f"next {found}, {lag} offsets behind the end"
         if lag and not read:
             raise SourceError(f"{text}, but no record came in {POLL_S:g} s: is reading the topics allowed (ACL READ)?")
-        return Level.OK, text
+        lost = "; ".join(f"{origin} [{start}, {stop})" for origin, start, stop in position.gaps_to(found))
+        return (
+            (Level.WARNING, f"{text}; a start leaves out {lost}, as the configuration says")
+            if lost
+            else (Level.OK, text)
+        )
 
     def _dead_letters(self) -> tuple[Level, str]:
         if self.settings.dead_letters.topic is not None:

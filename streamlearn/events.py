@@ -27,6 +27,7 @@ class Event(StrEnum):
     SOURCE_REBUILT = "source_rebuilt"
     SOURCE_UNREACHABLE = "source_unreachable"
     SOURCE_REACHABLE = "source_reachable"
+    OFFSETS_SKIPPED = "offsets_skipped"
     PARTITIONS_CHANGED = "partitions_changed"
     OFFSETS_COMMITTED = "offsets_committed"
     OFFSET_COMMIT_FAILED = "offset_commit_failed"

@@ -1,7 +1,7 @@
 """What the loop knows beside the weights: the ledger and the running figures. A snapshot's manifest holds it."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self
@@ -13,7 +13,7 @@ from streamlearn.snapshot.manifest import Manifest
 from streamlearn.snapshot.snapshot import snapshot_name
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.ledger import Ledger
-from streamlearn.stream.record import Record, RecordId
+from streamlearn.stream.record import Gap, Position, Record, RecordId
 
 SMOOTHING = 0.98  # of the published loss: it looks back on the last 50 batches or so
 
@@ -38,6 +38,8 @@ class RunState:
     last_snapshot: SnapshotStatus | None = None
     records_since_save: int = 0
     refused_since_save: set[RecordId] = field(default_factory=set)
+    gap_since_save: bool = False
+    """Whether the position moved over records that are lost."""
     rolled_back_to: str | None = None
     """The snapshot of the last rollback, until a later one is written."""
     step_seconds: Timing = field(default_factory=Timing)
@@ -62,6 +64,14 @@ class RunState:
             before = step.loss if self.loss_smoothed is None else self.loss_smoothed
             self.loss_smoothed = SMOOTHING * before + (1 - SMOOTHING) * step.loss
 
+    def pass_gaps(self, gaps: Iterable[Gap]) -> None:
+        """Move the position over what the source jumped over, where everything before it is accounted for."""
+        for gap in gaps:
+            position = self.ledger.position
+            if position.get(gap.origin) == gap.lost_from:
+                self.ledger.position = Position({**position, gap.origin: gap.lost_to})
+                self.gap_since_save = True
+
     def _refuse(self, records: Sequence[Record]) -> None:
         self.refusals += 1
         self.bad_in_a_row += 1
@@ -74,6 +84,7 @@ class RunState:
         self.snapshot_seconds = self.snapshot_seconds.observe(seconds)
         self.records_since_save = 0
         self.refused_since_save = set()
+        self.gap_since_save = False
         self.rolled_back_to = None
 
     def to_json(self) -> dict[str, Any]:

@@ -1,27 +1,34 @@
 """The loop as a whole, in this process: a tiny backbone, a file as its stream, real snapshots."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor
 
 import streamlearn.learner.learner as learner_module
+from connectors.jsonl import JsonlSource
 from streamlearn.adaptation import Entry
-from streamlearn.assembly import Rooms
+from streamlearn.assembly import Rooms, identity
 from streamlearn.daemon import Daemon
 from streamlearn.errors import DivergedError, SnapshotError, SnapshotMismatchError, StateLockedError
+from streamlearn.events import Event
 from streamlearn.learner.learner import Step
 from streamlearn.learner.loss import RowLoss, row_loss
 from streamlearn.serve.jobs import JobQueue
 from streamlearn.serve.status import Board, Clock, Phase, Status
-from streamlearn.settings import Settings
-from streamlearn.snapshot.snapshot import SnapshotInfo
+from streamlearn.settings import Settings, SourceSettings
+from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo
+from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Gap, Position, Record
+from tests.broker import Broker
 from tests.doubles import tiny_backbone
 
 PER_BATCH = 4
@@ -205,6 +212,129 @@ def test_the_journal_stays_whole_when_batches_change(make: Callable[..., Setting
         entries = rooms.journal.entries(after_step=first)
         assert [entry.step for entry in entries] == list(range(first + 1, rooms.learner.number + 1))
         assert sum(run.num_records for entry in entries for run in entry.runs) == 30 - first * PER_BATCH
+
+
+class Expiring(JsonlSource):
+    """A file whose first lines expire, as a topic's do, and that has an identity."""
+
+    begins = 0
+    identity: Mapping[str, str] = {"stream.jsonl": "7f"}
+    remembered: ClassVar[list[Mapping[str, str] | None]] = []
+
+    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
+        self.remembered.append(identity)
+        return super().seek(Position({self._origin: max(self.begins, position.get(self._origin, 0))}))
+
+
+@pytest.fixture
+def expiring(monkeypatch: pytest.MonkeyPatch) -> type[Expiring]:
+    """Every source opened is such a file."""
+    monkeypatch.setattr(Expiring, "remembered", [])
+    monkeypatch.setattr("streamlearn.assembly.open_source", lambda settings: Expiring(settings.jsonl))
+    return Expiring
+
+
+def newest(settings: Settings) -> Snapshot:
+    """The newest snapshot of a run that is over."""
+    snapshot = SnapshotStore(settings.state / "snapshots", keep=2).newest()
+    assert snapshot is not None
+    return snapshot
+
+
+def test_what_expired_before_its_replay_is_left_out_and_the_rest_trained_once(
+    make: Callable[..., Settings], expiring: type[Expiring], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Journalled batches that cannot be read again are forgotten: the state is that of a stream without those lines."""
+    lines = records(30)
+    without, _ = run(make([*lines[:12], *lines[17:]], "without"))
+    settings = make(lines)
+    die(settings, 5)  # the last snapshot covers 12 lines
+    monkeypatch.setattr(expiring, "begins", 17)
+    with capture_logs() as logs:
+        die(settings, 4)
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == [Event.JOURNAL_CUT]
+    assert list(newest(settings).manifest.position.values()) == [17]  # the decision is durable before the next record
+    with capture_logs() as logs:
+        state, daemon = run(settings)
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == []
+    assert daemon.state.ledger.rows()[0][2] == 30 - (17 - 12)
+    assert list(daemon.state.ledger.position.values()) == [30]
+    assert_same(without, state)
+
+
+class Overtaken(Expiring):
+    """Loses lines 12 to 16 while it is read."""
+
+    gaps: Sequence[Gap] = ()
+
+    def poll(self, *, max_records: int, timeout_s: float) -> Sequence[Record]:
+        polled = super().poll(max_records=max_records, timeout_s=timeout_s)
+        if any(record.offset == 12 for record in polled):
+            self.gaps = [Gap(self._origin, 12, 17)]
+        return [record for record in polled if not 12 <= record.offset < 17]
+
+
+def test_what_expired_while_it_was_read_is_left_out_for_good(
+    make: Callable[..., Settings], expiring: type[Expiring], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once all before the gap is trained the position moves over it: the next life meets no gap and replays exactly."""
+    lines = records(30)
+    without, _ = run(make([*lines[:12], *lines[17:]], "without"))
+    settings = make(lines)
+    monkeypatch.setattr("streamlearn.assembly.open_source", lambda settings: Overtaken(settings.jsonl))
+    die(settings, 4)
+    assert list(newest(settings).manifest.position.values()) == [17]
+    monkeypatch.setattr("streamlearn.assembly.open_source", lambda settings: expiring(settings.jsonl))
+    with capture_logs() as logs:
+        state, daemon = run(settings)
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == []
+    assert daemon.state.ledger.rows()[0][2] == 25
+    assert_same(without, state)
+
+
+def test_a_snapshot_remembers_which_stream_it_was(make: Callable[..., Settings], expiring: type[Expiring]) -> None:
+    """The source of the next life is told, and decides."""
+    settings = make(records(8))
+    run(settings)
+    run(settings)
+    assert expiring.remembered == [{}, {"stream.jsonl": "7f"}]
+
+
+def test_a_snapshot_that_remembers_no_stream_is_accepted(make: Callable[..., Settings]) -> None:
+    """Releases before this one did not write it down."""
+    settings = make(records(8))
+    run(settings)
+    snapshot = newest(settings)
+    before = snapshot.manifest.model_copy(update={"rooms": {"stream": {"letters_ahead": []}}})
+    assert identity(replace(snapshot, manifest=before)) == {}
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("leaked_sockets")
+def test_a_partition_that_expired_holds_up_no_other(
+    make: Callable[..., Settings], broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its journalled records never come again: the others are trained all the same, and the ledger adds up."""
+    topic = broker.new_topic(partitions=2)
+    for partition in (0, 1):
+        broker.produce(topic, records(60), partition)
+    kafka = broker.settings(topic, offset_gap_policy="earliest")
+    settings = make([]).model_copy(update={"source": SourceSettings(kafka=kafka)})
+    die(settings, 5)
+    before = newest(settings).manifest.position
+    one, other = before
+    broker.delete_records(topic, 0, before=60)
+    lost = 60 - before[one]
+    last = 3 + (120 - sum(before.values()) - lost - settings.shift.lookahead_records) // PER_BATCH
+    with opened(settings) as rooms:
+        watcher = StopAfter(last)
+        watcher.daemon = daemon_of(rooms, watcher)
+        watcher.daemon.run()
+        ledger = watcher.daemon.state.ledger
+    assert lost > 0
+    assert (ledger.trained[one] + lost, ledger.trained[other]) == (ledger.position[one], ledger.position[other])
+    assert ledger.position[one] == 60
+    assert ledger.trained.total() == last * PER_BATCH
 
 
 def test_nothing_that_learns_reads_meta(make: Callable[..., Settings]) -> None:

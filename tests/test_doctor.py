@@ -1,13 +1,14 @@
 """`streamlearn doctor`: each thing that a start would stumble over is found, named, and nothing is changed."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from connectors.jsonl import JsonlSource
 from streamlearn.assembly import Rooms
 from streamlearn.daemon import Daemon
 from streamlearn.doctor import Doctor, Finding, Level, row
@@ -15,6 +16,7 @@ from streamlearn.serve.jobs import JobQueue
 from streamlearn.serve.status import Board, Clock, Phase, Status
 from streamlearn.settings import Settings
 from streamlearn.snapshot.lock import StateLock
+from streamlearn.stream.record import Position
 from tests.broker import Broker
 from tests.doubles import tiny_backbone
 
@@ -114,6 +116,23 @@ def test_a_port_that_is_taken_is_found(make: Make) -> None:
         found = examined(make(serve={"port": port}))["http"]
     assert found.level is Level.FAILED
     assert f"127.0.0.1:{port} cannot be bound" in found.text
+
+
+class Expired(JsonlSource):
+    """Begins four lines behind where it should, as a topic may whose gaps are allowed."""
+
+    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
+        return Position({origin: line + 4 for origin, line in super().seek(position, identity).items()})
+
+
+def test_what_a_start_would_leave_out_is_told(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the exact offsets, while there is still time to change the policy."""
+    settings = make()
+    learn(settings)
+    monkeypatch.setattr("streamlearn.doctor.open_source", lambda source, **_: Expired(source.jsonl))
+    found = examined(settings)["source"]
+    assert found.level is Level.WARNING
+    assert "leaves out stream.jsonl-0 [1, 5)" in found.text
 
 
 def test_a_running_daemon_is_no_fault(make: Make) -> None:

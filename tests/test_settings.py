@@ -66,6 +66,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a dead letter topic without Kafka": (jsonl(dead_letters={"topic": "a"}), "dead_letters.topic needs source.kafka"),
     "a dead letter topic that is read": (kafka() | {"dead_letters": {"topic": "t"}}, "it would feed itself"),
     "auto commit": (kafka(enable_auto_commit=False), "enable.auto.commit is not supported: offsets are committed"),
+    "an unknown gap policy": (kafka(offset_gap_policy="skip"), "source.kafka.offset_gap_policy: .*'latest'.*'skip'"),
     "auto offset reset": (kafka(auto_offset_reset="latest"), "auto.offset.reset is not supported: use offset.start"),
     "a group protocol": (kafka(group_protocol="consumer"), "group.protocol is not supported"),
     "JAAS": (kafka(sasl_jaas_config="x"), "sasl.jaas.config is not supported: use sasl.mechanism"),

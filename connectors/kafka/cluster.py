@@ -1,25 +1,27 @@
 """What the cluster says about topics, and what it is told about progress: everything that is not reading records."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from kafka.errors import KafkaError, NoError, for_code
 from kafka.structs import OffsetAndMetadata
 
 from connectors.kafka.client import close_quietly, create_topic_command, describe, is_reachable, new_admin, to_kafka
-from streamlearn.errors import SourceError
+from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import Position, TopicPartition
 
 _COORDINATOR_PATIENCE_S = 2.0  # a cluster's first commit creates the offsets topic, which takes a second
 _COORDINATOR_PAUSE_S = 0.2
+_NO_ID = (str(None), str(UUID(int=0)))  # what brokers before Kafka 2.8 say
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as it exists now. A topic deleted and created again has another id."""
+    """A topic as it exists now. A topic deleted and created again has another id; it is empty where there are none."""
 
     name: str
     id: str
@@ -29,6 +31,25 @@ class Topic:
     def origins(self) -> tuple[TopicPartition, ...]:
         """Its partitions, in order."""
         return tuple(TopicPartition(self.name, partition) for partition in self.partitions)
+
+
+def identity_of(topics: Iterable[Topic]) -> dict[str, str]:
+    """Name to id, of topics that have one."""
+    return {topic.name: topic.id for topic in topics if topic.id}
+
+
+def check_identity(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Every topic must be the one that it was; where an id is not known, nothing is said.
+
+    Raises:
+        OffsetGapError: one was deleted and created again.
+    """
+    for name, topic_id in before.items():
+        if now.get(name, topic_id) != topic_id:
+            raise OffsetGapError(
+                f"topic {name} must have the id {topic_id} that it had when it was read, found {now[name]}: it was "
+                "deleted and created again, and what it held before is gone. Start with --fresh to learn the new one"
+            )
 
 
 class Cluster:
@@ -109,4 +130,5 @@ class Cluster:
                 f"Create it with {create_topic_command(self._settings, name)} or grant DESCRIBE on it"
             )
         partitions = sorted(partition["partition_index"] for partition in entry["partitions"])
-        return Topic(name, str(entry.get("topic_id")), tuple(partitions))
+        topic_id = str(entry.get("topic_id"))
+        return Topic(name, "" if topic_id in _NO_ID else topic_id, tuple(partitions))

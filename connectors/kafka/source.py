@@ -19,13 +19,13 @@ from connectors.kafka.client import (
     to_kafka,
     wait_until_reachable,
 )
-from connectors.kafka.cluster import Cluster, Topic
-from connectors.kafka.offsets import check_held, starting_offsets
+from connectors.kafka.cluster import Cluster, Topic, check_identity, identity_of
+from connectors.kafka.offsets import going_on, starting_offsets
 from connectors.kafka.watch import Watch
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import KafkaSettings
-from streamlearn.stream.record import Position, Record, TopicPartition
+from streamlearn.stream.record import Gap, Position, Record, TopicPartition
 
 _MAX_TRIES = 3
 """So many rebuilds at one offset, then it is given up."""
@@ -57,6 +57,7 @@ class KafkaSource:
         self._consumer: Any = None
         self._topics: dict[str, Topic] = {}
         self._next: dict[TopicPartition, int] = {}
+        self._gaps: list[Gap] = []
         self._tries: dict[TopicPartition, dict[int, int]] = {}
         self._watch = Watch(settings, clock)
         self._reachable = True
@@ -66,14 +67,15 @@ class KafkaSource:
 
     # --- the Source protocol ------------------------------------------------------------------------------------------
 
-    def seek(self, position: Position) -> Position:
+    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
         """Connect and go to `position`; a broker that is down is waited for, `start_timeout_s` at most.
 
         A partition that `position` does not name begins at its earliest record when another of its topic is named (it
-        was created since), else where `offset.start` says.
+        was created since), else where `offset.start` says. A named offset that retention deleted is a gap, which
+        `offset.gap.policy` may allow.
 
         Raises:
-            OffsetGapError: a named offset is gone, or was never reached.
+            OffsetGapError: a topic was deleted and created again, a named offset is gone, or it was never reached.
             SourceError: no broker, wrong credentials, or no such topic.
         """
         self._drop_consumer()
@@ -85,9 +87,13 @@ class KafkaSource:
             sleep=self._sleep,
         )
         self._topics = self._cluster.topics(self._settings.topics)
+        check_identity(identity or {}, self.identity)
         self._consumer = new_consumer(self._settings, _BOOTSTRAP_S)
         begins, ends = self._bounds([origin for topic in self._topics.values() for origin in topic.origins])
-        self._next = starting_offsets(position, begins, ends, self._settings.offset_start)
+        settings = self._settings
+        starts = starting_offsets(position, begins, ends, settings.offset_start, settings.offset_gap_policy)
+        self._skip(position, starts)
+        self._gaps.clear()  # the returned position tells of them
         self._assign()
         self._tries.clear()
         self._truncation = None
@@ -103,7 +109,8 @@ class KafkaSource:
         replaced. A broker that is away gives nothing until it is back.
 
         Raises:
-            OffsetGapError: retention overtook the position, or a topic was deleted and created again.
+            OffsetGapError: retention overtook the position and `offset.gap.policy` is fail, a log was cut, or a topic
+                was deleted and created again.
             SourceError: an offset cannot be read, whatever is tried.
         """
         started = self._clock()
@@ -133,6 +140,16 @@ class KafkaSource:
         return {origin: self._left(origin, position.get(origin, 0), end) for origin, end in self._watch.ends.items()}
 
     @property
+    def identity(self) -> Mapping[str, str]:
+        """The topics' ids, which brokers before Kafka 2.8 do not have."""
+        return identity_of(self._topics.values())
+
+    @property
+    def gaps(self) -> Sequence[Gap]:
+        """What `offset.gap.policy` allowed `poll` to jump over since `seek`."""
+        return tuple(self._gaps)
+
+    @property
     def exhausted(self) -> bool:
         """Never: more may be produced."""
         return False
@@ -158,7 +175,7 @@ class KafkaSource:
         """Go on after an error out of the consumer, or find out that nobody can.
 
         Raises:
-            OffsetGapError: the position is not in the log.
+            OffsetGapError: the position is not in the log, and must be.
             SourceError: too many tries at one offset.
         """
         if isinstance(error, KafkaError) and error.retriable:
@@ -167,8 +184,12 @@ class KafkaSource:
             raise OffsetGapError(
                 f"the log was cut and lost records that were trained: {error}. Start with --fresh to learn the new log"
             ) from error
-        self._check_bounds()
-        self._count_try(error)
+        self._start_over(error)
+
+    def _start_over(self, error: Exception) -> None:
+        """Go on with a new consumer, behind a gap that is allowed, or where the old one failed."""
+        if not self._skip_gaps():
+            self._count_try(error)
         self._rebuild(describe(error))
 
     def _count_try(self, error: Exception) -> None:
@@ -222,9 +243,7 @@ class KafkaSource:
             error = SourceError(
                 f"no record of {stalled} for {self._settings.stall_timeout_s:g} s although its log goes on"
             )
-            self._check_bounds()
-            self._count_try(error)
-            self._rebuild(str(error))
+            self._start_over(error)
         elif self._reachable and self._watch.discovery_is_due():
             self._discover()
 
@@ -255,12 +274,7 @@ class KafkaSource:
         except SourceError as error:
             self._unanswered(str(error))
             return
-        for name, topic in topics.items():
-            if topic.id != self._topics[name].id:
-                raise OffsetGapError(
-                    f"topic {name} was deleted and created again while it was read: what it held before is gone. Start "
-                    "with --fresh to learn the new one"
-                )
+        check_identity(self.identity, identity_of(topics.values()))
         self._topics = topics
         if added:
             self._next.update(begins)
@@ -287,15 +301,41 @@ class KafkaSource:
             ) from error
         return {_origin(key): offset for key, offset in begins.items()}, {_origin(key): at for key, at in ends.items()}
 
-    def _check_bounds(self) -> None:
-        """Raise OffsetGapError when a log does not hold our offset any more; silent while the cluster is."""
+    def _skip_gaps(self) -> bool:
+        """Move every partition whose log does not hold our offset any more; whether there was one.
+
+        False too while the cluster does not answer.
+
+        Raises:
+            OffsetGapError: `offset.gap.policy` does not allow it, a log was cut, or it is another topic's.
+        """
         try:
+            topics = self._cluster.topics(self._settings.topics)
             begins, ends = self._bounds(list(self._next))
         except SourceError:
-            return
+            return False
+        check_identity(self.identity, identity_of(topics.values()))
         self._watch.ends.update(ends)
-        for origin, offset in self._next.items():
-            check_held(origin, offset, begins[origin], ends[origin])
+        policy = self._settings.offset_gap_policy
+        return self._skip(
+            Position(dict(self._next)),
+            {origin: going_on(origin, at, begins[origin], ends[origin], policy) for origin, at in self._next.items()},
+        )
+
+    def _skip(self, position: Position, starts: dict[TopicPartition, int]) -> bool:
+        """Go on at `starts` instead of `position`, and say what is lost; whether anything is."""
+        self._next = starts
+        gaps = position.gaps_to(starts)
+        for gap in gaps:
+            self._log.warning(
+                Event.OFFSETS_SKIPPED,
+                partition=str(gap.origin),
+                lost_from=gap.lost_from,
+                lost_to=gap.lost_to,
+                policy=self._settings.offset_gap_policy,
+            )
+        self._gaps += gaps
+        return bool(gaps)
 
     def _left(self, origin: TopicPartition, start: int, end: int) -> int:
         """Offsets from `start` that may hold records; what was fetched behind the last record is markers alone."""

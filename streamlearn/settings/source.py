@@ -55,6 +55,8 @@ class KafkaSettings(Section):
     """PEM client key."""
     offset_start: Literal["earliest", "latest"] = "earliest"
     """Where a topic begins that no snapshot knows; partitions that are added to it later begin at their earliest."""
+    offset_gap_policy: Literal["fail", "earliest", "latest"] = "fail"
+    """What to do when retention deleted untrained records: stop, go on with the first that is left, or at the end."""
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
     """Whether records of open and aborted transactions are read."""
     request_timeout_ms: PositiveInt = 30_000

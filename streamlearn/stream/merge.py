@@ -8,9 +8,12 @@ as one. A single partition has one order only and needs no journal.
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 
+from streamlearn.events import Event, get_logger
 from streamlearn.stream.batch import Run
 from streamlearn.stream.record import Record, TopicPartition
 from streamlearn.stream.source import Source
+
+_log = get_logger("stream")
 
 
 class Merger:
@@ -27,13 +30,25 @@ class Merger:
         """Records that are ready, in order; nothing when none came within `timeout_s`.
 
         While a journalled order is followed, records of other partitions wait in memory: as many as the source returns
-        before the awaited one comes.
+        before the awaited one comes. One that the source jumped over never comes: the order ends there.
         """
-        for record in self._source.poll(max_records=max_records, timeout_s=timeout_s):
+        records = self._source.poll(max_records=max_records, timeout_s=timeout_s)
+        self._heed_gaps()
+        for record in records:
             self._waiting[record.origin].append(record)
             if not self._plan:
                 yield from self._drain(record.origin)
         yield from self._follow()
+
+    def _heed_gaps(self) -> None:
+        gap = next((gap for gap in self._source.gaps if gap.origin in self._plan), None) if self._plan else None
+        if gap is not None:
+            _log.warning(
+                Event.JOURNAL_CUT,
+                fault=f"records of {gap.origin} must be read again, [{gap.lost_from}, {gap.lost_to}) is gone",
+                lost=f"the replay order of {len(self._plan)} records",
+            )
+            self._plan.clear()
 
     def _follow(self) -> Iterator[Record]:
         while self._plan and self._waiting[self._plan[0]]:

@@ -40,6 +40,14 @@ class Record:
         return RecordId(self.origin, self.offset)
 
 
+class Gap(NamedTuple):
+    """Offsets of one partition, from `lost_from` up to but without `lost_to`, that will never be trained."""
+
+    origin: TopicPartition
+    lost_from: int
+    lost_to: int
+
+
 @dataclass(frozen=True)
 class Position(Mapping[TopicPartition, int]):
     """Per partition, the offset of the next record to train on. Immutable; `after` gives the one that follows.
@@ -66,6 +74,10 @@ class Position(Mapping[TopicPartition, int]):
     def after(self, *records: Record | RecordId) -> "Position":
         """The position once these records, in log order, are done with. Logs have gaps: it is offset + 1, not count."""
         return Position({**self.offsets, **{record.origin: record.offset + 1 for record in records}})
+
+    def gaps_to(self, later: Mapping[TopicPartition, int]) -> list[Gap]:
+        """What is jumped over by going on at `later`, in the partitions that both name."""
+        return [Gap(origin, self[origin], later[origin]) for origin in self if later.get(origin, 0) > self[origin]]
 
     def to_json(self) -> list[list[str | int]]:
         """Rows of topic, partition, next offset, sorted."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from streamlearn.errors import Reason
-from streamlearn.stream.record import Position, Record, TopicPartition
+from streamlearn.stream.record import Gap, Position, Record, TopicPartition
 
 
 class Source(Protocol):
@@ -14,14 +14,15 @@ class Source(Protocol):
     Order of use: `seek` once, then `poll`, `commit` and `lag` in any order from one thread, then `close`.
     """
 
-    def seek(self, position: Position) -> Position:
-        """Go to `position` and return where reading really begins.
+    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
+        """Go to `position` and return where reading really begins; `identity` is what it was when `position` was taken.
 
         Partitions that `position` does not name begin where the source's own setting says (earliest or latest); those
-        that were added to a topic which it names, at their earliest record.
+        that were added to a topic which it names, at their earliest record. A named partition begins behind its offset
+        where the log no longer holds that and the source's own setting allows the gap.
 
         Raises:
-            OffsetGapError: the log no longer holds a named offset, or never reached it.
+            OffsetGapError: the log no longer holds a named offset, never reached it, or is another one by that name.
             SourceError: the source cannot be reached.
         """
 
@@ -31,7 +32,7 @@ class Source(Protocol):
         Blocks at most `timeout_s` seconds. A record is returned once per `seek`.
 
         Raises:
-            OffsetGapError: retention overtook the position.
+            OffsetGapError: retention overtook the position, and no setting allows to go on behind the gap.
             SourceError: the source is broken for good; restarting may help.
         """
 
@@ -43,6 +44,14 @@ class Source(Protocol):
 
     def lag(self, position: Position) -> Mapping[TopicPartition, int]:
         """Records between `position` and the end of each log, at most `lag_interval_s` old; empty when unknown."""
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """By topic, what tells it from another one of the same name; a topic without such a thing is left out."""
+
+    @property
+    def gaps(self) -> Sequence[Gap]:
+        """What `poll` jumped over since `seek`, oldest first; what `seek` itself jumped over is not in it."""
 
     @property
     def exhausted(self) -> bool:

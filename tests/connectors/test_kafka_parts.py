@@ -5,7 +5,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from connectors.kafka import client
-from connectors.kafka.offsets import starting_offsets
+from connectors.kafka.cluster import Topic, check_identity, identity_of
+from connectors.kafka.offsets import GapPolicy, starting_offsets
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.watch import Watch
 from streamlearn.errors import ConfigError, OffsetGapError, SourceError
@@ -47,16 +48,41 @@ def test_named_partitions_go_on_and_others_begin_where_the_setting_says() -> Non
     assert starting_offsets({}, begins, ends, "earliest") == begins
 
 
+@pytest.mark.parametrize("policy", ["fail", "earliest", "latest"])
 @pytest.mark.parametrize("offset", [3, 30])
-def test_both_ends_of_the_log_are_no_gap(offset: int) -> None:
+def test_both_ends_of_the_log_are_no_gap(offset: int, policy: GapPolicy) -> None:
     """Going on at the first record, or behind the last one, misses nothing."""
-    assert starting_offsets({A: offset}, {A: 3}, {A: 30}, "earliest") == {A: offset}
+    assert starting_offsets({A: offset}, {A: 3}, {A: 30}, "earliest", policy) == {A: offset}
+
+
+def test_behind_a_gap_reading_goes_on_where_the_policy_says() -> None:
+    """At the first record that is left or at the log's end; a partition without a gap stays where it is."""
+    begins, ends = {A: 3, NEW: 0}, {A: 30, NEW: 9}
+    assert starting_offsets({A: 2, NEW: 5}, begins, ends, "latest", "earliest") == {A: 3, NEW: 5}
+    assert starting_offsets({A: 2, NEW: 5}, begins, ends, "earliest", "latest") == {A: 30, NEW: 5}
+
+
+@pytest.mark.parametrize("policy", ["fail", "earliest", "latest"])
+def test_no_policy_goes_back(policy: GapPolicy) -> None:
+    """Trained records behind the log's end mean another log; to skip them would be to learn their offsets again."""
+    with pytest.raises(OffsetGapError, match=r"\[30, 31\) was trained and is gone"):
+        starting_offsets({A: 31}, {A: 3}, {A: 30}, "earliest", policy)
+
+
+def test_a_topic_is_known_by_its_id() -> None:
+    """Another id by the same name is another topic; an id that one side does not know says nothing."""
+    now = identity_of([Topic("a", "7f", (0,)), Topic("old", "", (0,))])
+    assert now == {"a": "7f"}
+    for before in ({}, {"a": "7f"}, {"old": "3c"}, {"not read any more": "3c"}):
+        check_identity(before, now)
+    with pytest.raises(OffsetGapError, match=r"topic a must have the id 3c .* found 7f: .* created again.* --fresh"):
+        check_identity({"a": "3c"}, now)
 
 
 @pytest.mark.parametrize(
     ("offset", "message"),
     [
-        (2, r"a-0 goes on at offset 2, its log begins at 3: the 1 offsets \[2, 3\) were deleted .* --fresh"),
+        (2, r"a-0 goes on at offset 2, its log begins at 3: the 1 offsets \[2, 3\) .* offset\.gap\.policy .* --fresh"),
         (31, r"a-0 goes on at offset 31, its log ends at 30: \[30, 31\) was trained and is gone.* --fresh"),
     ],
 )

@@ -14,7 +14,7 @@ from connectors.kafka.source import KafkaSource
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event
 from streamlearn.settings import KafkaSettings
-from streamlearn.stream.record import Position, Record, TopicPartition
+from streamlearn.stream.record import Gap, Position, Record, TopicPartition
 from tests.broker import PASSWORD, Broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("leaked_sockets")]
@@ -110,6 +110,93 @@ def test_retention_that_overtakes_a_reader_is_a_gap(broker: Broker, opened: Open
     broker.delete_records(topic, 0, before=6)
     with pytest.raises(OffsetGapError, match=r"goes on at offset 0, its log begins at 6"):
         read(source, 1)
+
+
+def skipped(logs: list[Any]) -> list[tuple[str, int, int, str]]:
+    """Partition, the exact offsets and the policy of each gap that was gone over, with a warning."""
+    found = [entry for entry in logs if entry["event"] == Event.OFFSETS_SKIPPED]
+    assert all(entry["log_level"] == "warning" for entry in found)
+    return [(entry["partition"], entry["lost_from"], entry["lost_to"], entry["policy"]) for entry in found]
+
+
+@pytest.mark.parametrize(("policy", "goes_on"), [("earliest", 6), ("latest", 10)])
+def test_retention_while_the_daemon_was_down_may_be_skipped(
+    broker: Broker, opened: Opener, policy: str, goes_on: int
+) -> None:
+    """What is lost is said once, exactly, and reading begins where the policy says; other partitions stay."""
+    topic = broker.new_topic(partitions=2)
+    one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    for partition in (0, 1):
+        broker.produce(topic, numbered(0, 10), partition)
+    broker.delete_records(topic, 0, before=6)
+    source = KafkaSource(broker.settings(topic, **QUICK, offset_gap_policy=policy))
+    with capture_logs() as logs:
+        start = source.seek(Position({one: 2, other: 8}))
+    assert dict(start) == {one: goes_on, other: 8}
+    assert skipped(logs) == [(f"{topic}-0", 2, goes_on, policy)]
+    broker.produce(topic, numbered(10, 12))
+    records = read(source, 12 - goes_on + 2)
+    assert [r.offset for r in records if r.origin == one] == list(range(goes_on, 12))
+    assert list(source.gaps) == []
+    source.close()
+
+
+@pytest.mark.parametrize(("policy", "goes_on"), [("earliest", 6), ("latest", 10)])
+def test_retention_that_overtakes_a_reader_may_be_skipped(
+    broker: Broker, opened: Opener, policy: str, goes_on: int
+) -> None:
+    """The same while reading; `gaps` tells the loop."""
+    topic = broker.new_topic()
+    for value in numbered(0, 10):
+        broker.produce(topic, [value])  # a batch each, of which one is fetched at a time
+    source = opened(topic, offset_gap_policy=policy, max_partition_fetch_bytes=1, max_poll_records=1)
+    (first,) = read(source, 1)
+    broker.delete_records(topic, 0, before=6)
+    with capture_logs() as logs:
+        records = [first, *poll_for(source, 2.0)]
+        broker.produce(topic, numbered(10, 12))
+        records += read(source, 2 + 10 - goes_on - len([r for r in records if r.offset >= goes_on]))
+    lost_from = max(r.offset for r in records if r.offset < 6) + 1  # what the client had fetched still comes
+    assert [r.offset for r in records] == [*range(lost_from), *range(goes_on, 12)]
+    assert skipped(logs) == [(f"{topic}-0", lost_from, goes_on, policy)]
+    assert list(source.gaps) == [Gap(TopicPartition(topic, 0), lost_from, goes_on)]
+
+
+def test_a_topic_created_again_between_two_runs_is_a_gap(broker: Broker, opened: Opener) -> None:
+    """Its id tells, also where the offsets fit and gaps may be skipped; a snapshot that knows no id cannot tell."""
+    topic = broker.new_topic()
+    broker.produce(topic, numbered(0, 10))
+    before = opened(topic)
+    position, identity = Position({TopicPartition(topic, 0): 4}), before.identity
+    assert list(identity) == [topic]
+    assert dict(before.seek(position, identity)) == dict(position)
+    broker.delete_topic(topic)
+    broker.create_topic(topic)
+    broker.produce(topic, numbered(0, 20))
+    for begin in (0, 6):
+        broker.delete_records(topic, 0, before=begin)
+        after = KafkaSource(broker.settings(topic, offset_gap_policy="earliest"))
+        with capture_logs() as logs, pytest.raises(OffsetGapError, match=rf"{topic} .*created again.* --fresh"):
+            after.seek(position, identity)
+        assert skipped(logs) == []
+        after.close()
+    unaware = opened(topic, offset_gap_policy="earliest")
+    assert dict(unaware.seek(position)) == {TopicPartition(topic, 0): 6}
+
+
+def test_a_topic_created_again_is_no_gap_to_skip(broker: Broker, opened: Opener) -> None:
+    """Where the new log begins behind the position it looks like retention; the id is asked first."""
+    topic = broker.new_topic()
+    broker.produce(topic, numbered(0, 2))
+    source = opened(topic, offset_gap_policy="earliest", metadata_max_age_ms=60_000)
+    read(source, 2)
+    broker.delete_topic(topic)
+    broker.create_topic(topic)
+    broker.produce(topic, numbered(0, 20))
+    broker.delete_records(topic, 0, before=15)
+    with capture_logs() as logs, pytest.raises(OffsetGapError, match="deleted and created again"):
+        read(source, 5, timeout_s=10.0)
+    assert skipped(logs) == []
 
 
 def test_a_topic_created_again_is_a_gap(broker: Broker, opened: Opener) -> None:

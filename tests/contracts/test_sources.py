@@ -175,6 +175,24 @@ def test_refuses_a_position_behind_the_end(open_source: Open) -> None:
     source.close()
 
 
+def test_goes_on_with_what_it_was_alone(open_source: Open) -> None:
+    """A new life accepts what the last one called itself, nothing at all, and topics that it does not read."""
+    first = open_source()
+    start = first.seek(Position())
+    identity = dict(first.identity)
+    first.close()
+
+    second = open_source()
+    for remembered in (identity, {}, None, {"not read any more": "7f"}):
+        assert second.seek(start, remembered) == start
+        assert second.identity == identity
+        assert not second.gaps
+    if identity:
+        with pytest.raises(OffsetGapError, match=r"created again.*--fresh"):
+            second.seek(start, dict.fromkeys(identity, "another"))
+    second.close()
+
+
 def test_commit_never_raises(open_source: Open) -> None:
     """Committing is for dashboards: it may be refused, it may not stop training."""
     source = open_source()

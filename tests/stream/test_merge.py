@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from connectors.memory import MemorySource
+from streamlearn.events import Event
 from streamlearn.stream.batch import runs_of
 from streamlearn.stream.merge import Merger
-from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.stream.record import Gap, Record, TopicPartition
 
 ORIGINS = [TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)]
 
@@ -90,6 +92,30 @@ def test_others_wait_for_the_journalled_record() -> None:
     awaited = Record(a1, 0, b"{}")
     source.append(awaited)
     assert list(merger.take(max_records=8, timeout_s=0.0)) == [awaited, early[1], early[2], early[0]]
+
+
+class Gappy(MemorySource):
+    """Jumps over what it is told."""
+
+    gaps: Sequence[Gap] = ()
+
+
+def test_a_journalled_record_that_is_gone_is_not_waited_for() -> None:
+    """Its partition may stay silent for good: the order ends, and every record that is there is taken."""
+    a0, a1, b0 = ORIGINS
+    source = Gappy(endless=True)
+    merger = Merger(source, runs_of([Record(a1, 0, b"").id, Record(a0, 0, b"").id]))
+    early = [Record(b0, 0, b"{}"), Record(a0, 0, b"{}")]
+    source.append(*early)
+    source.gaps = [Gap(b0, 1, 9)]
+    assert list(merger.take(max_records=8, timeout_s=0.0)) == []  # none of b is awaited
+    source.gaps = [Gap(b0, 1, 9), Gap(a1, 0, 4)]
+    with capture_logs() as logs:
+        assert list(merger.take(max_records=8, timeout_s=0.0)) == [early[1], early[0]]
+    assert [entry["event"] for entry in logs] == [Event.JOURNAL_CUT]
+    late = Record(a1, 4, b"{}")
+    source.append(late)
+    assert list(merger.take(max_records=8, timeout_s=0.0)) == [late]
 
 
 def test_nothing_ready_is_nothing_taken() -> None:
