@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint evidence crash crash-states crash-mutations
+.PHONY: run test lint evidence crash crash-states crash-mutations crash-calls
 run: .venv/.ready
 	@rm -rf build/quickstart
 	@$(BIN)/streamlearn run --config configs/quickstart.yaml --stretch-by task
@@ -26,6 +26,10 @@ crash-states: .venv/.ready
 # The newest snapshot damaged in N ways, each to be found; some twenty milliseconds each.
 crash-mutations: .venv/.ready
 	@$(BIN)/python -m tests.crash --mutations $(N)
+
+# Kills at every write, fsync, rename and the like of a save, a prune and the journal; needs strace, some minutes.
+crash-calls: .venv/.ready
+	@$(BIN)/python -m tests.crash --at-calls
 
 lint: .venv/.ready
 	@$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 make crash N=300
 make crash-states N=10000
 make crash-mutations N=10000
+make crash-calls
 """
 
 import argparse
@@ -17,6 +18,7 @@ from typing import Any
 
 from streamlearn.events import configure_logging
 from tests.broker import Broker, kafka_home
+from tests.crash.calls import SCENARIOS, CannotTraceError, kill_at_calls
 from tests.crash.figures import tell
 from tests.crash.harness import Harness
 from tests.crash.mutations import mutate
@@ -38,6 +40,7 @@ def main() -> None:
     what.add_argument("--kills", type=int, default=300, help="kills -9 of a learning daemon; the default")
     what.add_argument("--states", type=int, help="states that a power loss may leave, each loaded")
     what.add_argument("--mutations", type=int, help="mutations of the newest snapshot, each to be found")
+    what.add_argument("--at-calls", action="store_true", help="kills at every system call of a save, prune and append")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     configure_logging("critical")  # what the store says of each damaged snapshot is not wanted ten thousand times
@@ -52,11 +55,20 @@ def _chosen(given: argparse.Namespace, folder: Path) -> Callable[[], Outcome]:
         return lambda: load_states(given.states, given.seed, folder)
     if given.mutations:
         return lambda: _told(mutate(given.mutations, given.seed, folder))
+    if given.at_calls:
+        return lambda: _at_calls(folder)
     return lambda: _kill(given.kills, given.seed, folder)
 
 
 def _told(tally: Any) -> Outcome:
     return tally.to_json(), tally.clean
+
+
+def _at_calls(folder: Path) -> Outcome:
+    try:
+        return _told(kill_at_calls(folder, SCENARIOS))
+    except CannotTraceError as error:
+        sys.exit(f"skipped: {error}")
 
 
 def _kill(number: int, seed: int, folder: Path) -> Outcome:

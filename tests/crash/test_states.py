@@ -1,4 +1,4 @@
-"""Two hundred states of drawn lives in every run of the suite."""
+"""A hundred states of drawn lives in every run of the suite."""
 
 from pathlib import Path
 
@@ -7,6 +7,6 @@ from tests.crash.states import load_states
 
 def test_every_state_of_a_drawn_life_holds_the_old_snapshot_or_the_new_one(tmp_path: Path) -> None:
     """And its journal is the beginning of one that was written."""
-    figures, clean = load_states(200, seed=7, folder=tmp_path)
+    figures, clean = load_states(100, seed=7, folder=tmp_path)
     assert clean, figures
-    assert figures["states"] == 200
+    assert figures["states"] == 100

@@ -35,6 +35,16 @@ class Allowed(NamedTuple):
 
     states: frozenset[State]
     journals: frozenset[Lines] = frozenset({()})
+    damaged: bool = False
+    """Whether something was damaged before the crash."""
+
+
+class Start(NamedTuple):
+    """What a start found, and what was wrong with it."""
+
+    state: State = None
+    lines: Lines = ()
+    wrong: str | None = None
 
 
 class Act(NamedTuple):
@@ -144,28 +154,29 @@ def legal_states(
 def fault(tree: Tree, allowed: Allowed, root: Path, *, save_too: bool = False) -> str | None:
     """What goes wrong when a daemon starts on this disk."""
     lay_out(tree, root)
-    wrong = fault_in(root, allowed, files=Unsynced(), save_too=save_too)
+    wrong = start_on(root, allowed, files=Unsynced(), save_too=save_too).wrong
     return f"{wrong}: {[name for name, _ in tree]}" if wrong else None
 
 
-def fault_in(root: Path, allowed: Allowed, *, files: Files | None = None, save_too: bool = False) -> str | None:
-    """What goes wrong when a daemon starts on this state folder, and perhaps saves again."""
+def start_on(root: Path, allowed: Allowed, *, files: Files | None = None, save_too: bool = False) -> Start:
+    """What a daemon finds when it starts on this state folder, and what goes wrong; perhaps it saves again."""
     store, journal = opened(root, files), Journal(root / JOURNAL, files)
+    start = Start()
     try:
-        if (state := found(store)) not in allowed.states:
-            return f"found {state}, allowed {set(allowed.states)}"
-        if list(store.folder.glob("damaged-*")):
-            return "a crash looks like damage"
-        lines = tuple(entry.step for entry in journal.entries(after_step=0))
-        if not any(lines == legal[: len(lines)] for legal in allowed.journals):
-            return f"journal {lines}, allowed {set(allowed.journals)}"
+        start = Start(found(store), tuple(entry.step for entry in journal.entries(after_step=0)))
+        if start.state not in allowed.states:
+            return start._replace(wrong=f"found {start.state}, allowed {set(allowed.states)}")
+        if list(store.folder.glob("damaged-*")) and not allowed.damaged:
+            return start._replace(wrong="a crash looks like damage")
+        if not any(start.lines == legal[: len(start.lines)] for legal in allowed.journals):
+            return start._replace(wrong=f"journal {start.lines}, allowed {set(allowed.journals)}")
         if save_too:
             save(store, 99)
             assert_is(store.newest(), 99)
             write_down(journal, 99)
             assert journal.entries(after_step=0)[-1].step == 99
-    except SnapshotError as error:
-        return str(error)
+    except (SnapshotError, AssertionError) as error:
+        return start._replace(wrong=f"{type(error).__name__}: {error}")
     finally:
         journal.close()
-    return None
+    return start
