@@ -4,6 +4,7 @@ make crash N=300
 make crash-states N=10000
 make crash-mutations N=10000
 make crash-calls
+make crash-stops N=100
 """
 
 import argparse
@@ -41,6 +42,7 @@ def main() -> None:
     what.add_argument("--states", type=int, help="states that a power loss may leave, each loaded")
     what.add_argument("--mutations", type=int, help="mutations of the newest snapshot, each to be found")
     what.add_argument("--at-calls", action="store_true", help="kills at every system call of a save, prune and append")
+    what.add_argument("--stops", type=int, help="SIGTERMs instead of kills")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     configure_logging("critical")  # what the store says of each damaged snapshot is not wanted ten thousand times
@@ -57,7 +59,7 @@ def _chosen(given: argparse.Namespace, folder: Path) -> Callable[[], Outcome]:
         return lambda: _told(mutate(given.mutations, given.seed, folder))
     if given.at_calls:
         return lambda: _at_calls(folder)
-    return lambda: _kill(given.kills, given.seed, folder)
+    return lambda: _end_lives(given, folder)
 
 
 def _told(tally: Any) -> Outcome:
@@ -71,7 +73,7 @@ def _at_calls(folder: Path) -> Outcome:
         sys.exit(f"skipped: {error}")
 
 
-def _kill(number: int, seed: int, folder: Path) -> Outcome:
+def _end_lives(given: argparse.Namespace, folder: Path) -> Outcome:
     home = kafka_home()
     if home is None:
         sys.exit("KAFKA_HOME must name a Kafka, or one must lie in ../shared/kafka")
@@ -82,10 +84,11 @@ def _kill(number: int, seed: int, folder: Path) -> Outcome:
     broker.start()
     try:
         load_s = loading_time(backbone)
-        tally = Harness(broker, backbone, folder, seed).kill(number)
+        harness = Harness(broker, backbone, folder, given.seed)
+        tally = harness.stop(given.stops) if given.stops else harness.kill(given.kills)
     finally:
         broker.stop()
-    return {"seed": seed, "backbone_load_s": round(load_s, 2), **tally.to_json()}, tally.clean
+    return {"seed": given.seed, "backbone_load_s": round(load_s, 2), **tally.to_json()}, tally.clean
 
 
 def loading_time(backbone: Path) -> float:
