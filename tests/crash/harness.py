@@ -84,9 +84,14 @@ class Tally:
         }
 
     @property
-    def clean(self) -> bool:
+    def same(self) -> bool:
         """Whether nothing was lost, repeated or changed."""
-        return not (self.unequal_tensors or self.wrong_ledgers or self.repeated_letters) and self.stops.clean
+        return not (self.unequal_tensors or self.wrong_ledgers or self.repeated_letters)
+
+    @property
+    def clean(self) -> bool:
+        """Whether besides every stop was an orderly one, soon enough."""
+        return self.same and self.stops.clean
 
 
 class End(Protocol):
