@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint evidence crash crash-states
+.PHONY: run test lint evidence crash crash-states crash-mutations crash-calls crash-stops
 run: .venv/.ready
 	@rm -rf build/quickstart
 	@$(BIN)/streamlearn run --config configs/quickstart.yaml --stretch-by task
@@ -22,6 +22,18 @@ crash: .venv/.ready
 # Legal states after a power loss, each loaded; some ten milliseconds each.
 crash-states: .venv/.ready
 	@$(BIN)/python -m tests.crash --states $(N)
+
+# The newest snapshot damaged in N ways, each to be found; some twenty milliseconds each.
+crash-mutations: .venv/.ready
+	@$(BIN)/python -m tests.crash --mutations $(N)
+
+# Kills at every write, fsync, rename and the like of a save, a prune and the journal; needs strace, some minutes.
+crash-calls: .venv/.ready
+	@$(BIN)/python -m tests.crash --at-calls
+
+# N SIGTERMs against one run that is left alone; as long as `crash`, and needs the same.
+crash-stops: .venv/.ready
+	@$(BIN)/python -m tests.crash --stops $(N)
 
 lint: .venv/.ready
 	@$(BIN)/ruff check .

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from streamlearn.errors import StreamlearnError, UsageError
 from streamlearn.events import configure_logging
+from streamlearn.stopping import StopSignals
 
 if TYPE_CHECKING:
     from streamlearn.settings import Settings
@@ -61,10 +62,14 @@ def run(
     ] = None,
 ) -> None:
     """Run the daemon: learn from the stream until it ends or SIGTERM comes, then write a snapshot and exit 0."""
-    from streamlearn.service import serve_and_learn  # noqa: PLC0415
+    signals = StopSignals()
+    with signals.installed():  # before the import, which takes longer than all the rest of a start
+        from streamlearn.service import serve_and_learn  # noqa: PLC0415
 
-    settings = _settings(config)
-    serve_and_learn(settings, fresh=fresh, accept_config_change=accept_config_change, stretch_by=stretch_by)
+        settings = _settings(config)
+        serve_and_learn(
+            settings, signals, fresh=fresh, accept_config_change=accept_config_change, stretch_by=stretch_by
+        )
 
 
 @app.command()

@@ -1,13 +1,11 @@
-"""One run of the daemon as a process: logging, signals, HTTP, the loop, and an orderly end."""
+"""One run of the daemon as a process: logging, HTTP, the loop, and an orderly end."""
 
 import os
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from types import FrameType
 
 from streamlearn.assembly import Rooms, versions
 from streamlearn.daemon import Daemon
@@ -24,44 +22,22 @@ from streamlearn.serve.status import Board, Clock, Phase, Status
 from streamlearn.serve.token import obtain
 from streamlearn.settings import Settings
 from streamlearn.snapshot.store import SnapshotStore
+from streamlearn.stopping import StopEarly, StopSignals
 from streamlearn.stream.decode import Example
 from streamlearn.supervision import ServiceManager, dump_stacks_on_abort
 
 _log = get_logger("daemon")
 
 
-class _StopEarlyError(Exception):
-    """A signal came while there was no loop yet to ask."""
-
-
-class _Signals:
-    """SIGTERM and SIGINT: the first asks the loop to end after its step, a second one is the system's own."""
-
-    def __init__(self) -> None:
-        self.daemon: Daemon | None = None
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handle both signals inside."""
-        before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        signal.signal(number, signal.SIG_DFL)
-        if self.daemon is None:
-            raise _StopEarlyError(signal.Signals(number).name)
-        self.daemon.stop(signal.Signals(number).name)
-
-
 def serve_and_learn(
-    settings: Settings, *, fresh: bool, accept_config_change: bool, stretch_by: str | None = None
+    settings: Settings,
+    signals: StopSignals,
+    *,
+    fresh: bool,
+    accept_config_change: bool,
+    stretch_by: str | None = None,
 ) -> None:
-    """Run until the stream ends or a signal comes.
+    """Run until the stream ends or one of `signals`, which are installed, comes.
 
     Raises:
         StreamlearnError: as errors.py says; the board and the log have it too.
@@ -73,25 +49,27 @@ def serve_and_learn(
     loading = Status(Phase.STARTING, reason="the backbone is being loaded", started_at=clock.wall())
     board = Board(loading, clock, heed=manager.heed)
     jobs = JobQueue(settings.serve.queue_size)
-    signals = _Signals()
     _log.info(Event.DAEMON_STARTED, state=str(settings.state), versions=versions())
-    with signals.installed(), _http(settings, board, jobs, clock) as endpoint:
-        try:
-            _learn(settings, board, jobs, signals, endpoint, fresh=fresh, accept=accept_config_change, by=stretch_by)
-        except _StopEarlyError as stop:
-            _log.info(Event.DAEMON_STOPPED, reason=str(stop), records=0)
-        except StreamlearnError as error:
-            board.publish(Status(Phase.FAILED, reason=str(error), started_at=board.read().started_at))
-            raise
-        finally:
-            jobs.close()
+    signals.opening()
+    try:
+        with _http(settings, board, jobs, clock) as endpoint:
+            try:
+                accept = accept_config_change
+                _learn(settings, board, jobs, signals, endpoint, fresh=fresh, accept=accept, by=stretch_by)
+            except StreamlearnError as error:
+                board.publish(Status(Phase.FAILED, reason=str(error), started_at=board.read().started_at))
+                raise
+            finally:
+                jobs.close()
+    except StopEarly as stop:
+        _log.info(Event.DAEMON_STOPPED, reason=str(stop), records=0)
 
 
 def _learn(
     settings: Settings,
     board: Board,
     jobs: JobQueue,
-    signals: _Signals,
+    signals: StopSignals,
     endpoint: str | None,
     *,
     fresh: bool,
@@ -104,7 +82,7 @@ def _learn(
     watch = Watch(by, endpoint)
     try:
         daemon = Daemon(rooms, board, jobs, observer=watch)
-        signals.daemon = daemon
+        signals.ask(daemon.stop)
         daemon.run()
         watch.close()
         seconds = round(time.monotonic() - started, 1)

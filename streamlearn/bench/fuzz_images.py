@@ -11,7 +11,6 @@ import argparse
 import gzip
 import json
 import random
-import resource
 import struct
 import sys
 import time
@@ -27,6 +26,7 @@ import numpy as np
 from PIL import Image
 
 from streamlearn.backbone.image_tasks import arrays, png, rows
+from streamlearn.bench.memory import peak_mib
 from streamlearn.errors import RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.images import open_image
@@ -143,7 +143,7 @@ def fuzz(count: int, folder: Path | None, seed: int = 0) -> dict[str, Any]:
         open_image(data, "image", limits)  # every original is a good one; also warms the decoders up
     outcomes: Counter[str] = Counter()
     slowest, worst = 0.0, ""
-    before = _peak_mib(restart=True)
+    before = peak_mib(restart=True)
     for number in range(count):
         mutation = MUTATIONS[number % len(MUTATIONS)]
         data = mutation(rng.choice(files), rng)
@@ -161,21 +161,10 @@ def fuzz(count: int, folder: Path | None, seed: int = 0) -> dict[str, Any]:
         "files": count,
         "outcomes": dict(outcomes),
         "unaccounted": count - outcomes.total(),
-        "peak_memory_growth_mib": round(_peak_mib() - before, 1),
+        "peak_memory_growth_mib": round(peak_mib() - before, 1),
         "slowest_ms": round(1000 * slowest, 1),
         "slowest_mutation": worst,
     }
-
-
-def _peak_mib(*, restart: bool = False) -> float:
-    """The process's largest resident size since it began, or since it was last restarted (Linux alone can)."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    if restart:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    line = next(line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) / 1024
 
 
 def _blank(kind: str, side: int) -> bytes:

@@ -24,7 +24,7 @@ from streamlearn.stream.record import Record
 from streamlearn.stream.sight import Sight, placed
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-MAX_MESSAGES = 256  # each answer renders all messages before it: 256 of 4 kB, the worst, take 2 s
+MAX_MESSAGES = 256  # each answer renders all messages before it: 256 of 4 kB, the worst, take 1 s
 _FORM_OF = {
     "text": "text",
     "prompt": "prompt + completion",

@@ -1,96 +1,94 @@
-"""Many kills, or many crash states of the snapshot protocol; figures as JSON on standard output.
+"""Kills, crash states and damage by the thousand; figures as JSON on standard output, exit 1 when anything failed.
 
 make crash N=300
 make crash-states N=10000
+make crash-mutations N=10000
+make crash-calls
+make crash-stops N=100
 """
 
 import argparse
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from streamlearn.events import configure_logging
 from tests.broker import Broker, kafka_home
+from tests.crash.calls import SCENARIOS, CannotTraceError, kill_at_calls
+from tests.crash.figures import tell
 from tests.crash.harness import Harness
+from tests.crash.mutations import mutate
+from tests.crash.states import load_states
 from tests.doubles import tiny_backbone
-from tests.snapshot.crash_disk import CrashDisk, Tree
-from tests.snapshot.test_crash import a_life, fault
 
 LOAD = (
     "import sys; from streamlearn.backbone.load import load, outline; from streamlearn.settings import BackboneSettings"
 )
 LOADS = 5
+Outcome = tuple[dict[str, Any], bool]
+"""Figures, and whether nothing was lost, repeated, changed or overlooked."""
 
 
 def main() -> None:
-    """Kill, count, print; exit 1 when anything was lost, repeated or changed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--states", type=int, help="crash states to load instead")
+    """Do what is asked for, print; exit 1 when anything was lost, repeated, changed or overlooked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--kills", type=int, default=300, help="kills -9 of a learning daemon; the default")
+    what.add_argument("--states", type=int, help="states that a power loss may leave, each loaded")
+    what.add_argument("--mutations", type=int, help="mutations of the newest snapshot, each to be found")
+    what.add_argument("--at-calls", action="store_true", help="kills at every system call of a save, prune and append")
+    what.add_argument("--stops", type=int, help="SIGTERMs instead of kills")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    configure_logging("error")
+    configure_logging("critical")  # what the store says of each damaged snapshot is not wanted ten thousand times
+    with tempfile.TemporaryDirectory() as name:
+        figures, clean = _chosen(given, Path(name))()
+    tell(figures)
+    sys.exit(0 if clean else 1)
+
+
+def _chosen(given: argparse.Namespace, folder: Path) -> Callable[[], Outcome]:
     if given.states:
-        tell(load_states(given.states, given.seed))
-        return
+        return lambda: load_states(given.states, given.seed, folder)
+    if given.mutations:
+        return lambda: _told(mutate(given.mutations, given.seed, folder))
+    if given.at_calls:
+        return lambda: _at_calls(folder)
+    return lambda: _end_lives(given, folder)
+
+
+def _told(tally: Any) -> Outcome:
+    return tally.to_json(), tally.clean
+
+
+def _at_calls(folder: Path) -> Outcome:
+    try:
+        return _told(kill_at_calls(folder, SCENARIOS))
+    except CannotTraceError as error:
+        sys.exit(f"skipped: {error}")
+
+
+def _end_lives(given: argparse.Namespace, folder: Path) -> Outcome:
     home = kafka_home()
     if home is None:
-        parser.error("KAFKA_HOME must name a Kafka, or one must lie in ../shared/kafka")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "backbone").mkdir()
-        (folder / "broker").mkdir()
-        backbone = tiny_backbone(folder / "backbone")
-        broker = Broker(home, folder / "broker")
-        broker.start()
-        try:
-            load_s = loading_time(backbone)
-            tally = Harness(broker, backbone, folder, given.seed).kill(given.kills)
-        finally:
-            broker.stop()
-    tell({"seed": given.seed, "backbone_load_s": round(load_s, 2), **tally.to_json()})
-    sys.exit(0 if tally.clean else 1)
-
-
-def tell(figures: dict[str, Any]) -> None:
-    """On standard output."""
-    sys.stdout.write(orjson.dumps(figures, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
-
-
-def load_states(number: int, seed: int) -> dict[str, Any]:
-    """Load `number` different legal states after a power loss; each must hold the old snapshot or the new one, whole.
-
-    Lives are the same, what a power loss leaves of them is drawn anew for each.
-    """
-    seen: set[Tree] = set()
-    faults: list[str] = []
-    started, life = time.monotonic(), 0
-    while len(seen) < number:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            (folder / "state").mkdir()
-            for tree, allowed in a_life(CrashDisk(folder / "state"), seed=seed + life, most=32, mixed=8):
-                if tree in seen or len(seen) >= number:
-                    continue
-                seen.add(tree)
-                wrong = fault(tree, allowed, folder / "disk", save_too=len(seen) % 8 == 0)
-                faults += [wrong] if wrong else []
-                shutil.rmtree(folder / "disk")
-        life += 1
-    return {
-        "seed": seed,
-        "states": len(seen),
-        "lives": life,
-        "faults": faults,
-        "seconds": round(time.monotonic() - started),
-    }
+        sys.exit("KAFKA_HOME must name a Kafka, or one must lie in ../shared/kafka")
+    (folder / "backbone").mkdir()
+    (folder / "broker").mkdir()
+    backbone = tiny_backbone(folder / "backbone")
+    broker = Broker(home, folder / "broker")
+    broker.start()
+    try:
+        load_s = loading_time(backbone)
+        harness = Harness(broker, backbone, folder, given.seed)
+        tally = harness.stop(given.stops) if given.stops else harness.kill(given.kills)
+    finally:
+        broker.stop()
+    return {"seed": given.seed, "backbone_load_s": round(load_s, 2), **tally.to_json()}, tally.clean
 
 
 def loading_time(backbone: Path) -> float:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.broker import Broker
 
+STOP_S = 120.0  # longest wait for an orderly end; what it may take is its caller's to say
 START_AND_LEARN_S = 240.0  # a start is 5 s and the whole stream 10 s on two idle cores; CI's may be busy
 
 
@@ -72,12 +73,17 @@ class DaemonProcess:
 
     def journalled_step(self) -> int:
         """The step of the last whole journal line, 0 when there is none."""
+        last = self.last_journalled()
+        return 0 if last is None else int(last["step"])
+
+    def last_journalled(self) -> dict[str, Any] | None:
+        """The last whole journal line."""
         try:
             lines = (self.state / "journal.jsonl").read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
-            return 0
+            return None
         whole = [line for line in lines if line.endswith(b"\n")]
-        return int(orjson.loads(whole[-1])["step"]) if whole else 0
+        return dict(orjson.loads(whole[-1])) if whole else None
 
     def kill(self) -> None:
         """Kill -9, and wait for the body."""
@@ -89,7 +95,14 @@ class DaemonProcess:
         """SIGTERM; the exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(timeout=60)
+        return self._process.wait(timeout=STOP_S)
+
+    def pause(self, seconds: float) -> None:
+        """Stand still as a suspended machine does, then go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self._process.send_signal(signal.SIGCONT)
 
     @property
     def is_running(self) -> bool:
@@ -100,6 +113,11 @@ class DaemonProcess:
         """Leave nothing running, whatever the test did."""
         if self.is_running:
             self.kill()
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether there is a complete one."""
+        return any(path.name.isdecimal() for path in self.state.glob("snapshots/*"))
 
     def newest(self) -> "Final":
         """The newest snapshot."""

@@ -56,11 +56,11 @@ def save(store: SnapshotStore, step: int, **changed: Any) -> SnapshotInfo:
     return store.save(draft(step, **changed), adapter(step), tensors(step))
 
 
-def assert_is(snapshot: Snapshot | None, step: int) -> None:
-    """The snapshot is the one of `step`, complete, every bit."""
+def assert_is(snapshot: Snapshot | None, step: int, position: Position | None = None) -> None:
+    """The snapshot is the one of `step`, and of `position` when that is not the usual one; complete, every bit."""
     assert snapshot is not None
     assert snapshot.manifest.step == step
-    assert snapshot.manifest.position == draft(step).position
+    assert snapshot.manifest.position == (position or draft(step).position)
     assert (snapshot.adapter / "adapter_config.json").read_text() == f'{{"r": {step}}}'
     assert (snapshot.adapter / "adapter_model.safetensors").read_bytes() == bytes([step % 251]) * 40
     found = snapshot.tensors()

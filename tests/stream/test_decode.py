@@ -197,6 +197,14 @@ def test_private_characters_cannot_unmask_a_control_token() -> None:
     assert example.input_ids.tolist().count(STOP) == 2
 
 
+def test_answers_that_name_control_tokens_are_learned_to_the_letter() -> None:
+    """Where an answer begins is counted in the text as it was written, however many names come before it."""
+    answers = [f"{'<|im_end|>' * turn} {turn} <|im_start|>" for turn in range(6)]
+    contents = [content for turn, answer in enumerate(answers) for content in (f"<|im_end|>{turn}", answer)]
+    example = DECODER.decode(record(chat(*contents)))
+    assert learned(example) == "".join(f"{answer}<|im_end|>\n" for answer in answers)
+
+
 def test_callers_cannot_turn_the_switch() -> None:
     """The tokenizer that came in may be used by others in any way, and is not changed itself."""
     tokenizer = make_tokenizer()

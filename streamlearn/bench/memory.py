@@ -1,0 +1,15 @@
+"""How much memory a stretch of work needed at its worst."""
+
+import resource
+from pathlib import Path
+
+
+def peak_mib(*, restart: bool = False) -> float:
+    """The process's largest resident size since it began, or since it was last restarted (Linux alone can)."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if restart:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    line = next(line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024

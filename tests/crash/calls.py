@@ -1,0 +1,279 @@
+"""Kill -9 at every system call of the snapshot protocol, on the real interpreter and the real file system.
+
+strace delivers the signal when a chosen call is entered for the n-th time, so that the call is not made any more. A
+forked child has everything imported and waits until strace has attached; n grows until a child survives. After each
+kill a start must find the old snapshot or the new one, bit for bit, and a further save must work.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from streamlearn.snapshot.journal import Journal
+from tests.snapshot.kit import save
+from tests.snapshot.lives import JOURNAL, LATER, Allowed, Lines, State, opened, start_on, write_down
+
+CALLS = (
+    "openat", "mkdir", "mkdirat", "write", "pwrite64", "writev", "ftruncate", "truncate", "fallocate", "fsync",
+    "fdatasync", "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir",
+)  # fmt: skip
+"""All that can change a disk in this protocol; which of them a release of Python or safetensors makes, it shows."""
+CHILD_S = 60.0
+"""Longest life of a child."""
+
+
+Found = tuple[State, Lines]
+"""Newest snapshot and journal."""
+
+
+class CannotTraceError(Exception):
+    """strace is missing, or may not attach to a process of ours."""
+
+
+class Scenario(NamedTuple):
+    """One thing that a daemon does, on a folder that was prepared, and what is found before and after it."""
+
+    name: str
+    prepare: Callable[[Path], None]
+    act: Callable[[Path], object]
+    before: Found
+    after: Found
+    damaged: bool = False
+
+
+def _unchanged(
+    name: str, prepare: Callable[[Path], None], act: Callable[[Path], object], found: Found, *, damaged: bool = False
+) -> Scenario:
+    """Something after which a start finds what it found before."""
+    return Scenario(name, prepare, act, found, found, damaged)
+
+
+@dataclass
+class Tally:
+    """What came of it."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    by_scenario: Counter[str] = field(default_factory=Counter)
+    loaded: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Figures."""
+        return {
+            "kills": self.kills.total(),
+            "kills_by_call": dict(self.kills.most_common()),
+            "kills_by_scenario": dict(self.by_scenario),
+            "old_loaded": self.loaded["old"],
+            "new_loaded": self.loaded["new"],
+            "neither_changed": self.loaded["same"],
+            "faults": self.faults,
+            "seconds": round(self.seconds),
+        }
+
+    @property
+    def clean(self) -> bool:
+        """Whether the old or the new was there after every kill."""
+        return not self.faults and self.kills.total() > 0
+
+
+def kill_at_calls(folder: Path, scenarios: Iterable[Scenario], calls: Sequence[str] = CALLS) -> Tally:
+    """Kill at each call of each scenario.
+
+    Raises:
+        CannotTraceError: strace is missing or may not attach.
+    """
+    tally, started = Tally(), time.monotonic()
+    for scenario in scenarios:
+        template, root = folder / f"{scenario.name}-template", folder / scenario.name
+        template.mkdir()
+        scenario.prepare(template)
+        for call in calls:
+            number, killed = 0, True
+            while killed:
+                number += 1
+                shutil.rmtree(root, ignore_errors=True)
+                shutil.copytree(template, root)
+                killed = strike(lambda scenario=scenario, root=root: scenario.act(root), call, number)  # type: ignore[misc]
+                _look(tally, scenario, root, f"{scenario.name}, {call} {number}", survived=not killed)
+                tally.kills[call] += killed
+                tally.by_scenario[scenario.name] += killed
+    tally.kills = +tally.kills
+    tally.seconds = time.monotonic() - started
+    return tally
+
+
+def _look(tally: Tally, scenario: Scenario, root: Path, where: str, *, survived: bool) -> None:
+    """What a start finds after a kill, or after the act was done undisturbed."""
+    (old, old_lines), (new, new_lines) = scenario.before, scenario.after
+    allowed = Allowed(frozenset({old, new}), frozenset({old_lines, new_lines}), scenario.damaged)
+    start = start_on(root, allowed, save_too=True)
+    found, wrong = (start.state, start.lines), start.wrong
+    if wrong is None and found not in (scenario.before, scenario.after):
+        wrong = f"found {found}"
+    if wrong is None and survived and found != scenario.after:
+        wrong = f"done, and found {found}"
+    tally.faults += [f"{where}: {wrong}"] if wrong else []
+    if not survived:
+        kind = "same" if scenario.before == scenario.after else "new" if found == scenario.after else "old"
+        tally.loaded[kind] += 1
+
+
+def strike(act: Callable[[], object], call: str, number: int) -> bool:
+    """Do `act` in a child that is killed when it enters `call` for the n-th time; whether it was.
+
+    Raises:
+        CannotTraceError: strace is missing or may not attach.
+    """
+    if shutil.which("strace") is None:
+        raise CannotTraceError("strace is not on PATH")
+    waiting, go = os.pipe()
+    child = _fork(act, waiting, go)
+    os.close(waiting)
+    chosen = ["-e", f"trace=?{call}", "-e", f"inject=?{call}:signal=SIGKILL:when={number}"]
+    command = ["strace", "-f", "-o", os.devnull, "-p", str(child), *chosen]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as strace:
+        assert strace.stderr is not None
+        said = strace.stderr.readline()
+        if "attached" not in said:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(go)
+            raise CannotTraceError(f"strace may not attach to a process: {said.strip()}")
+        os.write(go, b"g")
+        os.close(go)
+        code = _wait(child)
+    assert code in (0, -signal.SIGKILL), f"{call} {number}: the child ended with {code}"
+    return code != 0
+
+
+def _fork(act: Callable[[], object], waiting: int, go: int) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, from 3.12 on: none of them is needed here
+        child = os.fork()
+    if child:
+        return child
+    code = 3
+    try:
+        os.close(go)
+        if os.read(waiting, 1):
+            act()
+            code = 0
+    finally:
+        os._exit(code)
+
+
+def _wait(child: int) -> int:
+    deadline = time.monotonic() + CHILD_S
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise AssertionError(f"the child was still there after {CHILD_S:.0f} s")
+        time.sleep(0.002)
+
+
+def _saved(*steps: int) -> Callable[[Path], None]:
+    def prepare(root: Path) -> None:
+        for step in steps:
+            save(opened(root), step)
+        with closing(Journal(root / JOURNAL)) as journal:
+            for step in range(1, max(steps) + 3):
+                write_down(journal, step)
+
+    return prepare
+
+
+def _half_replaced(root: Path) -> None:
+    """What a crash between the two renames of a replacement leaves, beside a half-done save and a half-done prune."""
+    _saved(1, 2)(root)
+    folder = root / "snapshots"
+    shutil.copytree(folder / "00000001", folder / ".pruned-00000000")
+    shutil.copytree(folder / "00000002" / "adapter", folder / ".staging-00000003" / "adapter")
+    (folder / "00000002").rename(folder / ".replaced-00000002")
+
+
+def _newest_damaged(root: Path) -> None:
+    _saved(1, 2)(root)
+    (root / "snapshots" / "00000002" / "state.safetensors").write_bytes(b"")
+
+
+def _torn(root: Path) -> None:
+    _saved(1)(root)
+    with (root / JOURNAL).open("ab") as journal:
+        journal.write(b'{"step":4,"runs":[["orders"')
+
+
+def _journalled(do: Callable[[Journal], None]) -> Callable[[Path], None]:
+    def act(root: Path) -> None:
+        with closing(Journal(root / JOURNAL)) as journal:
+            do(journal)
+
+    return act
+
+
+SAVE = Scenario(
+    "save", _saved(1, 2), lambda root: save(opened(root), 3), ((2, 8), (1, 2, 3, 4)), ((3, 12), (1, 2, 3, 4))
+)
+REPLACE = Scenario(
+    "replace",
+    _saved(1, 2),
+    lambda root: save(opened(root), 2, position=LATER),
+    ((2, 8), (1, 2, 3, 4)),
+    ((2, 99), (1, 2, 3, 4)),
+)
+SCENARIOS = (
+    Scenario("first save", lambda root: None, lambda root: save(opened(root), 1), (None, ()), ((1, 4), ())),
+    SAVE,
+    REPLACE,
+    _unchanged("prune", _saved(1, 2, 3), lambda root: opened(root).prune(1), ((3, 12), (1, 2, 3, 4, 5))),
+    _unchanged("mend", _half_replaced, lambda root: opened(root).newest(), ((2, 8), (1, 2, 3, 4))),
+    _unchanged("fall back", _newest_damaged, lambda root: opened(root).newest(), ((1, 4), (1, 2, 3, 4)), damaged=True),
+    Scenario(
+        "journal, first line",
+        lambda root: None,
+        _journalled(lambda journal: write_down(journal, 1)),
+        (None, ()),
+        (None, (1,)),
+    ),
+    Scenario(
+        "journal, append",
+        _saved(1),
+        _journalled(lambda journal: write_down(journal, 4)),
+        ((1, 4), (1, 2, 3)),
+        ((1, 4), (1, 2, 3, 4)),
+    ),
+    Scenario(
+        "journal, append to a torn one",
+        _torn,
+        _journalled(lambda journal: write_down(journal, 4)),
+        ((1, 4), (1, 2, 3)),
+        ((1, 4), (1, 2, 3, 4)),
+    ),
+    Scenario(
+        "journal, truncate",
+        _saved(1, 2),
+        _journalled(lambda journal: journal.truncate(before_step=2)),
+        ((2, 8), (1, 2, 3, 4)),
+        ((2, 8), (2, 3, 4)),
+    ),
+    Scenario(
+        "journal, rewind",
+        _saved(1, 2),
+        _journalled(lambda journal: journal.rewind(to_step=2)),
+        ((2, 8), (1, 2, 3, 4)),
+        ((2, 8), (1, 2)),
+    ),
+)
