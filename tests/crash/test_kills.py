@@ -1,6 +1,5 @@
 """A few kills and stops in every run of the suite."""
 
-
 import pytest
 
 from tests.broker import Broker
