@@ -30,6 +30,8 @@ RUBBISH = (b"not json", b"", b'{"text": 5}', b'{"prompt": "no completion"}')
 GOOD, BAD = PER_TASK * len(TASKS), 12
 STEPS = GOOD // PER_BATCH
 STARTING, LEARNING, SAVING, PAUSED = "starting", "learning", "saving", "paused"
+TOO_LATE = 3
+"""Steps before the last in which nothing is ended: from outside nobody sees whether the last one was trained."""
 START_S, LEARN_S = 6.0, 1.5
 """Longest time into a start, and into learning, at which it is ended."""
 PAUSE_S = 3.0
@@ -182,7 +184,7 @@ class Harness:
                 daemon.pause(PAUSE_S)
                 self.tally.pauses += 1
                 moment = None
-            elif moment is not None and end is not None and due[moment]:
+            elif moment is not None and end is not None and due[moment] and step < STEPS - TOO_LATE:
                 end(daemon, moment, learning=learning)
                 return True
             assert daemon.is_running, daemon.log.read_text()[-3000:]
