@@ -138,7 +138,7 @@ def test_settings_do_not_show_their_secrets(config: Path) -> None:
     "command", [["check-config"], ["doctor"], ["doctor", "--json"], ["snapshots", "list"], ["run"]]
 )
 def test_no_command_shows_a_secret(
-    command: str, config: Path, backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: list[str], config: Path, backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A password and a token, and a broker that is not there."""
     token = tmp_path / "token"
@@ -150,7 +150,7 @@ def test_no_command_shows_a_secret(
     monkeypatch.setenv("STREAMLEARN_SOURCE__KAFKA__SASL_PLAIN_PASSWORD", CANARY)
     monkeypatch.setattr("streamlearn.doctor.PATIENCE_S", 0.1)
     monkeypatch.setattr("streamlearn.assembly.open_source", partial(open_source, start_timeout_s=0.1))
-    done = CliRunner().invoke(app, [*command.split(), "--config", str(config)])
+    done = CliRunner().invoke(app, [*command, "--config", str(config)])
     assert done.output or done.exception
     assert not shows(done.output)
     if done.exception is not None:
