@@ -5,6 +5,7 @@ the snapshot. Only then are weights loaded and the stream opened.
 """
 
 import math
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -138,7 +139,7 @@ class Rooms:
         self._identity = identity(snapshot) if snapshot is not None else {}
         self.source = opened.enter_context(closing(open_source(settings.source)))
         self._decoding = None
-        if self.model.backbone.vision is not None:
+        if self.model.backbone.vision is not None and _has_core_to_spare(self.model.backbone.device):
             self._decoding = opened.enter_context(ThreadPoolExecutor(1, thread_name_prefix="decode"))
         self.open_stream(self.state)
 
@@ -247,6 +248,14 @@ def adapter_of(settings: Settings) -> HeadLoraConfig:
     """The adapter that the configuration describes, with a CP bias for each regime where routing knows them."""
     steered = objective(settings).bias != "none"
     return resolve(settings.adapter, regimes=settings.shift.max_regimes if steered else 0)
+
+
+def _has_core_to_spare(device: torch.device) -> bool:
+    """Whether something else than a step may run beside it.
+
+    On a CPU whose every core has its part of each product, the part that waits for another thread holds them all up.
+    """
+    return device.type != "cpu" or torch.get_num_threads() < len(os.sched_getaffinity(0))
 
 
 def letters_ahead(snapshot: Snapshot) -> list[RecordId]:

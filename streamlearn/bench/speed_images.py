@@ -1,8 +1,9 @@
 """What images cost on their way: the stream's steps against the same steps with everything decoded before.
 
 Records hold one JPEG of 336 x 252 or one PNG of 64 x 64, in turn, and a question; `builtin:nano-vl` learns them.
-Decoding, resizing and normalising run ahead of the learner in a thread, so what is left of their cost is what they take
-from its cores.
+Decoding, resizing and normalising run ahead of the learner in a thread where it leaves a core free (a GPU, or fewer
+threads than cores), else between its steps: with two threads on two cores that is the faster of the two, 0.92 of ready
+tensors against 0.88 (eight pairs each, in turns).
 """
 
 import base64

@@ -2,8 +2,8 @@
 
 The one place where a record's fate is decided: it is either in a batch's `records` or in its `rejected`.
 
-Where records hold images they are decoded ahead, in a thread of their own, while the learner is at work; their order is
-the stream's all the same.
+Where records hold images and a core is free they are decoded ahead, in a thread of their own, while the learner is at
+work; their order is the stream's all the same.
 """
 
 from collections import deque
