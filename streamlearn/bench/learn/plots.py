@@ -12,6 +12,9 @@ matplotlib.use("Agg")  # no window: a file
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from streamlearn.bench.learn.methods import ABLATIONS
+from streamlearn.bench.learn.summary import by_method, summarise
+
 Runs = Sequence[Mapping[str, Any]]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")  # Okabe and Ito's
@@ -19,16 +22,18 @@ STYLES = ("-", "--", ":")
 COMPARED = ("streamlearn", "lora")
 """Whose loss over the stream is shown."""
 LABEL_CHARS = 14
+WORTH = {"AP": "change of AP (right: better without)", "AF": "change of AF (right: forgets more without)"}
+"""What is drawn of an ablation."""
 
 
 def draw(runs: Runs, folder: Path) -> list[Path]:
     """Write the pictures of one suite and return their files."""
-    methods = _by_method(runs)
+    methods = {name: group for name, group in by_method(runs).items() if name not in ABLATIONS}
     suite = runs[0]["suite"]
-    pictures = {"forgetting": forgetting, "matrices": matrices, "stream": stream, "experts": experts}
+    figures = {name: picture(methods) for name, picture in PICTURES.items()} if methods else {}
+    figures["ablations"] = ablations(summarise(runs)["ablations"])
     files = []
-    for name, picture in pictures.items():
-        figure = picture(methods)
+    for name, figure in figures.items():
         if figure is not None:
             files.append(folder / f"{suite}-{name}.png")
             figure.savefig(files[-1], dpi=110)
@@ -113,6 +118,28 @@ def experts(methods: Mapping[str, Runs]) -> Any:
     return figure
 
 
+def ablations(changed: Mapping[str, Mapping[str, Any]]) -> Any:
+    """What each change did to AP and AF, the mean over seeds with its standard deviation."""
+    known = {name: each["differences"] for name, each in changed.items() if each["differences"]["AP"] is not None}
+    if not known:
+        return None
+    figure, axes = plt.subplots(1, len(WORTH), figsize=(10, 0.28 * len(known) + 1), layout="constrained", sharey=True)
+    for axis, (score, label), colour in zip(axes, WORTH.items(), COLOURS, strict=False):
+        figures = [differences[score] for differences in known.values()]
+        means = [figure["mean"] for figure in figures]
+        axis.barh(
+            range(len(known)), means, xerr=[figure["sd"] or 0.0 for figure in figures], color=colour, ecolor="0.3"
+        )
+        axis.axvline(0, color="0.2", linewidth=0.8)
+        axis.set_xlabel(label, fontsize=8)
+        axis.set_yticks(range(len(known)), list(known), fontsize=8)
+    axes[0].invert_yaxis()
+    return figure
+
+
+PICTURES = {"forgetting": forgetting, "matrices": matrices, "stream": stream, "experts": experts}
+
+
 def _load(axis: Axes, name: str, use: Mapping[str, Any]) -> None:
     share_GHK = np.array(list(use["share"].values()))
     num_heads, num_experts = share_GHK.shape[1:]
@@ -124,13 +151,6 @@ def _load(axis: Axes, name: str, use: Mapping[str, Any]) -> None:
     axis.set_yticks(range(len(share_GHK)), list(use["share"]), fontsize=7)
     axis.set_xlabel(f"experts, {num_experts} in each of {num_heads} heads")
     plt.colorbar(image, ax=axis, label="share of tokens")
-
-
-def _by_method(runs: Runs) -> dict[str, list[Mapping[str, Any]]]:
-    methods: dict[str, list[Mapping[str, Any]]] = {}
-    for run in runs:
-        methods.setdefault(run["method"], []).append(run)
-    return methods
 
 
 def _matrix(run: Mapping[str, Any], tasks: Sequence[str]) -> Any:

@@ -1,35 +1,23 @@
 """The runs of a folder as tables, pictures and one page."""
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import orjson
 from rich.console import Console
 
-from streamlearn.bench.learn.methods import METHODS
 from streamlearn.bench.learn.summary import read_runs, summarise
+from streamlearn.bench.learn.tables import (
+    COLUMNS,
+    Summary,
+    Table,
+    about,
+    markdown,
+    table_of_ablations,
+    table_of_methods,
+)
 from streamlearn.errors import UsageError
-
-Summary = Mapping[str, Any]
-
-COLUMNS: Mapping[str, tuple[str, int, str]] = {
-    "AP": ("AP", 3, "token accuracy at the end, mean over tasks"),
-    "AF": ("AF", 3, "mean drop from a task's best"),
-    "BWT": ("BWT", 3, "change since a task's end; positive: later tasks helped"),
-    "ZST": ("ZST", 3, "token accuracy on tasks never trained on"),
-    "FWT": ("FWT", 3, "gain over the frozen backbone before a task's first record"),
-    "exact_match": ("EM", 2, "exact match, tasks with few different answers"),
-    "rouge_l": ("ROUGE-L", 2, "the other tasks"),
-    "prequential_loss": ("preq.", 2, "loss before learning, nats per token, whole stream"),
-    "boundaries_found": ("found", 1, "boundaries found within 64 records, of those that are there"),
-    "false_shifts": ("false", 1, "shifts declared where there was no boundary"),
-    "n_eff": ("N_eff", 1, "kinds of tokens that share an expert (MH-MoE eq. 9), 1 to 16"),
-    "tokens_per_s": ("tokens/s", 0, "learning alone; on a shared machine"),
-    "peak_memory_mib": ("MiB", 0, "peak memory of the process"),
-}
-"""Figure -> heading, decimals, meaning."""
 
 
 def report(folder: Path, out: Path, console: Console) -> None:
@@ -51,52 +39,20 @@ def report(folder: Path, out: Path, console: Console) -> None:
         (out / f"{suite}.json").write_bytes(text)
         (out / f"{suite}.md").write_text(markdown(summary), encoding="utf-8")
         parts.append(section(summary, draw(runs, out)))
-        console.print(f"{suite}: {len(runs)} runs of {len(summary['methods'])} methods", highlight=False)
+        console.print(f"{suite}: {len(runs)} runs of {len({run['method'] for run in runs})} methods", highlight=False)
     (out / "index.html").write_text(page(parts), encoding="utf-8")
     console.print(f"{out / 'index.html'}", highlight=False, soft_wrap=True)
 
 
-def rows(summary: Summary) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells: mean ± standard deviation, with n; columns that nobody fills are left out."""
-    methods: Mapping[str, Mapping[str, Any]] = summary["methods"]
-    names = [name for name in COLUMNS if any(figures[name] is not None for figures in methods.values())]
-    cells = [
-        [method, *(cell(figures[name], COLUMNS[name][1]) for name in names), f"{figures['AP']['seeds']}"]
-        for method, figures in methods.items()
-    ]
-    return ["", *(COLUMNS[name][0] for name in names), "n"], cells
-
-
-def cell(figure: Mapping[str, Any] | None, decimals: int) -> str:
-    """One figure for people."""
-    if figure is None:
-        return "-"
-    spread = "" if figure["sd"] is None else f" ± {figure['sd']:.{decimals}f}"
-    return f"{figure['mean']:.{decimals}f}{spread}"
-
-
-def markdown(summary: Summary) -> str:
-    """A suite's table, with what its columns mean."""
-    headings, cells = rows(summary)
-    lines = [f"# {summary['suite']}", "", _about(summary), ""]
-    lines += ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-    lines += ["| " + " | ".join(row) + " |" for row in cells]
-    meanings = [f"- {heading}: {text}" for heading, _, text in COLUMNS.values() if heading in headings]
-    return "\n".join([*lines, "", *meanings, "- n: seeds; ± is their standard deviation", ""])
-
-
 def section(summary: Summary, pictures: Sequence[Path]) -> str:
     """A suite's part of the page."""
-    headings, cells = rows(summary)
-    head = "".join(f'<th title="{html.escape(_meaning(name))}">{html.escape(name)}</th>' for name in headings)
-    body = "".join(
-        f"<tr{_mark(row[0])}>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in cells
-    )
-    images = "".join(f'<img src="{html.escape(file.name)}" alt="{html.escape(file.stem)}">' for file in pictures)
     title = html.escape(summary["suite"])
+    ablations = table_of_ablations(summary)
+    worth = "" if ablations is None else f"<h3>What each mechanism is worth</h3>{_table(ablations)}"
+    images = "".join(f'<img src="{html.escape(file.name)}" alt="{html.escape(file.stem)}">' for file in pictures)
     return (
-        f'<section id="{title}"><h2>{title}</h2><p>{html.escape(_about(summary))}</p>'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{images}</section>"
+        f'<section id="{title}"><h2>{title}</h2><p>{html.escape(about(summary))}</p>'
+        f"{_table(table_of_methods(summary))}{worth}{images}</section>"
     )
 
 
@@ -106,27 +62,25 @@ def page(parts: Sequence[str]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>streamlearn: who forgets how much</title>'
         f"<style>{_STYLE}</style></head><body><h1>Who forgets how much</h1>"
-        "<p>Mean ± standard deviation over seeds (n). Methods but streamlearn and its ablations were told where tasks "
-        f"begin and end.</p>{''.join(parts)}<dl>{meanings}</dl></body></html>\n"
+        "<p>Mean ± standard deviation over seeds (n). Methods in bold were told nothing; the others were told where "
+        "tasks begin and end. d: less the run, of the same seed, of the method that was changed.</p>"
+        f"{''.join(parts)}<dl>{meanings}</dl></body></html>\n"
     )
 
 
-def _about(summary: Summary) -> str:
-    setting = summary["setting"]
-    records = sum(stretch["records"] for stretch in setting["stretches"])
-    return (
-        f"{len(setting['stretches'])} stretches, {records} records, {sum(setting['tests'].values())} test records; "
-        f"{', '.join(setting['dtypes'])}, torch {setting['torch']}, commit {', '.join(setting['commits'])}."
+def _table(table: Table) -> str:
+    head = "".join(f'<th title="{html.escape(_meaning(name))}">{html.escape(name)}</th>' for name in table.headings)
+    body = "".join(
+        ('<tr class="free">' if row[0] in table.bold else "<tr>")
+        + "".join(f"<td>{html.escape(text)}</td>" for text in row)
+        + "</tr>"
+        for row in table.rows
     )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _meaning(heading: str) -> str:
     return next((text for name, _, text in COLUMNS.values() if name == heading), "")
-
-
-def _mark(method: str) -> str:
-    """Told nothing: in bold."""
-    return ' class="free"' if method not in METHODS or METHODS[method].baseline is None else ""
 
 
 _STYLE = (

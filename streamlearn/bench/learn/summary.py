@@ -15,6 +15,8 @@ from streamlearn.errors import UsageError
 Run = Mapping[str, Any]
 
 SCORES = ("AP", "AF", "BWT", "ZST", "FWT")
+DIFFERENCES = ("AP", "AF", "ZST", "prequential_loss")
+"""What an ablation is compared by with the method that it is one of."""
 COMPARABLE = ("stretches", "tests", "unseen")
 """What must be the same in all runs of a suite."""
 
@@ -64,11 +66,12 @@ def read_runs(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def summarise(runs: Sequence[Run]) -> dict[str, Any]:
-    """`{"methods": {NAME: {"AP": {"mean", "sd", "seeds"}, ...}}}` of one suite's runs."""
+    """`{"methods": {NAME: {"AP": {"mean", "sd", "seeds"}, ...}}, "ablations": ...}` of one suite's runs.
+
+    An ablation has what a method has, and `of`, the method that was changed, and `differences` from it.
+    """
     runs = _with_forward_transfer(runs)
-    methods: dict[str, list[Run]] = {}
-    for run in runs:
-        methods.setdefault(run["method"], []).append(run)
+    groups = by_method(runs)
     first = runs[0]
     return {
         "suite": first["suite"],
@@ -80,15 +83,46 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
             "torch": first["versions"]["torch"],
             "dtypes": sorted({run["dtype"] for run in runs}),
         },
-        "methods": {
-            name: {
-                "arm": group[0]["arm"],
-                "activated_parameters": group[0]["activated_parameters"],
-                **{figure: spread(value(run) for run in group) for figure, value in FIGURES.items()},
-            }
-            for name, group in methods.items()
+        "methods": {name: _figures(group) for name, group in groups.items() if name not in ABLATIONS},
+        "ablations": {
+            name: {**_figures(group), "of": base_of(name), "differences": _differences(group, groups)}
+            for name, group in groups.items()
+            if name in ABLATIONS
         },
     }
+
+
+def by_method(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """The runs of each method, both in the order given."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run["method"], []).append(run)
+    return groups
+
+
+def base_of(ablation: str) -> str:
+    """The method that an ablation is one of: the preset of its arm."""
+    return ABLATIONS[ablation].arm.partition(":")[0]
+
+
+def _figures(group: Sequence[Run]) -> dict[str, Any]:
+    return {
+        "arm": group[0]["arm"],
+        "activated_parameters": group[0]["activated_parameters"],
+        **{figure: spread(value(run) for run in group) for figure, value in FIGURES.items()},
+    }
+
+
+def _differences(group: Sequence[Run], groups: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """Less the base's run of the same seed, hence on the same records; spread over the seeds that both have."""
+    base = {run["seed"]: run for run in groups.get(base_of(group[0]["method"]), ())}
+    pairs = [(run, base[run["seed"]]) for run in group if run["seed"] in base]
+    return {name: spread(_difference(FIGURES[name], *pair) for pair in pairs) for name in DIFFERENCES}
+
+
+def _difference(figure: Callable[[Run], float | None], run: Run, base: Run) -> float | None:
+    there, here = figure(base), figure(run)
+    return None if there is None or here is None else here - there
 
 
 def _with_forward_transfer(runs: Sequence[Run]) -> list[Run]:

@@ -69,6 +69,32 @@ def test_a_summary_is_by_method_and_knows_forward_transfer_from_frozen() -> None
     assert summarise(runs[:2])["methods"]["lora"]["FWT"] is None
 
 
+def test_an_ablation_stands_beside_the_method_on_the_same_records() -> None:
+    """Differences are of runs of one seed; a seed that the method lacks gives none."""
+    base = [a_run("mh-moe", 0, ap=0.4), a_run("mh-moe", 1, ap=0.6)]
+    changed = [a_run("mh-moe, native gate", 1, ap=0.5), a_run("mh-moe, native gate", 2, ap=0.9)]
+    summary = summarise([*base, *changed])
+    assert list(summary["methods"]) == ["mh-moe"]
+    native = summary["ablations"]["mh-moe, native gate"]
+    assert native["of"] == "mh-moe"
+    assert native["AP"]["seeds"] == 2
+    assert native["differences"]["AP"] == {"mean": pytest.approx(-0.1), "sd": None, "seeds": 1}
+    assert native["differences"]["ZST"] is None
+    assert summarise(changed)["ablations"]["mh-moe, native gate"]["differences"]["AP"] is None
+
+
+def test_the_table_of_ablations_has_signs(tmp_path: Path) -> None:
+    """A table and a picture of their own, where there are any."""
+    pytest.importorskip("matplotlib")
+    runs = [a_run("streamlearn", 0, ap=0.4), a_run("no bias", 0, ap=0.5), a_run("heads 1", 0, ap=0.25)]
+    report(write(tmp_path / "runs", *runs), tmp_path / "out", Console(file=io.StringIO()))
+    text = (tmp_path / "out" / "two.md").read_text()
+    assert "| no bias | streamlearn | 0.500 | 0.100 | +0.100 | +0.000 |" in text
+    assert "| heads 1 | streamlearn | 0.250 | 0.100 | -0.150 | +0.000 |" in text
+    assert (tmp_path / "out" / "two-ablations.png").exists()
+    assert "<td>+0.100</td>" in (tmp_path / "out" / "index.html").read_text()
+
+
 def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     """Others tests, or no runs at all: the message says which suite and what."""
     with pytest.raises(UsageError, match="holds no runs"):
