@@ -89,7 +89,7 @@ class Monitor:
         regimes = self._watch.regimes if as_of is None else self._as_of(as_of)
         if not len(regimes):
             return [0] * len(inputs)
-        return [int(regimes.weigh(self._signer.sign(ids)).scores_R.argmax()) for ids in inputs]
+        return regimes.nearest(self._signer.sign(ids) for ids in inputs)
 
     def regimes(self) -> tuple[RegimeView, ...]:
         """What is remembered, by slot."""

@@ -9,7 +9,7 @@ A regime that occurs among the records held back, or is the stretch's own, is ne
 """
 # Shape suffixes: B buckets, R regimes.
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from streamlearn.shift import ragged, words
 from streamlearn.shift.mean_embedding import MeanEmbedding
 from streamlearn.shift.reference import Reference
+from streamlearn.shift.shares import Shares, window_counts
 from streamlearn.shift.signature import NUM_BUCKETS, Signature
 from streamlearn.shift.sketch import NUM_EXEMPLARS, SCALARS, Sketch
 
@@ -83,9 +84,13 @@ class Regimes:
         return Weights(log_ratios, log_ratios + words.length_scores(record, mean_R, deviation_R))
 
     def having(self, word: int) -> NDArray[np.float32]:
-        """Share of every regime's exemplars that have the word, with the weight of one that half has: never 0 nor 1."""
-        found = [[word in buckets for buckets in sketch.exemplars] for sketch in self._sketches]
-        return np.array([(sum(each) + 0.5) / (len(each) + 1) for each in found], dtype=np.float32)
+        """Share of every regime's records that have the word; never 0 nor 1."""
+        return np.array([sketch.shares.expected[word] for sketch in self._sketches], dtype=np.float32)
+
+    def nearest(self, records: Iterable[Signature]) -> list[int]:
+        """The slot of the likeliest regime of each record, seen by itself (`words`, eq. 3 and 4)."""
+        missing = words.Missing.of(np.stack([sketch.shares.expected for sketch in self._sketches]))
+        return [int((self.weigh(each).scores_R + missing.scores(each.buckets)).argmax()) for each in records]
 
     def calibrate(self, slots: Iterable[int] | None = None) -> None:
         """Ask the regimes anew how well they explain their own records; all of them unless told."""
@@ -215,6 +220,7 @@ class Regimes:
             setattr(a, name, getattr(a, name) + getattr(b, name))
         a.last_record = max(a.last_record, b.last_record)
         a.reference.join(b.reference)
+        a.shares = a.shares.joined(b.shares)
         a.exemplars = (*a.exemplars, *b.exemplars)[:NUM_EXEMPLARS]
         self._changed(kept)
 
@@ -237,6 +243,8 @@ def to_arrays(frozen: Frozen) -> dict[str, NDArray[np.generic]]:
             len(SCALARS),
         ),
         "regimes.references": _rows([each.reference.to_row() for each in frozen], np.float64, Reference.ROW),
+        "regimes.shares": _rows([each.shares.records_B for each in frozen], np.float32, NUM_BUCKETS),
+        "regimes.shares.numbers": np.array([each.shares.number for each in frozen], dtype=np.float64),
         "regimes.exemplars": np.array([len(each.exemplars) for each in frozen], dtype=np.int64),
         **ragged.to_arrays("regimes.exemplars", [buckets for each in frozen for buckets in each.exemplars]),
     }
@@ -247,24 +255,28 @@ def from_arrays(arrays: Mapping[str, NDArray[np.generic]]) -> Frozen:
     frozen = []
     integers = ("number", "visits", "records", "first_record", "last_record")
     exemplars = iter(ragged.from_arrays("regimes.exemplars", arrays))
-    for counts_B, scalars, row, num_exemplars in zip(
-        arrays["regimes.counts"],
-        arrays["regimes.scalars"],
-        arrays["regimes.references"],
-        arrays["regimes.exemplars"].tolist(),
-        strict=True,
-    ):
-        values = {name: float(value) for name, value in zip(SCALARS, scalars, strict=True)}
-        exact = {name: int(values[name]) for name in integers}
+    for slot, num_exemplars in enumerate(arrays["regimes.exemplars"].tolist()):
+        scalars = zip(SCALARS, arrays["regimes.scalars"][slot].tolist(), strict=True)
+        values = {name: int(value) if name in integers else value for name, value in scalars}
+        kept = tuple(islice(exemplars, num_exemplars))
         frozen.append(
             Sketch(
-                counts_B=np.array(counts_B, dtype=np.float32),
-                reference=Reference.from_row(np.asarray(row, dtype=np.float64)),
-                exemplars=tuple(islice(exemplars, num_exemplars)),
-                **{**values, **exact},  # type: ignore[arg-type]
+                counts_B=np.array(arrays["regimes.counts"][slot], dtype=np.float32),
+                reference=Reference.from_row(np.asarray(arrays["regimes.references"][slot], dtype=np.float64)),
+                shares=_shares(arrays, slot, kept),
+                exemplars=kept,
+                **values,
             )
         )
     return tuple(frozen)
+
+
+def _shares(arrays: Mapping[str, NDArray[np.generic]], slot: int, exemplars: Sequence[NDArray[np.uint16]]) -> Shares:
+    """Snapshots from before shares were counted have the exemplars alone."""
+    if "regimes.shares" not in arrays:
+        return Shares(window_counts(exemplars), float(len(exemplars)))
+    records_B = np.array(arrays["regimes.shares"][slot], dtype=np.float32)
+    return Shares(records_B, float(arrays["regimes.shares.numbers"][slot]))
 
 
 def _rows(rows: list[NDArray[np.floating]], dtype: type, width: int) -> NDArray[np.floating]:

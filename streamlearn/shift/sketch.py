@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from streamlearn.shift import words
 from streamlearn.shift.reference import Reference
+from streamlearn.shift.shares import Shares
 from streamlearn.shift.signature import NUM_BUCKETS, Signature
 
 NUM_EXEMPLARS = 16
@@ -37,12 +38,13 @@ SCALARS = (
 
 @dataclass(eq=False)
 class Sketch:
-    """One regime: its word counts, its reference for the change test, and when it was met."""
+    """One regime: its words, its reference for the change test, and when it was met."""
 
     number: int
     first_record: int
     counts_B: NDArray[np.float32] = field(default_factory=lambda: np.zeros(NUM_BUCKETS, dtype=np.float32))
     reference: Reference = field(default_factory=Reference)
+    shares: Shares = field(default_factory=Shares)
     exemplars: tuple[NDArray[np.uint16], ...] = ()
     visits: int = 1
     records: int = 0
@@ -104,8 +106,10 @@ class Sketch:
     def _count(self, record: Signature, sign: float) -> None:
         if sign > 0:
             self.counts_B += words.count(record.buckets)
+            self.shares = self.shares.after(record.buckets)
         else:
             self.counts_B -= words.count(record.buckets)
+            self.shares = self.shares.without(record.buckets)
         self.tokens += sign * len(record.buckets)
         self.records += int(sign)
         self.length_sum += sign * record.log_length

@@ -23,13 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift import fit_drop, mean_embedding, word_share, words
+from streamlearn.shift import fit_drop, mean_embedding, shares, word_share, words
 from streamlearn.shift.fit_drop import FitDrop, Usual
 from streamlearn.shift.mean_embedding import WINDOWS, MeanEmbedding
 from streamlearn.shift.regimes import Frozen, Regimes, Weights
+from streamlearn.shift.shares import Shares
 from streamlearn.shift.shift import Shift
 from streamlearn.shift.signature import NUM_FEATURES, Signature
-from streamlearn.shift.word_share import Shares, Turn, WordShare
+from streamlearn.shift.word_share import Turn, WordShare
 
 MARGIN = 8.0
 """Nats by which one regime must explain a record better than another to own it."""
@@ -202,12 +203,12 @@ class InputsWatch:
         now.window = (*now.window, entry)
         self._fits.append(entry.fit)
         self._window_ND = np.concatenate([self._window_ND, entry.record.phi_D[None]])
-        word_share.count(self._word_records_B, entry.record.buckets)
+        shares.count(self._word_records_B, entry.record.buckets)
         if len(now.window) > max(WINDOWS):
             self._window_ND = self._window_ND[1:]
             self._regimes.settle(entry.slot, now.window[0].record, self._window_ND)
             now.shares = now.shares.after(now.window[0].record.buckets)
-            word_share.count(self._word_records_B, now.window[0].record.buckets, by=-1.0)
+            shares.count(self._word_records_B, now.window[0].record.buckets, by=-1.0)
             now.window = now.window[1:]
             fit = self._fits.pop(0)
             if self._regimes[entry.slot].records >= 2 * MATURE:  # while a regime is young its fit still rises
@@ -295,7 +296,7 @@ class InputsWatch:
         agreeing_R = share_R if turn.came else 1 - share_R
         scores_R = np.sum([each.scores_R for each in self._weigh(fresh)], axis=0) + len(fresh) * np.log(agreeing_R)
         slot = int(scores_R.argmax())
-        agrees = slot != self._now.slot and float(agreeing_R[slot]) > word_share.COMMON
+        agrees = slot != self._now.slot and float(agreeing_R[slot]) > shares.COMMON
         return slot, agrees and self._near(fresh, slot)
 
     def _weigh(self, fresh: tuple[Entry, ...]) -> list[Weights]:
@@ -400,7 +401,7 @@ class InputsWatch:
     def _stack(self) -> None:
         self._window_ND = _stacked([each.record.phi_D for each in self._now.window])
         self._fits = [each.fit for each in self._now.window]
-        self._word_records_B = word_share.window_counts(each.record.buckets for each in self._now.window)
+        self._word_records_B = shares.window_counts(each.record.buckets for each in self._now.window)
 
 
 def _stacked(rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:

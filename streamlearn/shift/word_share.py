@@ -8,6 +8,7 @@ shared among all words, `CAUTION` times: neighbours that share a topic share wor
 word ("is there a", "is there not a") hardly differ in their mean embeddings or in how well their words fit; only this
 test tells them apart.
 
+    >>> from streamlearn.shift.shares import window_counts
     >>> rng = np.random.default_rng(0)
     >>> words = [rng.integers(0, 99, size=12) for _ in range(200)]
     >>> words[150:] = [np.append(each, 99) if i % 5 else each for i, each in enumerate(words[150:])]    # planted
@@ -20,38 +21,23 @@ test tells them apart.
 # Shape suffixes: B buckets, W candidates.
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaln, gammaln
 
+from streamlearn.shift.shares import COMMON, Shares
 from streamlearn.shift.signature import NUM_BUCKETS
 
 WINDOW = 32
 MIN_SHARES = 64
 """Records of the stretch before the window."""
-RARE, COMMON = 0.05, 0.6
-"""A word comes when at most so many of the records before had it and at least so many of the newest do, or goes."""
+RARE = 0.05
+"""A word comes when at most so many of the records before had it and at least `COMMON` of the newest do, or goes."""
 CAUTION = 1.5
 """Bursts of records of like length reach 1.1 (SuperNI's 15 tasks, level 1e-8)."""
-MEMORY = 4096.0
-
-
-@dataclass(frozen=True, eq=False)
-class Shares:
-    """Of the stretch's records that left the window: how many have each word."""
-
-    records_B: NDArray[np.float32] = field(default_factory=lambda: np.zeros(NUM_BUCKETS, dtype=np.float32))
-    number: float = 0.0
-
-    def after(self, buckets: NDArray[np.uint16]) -> "Shares":
-        """With one record more."""
-        keep = 0.5 if self.number >= MEMORY else 1.0
-        records_B = self.records_B.copy() if keep == 1.0 else self.records_B * np.float32(keep)
-        count(records_B, buckets)
-        return Shares(records_B, self.number * keep + 1.0)
 
 
 @dataclass(frozen=True)
@@ -91,19 +77,6 @@ class WordShare:
         statistic, threshold = -float(chance_W[least]), CAUTION * math.log(NUM_BUCKETS / self.level)
         word = int(found_W[least])
         return Turn(word, bool(came_B[word]), statistic, threshold) if statistic > threshold else None
-
-
-def window_counts(records: Iterable[NDArray[np.uint16]]) -> NDArray[np.float32]:
-    """How many of the records have each word."""
-    counts_B = np.zeros(NUM_BUCKETS, dtype=np.float32)
-    for buckets in records:
-        count(counts_B, buckets)
-    return counts_B
-
-
-def count(records_B: NDArray[np.float32], buckets: NDArray[np.uint16], by: float = 1.0) -> None:
-    """One record more (or fewer) that has these words; in place."""
-    records_B[buckets] += np.float32(by)  # a word that stands there twice is written twice and counts once
 
 
 def change_point(records: Sequence[NDArray[np.uint16]], turn: Turn) -> int:

@@ -3,20 +3,33 @@
     p_b = (sum over regimes of c_rb / c_r, + 1 / B) / (R + 1)                                               (1)
     w_r = sum_(b in record) log((c_rb + a p_b) / (c_r + a)) - log p_b                                       (2)
     score_r = w_r + log N(log length; mu_r, sigma_r)                                                        (3)
+    m_r = max(sum_(b in C, not in record) log(1 - s_rb), -8)                                                (4)
 
 c_rb counts bucket b in regime r. The weight a = 1000 tokens of p keeps words that a regime happens not to have shown
 yet from deciding; the uniform share of p makes eq. (2) tell something while there is one regime alone. w_r per bucket
 is how much better regime r explains a record than records in general do: what a record is about cancels, and it
 is the same for all records of a regime but for a little noise (`Sketch.fit`).
+
+What a record does not say tells "is there a" from "is there not a": s_rb is the share of regime r's records that have
+bucket b, C the buckets that records of some regime usually have (`COMMON`). A record that is asked about by itself
+belongs where (3) and (4) together are largest. The bound in (4) leaves a record of no known regime, which lacks the
+words of all, to (3); in the stream, where words that come and go have a test of their own (`word_share`), (3) alone
+decides.
 """
 # Shape suffixes: B buckets, R regimes, T buckets of a record.
+
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamlearn.shift.shares import COMMON
 from streamlearn.shift.signature import NUM_BUCKETS, Signature
 
 SMOOTHING = 1000.0
+MOST_MISSING = 8.0
+"""Nats; the bound in eq. (4)."""
 _MIN_DEVIATION = 0.1  # of the logarithm of the length: a tenth longer is never a surprise
 
 
@@ -49,6 +62,28 @@ def length_scores(
     far_R = (np.float32(record.log_length) - mean_R) / deviation_R
     result: NDArray[np.float32] = -0.5 * far_R**2 - np.log(deviation_R)
     return result
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Eq. (4), ready to be asked."""
+
+    terms_RB: NDArray[np.float32]
+    """log(1 - s_rb); 0 outside C."""
+    totals_R: NDArray[np.float32]
+    """Of a record that has no word at all."""
+
+    @classmethod
+    def of(cls, shares_RB: NDArray[np.float32]) -> Self:
+        """From the s_rb, all above 0 and below 1."""
+        terms_RB = np.where((shares_RB >= COMMON).any(axis=0), np.log1p(-shares_RB), np.float32(0.0))
+        return cls(terms_RB, terms_RB.sum(axis=1))
+
+    def scores(self, buckets: NDArray[np.uint16]) -> NDArray[np.float32]:
+        """m_r for every regime, in nats."""
+        found_R = self.totals_R - self.terms_RB[:, np.unique(buckets)].sum(axis=1)
+        result: NDArray[np.float32] = np.maximum(found_R, np.float32(-MOST_MISSING))
+        return result
 
 
 def count(buckets: NDArray[np.uint16]) -> NDArray[np.float32]:

@@ -15,8 +15,9 @@ from streamlearn.shift.kswin import Kswin
 from streamlearn.shift.mean_embedding import MeanEmbedding
 from streamlearn.shift.page_hinkley import PageHinkley
 from streamlearn.shift.reference import Reference
+from streamlearn.shift.shares import Shares, window_counts
 from streamlearn.shift.signature import NUM_FEATURES
-from streamlearn.shift.word_share import Shares, WordShare, window_counts
+from streamlearn.shift.word_share import WordShare
 
 LEVEL = 1e-7
 WINDOW = 32

@@ -1,8 +1,10 @@
 """The memory is bounded; what is given up is what is missed least."""
 
 import numpy as np
+import pytest
 
 from streamlearn.shift.regimes import Regimes, from_arrays, to_arrays
+from streamlearn.shift.shares import Shares
 from streamlearn.shift.signature import Signature, Signer, input_of
 from tests.shift.streams import stream
 
@@ -46,6 +48,50 @@ def test_else_the_one_with_few_records_long_ago_is_dropped() -> None:
     assert [view.number for view in regimes.views()] == [1, 4, 3]
 
 
+def planted(word: list[int], seed: int) -> list[Signature]:
+    """A hundred records of ten words out of forty, with one that all of them have, or without."""
+    rng, signer = np.random.default_rng(seed), Signer(0)
+    rows = [[1, 2, *rng.integers(100, 140, size=10), *word, 3, 4, 5] for _ in range(100)]
+    return [signer.sign(np.array(row, dtype=np.int32)) for row in rows]
+
+
+def test_a_word_that_is_missing_tells_regimes_apart() -> None:
+    """As "is there" and "is there not": only the second regime has a word of its own."""
+    regimes = Regimes(2)
+    for slot, word in enumerate(([], [900])):
+        assert regimes.create(1, ()) == (slot, None)
+        fill(regimes, slot, planted(word, seed=slot), 1)
+    bare, full = planted([], seed=7), planted([900], seed=8)
+    assert np.mean(np.array(regimes.nearest(bare)) == 0) > 0.95
+    assert np.mean(np.array(regimes.nearest(full)) == 1) > 0.95
+    assert np.mean([regimes.weigh(each).scores_R.argmax() == 0 for each in bare]) < 0.9  # by what is there alone
+
+
+def test_shares_count_each_word_once_a_record() -> None:
+    """And taking a record back is the inverse."""
+    one, other = np.array([5, 5, 7], dtype=np.uint16), np.array([7], dtype=np.uint16)
+    shares = Shares().after(one).after(other)
+    assert (shares.records_B[[5, 7]].tolist(), shares.number) == ([1.0, 2.0], 2.0)
+    assert shares.expected[[5, 7, 8]].tolist() == pytest.approx([0.5, 2.5 / 3, 0.5 / 3])
+    back = shares.without(one)
+    assert (back.records_B[[5, 7]].tolist(), back.number) == ([0.0, 1.0], 1.0)
+    both = shares.joined(back)
+    assert (both.records_B[[5, 7]].tolist(), both.number) == ([1.0, 3.0], 3.0)
+
+
+def test_arrays_of_before_shares_were_counted_are_read() -> None:
+    """The exemplars stand for all records then."""
+    regimes = memory((0, 50), max_regimes=4)
+    arrays = to_arrays(regimes.freeze())
+    old = {name: array for name, array in arrays.items() if not name.startswith("regimes.shares")}
+    (sketch,) = from_arrays(old)
+    assert sketch.shares.number == len(sketch.exemplars) == 16
+    assert sketch.shares.records_B.max() <= 16
+    assert sketch.shares.records_B.max() > 8
+    (whole,) = from_arrays(arrays)
+    assert whole.shares.number == 50
+
+
 def test_protected_regimes_stay() -> None:
     """Also when that leaves no room."""
     regimes = memory((0, 100), (1, 10), (2, 100), max_regimes=3)
@@ -87,6 +133,7 @@ def test_a_memory_survives_its_arrays() -> None:
     for record in signatures(1, 20, seed=5):
         one, other = regimes.weigh(record), again.weigh(record)
         assert np.array_equal(one.scores_R, other.scores_R)
+        assert regimes.nearest([record]) == again.nearest([record]) == [1]
         assert regimes[1].fit(float(one.log_ratios_R[1]), record) == again[1].fit(float(one.log_ratios_R[1]), record)
 
 

@@ -35,6 +35,20 @@ def test_log_ratios_are_equation_2() -> None:
     torch.testing.assert_close(apart, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_what_is_missing_is_equation_4() -> None:
+    """Only words that some regime usually has count, and together at most the bound."""
+    shares = np.array([[0.9, 0.1, 0.5, 0.99], [0.2, 0.7, 0.3, 0.99]], dtype=np.float32)
+    missing = words.Missing.of(shares)
+    # Bucket 2 is in C of neither regime; 0 and 3 are there, 0 twice.
+    found = missing.scores(np.array([0, 3, 0], dtype=np.uint16))
+    torch.testing.assert_close(found.tolist(), [math.log(0.9), math.log(0.3)], rtol=1e-4, atol=1e-4)
+    bounded = missing.scores(np.array([2], dtype=np.uint16))
+    both = math.log(0.8) + math.log(0.3) + math.log(0.01)
+    torch.testing.assert_close(bounded.tolist(), [max(math.log(0.1 * 0.9 * 0.01), -8.0), both], rtol=1e-4, atol=1e-4)
+    assert missing.scores(np.array([], dtype=np.uint16))[0] > -8.0
+    assert words.Missing.of(shares.repeat(3, axis=1)).scores(np.array([], dtype=np.uint16)).tolist() == [-8.0, -8.0]
+
+
 def test_a_signature_is_a_function_of_seed_and_tokens() -> None:
     """And its phi has length 1."""
     tokens = np.arange(20, dtype=np.int32)
