@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from streamlearn.shift import ragged, regimes
 from streamlearn.shift.fit_drop import Usual
+from streamlearn.shift.judge import Entry
 from streamlearn.shift.shares import Shares
 from streamlearn.shift.signature import NUM_FEATURES, Signature
-from streamlearn.shift.watch import Entry, WatchState
+from streamlearn.shift.watch import WatchState
 
 Ghosts = tuple[tuple[int, ...], ...]
 Memory = tuple[WatchState, Ghosts]

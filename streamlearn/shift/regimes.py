@@ -83,10 +83,6 @@ class Regimes:
         log_ratios = words.log_ratios(c_RT, totals_R)
         return Weights(log_ratios, log_ratios + words.length_scores(record, mean_R, deviation_R))
 
-    def having(self, word: int) -> NDArray[np.float32]:
-        """Share of every regime's records that have the word; never 0 nor 1."""
-        return np.array([sketch.shares.expected[word] for sketch in self._sketches], dtype=np.float32)
-
     def nearest(self, records: Iterable[Signature]) -> list[int]:
         """The slot of the likeliest regime of each record, seen by itself (`words`, eq. 3 and 4)."""
         missing = words.Missing.of(np.stack([sketch.shares.expected for sketch in self._sketches]))

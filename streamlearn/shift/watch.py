@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift import fit_drop, mean_embedding, shares, word_share, words
+from streamlearn.shift import fit_drop, mean_embedding, shares, word_share
 from streamlearn.shift.fit_drop import FitDrop, Usual
+from streamlearn.shift.judge import MARGIN, Entry, Judge
 from streamlearn.shift.mean_embedding import WINDOWS, MeanEmbedding
 from streamlearn.shift.regimes import Frozen, Regimes, Weights
 from streamlearn.shift.shares import Shares
@@ -32,16 +33,8 @@ from streamlearn.shift.shift import Shift
 from streamlearn.shift.signature import NUM_FEATURES, Signature
 from streamlearn.shift.word_share import Turn, WordShare
 
-MARGIN = 8.0
-"""Nats by which one regime must explain a record better than another to own it."""
 FITS_ALONE = -2.5
 """Deviations below its usual fit at which a single record no longer looks like a regime's own."""
-NEAR = 1.25
-"""Thresholds of the change test within which records may lie from a regime that returns."""
-FITS = -1.5
-"""The same for the mean of several: 1 % of a returning regime's lie below, 97 % of others'."""
-FITS_STILL = -0.8
-"""The same for several that made an alarm ring: bursts of the stretch's own regime lie above 0."""
 MATURE = 32
 """Records after which a regime may own others' records."""
 GONE = 0.97
@@ -54,22 +47,6 @@ PATIENCE = 4
 """Records after an alarm that meant nothing before the next is looked at."""
 MIN_NEW = 5
 """Records that must be left to make a regime."""
-
-
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """A record that may still change its regime."""
-
-    record: Signature
-    ordinal: int
-    slot: int
-    log_ratio: float
-    """For its slot, when it came."""
-
-    @property
-    def fit(self) -> float:
-        """The log ratio per bucket."""
-        return self.log_ratio / len(self.record.buckets)
 
 
 @dataclass(frozen=True)
@@ -135,6 +112,7 @@ class InputsWatch:
         self._regimes = Regimes(self.settings.max_regimes)
         self._level = self.settings.false_alarms_per_million * 1e-6 / len(self.windows)
         self._test = MeanEmbedding(self._level, self.windows, self.serial)
+        self._judge = Judge(self._regimes, self._test)
         self._fit_test = FitDrop(self._level, self.windows)
         self._word_test = WordShare(self._level)
         self.load(WatchState())
@@ -175,7 +153,7 @@ class InputsWatch:
         else:
             self._take_other(entry)
             alarm = self._absence_alarm()
-        verdict = self._judge(alarm, protected) if alarm else None
+        verdict = self._decide(alarm, protected) if alarm else None
         return verdict or Verdict(owner)
 
     def _begin(self, record: Signature) -> Verdict:
@@ -262,88 +240,22 @@ class InputsWatch:
         [(slot, _)] = Counter(each.slot for each in run).most_common(1)
         return _Alarm(now.evidence, threshold, tuple(each for each in run if each.slot == slot))
 
-    def _judge(self, alarm: _Alarm, protected: Collection[int]) -> Verdict | None:
+    def _decide(self, alarm: _Alarm, protected: Collection[int]) -> Verdict | None:
         """What the records behind an alarm are; None when they are nothing new."""
         if len(alarm.fresh) < MIN_NEW:
             return None
         here = self._now.slot
         if alarm.turn:
-            likeliest, known = self._turned(alarm.fresh, alarm.turn)
+            likeliest, known = self._judge.turned(alarm.fresh, alarm.turn, here)
             return self._enter(likeliest, alarm, protected, known=known)
-        likeliest, fits = self._likeliest(alarm.fresh)
+        likeliest, fits = self._judge.likeliest(alarm.fresh, here)
         if alarm.fresh[0].slot == here and (not fits or likeliest == here):
-            alarm = replace(alarm, fresh=self._unexplained(alarm.fresh))
-            likeliest, fits = self._likeliest(alarm.fresh) if len(alarm.fresh) >= MIN_NEW else (here, True)
+            alarm = replace(alarm, fresh=self._judge.unexplained(alarm.fresh, self._recent(), here))
+            likeliest, fits = self._judge.likeliest(alarm.fresh, here) if len(alarm.fresh) >= MIN_NEW else (here, True)
         if fits and likeliest == here:
             self._now.patience = PATIENCE
             return None
         return self._enter(likeliest, alarm, protected, known=fits)
-
-    def _likeliest(self, fresh: tuple[Entry, ...]) -> tuple[int, bool]:
-        """The regime that explains the records best, and whether it explains them as well as its own."""
-        weights = self._weigh(fresh)
-        slot = int(np.sum([each.scores_R for each in weights], axis=0).argmax())
-        sketch = self._regimes[slot]
-        pairs = zip(weights, fresh, strict=True)
-        fits = [sketch.fit(float(weight.log_ratios_R[slot]), each.record) for weight, each in pairs]
-        if slot == self._now.slot:
-            return slot, float(np.mean(fits)) > FITS_STILL
-        return slot, float(np.mean(fits)) > FITS and self._near(fresh, slot)
-
-    def _turned(self, fresh: tuple[Entry, ...], turn: Turn) -> tuple[int, bool]:
-        """The same by words and by the share of one of them, which the stretch's regime does not have."""
-        share_R = self._regimes.having(turn.word)
-        agreeing_R = share_R if turn.came else 1 - share_R
-        scores_R = np.sum([each.scores_R for each in self._weigh(fresh)], axis=0) + len(fresh) * np.log(agreeing_R)
-        slot = int(scores_R.argmax())
-        agrees = slot != self._now.slot and float(agreeing_R[slot]) > shares.COMMON
-        return slot, agrees and self._near(fresh, slot)
-
-    def _weigh(self, fresh: tuple[Entry, ...]) -> list[Weights]:
-        """How each looks from every slot, had none of them been counted."""
-        less = {
-            slot: words.count(np.concatenate([each.record.buckets for each in fresh if each.slot == slot]))
-            for slot in {each.slot for each in fresh}
-        }
-        return [self._regimes.weigh(each.record, less) for each in fresh]
-
-    def _near(self, fresh: tuple[Entry, ...], slot: int) -> bool:
-        """Whether the change test takes them for the regime's."""
-        reference = self._regimes[slot].reference
-        mean_D = np.mean([each.record.phi_D for each in fresh], axis=0)
-        return self._test.distance(mean_D, len(fresh), reference) < NEAR * self._test.threshold(reference)
-
-    def _unexplained(self, fresh: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        """Of the recent records, those that explain each other better than the regimes they are in do.
-
-        From the change point on they need not do so clearly; before it, or where another regime owns them, they must.
-        """
-        recent = self._recent()
-        chosen = fresh
-        for _ in range(3):
-            new_B = words.count(np.concatenate([each.record.buckets for each in chosen]))
-            found = tuple(
-                each
-                for each in recent
-                if self._ratio(each, new_B, inside=each in chosen) > (-MARGIN if each in fresh else MARGIN)
-            )
-            if found == chosen or not found:
-                return found
-            chosen = found
-        return chosen
-
-    def _ratio(self, each: Entry, new_B: NDArray[np.float32], *, inside: bool) -> float:
-        """Nats by which a record's words speak for the new records against its slot, itself in neither."""
-        own_B = words.count(each.record.buckets)
-        old_B = self._regimes[each.slot].counts_B
-        if each.slot == self._now.slot:
-            old_B = old_B - new_B  # the stretch has counted them; another regime's are too few to matter
-        if not inside or each.slot != self._now.slot:
-            old_B = old_B - own_B
-        new_B = new_B - own_B if inside else new_B
-        pair_2B = np.maximum(np.stack([new_B, old_B]), 0.0)
-        new, old = words.log_ratios(pair_2B[:, each.record.buckets], pair_2B.sum(axis=1))
-        return float(new - old)
 
     def _recent(self) -> tuple[Entry, ...]:
         return tuple(sorted((*self._now.window, *self._now.others), key=lambda each: each.ordinal))
