@@ -132,6 +132,10 @@ ABLATIONS: Mapping[str, Method] = {
     "plain AdamW": Method("streamlearn", variant=variants.plain_adamw),
     "one bias a stretch": Method("streamlearn", variant=variants.one_bias_a_stretch),
     "no bias at eval": Method("streamlearn", steered_eval=False),
+    "a third of the learning rate": Method("streamlearn:learner.lr=0.0003"),
+    "three times the learning rate": Method("streamlearn:learner.lr=0.003"),
+    "lora, a third of the learning rate": Method("lora:learner.lr=0.0003", _plain),
+    "lora, three times the learning rate": Method("lora:learner.lr=0.003", _plain),
     "mh-moe, native gate": Method("mh-moe:adapter.router_gradient=native", _plain),
     "mh-moe, router frozen": Method("mh-moe:adapter.router_gradient=none", _plain),
 }
