@@ -22,7 +22,7 @@ STYLES = ("-", "--", ":")
 COMPARED = ("streamlearn", "lora")
 """Whose loss over the stream is shown."""
 LABEL_CHARS = 14
-WORTH = {"AP": "change of AP (right: better without)", "AF": "change of AF (right: forgets more without)"}
+WORTH = {"AP": "AP, less the unchanged method's (right: knows more)", "AF": "AF, the same (right: forgets more)"}
 """What is drawn of an ablation."""
 
 
