@@ -7,8 +7,9 @@ run: .venv/.ready
 	@rm -rf build/quickstart
 	@$(BIN)/streamlearn run --config configs/quickstart.yaml --stretch-by task
 
+# Two tests at a time, each with one thread: most of them wait for a process or a broker that they started.
 test: lint
-	@$(BIN)/pytest
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
 
 # Half an hour on two cores; needs KAFKA_HOME and ../shared, and writes docs/forgetting.json.
 evidence: .venv/.ready

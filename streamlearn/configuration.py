@@ -41,7 +41,7 @@ def reference() -> str:
     parts = []
     for title, model in _sections(Settings, ""):
         rows = [
-            f"| `{title}{name}` | {_type(field.annotation)} | {_default(field)} | {field.description} |"
+            f"| `{title}{name}` | {_type(field.annotation)} | {_default(field)} | {_meaning(field)} |"
             for name, field in model.model_fields.items()
             if section_type(field.annotation) is None
         ]
@@ -81,6 +81,10 @@ def _default(field: Any) -> str:
     if field.default is None:
         return "-"
     return f"`{list(field.default) if isinstance(field.default, tuple) else field.default}`"
+
+
+def _meaning(field: Any) -> str:
+    return " ".join(field.description.split())  # a row is one line
 
 
 if __name__ == "__main__":

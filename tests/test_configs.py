@@ -36,3 +36,10 @@ def test_the_readme_holds_the_generated_reference() -> None:
     _, _, rest = readme.partition("<!-- reference -->\n")
     shown, _, _ = rest.partition("<!-- /reference -->")
     assert shown.strip() == reference().strip()
+
+
+def test_every_row_of_the_reference_is_one_line_of_four_cells() -> None:
+    """Markdown ends a table at a line that is not one."""
+    rows = [line for line in reference().splitlines() if line and not line.startswith("**")]
+    assert len(rows) > 50
+    assert [row for row in rows if not (row.startswith("|") and row.endswith("|") and row.count("|") == 5)] == []

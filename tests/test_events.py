@@ -1,19 +1,11 @@
 """Log lines: one JSON object each where a machine reads, and never what a variable holds."""
 
 import io
-from collections.abc import Iterator
 
 import orjson
 import pytest
-import structlog
 
 from streamlearn.events import Event, configure_logging, get_logger
-
-
-@pytest.fixture(autouse=True)
-def unconfigured() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 def test_an_event_is_one_json_object_a_line() -> None:
