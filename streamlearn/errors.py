@@ -49,6 +49,12 @@ class OffsetGapError(SourceError):
     """Records between the position and the log's start are gone; the operator decides how to go on."""
 
 
+class CredentialsError(SourceError):
+    """A certificate, key or password cannot be used. While a daemon runs it waits, for somebody may be replacing it."""
+
+    exit_code: ClassVar[int] = 78
+
+
 class DeadLetterError(StreamlearnError):
     """A bad record could not be set aside; stopping loses nothing, going on would."""
 

@@ -32,15 +32,20 @@ _STOP_TIMEOUT_S = 30.0
 class Broker:
     """One Kafka process and its log folder. `kill` and `start` again plays a crash: acknowledged records survive."""
 
+    listeners: Sequence[str] = ("PLAINTEXT", "CONTROLLER", "SASL_PLAINTEXT")
+    """Each is named after its protocol and has a port of its own."""
+
     def __init__(self, home: Path, folder: Path) -> None:
         self._home = home
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._topics = 0
         self._log = folder / "server.log"
-        self._port, self._controller_port, self._sasl_port = _free_ports(3)
-        self.servers = f"127.0.0.1:{self._port}"
-        self.sasl_servers = f"127.0.0.1:{self._sasl_port}"
+        self._addresses = {
+            name: f"127.0.0.1:{port}"
+            for name, port in zip(self.listeners, _free_ports(len(self.listeners)), strict=True)
+        }
+        self.servers = self._addresses["PLAINTEXT"]
         self._configure()
 
     # --- the process --------------------------------------------------------------------------------------------------
@@ -185,7 +190,7 @@ class Broker:
         """Settings that reach the listener which wants a password."""
         return self.settings(
             *topics,
-            bootstrap_servers=self.sasl_servers,
+            bootstrap_servers=self._addresses["SASL_PLAINTEXT"],
             security_protocol="SASL_PLAINTEXT",
             sasl_mechanism="PLAIN",
             sasl_plain_username=USER,
@@ -197,14 +202,14 @@ class Broker:
     def _admin(self) -> Any:
         return KafkaAdminClient(bootstrap_servers=self.servers)
 
-    def _configure(self) -> None:
-        listeners = f"PLAINTEXT://{self.servers},SASL_PLAINTEXT://{self.sasl_servers}"
-        changes = {
-            "listeners": f"{listeners},CONTROLLER://127.0.0.1:{self._controller_port}",
-            "advertised.listeners": listeners,
-            "controller.quorum.bootstrap.servers": f"127.0.0.1:{self._controller_port}",
-            "listener.security.protocol.map": (
-                "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT"
+    def _properties(self) -> dict[str, str]:
+        listeners = {name: f"{name}://{address}" for name, address in self._addresses.items()}
+        return {
+            "listeners": ",".join(listeners.values()),
+            "advertised.listeners": ",".join(url for name, url in listeners.items() if name != "CONTROLLER"),
+            "controller.quorum.bootstrap.servers": self._addresses["CONTROLLER"],
+            "listener.security.protocol.map": ",".join(
+                f"{name}:{'PLAINTEXT' if name == 'CONTROLLER' else name}" for name in listeners
             ),
             "sasl.enabled.mechanisms": "PLAIN",
             "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
@@ -223,11 +228,17 @@ class Broker:
             "group.initial.rebalance.delay.ms": "0",
             "auto.create.topics.enable": "false",
         }
+
+    def _users(self) -> list[str]:
+        """What formatting the storage is told of users, beside what the properties say."""
+        return []
+
+    def _configure(self) -> None:
         properties = self._folder / "server.properties"
-        properties.write_text("".join(f"{key}={value}\n" for key, value in changes.items()))
+        properties.write_text("".join(f"{key}={value}\n" for key, value in self._properties().items()))
         storage = self._home / "bin" / "kafka-storage.sh"
         subprocess.run(
-            [storage, "format", "--standalone", "-t", "4L6g3nShT-eMCtK--X86sw", "-c", properties],
+            [storage, "format", "--standalone", "-t", "4L6g3nShT-eMCtK--X86sw", "-c", properties, *self._users()],
             check=True,
             capture_output=True,
             env=self._environment(),
@@ -246,15 +257,24 @@ class Broker:
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """One broker for the whole session; tests share it and use topics of their own."""
+    yield from running(Broker(needed_kafka(), tmp_path_factory.mktemp("kafka")))
+
+
+def running(kafka: Broker) -> Iterator[Broker]:
+    """Start it, and end it when the tests that use it have."""
+    kafka.start()
+    yield kafka
+    kafka.kill()
+
+
+def needed_kafka() -> Path:
+    """Where Kafka lies; the test is skipped where it or Java is not there."""
     home = kafka_home()
     if home is None:
         pytest.skip("no Apache Kafka: set KAFKA_HOME to an unpacked distribution")
     if shutil.which("java") is None:
         pytest.skip("no java on PATH: Apache Kafka needs Java 17")
-    kafka = Broker(home, tmp_path_factory.mktemp("kafka"))
-    kafka.start()
-    yield kafka
-    kafka.kill()
+    return home
 
 
 @pytest.fixture

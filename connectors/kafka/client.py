@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
-from kafka.errors import AuthorizationError, KafkaError, UnsupportedCodecError
+from kafka.errors import KafkaError, TopicAuthorizationFailedError, UnsupportedCodecError
 from kafka.structs import TopicPartition as KafkaTopicPartition
 
 from connectors.kafka import codecs
-from streamlearn.errors import ConfigError, SourceError
+from connectors.kafka.security import refusal, secure_options
+from streamlearn.errors import SourceError
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import TopicPartition
 
@@ -138,8 +139,8 @@ def wait_until_reachable(
 def describe(error: BaseException) -> str:
     """The error in one line, with what to do where that is known."""
     text = str(error) or type(error).__name__
-    if isinstance(error, AuthorizationError):
-        return f"{text}: the user needs READ and DESCRIBE on the source topics, WRITE on the dead-letter topic"
+    if isinstance(error, TopicAuthorizationFailedError):
+        return f"{text}: the user needs READ and DESCRIBE on the source topics, and WRITE too on the dead-letter topic"
     if isinstance(error, UnsupportedCodecError):
         return f"{text}: the topic is compressed; pip install 'streamlearn[codecs]'"
     return text
@@ -150,73 +151,37 @@ def to_kafka(origin: TopicPartition) -> Any:
     return KafkaTopicPartition(origin.topic, origin.partition)
 
 
-def create_topic_command(settings: KafkaSettings, topic: str) -> str:
-    """What an operator types to make a topic."""
-    return f"kafka-topics.sh --bootstrap-server {settings.bootstrap_servers} --create --topic {topic} --partitions 1"
-
-
 def _new(client: Any, settings: KafkaSettings, bootstrap_s: float, **options: Any) -> Any:
+    connection = _connection(settings)
     with _overheard() as failures:
         try:
-            return client(bootstrap_timeout_ms=int(bootstrap_s * 1000), **{**_connection(settings), **options})
+            return client(bootstrap_timeout_ms=int(bootstrap_s * 1000), **{**connection, **options})
         except KafkaError as error:
-            cause = failures[0] if failures else describe(error)
             raise SourceError(
                 f"{settings.bootstrap_servers} accepts connections and must speak {settings.security_protocol}; "
-                f"for {bootstrap_s:.0f} s it did not: {cause}. Wrong credentials and a wrong security.protocol look "
-                "like a dead broker here: check both first"
+                f"for {bootstrap_s:.0f} s it did not: {refusal(failures or [describe(error)])}"
             ) from error
 
 
 def _connection(settings: KafkaSettings) -> dict[str, Any]:
-    """Address, identity and encryption, shared by every client."""
-    options = {
+    """Address, identity and encryption, shared by every client.
+
+    Raises:
+        CredentialsError: a certificate, a key or the password's file cannot be used.
+    """
+    return {
         "bootstrap_servers": [server.strip() for server in settings.bootstrap_servers.split(",")],
         "client_id": settings.client_id,
-        "security_protocol": settings.security_protocol,
         "request_timeout_ms": settings.request_timeout_ms,
         "metadata_max_age_ms": settings.metadata_max_age_ms,
         "reconnect_backoff_max_ms": int(_BACKOFF_MAX_S * 1000),
+        **secure_options(settings),
     }
-    if settings.security_protocol.endswith("SSL"):
-        options |= {
-            "ssl_check_hostname": True,
-            "ssl_cafile": _path(settings.ssl_cafile),
-            "ssl_certfile": _path(settings.ssl_certfile),
-            "ssl_keyfile": _path(settings.ssl_keyfile),
-        }
-    if settings.security_protocol.startswith("SASL"):
-        options |= {
-            "sasl_mechanism": settings.sasl_mechanism,
-            "sasl_plain_username": settings.sasl_plain_username,
-            "sasl_plain_password": _password(settings),
-        }
-    return options
-
-
-def _password(settings: KafkaSettings) -> str:
-    """The password, or the first line of its file.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    if settings.sasl_plain_password is not None:
-        return settings.sasl_plain_password.get_secret_value()
-    path = settings.sasl_plain_password_file
-    assert path is not None, "settings refuse SASL without a password"
-    try:
-        return path.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"sasl.plain.password.file must be a readable text file: {path}: {error}") from error
-
-
-def _path(path: Any) -> str | None:
-    return None if path is None else str(path)
 
 
 @contextlib.contextmanager
 def _overheard() -> Iterator[list[str]]:
-    """Why connections failed, in order. The client only logs it; the first failure is the one that tells the cause."""
+    """Why connections failed, in order. The client only logs it."""
     failures: list[str] = []
 
     class Listener(logging.Handler):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from kafka.admin import ACLOperation
 from kafka.errors import KafkaError
 
 from connectors.backlog import Backlog
@@ -18,7 +19,7 @@ from connectors.kafka.client import (
 )
 from connectors.kafka.cluster import Cluster
 from connectors.letters import PREFIX, Origin, headers_of, origin_of, own_headers
-from streamlearn.errors import DeadLetterError, SourceError
+from streamlearn.errors import CredentialsError, DeadLetterError, SourceError
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import TopicPartition
 from streamlearn.stream.source import DeadLetter
@@ -27,6 +28,7 @@ _BOOTSTRAP_S = 30.0
 _MEND_S = 10.0
 """Training stands still meanwhile."""
 _POLL_MS = 500
+_OPERATIONS = (ACLOperation.READ, ACLOperation.WRITE)  # after an outage the topic is asked what arrived
 _MAX_UNACKNOWLEDGED = 1_000
 """So many letters bring about a `flush`."""
 _MAX_REQUEST_BYTES = 64 << 20  # the topic's own max.message.bytes decides, not the client
@@ -41,7 +43,8 @@ class KafkaDeadLetters:
         """Connect.
 
         Raises:
-            DeadLetterError: no broker, wrong credentials, or no such topic.
+            DeadLetterError: no broker, wrong credentials, no such topic, or it may not be read and written.
+            CredentialsError: a certificate, a key or the password's file cannot be used.
         """
         self._settings = settings
         self._topic = topic
@@ -52,9 +55,12 @@ class KafkaDeadLetters:
         self._reader: Any = None
         self._producer: Any = None
         try:
-            self._partitions = self._cluster.topics([topic])[topic].origins
+            self._partitions = self._cluster.topics([topic], to=_OPERATIONS)[topic].origins
             self._connect(_BOOTSTRAP_S)
             self._ends = self._end_offsets()
+        except CredentialsError:
+            self.close()
+            raise
         except SourceError as error:
             self.close()
             raise DeadLetterError(f"dead letters must have their topic {topic}: {error}") from error

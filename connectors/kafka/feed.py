@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from kafka.admin import ACLOperation
+
 from connectors.kafka.client import CLIENT_ERRORS, close_quietly, describe, new_producer
 from connectors.kafka.cluster import Cluster
 from streamlearn.errors import SourceError
@@ -31,7 +33,7 @@ def feed(
     """
     cluster = Cluster(settings)
     try:
-        cluster.topics([topic])
+        cluster.topics([topic], to=[ACLOperation.WRITE])
     finally:
         cluster.close()
     producer = new_producer(settings, _BOOTSTRAP_S, linger_ms=5)

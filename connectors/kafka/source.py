@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kafka.errors import KafkaError, LogTruncationError
+from kafka.admin import ACLOperation
+from kafka.errors import AuthorizationError, KafkaError, LogTruncationError
 
 from connectors.kafka.client import (
     CLIENT_ERRORS,
@@ -19,8 +20,9 @@ from connectors.kafka.client import (
     to_kafka,
     wait_until_reachable,
 )
-from connectors.kafka.cluster import Cluster, Topic, check_identity, identity_of
+from connectors.kafka.cluster import Cluster
 from connectors.kafka.offsets import going_on, starting_offsets
+from connectors.kafka.topics import Topic, check_identity, identity_of
 from connectors.kafka.watch import Watch
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event, get_logger
@@ -86,7 +88,7 @@ class KafkaSource:
             clock=self._clock,
             sleep=self._sleep,
         )
-        self._topics = self._cluster.topics(self._settings.topics)
+        self._topics = self._cluster.topics(self._settings.topics, to=[ACLOperation.READ])
         check_identity(identity or {}, self.identity)
         self._consumer = new_consumer(self._settings, _BOOTSTRAP_S)
         begins, ends = self._bounds([origin for topic in self._topics.values() for origin in topic.origins])
@@ -111,7 +113,7 @@ class KafkaSource:
         Raises:
             OffsetGapError: retention overtook the position and `offset.gap.policy` is fail, a log was cut, or a topic
                 was deleted and created again.
-            SourceError: an offset cannot be read, whatever is tried.
+            SourceError: an offset cannot be read, whatever is tried, or the user may not read it.
         """
         started = self._clock()
         self._look_after()
@@ -176,10 +178,12 @@ class KafkaSource:
 
         Raises:
             OffsetGapError: the position is not in the log, and must be.
-            SourceError: too many tries at one offset.
+            SourceError: too many tries at one offset, or the user may not read.
         """
         if isinstance(error, KafkaError) and error.retriable:
             return
+        if isinstance(error, AuthorizationError):
+            raise SourceError(f"every source topic must be readable: {describe(error)}") from error
         if isinstance(error, LogTruncationError):
             raise OffsetGapError(
                 f"the log was cut and lost records that were trained: {error}. Start with --fresh to learn the new log"

@@ -1,15 +1,14 @@
 import socket
-from pathlib import Path
 
 import pytest
+from kafka.admin import ACLOperation
 from structlog.testing import capture_logs
 
-from connectors.kafka import client
-from connectors.kafka.cluster import Topic, check_identity, identity_of
 from connectors.kafka.offsets import GapPolicy, starting_offsets
 from connectors.kafka.source import KafkaSource
+from connectors.kafka.topics import Topic, check_identity, identity_of, topic_of
 from connectors.kafka.watch import Watch
-from streamlearn.errors import ConfigError, OffsetGapError, SourceError
+from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import Position, Record, TopicPartition
@@ -121,6 +120,13 @@ def test_silence_counts_only_while_polling_a_partition_that_is_behind() -> None:
     assert watch.stalled() == ""
 
 
+@pytest.mark.parametrize("told", [{}, {"authorized_operations": []}, {"authorized_operations": ["DESCRIBE", "READ"]}])
+def test_a_broker_that_does_not_tell_what_is_allowed_is_taken_at_its_word(told: dict[str, list[str]]) -> None:
+    """Brokers before Kafka 2.3 do not; what is not allowed shows itself then."""
+    entry = {"error_code": 0, "topic_id": None, "partitions": [{"partition_index": 1}, {"partition_index": 0}], **told}
+    assert topic_of(settings(), "t", entry, [ACLOperation.READ]) == Topic("t", "", (0, 1))
+
+
 def test_no_broker_at_start_is_said_once_and_then_fatal() -> None:
     """The daemon waits for a broker with growing pauses, and gives up with the address."""
     clock = SteppingClock()
@@ -136,34 +142,3 @@ def test_no_broker_at_start_is_said_once_and_then_fatal() -> None:
     assert [entry["event"] for entry in logs] == [Event.SOURCE_UNREACHABLE]
     assert clock.pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
     source.close()
-
-
-def test_the_password_is_the_first_line_of_its_file(tmp_path: Path) -> None:
-    """A trailing newline or a comment below is not part of it."""
-    secret = tmp_path / "password"
-    secret.write_text("corréct horse \r\nsecond line\n", encoding="utf-8")
-    assert client._connection(with_password(secret))["sasl_plain_password"] == "corréct horse "  # noqa: S105 - not one
-
-
-def with_password(path: Path) -> KafkaSettings:
-    """Settings whose password lies in a file."""
-    return settings(
-        security_protocol="SASL_SSL",
-        sasl_mechanism="SCRAM-SHA-512",
-        sasl_plain_username="me",
-        sasl_plain_password_file=path,
-    )
-
-
-def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
-    """It is the configuration that must change."""
-    with pytest.raises(ConfigError, match=r"sasl\.plain\.password\.file must be a readable text file: .*nowhere"):
-        client._connection(with_password(tmp_path / "nowhere"))
-
-
-def test_certificates_are_always_checked_against_the_host(tmp_path: Path) -> None:
-    """TLS without checking the host's name would be no protection."""
-    options = client._connection(settings(security_protocol="SSL", ssl_cafile=tmp_path / "ca.pem"))
-    assert options["ssl_check_hostname"] is True
-    assert options["ssl_cafile"] == str(tmp_path / "ca.pem")
-    assert "sasl_mechanism" not in options

@@ -1,0 +1,137 @@
+"""A real broker as it stands in production: TLS with an authority of its own, SCRAM, client certificates, and ACLs."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.admin import (
+    ACL,
+    ACLFilter,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    ResourcePattern,
+    ResourcePatternFilter,
+    ResourceType,
+)
+
+from streamlearn.settings import KafkaSettings
+from tests.broker import PASSWORD, USER, Broker
+
+_CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+
+
+class Authority:
+    """A certificate authority in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        if shutil.which("openssl") is None:
+            pytest.skip("openssl is not installed")
+        folder.mkdir()
+        self._folder = folder
+        self.certificate = folder / "authority.pem"
+        self._key = folder / "authority.key"
+        _openssl("-keyout", self._key, "-out", self.certificate, "-subj", "/CN=authority")
+
+    def issue(self, name: str, *extensions: str) -> tuple[Path, Path]:
+        """A certificate and its key, for `name`."""
+        certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
+        signed = ("-CA", self.certificate, "-CAkey", self._key)
+        added = [part for extension in extensions for part in ("-addext", extension)]
+        _openssl("-keyout", key, "-out", certificate, "-subj", f"/CN={name}", *signed, *added)
+        return certificate, key
+
+    def lock(self, key: Path) -> Path:
+        """The key behind a passphrase."""
+        locked = key.with_suffix(".locked")
+        command = ["openssl", "pkcs8", "-topk8", "-in", str(key), "-out", str(locked), "-passout", "pass:secret"]
+        subprocess.run(command, check=True, capture_output=True)
+        return locked
+
+
+class SecuredBroker(Broker):
+    """`SASL_SSL` wants SCRAM, `SSL` a certificate that the authority issued; users may do what an ACL allows.
+
+    The certificate is for 127.0.0.1 and for no other name. Who comes by PLAINTEXT may do everything.
+    """
+
+    listeners = ("PLAINTEXT", "CONTROLLER", "SASL_SSL", "SSL")
+
+    def __init__(self, home: Path, folder: Path) -> None:
+        self.authority = Authority(folder / "authority")
+        certificate, key = self.authority.issue("broker", "subjectAltName=IP:127.0.0.1")
+        self._identity = folder / "broker.pem"
+        self._identity.write_text(key.read_text() + certificate.read_text())
+        super().__init__(home, folder)
+
+    def by_password(self, *topics: str, **overrides: Any) -> KafkaSettings:
+        """Settings that come in by SASL_SSL."""
+        values = {
+            "bootstrap_servers": self._addresses["SASL_SSL"],
+            "security_protocol": "SASL_SSL",
+            "ssl_cafile": self.authority.certificate,
+            "sasl_mechanism": "SCRAM-SHA-512",
+            "sasl_plain_username": USER,
+            "sasl_plain_password": PASSWORD,
+            **overrides,
+        }
+        return self.settings(*topics, **values)
+
+    def by_certificate(self, *topics: str, **overrides: Any) -> KafkaSettings:
+        """Settings that come in by SSL."""
+        values = {
+            "bootstrap_servers": self._addresses["SSL"],
+            "security_protocol": "SSL",
+            "ssl_cafile": self.authority.certificate,
+            **overrides,
+        }
+        return self.settings(*topics, **values)
+
+    def allow(self, user: str, name: str, *operations: str, kind: str = "TOPIC") -> None:
+        """Let a user do more with a topic, or a group, than nothing."""
+        pattern = ResourcePattern(ResourceType[kind], name)
+        with self._admin() as admin:
+            admin.create_acls(
+                [
+                    ACL(f"User:{user}", "*", ACLOperation[operation], ACLPermissionType.ALLOW, pattern)
+                    for operation in operations
+                ]
+            )
+
+    def withdraw(self, user: str, topic: str) -> None:
+        """Take back all that was allowed."""
+        rule = ACLFilter(
+            f"User:{user}",
+            "*",
+            ACLOperation.ANY,
+            ACLPermissionType.ANY,
+            ResourcePatternFilter(ResourceType.TOPIC, topic, ACLResourcePatternType.LITERAL),
+        )
+        with self._admin() as admin:
+            admin.delete_acls([rule])
+
+    def _properties(self) -> dict[str, str]:
+        store = {"type": "PEM", "location": str(self._identity)}
+        trust = {"type": "PEM", "location": str(self.authority.certificate)}
+        scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        mechanisms = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+        return {
+            **super()._properties(),
+            **{f"ssl.keystore.{key}": value for key, value in store.items()},
+            **{f"ssl.truststore.{key}": value for key, value in trust.items()},
+            "listener.name.ssl.ssl.client.auth": "required",
+            "sasl.enabled.mechanisms": ",".join(mechanisms),
+            **{f"listener.name.sasl_ssl.{name.lower()}.sasl.jaas.config": scram for name in mechanisms},
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+        }
+
+    def _users(self) -> list[str]:
+        named = f"[name={USER},password={PASSWORD}]"
+        return ["--add-scram", f"SCRAM-SHA-256={named}", "--add-scram", f"SCRAM-SHA-512={named}"]
+
+
+def _openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", "req", "-x509", *_CURVE, *arguments], check=True, capture_output=True)
