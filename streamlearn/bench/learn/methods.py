@@ -22,7 +22,7 @@ ablations run in the daemon, which is told nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from streamlearn.assembly import Model, Rooms
 from streamlearn.bench.learn import variants
@@ -113,6 +113,16 @@ METHODS: Mapping[str, Method] = {
 }
 """In the order in which they are run."""
 
+
+def _at_rate(words: str, lr: float) -> dict[str, Method]:
+    """The default and what it is compared with, to see whom the common learning rate suits."""
+    named = {"": "streamlearn", **{f"{name}, ": name for name in ("lora", "joint", "cp-moe", "mh-moe", "loramoe")}}
+    return {
+        prefix + words: replace(METHODS[name], arm=f"{METHODS[name].arm}:learner.lr={lr}")
+        for prefix, name in named.items()
+    }
+
+
 ABLATIONS: Mapping[str, Method] = {
     "heads 1": Method("streamlearn:adapter.num_heads=1:adapter.rank=20:adapter.alpha=40"),
     "heads 2": Method("streamlearn:adapter.num_heads=2:adapter.rank=13:adapter.alpha=26"),
@@ -132,10 +142,8 @@ ABLATIONS: Mapping[str, Method] = {
     "plain AdamW": Method("streamlearn", variant=variants.plain_adamw),
     "one bias a stretch": Method("streamlearn", variant=variants.one_bias_a_stretch),
     "no bias at eval": Method("streamlearn", steered_eval=False),
-    "a third of the learning rate": Method("streamlearn:learner.lr=0.0003"),
-    "three times the learning rate": Method("streamlearn:learner.lr=0.003"),
-    "lora, a third of the learning rate": Method("lora:learner.lr=0.0003", _plain),
-    "lora, three times the learning rate": Method("lora:learner.lr=0.003", _plain),
+    **_at_rate("a third of the learning rate", 0.0003),
+    **_at_rate("three times the learning rate", 0.003),
     "mh-moe, native gate": Method("mh-moe:adapter.router_gradient=native", _plain),
     "mh-moe, router frozen": Method("mh-moe:adapter.router_gradient=none", _plain),
 }

@@ -101,8 +101,9 @@ def by_method(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 
 def base_of(ablation: str) -> str:
-    """The method that an ablation is one of: the preset of its arm."""
-    return ABLATIONS[ablation].arm.partition(":")[0]
+    """The method that an ablation is one of: the one that its name begins with, else the default."""
+    method, _, _ = ablation.partition(", ")
+    return method if method in METHODS else "streamlearn"
 
 
 def _figures(group: Sequence[Run]) -> dict[str, Any]:
