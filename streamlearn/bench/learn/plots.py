@@ -132,8 +132,10 @@ def ablations(changed: Mapping[str, Mapping[str, Any]]) -> Any:
         )
         axis.axvline(0, color="0.2", linewidth=0.8)
         axis.set_xlabel(label, fontsize=8)
+        axis.locator_params(axis="x", nbins=6)
+        axis.tick_params(axis="x", labelsize=8)
         axis.set_yticks(range(len(known)), list(known), fontsize=8)
-    axes[0].invert_yaxis()
+    axes[0].set_ylim(len(known) - 0.4, -0.6)
     return figure
 
 
