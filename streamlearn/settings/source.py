@@ -99,6 +99,8 @@ class KafkaSettings(Section):
             )
         if self.security_protocol == "SASL_PLAINTEXT" and self.sasl_mechanism == "PLAIN" and not loopback:
             raise ValueError("PLAIN over SASL_PLAINTEXT sends the password in clear: use SASL_SSL")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl.keyfile is the key of ssl.certfile: set both, or neither")
         if self.security_protocol.startswith("SASL"):
             password = self.sasl_plain_password is not None or self.sasl_plain_password_file is not None
             if self.sasl_mechanism is None or self.sasl_plain_username is None or not password:

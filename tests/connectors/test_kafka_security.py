@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from connectors.kafka.dead_letters import KafkaDeadLetters
@@ -239,6 +240,12 @@ def test_a_certificate_without_its_key_is_named(tmp_path: Path) -> None:
         with pytest.raises(CredentialsError, match=words):
             secure_options(settings(security_protocol="SSL", ssl_certfile=certificate, ssl_keyfile=wrong))
     assert secure_options(settings(security_protocol="SSL", ssl_certfile=certificate, ssl_keyfile=key))
+
+
+def test_a_key_without_its_certificate_is_refused() -> None:
+    """It would be left out without a word."""
+    with pytest.raises(ValidationError, match=r"ssl\.keyfile is the key of ssl\.certfile: set both"):
+        settings(security_protocol="SSL", ssl_keyfile="key.pem")
 
 
 LOST = "KafkaConnectionError: socket disconnected"
