@@ -8,8 +8,9 @@ import orjson
 import pytest
 from rich.console import Console
 
+from streamlearn.bench.learn.methods import ABLATIONS, METHODS
 from streamlearn.bench.learn.report import report
-from streamlearn.bench.learn.summary import spread, summarise
+from streamlearn.bench.learn.summary import base_of, spread, summarise
 from streamlearn.errors import UsageError
 
 
@@ -81,6 +82,14 @@ def test_an_ablation_stands_beside_the_method_on_the_same_records() -> None:
     assert native["differences"]["AP"] == {"mean": pytest.approx(-0.1), "sd": None, "seeds": 1}
     assert native["differences"]["ZST"] is None
     assert summarise(changed)["ablations"]["mh-moe, native gate"]["differences"]["AP"] is None
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_is_compared_with_what_it_changes(name: str) -> None:
+    """The same preset, trained by the same baseline, on records in the same order."""
+    ablation, base = ABLATIONS[name], METHODS[base_of(name)]
+    assert ablation.arm.partition(":")[0] == base.arm.partition(":")[0]
+    assert (ablation.baseline, ablation.shuffled, ablation.given) == (base.baseline, base.shuffled, base.given)
 
 
 def test_the_table_of_ablations_has_signs(tmp_path: Path) -> None:
