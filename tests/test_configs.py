@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from streamlearn.configuration import check_backbone, reference
+from streamlearn.commands.check_config import check_backbone
 from streamlearn.settings import load
+from streamlearn.settings.reference import reference
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -31,7 +32,7 @@ def test_the_quickstart_reads_the_bundled_sample() -> None:
 
 
 def test_the_readme_holds_the_generated_reference() -> None:
-    """`python -m streamlearn.configuration` prints what stands between the markers."""
+    """`python -m streamlearn.commands.check_config` prints what stands between the markers."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     _, _, rest = readme.partition("<!-- reference -->\n")
     shown, _, _ = rest.partition("<!-- /reference -->")
