@@ -153,7 +153,7 @@ def snapshots_show(
     config: ConfigOption, name: Annotated[str, typer.Argument(help="Snapshot, for example 00000042.")]
 ) -> None:
     """The manifest of one snapshot, verified, as JSON."""
-    print(_store(config).load(name).manifest.model_dump_json(indent=2))  # noqa: T201
+    print(_store(config).load(name).manifest.model_dump_json(indent=2, by_alias=True))  # noqa: T201
 
 
 @snapshots.command("verify")

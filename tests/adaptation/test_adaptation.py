@@ -337,7 +337,7 @@ def test_changed_answers_are_a_shift_of_their_own_kind(
         declared.append(Shift("answers", 1, regime, slot, True, regime, ordinal, ordinal, 1.5, 0.0))
         return declared
 
-    monkeypatch.setattr(ConceptDriftDetector, "heed", heed)
+    monkeypatch.setattr(ConceptDriftDetector, "update", heed)
     with opened(make(stream("animals", per_task=2 * PER_TASK))) as components:
         hearing = Hearing()
         daemon = daemon_of(components, hearing)

@@ -79,7 +79,7 @@ def test_hits_are_counted_for_the_right_example(learner: Learner) -> None:
     assert [found[0].correct, found[2].correct] == [figures_alone(learner.forward, e)[1] for e in EXAMPLES[:2]]
 
 
-@pytest.mark.parametrize(("row_tokens", "pieces"), [(1000, 1), (16, 3), (1, 5)])
+@pytest.mark.parametrize(("pack_tokens", "pieces"), [(1000, 1), (16, 3), (1, 5)])
 def test_rows_are_cut_at_the_bound(learner: Learner, pack_tokens: int, pieces: int) -> None:
     """One piece of work is one row, an overlong example goes alone, and however rows are cut the figures stay."""
     work = score(learner.model, EXAMPLES, CPU, pack_tokens=pack_tokens)

@@ -58,7 +58,7 @@ def test_too_little_memory_makes_smaller_parts(make_learner: MakeLearner, monkey
     """The step is made in as many parts as fit, equal to one that was asked for so; a line in the log says it."""
     wanted, learner = make_learner(), make_learner()
     wanted.step(EXAMPLES, parts=4)
-    monkeypatch.setattr(learner_module, "row_loss", needing(18))
+    monkeypatch.setattr(learner_module, "packed_loss", needing(18))
     with capture_logs() as logs:
         step = learner.step(EXAMPLES)
     assert step.refusal is None
@@ -74,7 +74,7 @@ def test_too_little_for_anything_changes_nothing(
     learner = make_learner()
     learner.step(EXAMPLES)
     before = _without_counts(learner)
-    monkeypatch.setattr(learner_module, "row_loss", needing(most_tokens))
+    monkeypatch.setattr(learner_module, "packed_loss", needing(most_tokens))
     with capture_logs() as logs, pytest.raises(RuntimeError) as raised:
         learner.step(EXAMPLES)
     assert is_out_of_memory(raised.value)
@@ -92,7 +92,7 @@ def test_other_errors_are_not_tried_again(make_learner: MakeLearner, monkeypatch
         calls.append(row)
         raise RuntimeError("size mismatch")
 
-    monkeypatch.setattr(learner_module, "row_loss", broken)
+    monkeypatch.setattr(learner_module, "packed_loss", broken)
     with pytest.raises(RuntimeError, match="size mismatch"):
         make_learner().step(EXAMPLES)
     assert len(calls) == 1

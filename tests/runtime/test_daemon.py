@@ -354,7 +354,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, rooms_token: str) -> None:
         hit = rooms_token in model.spell(row.input_ids[0].tolist())
         return PackedLoss(loss.mean * float("nan"), loss.token_L, loss.correct_L) if hit else loss
 
-    monkeypatch.setattr(learner_module, "row_loss", poisoned)
+    monkeypatch.setattr(learner_module, "packed_loss", poisoned)
 
 
 def run_poisoned(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Tensor], Daemon]:

@@ -19,7 +19,7 @@ from streamlearn.settings import load
 from tests.doubles import tiny_backbone
 
 ROOT = Path(__file__).parents[2]
-UNIT = ROOT / "systemd" / "streamlearn.commands.run"
+UNIT = ROOT / "systemd" / "streamlearn.service"
 MOST_EXPOSED = 15  # tenths: systemd's own scale goes from 0 to 10
 STEPS_S = 120.0
 
@@ -68,7 +68,7 @@ def test_exposure_is_low() -> None:
     command = ["systemd-analyze", "security", "--offline=true", f"--threshold={MOST_EXPOSED}", str(UNIT)]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stdout + told.stderr
-    [exposure] = re.findall(r"Overall exposure level for streamlearn.commands.run: ([0-9.]+)", told.stdout)
+    [exposure] = re.findall(r"Overall exposure level for streamlearn.service: ([0-9.]+)", told.stdout)
     assert float(exposure) <= MOST_EXPOSED / 10
 
 

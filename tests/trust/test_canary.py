@@ -168,7 +168,7 @@ def test_a_traceback_of_a_failed_start_shows_no_secret(
     def planted(settings: Settings, **_: Any) -> None:
         raise RuntimeError(f"planted, with {settings.source.kafka}")
 
-    monkeypatch.setattr("streamlearn.commands.run.Rooms", planted)
+    monkeypatch.setattr("streamlearn.commands.run.Components", planted)
     done = CliRunner().invoke(app, ["run", "--config", str(config)])
     assert "planted, with bootstrap_servers=" in str(done.exception)
     assert isinstance(done.exception, RuntimeError)

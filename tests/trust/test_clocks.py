@@ -35,9 +35,9 @@ WALL = {
     "datetime.date.today",
 }
 NAMED = {
-    ("streamlearn/assembly.py", "datetime.datetime.now"),  # a snapshot's created_at: data for people
-    ("streamlearn/doctor.py", "time.time"),  # tells a person that the clock is not set
-    ("streamlearn/serve/status.py", "time.time"),  # the default of Clock.wall: started_at and the snapshot's age
+    ("streamlearn/runtime/components.py", "datetime.datetime.now"),  # a snapshot's created_at: data for people
+    ("streamlearn/commands/doctor.py", "time.time"),  # tells a person that the clock is not set
+    ("streamlearn/status/board.py", "time.time"),  # the default of Clock.wall: started_at and the snapshot's age
 }
 """Where the wall clock is read, and what for."""
 BAD = (
