@@ -236,9 +236,11 @@ def loop_speed() -> float:
     with tempfile.TemporaryDirectory() as folder:
         components = Components(_settings(Path(folder)))
         batches = []
-        while (batch := components.intake.next_batch(timeout_s=0.0)) is not None or not components.source.exhausted:
+        while (
+            batch := components.checkpoint.intake.next_batch(timeout_s=0.0)
+        ) is not None or not components.source.exhausted:
             batches += [batch] if batch is not None else []
-        batches += components.intake.last_batches()
+        batches += components.checkpoint.intake.last_batches()
         started = time.perf_counter()
         for batch in batches:
             components.learner.step(batch.examples)

@@ -65,7 +65,7 @@ class RunState:
             before = step.loss if self.loss_smoothed is None else self.loss_smoothed
             self.loss_smoothed = SMOOTHING * before + (1 - SMOOTHING) * step.loss
 
-    def pass_gaps(self, gaps: Iterable[Gap]) -> None:
+    def skip_gaps(self, gaps: Iterable[Gap]) -> None:
         """Move the position over what the source jumped over, where everything before it is accounted for."""
         for gap in gaps:
             position = self.ledger.position

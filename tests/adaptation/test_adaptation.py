@@ -113,7 +113,7 @@ def differences(left: dict[str, Tensor], right: dict[str, Tensor]) -> list[str]:
 def test_regimes_are_found_entered_and_recognised(make: Callable[..., Settings]) -> None:
     """Three tasks and the return of the first: three new regimes, one known, each from its first record on."""
     _, components = run(make(stream("animals", "sums", "cities", "animals")))
-    entries = list(components.adaptation.entries)
+    entries = list(components.adaptation.reports)
     assert [(e.shift.regime, e.shift.known) for e in entries] == [(1, False), (2, False), (3, False), (1, True)]
     assert [e.shift.onset for e in entries] == [1, PER_TASK + 1, 2 * PER_TASK + 1, 3 * PER_TASK + 1]
     assert [bool(e.probe_tokens) for e in entries] == [False, True, True, False]
@@ -185,23 +185,20 @@ def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
     lines = stream("animals", "sums", "cities")
     whole, _ = run(make(lines, "whole"))
     settings = make(lines, "killed", snapshot={"every_records": PER_TASK - 6})
-    enough, lives = Daemon._enough_to_probe, iter("abc")
-    life = [""]
+    read, life = Daemon._read, [""]
 
-    def save_and_die(daemon: Daemon) -> bool:
-        ready = enough(daemon)
-        if not ready and life[0] in "ab":
+    def save_and_die(daemon: Daemon) -> None:
+        if len(daemon.adaptation.monitor.lookahead) and life[0] in "ab":  # decided, and waiting for its probe
             if life[0] == "b":
                 daemon.save()
             raise KeyboardInterrupt
-        return ready
+        read(daemon)
 
-    monkeypatch.setattr(Daemon, "_enough_to_probe", save_and_die)
-    for _ in range(2):
-        life[0] = next(lives)
+    monkeypatch.setattr(Daemon, "_read", save_and_die)
+    for life[0] in "ab":
         with pytest.raises(KeyboardInterrupt):
             run(settings)
-    life[0] = next(lives)
+    life[0] = "c"
     state, _ = run(settings)
     assert differences(whole, state) == []
 
@@ -217,7 +214,7 @@ def test_scrambling_meta_changes_no_bit(make: Callable[..., Settings]) -> None:
 def test_without_detection_the_stream_is_one_regime(make: Callable[..., Settings]) -> None:
     """`shift.enabled: false` declares the first regime and no other."""
     _, components = run(make(stream("animals", "sums"), shift={"enabled": False}))
-    assert [e.shift.regime for e in components.adaptation.entries] == [1]
+    assert [e.shift.regime for e in components.adaptation.reports] == [1]
 
 
 def test_a_request_is_routed_by_the_regime_that_it_resembles(make: Callable[..., Settings]) -> None:
@@ -256,13 +253,10 @@ def test_the_status_tells_both_regimes_and_their_shifts(make: Callable[..., Sett
     assert told.average_forgetting == first.best_accuracy - first.now.accuracy
     assert told.average_forgetting >= 0
     assert told.backward_transfer == first.now.accuracy - first.end_accuracy
-    assert told.num_shifts == {"inputs": 2}
-    assert [(s.kind, s.regime, s.known, s.previous, s.onset) for s in told.shifts] == [
-        ("inputs", 1, False, None, 1),
-        ("inputs", 2, False, 1, PER_TASK + 1),
-    ]
-    unprobed, probed = told.shifts
-    assert (unprobed.probe_tokens, unprobed.mean_similarity) == (0, None)
+    assert told.num_shifts == {"inputs": 1}  # the first regime is entered without a shift
+    (probed,) = told.shifts
+    assert (probed.kind, probed.regime, probed.known, probed.previous) == ("inputs", 2, False, 1)
+    assert probed.onset == PER_TASK + 1
     assert probed.probe_tokens >= 300
     assert probed.mean_similarity is not None
     assert told.probe_seconds == probed.probe_seconds > 0
@@ -278,7 +272,7 @@ def test_what_is_told_is_the_same_after_a_restart(make: Callable[..., Settings])
         assert told.regimes == before.regimes
         assert [(r.number, r.visits, r.current) for r in told.regimes] == [(1, 2, True), (2, 1, False)]
         assert told.shifts == before.shifts
-        assert told.num_shifts == before.num_shifts == {"inputs": 3}
+        assert told.num_shifts == before.num_shifts == {"inputs": 2}
         assert (told.average_forgetting, told.backward_transfer) == (
             before.average_forgetting,
             before.backward_transfer,
@@ -345,7 +339,7 @@ def test_changed_answers_are_a_shift_of_their_own_kind(
         daemon.score_all()
         told = daemon.board.read().adaptation
     assert [entry.shift.kind for entry in hearing.entries] == ["inputs", "answers"]
-    assert told.num_shifts == {"inputs": 1, "answers": 1}
+    assert told.num_shifts == {"inputs": 0, "answers": 1}
     shift = told.shifts[-1]
     assert (shift.kind, shift.regime, shift.previous, shift.known) == ("answers", 1, 1, True)
     (regime,) = told.regimes
@@ -356,13 +350,13 @@ def test_changed_answers_are_a_shift_of_their_own_kind(
 
 
 def test_experts_of_a_running_daemon(make: Callable[..., Settings]) -> None:
-    """Each regime's hold-out tokens stay with the experts that it claimed, through the queue and the loop's desk."""
+    """Each regime's hold-out tokens stay with the experts that it claimed, through the queue and the loop."""
     with opened(make(stream("animals", "sums"))) as components:
         jobs = JobQueue(1)
         daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs)
         daemon.run()
         future = jobs.submit(ExpertsJob("layers.0."))
-        daemon.serve()
+        daemon.serve_jobs()
         result = future.result(timeout=0)
     assert isinstance(result, ExpertsResult)
     assert (result.holdout_records, result.unmeasured) == (2 * (PER_TASK // 20), None)
@@ -458,7 +452,7 @@ def test_a_shift_of_the_answers_waits_for_a_shift_of_the_inputs(make: Callable[.
 
         adaptation.drift_detector.update = rise  # type: ignore[method-assign]
         daemon_of(components).run()
-        answers = [entry.shift for entry in adaptation.entries if entry.shift.kind == "answers"]
+        answers = [entry.shift for entry in adaptation.reports if entry.shift.kind == "answers"]
         if explained:
             assert answers == []
         else:

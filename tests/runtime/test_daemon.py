@@ -20,7 +20,8 @@ from streamlearn.events import Event
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.learner import Step
 from streamlearn.learner.loss import PackedLoss, packed_loss
-from streamlearn.runtime.components import Components, identity
+from streamlearn.runtime.checkpoint import source_identity
+from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings, SourceSettings
 from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo
@@ -307,7 +308,7 @@ def test_a_snapshot_that_remembers_no_stream_is_accepted(make: Callable[..., Set
     run(settings)
     snapshot = newest(settings)
     before = snapshot.manifest.model_copy(update={"components": {"stream": {"letters_ahead": []}}})
-    assert identity(replace(snapshot, manifest=before)) == {}
+    assert source_identity(replace(snapshot, manifest=before)) == {}
 
 
 @pytest.mark.broker

@@ -121,11 +121,11 @@ def test_trouble_is_told_once_and_again_when_it_changes() -> None:
     with capture_logs() as logs:
         for second in range(99):
             now[0] = float(second)
-            degradation.met("snapshot", SnapshotError("no room" if second < 50 else "no disk"))
+            degradation.failed("snapshot", SnapshotError("no room" if second < 50 else "no disk"))
     assert [(log["error"], log["gives_up_in_s"]) for log in logs] == [("no room", 100), ("no disk", 50)]
     now[0] = 100.0
     with pytest.raises(SnapshotError, match="no disk"):
-        degradation.met("snapshot", SnapshotError("no disk"))
+        degradation.failed("snapshot", SnapshotError("no disk"))
 
 
 def test_what_worked_in_between_starts_anew() -> None:
@@ -134,6 +134,6 @@ def test_what_worked_in_between_starts_anew() -> None:
     degradation = Degradation(10.0, lambda: now[0])
     for second in range(0, 50, 9):
         now[0] = float(second)
-        degradation.met("snapshot", SnapshotError("no room"))
-        degradation.over("snapshot")
+        degradation.failed("snapshot", SnapshotError("no room"))
+        degradation.recovered("snapshot")
     assert degradation.reason == ""
