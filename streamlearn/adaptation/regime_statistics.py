@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from streamlearn.adaptation.forgetting import Forgetting, Trace
+from streamlearn.adaptation.forgetting import Forgetting, ScoreHistory
 from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.adapters.model import Bank
 from streamlearn.shift.shift import Shift
@@ -115,7 +115,7 @@ class RegimeStatistics:
         return counts
 
     def _regime(self, slot: int, current: int | None) -> RegimeStatus:
-        visits, trace = self.visits_by_slot[slot], self._forgetting.traces.get(slot, Trace())
+        visits, history = self.visits_by_slot[slot], self._forgetting.histories.get(slot, ScoreHistory())
         return RegimeStatus(
             number=visits.number,
             slot=slot,
@@ -125,9 +125,9 @@ class RegimeStatistics:
             first_record=visits.first_record,
             last_record=visits.last_record,
             holdout_records=len(self._holdouts.examples(slot)),
-            history=tuple(trace.points),
-            best_accuracy=trace.best_accuracy,
-            end_accuracy=trace.at_end.accuracy if trace.at_end is not None else None,
+            history=tuple(history.points),
+            best_accuracy=history.best_accuracy,
+            end_accuracy=history.at_end.accuracy if history.at_end is not None else None,
         )
 
     def state(self) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from streamlearn.adaptation.forgetting import Forgetting, Trace
+from streamlearn.adaptation.forgetting import Forgetting, ScoreHistory
 from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.adaptation.regime_statistics import MAX_SHIFTS, RegimeStatistics
 from streamlearn.settings import HoldoutSettings
@@ -108,7 +108,7 @@ def test_forgetting_and_transfer_follow_their_equations() -> None:
     told, _ = statistics(scores)
     for slot in range(4):
         told.entered(shift(slot + 1, slot), left=None)
-    scores.traces = {
+    scores.histories = {
         0: traced([0.5, 0.75, 0.25], end=1),
         1: traced([0.25, 0.5], end=0),
         2: traced([0.5, 0.25], end=1),  # not scored since its end
@@ -117,7 +117,7 @@ def test_forgetting_and_transfer_follow_their_equations() -> None:
     status = told.status(3, 0.0)
     assert status.average_forgetting == pytest.approx(((0.75 - 0.25) + 0) / 2)
     assert status.backward_transfer == pytest.approx(((0.25 - 0.75) + (0.5 - 0.25)) / 2)
-    scores.traces[0].add(Scoring(9, 1.0, 0.75), at_end=False)
+    scores.histories[0].add(Scoring(9, 1.0, 0.75), at_end=False)
     assert told.status(3, 0.0).average_forgetting == status.average_forgetting  # `changed` was not called
     told.changed(0)
     assert told.status(3, 0.0).average_forgetting == 0.0
@@ -126,12 +126,12 @@ def test_forgetting_and_transfer_follow_their_equations() -> None:
 def test_a_lucky_draw_of_the_first_hold_out_records_is_no_best() -> None:
     """The sample grows during a segment; forgetting is measured from its end on."""
     scores = forgetting()
-    scores.traces = {0: traced([1.0, 0.5, 0.4], end=1)}
+    scores.histories = {0: traced([1.0, 0.5, 0.4], end=1)}
     assert scores.average_forgetting([0]) == pytest.approx(0.5 - 0.4)
 
 
-def traced(accuracies: list[float], *, end: int | None) -> Trace:
-    trace = Trace()
+def traced(accuracies: list[float], *, end: int | None) -> ScoreHistory:
+    trace = ScoreHistory()
     for step, accuracy in enumerate(accuracies):
         trace.add(Scoring(step, 1.0, accuracy), at_end=step == end)
     return trace
