@@ -11,8 +11,8 @@ from typing import IO, Any
 
 import orjson
 
-from connectors.backlog import Backlog
-from connectors.letters import Origin, headers_of, origin_of, own_headers
+from connectors.dead_letter_backlog import DeadLetterBacklog
+from connectors.dead_letter_headers import Origin, headers_of, origin_of, own_headers
 from streamlearn.errors import DeadLetterError
 from streamlearn.stream.source import DeadLetter
 
@@ -31,7 +31,7 @@ class FileDeadLetters:
             DeadLetterError: it cannot be written.
         """
         self._path = path
-        self._waiting = Backlog()
+        self._waiting = DeadLetterBacklog()
         self._lost_sync: OSError | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 """`python -m streamlearn` is `streamlearn`."""
 
-from streamlearn.cli import main
+from streamlearn.commands.cli import main
 
 main()

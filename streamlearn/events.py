@@ -31,36 +31,36 @@ class Event(StrEnum):
     PARTITIONS_CHANGED = "partitions_changed"
     OFFSETS_COMMITTED = "offsets_committed"
     OFFSET_COMMIT_FAILED = "offset_commit_failed"
-    DEATH_FOUND = "death_found"
+    CRASH_DETECTED = "crash_detected"
     RECORD_DEAD_LETTERED = "record_dead_lettered"
     SHIFT_DETECTED = "shift_detected"
     HOLDOUT_SCORED = "holdout_scored"
     STEP_TAKEN = "step_taken"
     UPDATE_REFUSED = "update_refused"
-    MEMORY_SPENT = "memory_spent"
+    OUT_OF_MEMORY_RETRIED = "out_of_memory_retried"
     ROLLED_BACK = "rolled_back"
     SNAPSHOT_WRITTEN = "snapshot_written"
-    TROUBLE_MET = "trouble_met"
-    TROUBLE_OVER = "trouble_over"
+    DEGRADATION_STARTED = "degradation_started"
+    DEGRADATION_ENDED = "degradation_ended"
     SNAPSHOT_RESTORED = "snapshot_restored"
     SNAPSHOT_DAMAGED = "snapshot_damaged"
-    JOURNAL_CUT = "journal_cut"
+    JOURNAL_TRUNCATED = "journal_truncated"
     SNAPSHOT_PRUNED = "snapshot_pruned"
     SNAPSHOT_PRUNE_FAILED = "snapshot_prune_failed"
     HTTP_STARTED = "http_started"
     HTTP_FAILED = "http_failed"
     JOB_FINISHED = "job_finished"
     JOB_FAILED = "job_failed"
-    MANAGER_UNREACHABLE = "manager_unreachable"
+    SERVICE_MANAGER_UNREACHABLE = "service_manager_unreachable"
     CONFIG_CHANGE_ACCEPTED = "config_change_accepted"
 
 
 Logger = structlog.stdlib.BoundLogger
 
 
-def get_logger(room: str) -> Logger:
-    """A logger whose events carry the room that they come from."""
-    logger: Logger = structlog.get_logger(room=room)
+def get_logger(component: str) -> Logger:
+    """A logger whose events carry the component that emits them."""
+    logger: Logger = structlog.get_logger(component=component)
     return logger
 
 

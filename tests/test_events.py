@@ -20,7 +20,7 @@ def test_an_event_is_one_json_object_a_line() -> None:
     assert event == {
         "event": "snapshot_written",
         "level": "info",
-        "room": "snapshot",
+        "component": "snapshot",
         "name": "00000001",
         "seconds": 0.25,
         "origin": "{1}",

@@ -35,7 +35,7 @@ _TILE_TOKENS = tuple(f"<row_{row}_col_{column}>" for row in range(1, 5) for colu
 _IDEFICS_TOKENS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *_TILE_TOKENS)
 
 
-def picture(seed: int = 0, size: tuple[int, int] = (40, 50), kind: str = "PNG") -> bytes:
+def make_image(seed: int = 0, size: tuple[int, int] = (40, 50), kind: str = "PNG") -> bytes:
     """A file of coarse random colours."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1] // 10, size[0] // 10, 3), dtype=np.uint8)
     out = BytesIO()

@@ -8,7 +8,7 @@ from kafka.admin import ACLOperation
 from kafka.errors import KafkaError, NoError
 from kafka.structs import OffsetAndMetadata
 
-from connectors.kafka.client import close_quietly, describe, is_reachable, new_admin, to_kafka
+from connectors.kafka.clients import close_quietly, describe, is_reachable, new_admin, to_kafka
 from connectors.kafka.topics import Topic, topic_of
 from streamlearn.errors import SourceError
 from streamlearn.settings import KafkaSettings

@@ -7,8 +7,9 @@ from typing import Any
 from kafka.admin import ACLOperation
 from kafka.errors import KafkaError
 
-from connectors.backlog import Backlog
-from connectors.kafka.client import (
+from connectors.dead_letter_backlog import DeadLetterBacklog
+from connectors.dead_letter_headers import PREFIX, Origin, headers_of, origin_of, own_headers
+from connectors.kafka.clients import (
     CLIENT_ERRORS,
     close_quietly,
     describe,
@@ -18,7 +19,6 @@ from connectors.kafka.client import (
     to_kafka,
 )
 from connectors.kafka.cluster import Cluster
-from connectors.letters import PREFIX, Origin, headers_of, origin_of, own_headers
 from streamlearn.errors import CredentialsError, DeadLetterError, SourceError
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import TopicPartition
@@ -48,7 +48,7 @@ class KafkaDeadLetters:
         """
         self._settings = settings
         self._topic = topic
-        self._waiting = Backlog()
+        self._waiting = DeadLetterBacklog()
         self._sent: list[Any] = []
         self._broken = False
         self._cluster = Cluster(settings)

@@ -6,7 +6,7 @@ from typing import Any
 
 from kafka.admin import ACLOperation
 
-from connectors.kafka.client import CLIENT_ERRORS, close_quietly, describe, new_producer
+from connectors.kafka.clients import CLIENT_ERRORS, close_quietly, describe, new_producer
 from connectors.kafka.cluster import Cluster
 from streamlearn.errors import SourceError
 from streamlearn.settings import KafkaSettings

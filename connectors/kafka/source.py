@@ -11,7 +11,7 @@ from typing import Any
 from kafka.admin import ACLOperation
 from kafka.errors import AuthorizationError, KafkaError, LogTruncationError
 
-from connectors.kafka.client import (
+from connectors.kafka.clients import (
     CLIENT_ERRORS,
     close_quietly,
     describe,
@@ -22,8 +22,8 @@ from connectors.kafka.client import (
 )
 from connectors.kafka.cluster import Cluster
 from connectors.kafka.offsets import going_on, starting_offsets
+from connectors.kafka.partition_monitor import PartitionMonitor
 from connectors.kafka.topics import Topic, check_identity, identity_of
-from connectors.kafka.watch import Watch
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import KafkaSettings
@@ -61,7 +61,7 @@ class KafkaSource:
         self._next: dict[TopicPartition, int] = {}
         self._gaps: list[Gap] = []
         self._tries: dict[TopicPartition, dict[int, int]] = {}
-        self._watch = Watch(settings, clock)
+        self._watch = PartitionMonitor(settings, clock)
         self._reachable = True
         self._unanswered_since: float | None = None
         self._truncation: LogTruncationError | None = None

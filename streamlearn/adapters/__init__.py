@@ -8,8 +8,8 @@ from streamlearn.adapters.check import activated_parameters, check, linear_shape
 from streamlearn.adapters.config import HeadLoraConfig
 from streamlearn.adapters.layer import HeadLoraLinear
 from streamlearn.adapters.model import Bank, HeadLoraModel, attach, banks, reset_load
-from streamlearn.adapters.passage import Passage, passing
 from streamlearn.adapters.presets import OBJECTIVES, SHAPES, Objective, objective, resolve
+from streamlearn.adapters.routing_context import RoutingContext, routing_context
 
 __all__ = [
     "OBJECTIVES",
@@ -19,14 +19,14 @@ __all__ = [
     "HeadLoraLinear",
     "HeadLoraModel",
     "Objective",
-    "Passage",
+    "RoutingContext",
     "activated_parameters",
     "attach",
     "banks",
     "check",
     "linear_shapes",
     "objective",
-    "passing",
     "reset_load",
     "resolve",
+    "routing_context",
 ]

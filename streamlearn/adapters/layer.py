@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from streamlearn.adapters import routing
 from streamlearn.adapters.bottleneck import add_experts
 from streamlearn.adapters.config import HeadLoraConfig
-from streamlearn.adapters.passage import Course, Passage, Routed
+from streamlearn.adapters.routing_context import RoutingContext, RoutingContextHolder, RoutingDecision
 
 NO_MERGE = (
     "experts that are chosen per token are not one weight matrix and cannot be merged; keep the adapter beside the "
@@ -50,19 +50,19 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         self.head_lora_load = BufferDict(persistent=False)
         self.head_lora_bias = BufferDict(persistent=False)
         self.head_lora_block: dict[str, str] = {}
-        self.course = Course()
-        self.sees = False
+        self.context_holder = RoutingContextHolder()
+        self.is_vision = False
         """Whether it belongs to a vision tower or projector: its tokens are images', not the sequence's."""
         self.frozen_peft_weight_names: dict[str, tuple[str, ...]] = {}
         self._disable_adapters = False
         self.merged_adapters: list[str] = []
 
-    def add(
+    def update_layer(
         self,
         name: str,
         config: HeadLoraConfig,
         generator: torch.Generator,
-        course: Course,
+        context_holder: RoutingContextHolder,
         *,
         block: str = "",
         owns_router: bool = True,
@@ -77,7 +77,7 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         device = self.base_layer.weight.device
         bound = 1 / math.sqrt(S)  # what kaiming_uniform(a=sqrt(5)) gives for a fan-in of S, LoRA's initialisation
         A_HKRS = torch.empty(H, K, R, S).uniform_(-bound, bound, generator=generator)
-        self.course = course
+        self.context_holder = context_holder
         self.head_lora_config[name] = config
         self.head_lora_block[name] = block
         self.head_lora_A[name] = nn.Parameter(A_HKRS.to(device))
@@ -99,8 +99,8 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         for name in self.active_adapters:
             if name in self.head_lora_A:
                 y = self.experts(name, x.to(y.dtype), y)
-        companion = self.course.passage.companion
-        return y if companion is None else companion(self, x.to(y.dtype), y)
+        parallel_adapter = self.context_holder.context.parallel_adapter
+        return y if parallel_adapter is None else parallel_adapter(self, x.to(y.dtype), y)
 
     def experts(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """Eq. (2) with `y` as W x, in its precision and its memory."""
@@ -112,40 +112,40 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         """The gates (H, K, T), zero where not selected; training passes also count what each expert got."""
         if self.head_lora_config[name].routes == "sequences":
             return self._route_sequences(name, x)
-        passage = self.course.passage
+        context = self.context_holder.context
         routed = self._choose(name, routing.logits(x.reshape(-1, self.in_features), self.head_lora_router[name]))
-        for watcher in passage.watchers:
-            watcher(self, routed)
+        for hook in context.hooks:
+            hook(self, routed)
         return routed.gate_HKT
 
     def _route_sequences(self, name: str, x: Tensor) -> Tensor:
         """One gate a block: its first layer chooses for each sequence, the others follow (MoT eq. 1)."""
-        passage, block = self.course.passage, self.head_lora_block[name]
-        owner_T = _owners(passage, x)
-        if name in self.head_lora_router and not (passage.decoding and block in passage.choices):
-            h_BD = _means(x.reshape(-1, self.in_features), owner_T, passage.prompt_T)
-            passage.choices[block] = self._choose(name, routing.logits(h_BD, self.head_lora_router[name]))
-            for watcher in passage.watchers:
-                watcher(self, passage.choices[block])
+        context, block = self.context_holder.context, self.head_lora_block[name]
+        segment_ids_T = _segment_ids(context, x)
+        if name in self.head_lora_router and not (context.decoding and block in context.choices):
+            h_BD = _means(x.reshape(-1, self.in_features), segment_ids_T, context.prompt_T)
+            context.choices[block] = self._choose(name, routing.logits(h_BD, self.head_lora_router[name]))
+            for hook in context.hooks:
+                hook(self, context.choices[block])
         elif torch.is_grad_enabled():
-            self.head_lora_load[name] += passage.choices[block].selected_HKT.sum(-1)
-        return passage.choices[block].gate_HKT[:, :, owner_T]
+            self.head_lora_load[name] += context.choices[block].selected_HKT.sum(-1)
+        return context.choices[block].gate_HKT[:, :, segment_ids_T]
 
-    def _choose(self, name: str, native_HKT: Tensor) -> Routed:
+    def _choose(self, name: str, native_HKT: Tensor) -> RoutingDecision:
         """Select by native logits plus CP bias (CP-MoE eq. 10) plus, for sequences in training, noise (MoT eq. 1)."""
-        config, passage = self.head_lora_config[name], self.course.passage
-        slots_T = passage.slots_of(native_HKT.shape[-1], per_token=config.routes == "tokens", sees=self.sees)
+        config, context = self.head_lora_config[name], self.context_holder.context
+        slots_T = context.slots_of(native_HKT.shape[-1], per_token=config.routes == "tokens", is_vision=self.is_vision)
         bias_HKN = self.head_lora_bias[name]
         biased_HKT = native_HKT
         if slots_T is not None and bias_HKN.shape[-1]:
             biased_HKT = native_HKT + bias_HKN.index_select(2, slots_T)
         ranked_HKT = biased_HKT.detach()
-        if config.noise and passage.explore:
+        if config.noise and context.explore:
             ranked_HKT = ranked_HKT + config.noise * torch.rand_like(ranked_HKT)
         selected_HKT = routing.select(ranked_HKT, config.selected)
         if torch.is_grad_enabled():
             self.head_lora_load[name] += selected_HKT.sum(-1)
-        return Routed(native_HKT, selected_HKT, routing.gate(biased_HKT, selected_HKT, config))
+        return RoutingDecision(native_HKT, selected_HKT, routing.gate(biased_HKT, selected_HKT, config))
 
     def reset_load(self) -> None:
         """Forget how many tokens each expert got."""
@@ -169,19 +169,19 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
                 held[adapter_name] = held[adapter_name].to(target)
 
 
-def _owners(passage: Passage, x: Tensor) -> Tensor:
+def _segment_ids(context: RoutingContext, x: Tensor) -> Tensor:
     """Which sequence each token of the flattened (..., T, D) belongs to."""
-    if passage.owner_T is not None:
-        return passage.owner_T
+    if context.segment_ids_T is not None:
+        return context.segment_ids_T
     rows = torch.arange(x.shape[:-1].numel() // x.shape[-2], device=x.device)
     return rows.repeat_interleave(x.shape[-2])
 
 
-def _means(x_TD: Tensor, owner_T: Tensor, prompt_T: Tensor | None) -> Tensor:
+def _means(x_TD: Tensor, segment_ids_T: Tensor, prompt_T: Tensor | None) -> Tensor:
     """Mean over each sequence's prompt, (B, D) in float32: MoT sums, which would make the gate colder by length."""
-    weight_T1 = torch.ones_like(owner_T) if prompt_T is None else prompt_T
+    weight_T1 = torch.ones_like(segment_ids_T) if prompt_T is None else prompt_T
     weight_T1 = weight_T1.float()[:, None]
-    num = int(owner_T[-1]) + 1
-    sums_BD = torch.zeros(num, x_TD.shape[1], device=x_TD.device).index_add(0, owner_T, x_TD.float() * weight_T1)
-    counts_B1 = torch.zeros(num, 1, device=x_TD.device).index_add(0, owner_T, weight_T1)
+    num = int(segment_ids_T[-1]) + 1
+    sums_BD = torch.zeros(num, x_TD.shape[1], device=x_TD.device).index_add(0, segment_ids_T, x_TD.float() * weight_T1)
+    counts_B1 = torch.zeros(num, 1, device=x_TD.device).index_add(0, segment_ids_T, weight_T1)
     return sums_BD / counts_B1.clamp_min(1)

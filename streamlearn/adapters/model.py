@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from streamlearn.adapters.check import check, linear_shapes, targets
 from streamlearn.adapters.config import METHOD, HeadLoraConfig
 from streamlearn.adapters.layer import NO_MERGE, HeadLoraLinear
-from streamlearn.adapters.passage import Course
+from streamlearn.adapters.routing_context import RoutingContextHolder
 from streamlearn.errors import ConfigError
 
 ADAPTER = "default"
@@ -33,7 +33,7 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
     def _prepare_model(self, peft_config: HeadLoraConfig, model: nn.Module) -> None:
         self.decoder_prefix = _decoder_prefix(model)
         self.generator = torch.Generator().manual_seed(peft_config.init_seed)
-        self.course = Course()
+        self.context_holder = RoutingContextHolder()
         self.blocks_seen: set[str] = set()
 
     def _create_and_replace(  # PEFT's signature
@@ -53,16 +53,16 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
             layer = HeadLoraLinear(target)
             setattr(parent, target_name, layer)
         block = _block_of(current_key) if peft_config.routes == "sequences" else current_key
-        layer.add(
+        layer.update_layer(
             adapter_name,
             peft_config,
             self.generator,
-            self.course,
+            self.context_holder,
             block=block,
             owns_router=block not in self.blocks_seen,
             regimes=peft_config.regimes,
         )
-        layer.sees = not current_key.startswith(self.decoder_prefix)
+        layer.is_vision = not current_key.startswith(self.decoder_prefix)
         self.blocks_seen.add(block)
 
     def _check_merge_allowed(self) -> NoReturn:

@@ -43,7 +43,7 @@ class Outline:
     """The same of what turns images into tokens: vision tower and projector; empty for a model of text."""
 
     @property
-    def sees(self) -> bool:
+    def is_vision(self) -> bool:
         """Whether it reads images."""
         return bool(self.tower_linears)
 
@@ -91,7 +91,7 @@ def outline(settings: BackboneSettings) -> Outline:
     decoder = skeleton.get_decoder()
     inside = {id(module) for module in decoder.modules()}
     head = skeleton.get_output_embeddings()
-    tower = nn.ModuleDict() if not _sees(config) else skeleton
+    tower = nn.ModuleDict() if not _is_vision(config) else skeleton
     return Outline(
         folder=folder,
         config=config,
@@ -100,13 +100,13 @@ def outline(settings: BackboneSettings) -> Outline:
     )
 
 
-def _sees(config: Any) -> bool:
+def _is_vision(config: Any) -> bool:
     return getattr(config, "vision_config", None) is not None
 
 
 def _kind(config: Any) -> Any:
     """The class that builds the model."""
-    return AutoModelForImageTextToText if _sees(config) else AutoModelForCausalLM
+    return AutoModelForImageTextToText if _is_vision(config) else AutoModelForCausalLM
 
 
 def _linears(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> dict[str, tuple[int, int]]:
@@ -166,7 +166,7 @@ def _config(folder: Path) -> Any:
 
 def _model(shape: Outline, dtype: torch.dtype) -> tuple[Any, list[str]]:
     """The model, and the names of weights that the folder lacks."""
-    implementation: Any = {"text_config": attention.NAME, "": "sdpa"} if shape.sees else attention.NAME
+    implementation: Any = {"text_config": attention.NAME, "": "sdpa"} if shape.is_vision else attention.NAME
     if shape.folder == nano_vl.FOLDER:
         return nano_vl.assemble(dtype, attn_implementation=implementation), []
     model, report = _kind(shape.config).from_pretrained(
@@ -186,7 +186,7 @@ def _readers(shape: Outline) -> tuple[Any, Any]:
     if shape.folder == nano_vl.FOLDER:
         return nano_vl.tokenizer(), nano_vl.processor()
     tokenizer = AutoTokenizer.from_pretrained(shape.folder, trust_remote_code=False, local_files_only=True)
-    return tokenizer, load_processor(shape.folder, shape.config) if shape.sees else None
+    return tokenizer, load_processor(shape.folder, shape.config) if shape.is_vision else None
 
 
 def identity(settings: BackboneSettings, shape: Outline) -> dict[str, str]:

@@ -25,7 +25,7 @@ from PIL import Image
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from streamlearn.errors import ConfigError
-from streamlearn.stream.pictures import Look
+from streamlearn.stream.images import ImageInputs
 
 _NO_VIDEO = "video_processor"  # needs torchvision, and no record holds a video
 _SAID = "\N{PILCROW SIGN}"
@@ -56,22 +56,22 @@ class ProcessorVision:
         self._ids_of_size: dict[tuple[int, int], tuple[int, ...]] = {}
         self._direct = all(self._same_without_text(Image.new("RGB", size, "teal")) for size in ((64, 64), (96, 40)))
 
-    def look(self, image: Image.Image) -> Look:
+    def inputs(self, image: Image.Image) -> ImageInputs:
         """See `Vision.look`."""
         known = self._ids_of_size.get(image.size) if self._direct else None
         if known is not None:
-            return Look(known, self._features(image))
+            return ImageInputs(known, self._features(image))
         ids, features = self._ask([image])
         if len(self._ids_of_size) < MAX_SIZES:
             self._ids_of_size[image.size] = tuple(ids)
-        return Look(tuple(ids), features)
+        return ImageInputs(tuple(ids), features)
 
-    def positions(self, input_ids: NDArray[np.int32], looks: Sequence[Look]) -> NDArray[np.int64] | None:
+    def positions(self, input_ids: NDArray[np.int32], inputs: Sequence[ImageInputs]) -> NDArray[np.int64] | None:
         """See `Vision.positions`: three coordinates a token in the Qwen family (multimodal rotary embedding)."""
-        if self._rope is None or not looks:
+        if self._rope is None or not inputs:
             return None
         ids = torch.from_numpy(input_ids.astype(np.int64))[None]
-        grid = torch.from_numpy(np.concatenate([look.features[_GRID] for look in looks]))
+        grid = torch.from_numpy(np.concatenate([inputs.features[_GRID] for inputs in inputs]))
         kinds = (ids == self.image_token).int()
         positions, _ = self._rope(ids, mm_token_type_ids=kinds, image_grid_thw=grid)
         found: NDArray[np.int64] = positions[:, 0].numpy()

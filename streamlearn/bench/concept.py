@@ -23,15 +23,16 @@ from typing import Any
 import orjson
 from rich.table import Table
 
-from streamlearn.adaptation import Entry
-from streamlearn.assembly import Rooms
+from streamlearn.adaptation.adaptation import ShiftReport
 from streamlearn.bench.learn.arms import settings_of
 from streamlearn.bench.superni import read_task
-from streamlearn.daemon import Daemon
+from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.learner import Step
-from streamlearn.serve.jobs import JobQueue
-from streamlearn.serve.status import Board, Clock, Phase, Status
+from streamlearn.runtime.components import Components
+from streamlearn.runtime.daemon import Daemon
 from streamlearn.snapshot.snapshot import SnapshotInfo
+from streamlearn.status.board import Board, Clock
+from streamlearn.status.status import Phase, Status
 from streamlearn.stream.batch import Batch
 
 TASKS = ("task363", "task875", "task1687")
@@ -44,7 +45,7 @@ class _Notes:
 
     def __init__(self) -> None:
         self.correct: list[bool] = []
-        self.entries: list[Entry] = []
+        self.entries: list[ShiftReport] = []
 
     def on_start(self, status: Status) -> None:
         """Nothing."""
@@ -52,7 +53,7 @@ class _Notes:
     def on_snapshot(self, info: SnapshotInfo) -> None:
         """Nothing."""
 
-    def on_shift(self, entry: Entry) -> None:
+    def on_shift(self, entry: ShiftReport) -> None:
         """Note it."""
         self.entries.append(entry)
 
@@ -83,9 +84,9 @@ def run(rows: Sequence[dict[str, Any]], arm: str, seed: int) -> _Notes:
         file.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
         nothing_kept_out = {"holdout.every_records": 0}
         state = Path(folder) / "state"
-        rooms = Rooms(settings_of(arm, seed=seed, state=state, stream=file, shared=nothing_kept_out))
-        Daemon(rooms, Board(Status(Phase.STARTING), Clock()), JobQueue(1), observer=notes).run()
-        rooms.close()
+        components = Components(settings_of(arm, seed=seed, state=state, stream=file, shared=nothing_kept_out))
+        Daemon(components, Board(Status(Phase.STARTING), Clock()), JobQueue(1), observer=notes).run()
+        components.close()
     return notes
 
 

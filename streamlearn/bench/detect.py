@@ -35,10 +35,10 @@ from scipy.optimize import linear_sum_assignment
 from streamlearn.bench import concept
 from streamlearn.bench.streams import PROMPTS, RAMP, Boundary, Maker, Stream, Task, read_tasks
 from streamlearn.settings import ShiftSettings
+from streamlearn.shift.assigned_batch import AssignedBatch
+from streamlearn.shift.input_shift_detector import InputShiftDetector
 from streamlearn.shift.monitor import Monitor
-from streamlearn.shift.outlook import Sighted
 from streamlearn.shift.shift import Shift
-from streamlearn.shift.watch import InputsWatch
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 
@@ -157,11 +157,11 @@ def measure(data: Path, *, seeds: int, quick: bool = False) -> dict[str, Any]:
 def detectors(settings: ShiftSettings, vocab_size: int) -> dict[str, Run]:
     """The daemon's detector, parts of it alone, and dummies that look at nothing."""
     watches = {
-        "default": lambda: InputsWatch(settings),
-        "mixture_is_a_regime": lambda: InputsWatch(settings, single=False),
-        "window_16": lambda: InputsWatch(settings, windows=(16,), single=False),
-        "window_32": lambda: InputsWatch(settings, windows=(32,), single=False),
-        "independent_records": lambda: InputsWatch(settings, serial=False, single=False),
+        "default": lambda: InputShiftDetector(settings),
+        "mixture_is_a_regime": lambda: InputShiftDetector(settings, single=False),
+        "window_16": lambda: InputShiftDetector(settings, windows=(16,), single=False),
+        "window_32": lambda: InputShiftDetector(settings, windows=(32,), single=False),
+        "independent_records": lambda: InputShiftDetector(settings, serial=False, single=False),
     }
     return {
         **{name: _watching(settings, vocab_size, build) for name, build in watches.items()},
@@ -258,7 +258,7 @@ def table(result: dict[str, Any]) -> Table:
     return shown
 
 
-def _watching(settings: ShiftSettings, vocab_size: int, build: Callable[[], InputsWatch]) -> Run:
+def _watching(settings: ShiftSettings, vocab_size: int, build: Callable[[], InputShiftDetector]) -> Run:
     def run(stream: Stream, tasks: Sequence[Task]) -> Found:
         monitor = Monitor(settings, vocab_size, seed=0, watch=build())
         examples = list(stream.examples(tasks))
@@ -266,17 +266,17 @@ def _watching(settings: ShiftSettings, vocab_size: int, build: Callable[[], Inpu
             Batch((), tuple(examples[start : start + BATCH_RECORDS]))
             for start in range(0, len(examples), BATCH_RECORDS)
         ]
-        sighted: list[Sighted] = []
+        assigned: list[AssignedBatch] = []
         started = time.process_time()  # of this process alone: others share the cores
         for batch in batches:
-            sighted += monitor.look(batch)
-        sighted += monitor.flush()
+            assigned += monitor.update(batch)
+        assigned += monitor.flush()
         seconds = time.process_time() - started
         return Found(
-            [shift for each in sighted for shift in each.shifts],
-            [slot for each in sighted for slot in each.slots],
+            [shift for each in assigned for shift in each.shifts],
+            [slot for each in assigned for slot in each.slots],
             seconds,
-            lambda singles: monitor.nearest([each.input_ids[: each.prompt_length] for each in singles]),
+            lambda singles: monitor.assign([each.input_ids[: each.prompt_length] for each in singles]),
         )
 
     return run
@@ -310,7 +310,7 @@ def _usual_slot(stream: Stream, slots: Sequence[int], boundary: Boundary) -> int
 def _ask_singles(
     tally: Tally,
     stream: Stream,
-    nearest: Callable[[Sequence[Example]], list[int]],
+    assign: Callable[[Sequence[Example]], list[int]],
     owners: dict[int, int],
     tasks: Sequence[Task],
 ) -> None:
@@ -322,7 +322,7 @@ def _ask_singles(
         examples = tasks[task].examples[stream.prompt]
         unseen = [examples[i] for i in range(len(examples)) if i not in records][:SINGLES]
         tally.singles += len(unseen)
-        tally.singles_assigned += sum(owners.get(slot) == task for slot in nearest(unseen))
+        tally.singles_assigned += sum(owners.get(slot) == task for slot in assign(unseen))
 
 
 def _ratio(part: float, whole: float, digits: int = 4) -> float | None:

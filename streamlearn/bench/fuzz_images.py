@@ -26,10 +26,10 @@ import numpy as np
 from PIL import Image
 
 from streamlearn.backbone.image_tasks import arrays, png, rows
-from streamlearn.bench.memory import peak_mib
+from streamlearn.bench.resident_memory import peak_mib
 from streamlearn.errors import RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.images import open_image
+from streamlearn.stream.image_decoding import open_image
 
 LARGEST_SHARE = 0.02
 """Of the pixel bombs; each takes a second to decode."""

@@ -23,8 +23,8 @@ from typing import Any
 import orjson
 
 from streamlearn.backbone.load import load, outline
-from streamlearn.bench.memory import peak_mib
 from streamlearn.bench.record_damage import CHARACTERS, DAMAGES, Damage, Row, damage_tree, giant, giants
+from streamlearn.bench.resident_memory import peak_mib
 from streamlearn.bench.superni import to_record
 from streamlearn.errors import RecordError
 from streamlearn.settings import BackboneSettings, StreamSettings

@@ -18,8 +18,7 @@ from rich.table import Table
 
 from streamlearn.backbone.load import load, outline
 from streamlearn.bench.superni import read_task
-from streamlearn.learner.evaluation import ExampleScore, score
-from streamlearn.serve.answers import at_once
+from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
 from streamlearn.settings import BackboneSettings, StreamSettings
 from streamlearn.stream.decode import Decoder
 
@@ -29,7 +28,7 @@ ROW_TOKENS = 2048
 def task_loss(model: Any, decoder: Decoder, records: Sequence[dict[str, Any]]) -> float:
     """Mean over the task's answer tokens, nats per token."""
     examples = [decoder.decode_value(record) for record in records]
-    scores: list[ExampleScore] = at_once(score(model, examples, torch.device("cpu"), row_tokens=ROW_TOKENS))
+    scores: list[ExampleScore] = run_to_end(score(model, examples, torch.device("cpu"), pack_tokens=ROW_TOKENS))
     return sum(s.loss_sum for s in scores) / sum(s.tokens for s in scores)
 
 

@@ -28,21 +28,20 @@ from streamlearn.adapters.check import activated_parameters, linear_shapes
 from streamlearn.adapters.config import HeadLoraConfig
 from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import OBJECTIVES, resolve
-from streamlearn.assembly import Rooms
 from streamlearn.backbone import attention
 from streamlearn.backbone.arithmetic import choose
 from streamlearn.backbone.load import load, outline
 from streamlearn.bench import speed_images
 from streamlearn.bench.loop import loop_over_experts
 from streamlearn.consolidate.consolidator import Consolidator
-from streamlearn.daemon import Daemon
 from streamlearn.errors import UsageError
 from streamlearn.events import configure_logging
+from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.loss import row_loss
-from streamlearn.learner.row import pack
-from streamlearn.serve.jobs import JobQueue
-from streamlearn.serve.status import Board, Clock, Phase, Status
+from streamlearn.learner.loss import packed_loss
+from streamlearn.learner.packing import pack
+from streamlearn.runtime.components import Components
+from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import (
     AdapterSettings,
     BackboneSettings,
@@ -55,6 +54,8 @@ from streamlearn.settings import (
     StreamSettings,
 )
 from streamlearn.settings.packaged import packaged_folder
+from streamlearn.status.board import Board, Clock
+from streamlearn.status.status import Phase, Status
 from streamlearn.stream.batch import Batch, Batcher
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import Position
@@ -207,7 +208,7 @@ def floor_step(model: Any) -> Callable[[Batch], None]:
     embeddings.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
 
     def step(batch: Batch) -> None:
-        torch.autograd.backward(row_loss(model, pack(batch.examples, torch.device("cpu"))).mean)
+        torch.autograd.backward(packed_loss(model, pack(batch.examples, torch.device("cpu"))).mean)
 
     return step
 
@@ -221,29 +222,29 @@ def daemon_and_loop(rounds: int) -> tuple[list[float], list[float]]:
 def daemon_speed() -> float:
     """The whole bundled sample through the daemon, start-up not counted, the final snapshot counted."""
     with tempfile.TemporaryDirectory() as folder:
-        rooms = Rooms(_settings(Path(folder)))
+        components = Components(_settings(Path(folder)))
         board = Board(Status(Phase.STARTING), Clock())
         started = time.perf_counter()
-        Daemon(rooms, board, JobQueue(1)).run()
+        Daemon(components, board, JobQueue(1)).run()
         seconds = time.perf_counter() - started
-        tokens = rooms.state.tokens
-        rooms.close()
+        tokens = components.state.tokens
+        components.close()
     return tokens / seconds
 
 
 def loop_speed() -> float:
     """The same batches, decoded before, one step after another."""
     with tempfile.TemporaryDirectory() as folder:
-        rooms = Rooms(_settings(Path(folder)))
+        components = Components(_settings(Path(folder)))
         batches = []
-        while (batch := rooms.intake.next_batch(timeout_s=0.0)) is not None or not rooms.source.exhausted:
+        while (batch := components.intake.next_batch(timeout_s=0.0)) is not None or not components.source.exhausted:
             batches += [batch] if batch is not None else []
-        batches += rooms.intake.last_batches()
+        batches += components.intake.last_batches()
         started = time.perf_counter()
         for batch in batches:
-            rooms.learner.step(batch.examples)
+            components.learner.step(batch.examples)
         seconds = time.perf_counter() - started
-        rooms.close()
+        components.close()
     return sum(batch.num_tokens for batch in batches) / seconds
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 from PIL import Image
 
-from streamlearn.assembly import Rooms
+from streamlearn.runtime.components import Components
 from streamlearn.settings import BackboneSettings, JsonlSettings, LogSettings, Settings, SourceSettings, StreamSettings
 
 RECORDS = 320
@@ -60,7 +60,7 @@ def _record(number: int) -> bytes:
 def _speed(file: Path, *, ready: bool) -> float:
     """One pass over the stream."""
     with tempfile.TemporaryDirectory() as folder:
-        rooms = Rooms(
+        components = Components(
             Settings(
                 state=Path(folder),
                 source=SourceSettings(jsonl=JsonlSettings(path=file)),
@@ -69,19 +69,19 @@ def _speed(file: Path, *, ready: bool) -> float:
                 log=LogSettings(level="error"),
             )
         )
-        batches = _batches(rooms)
+        batches = _batches(components)
         if ready:
             batches = iter(list(batches))
         tokens, started = 0, time.perf_counter()
         for batch in batches:
-            tokens += rooms.learner.step(batch.examples).tokens
+            tokens += components.learner.step(batch.examples).tokens
         seconds = time.perf_counter() - started
-        rooms.close()
+        components.close()
     return tokens / seconds
 
 
-def _batches(rooms: Rooms) -> Any:
-    while (batch := rooms.intake.next_batch(timeout_s=0.0)) is not None or not rooms.source.exhausted:
+def _batches(components: Components) -> Any:
+    while (batch := components.intake.next_batch(timeout_s=0.0)) is not None or not components.source.exhausted:
         if batch is not None:
             yield batch
-    yield from rooms.intake.last_batches()
+    yield from components.intake.last_batches()

@@ -35,7 +35,7 @@ from torch import Tensor
 from streamlearn.adapters.model import Bank
 from streamlearn.consolidate.claims import as_bias, claim, claimed
 from streamlearn.learner.learner import Learner
-from streamlearn.probe.probe import Report
+from streamlearn.probe.probe import ProbeReport
 from streamlearn.settings import ConsolidateSettings
 
 
@@ -89,7 +89,7 @@ class Consolidator:
             omega.zero_()
 
     @torch.no_grad()
-    def open(self, slot: int, number: int, report: Report | None) -> None:
+    def open(self, slot: int, number: int, report: ProbeReport | None) -> None:
         """A regime that was never seen gets `slot` and its bias; `number` is its own, for draws."""
         self.forget(slot)
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + number)

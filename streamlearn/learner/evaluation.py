@@ -8,19 +8,20 @@ in for each piece. Nothing here draws a random number or needs a gradient.
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from streamlearn.adapters.passage import Passage, Watcher, passing
-from streamlearn.learner.loss import arguments, row_loss
-from streamlearn.learner.row import joined, pack, seen
+from streamlearn.adapters.routing_context import RoutingContext, RoutingHook, routing_context
+from streamlearn.learner.loss import arguments, packed_loss
+from streamlearn.learner.packing import joined_features, pack, vision_units
 from streamlearn.stream.decode import Example, Prompt
 from streamlearn.stream.encode import IGNORED
 
+_R = TypeVar("_R")
 DECODE_ROWS = 16  # prompts decoded side by side
 
 
@@ -63,22 +64,22 @@ def score(
     examples: Sequence[Example],
     device: torch.device,
     *,
-    row_tokens: int,
+    pack_tokens: int,
     slots: Sequence[int] | None = None,
-    watchers: tuple[Watcher, ...] = (),
+    hooks: tuple[RoutingHook, ...] = (),
 ) -> Generator[None, None, list[ExampleScore]]:
-    """Loss and accuracy per example, in order; examples are packed into rows of at most `row_tokens`.
+    """Loss and accuracy per example, in order; examples are packed into rows of at most `pack_tokens`.
 
     `model` is the PEFT model; `slots` are the examples' regimes.
     """
     scores: list[ExampleScore] = []
-    for chosen in _rows(examples, row_tokens):
+    for chosen in _rows(examples, pack_tokens):
         group = [examples[i] for i in chosen]
-        row = pack(group, device, None if slots is None else [slots[i] for i in chosen])
-        with torch.no_grad(), passing(model, row.passage(watchers=watchers)):
-            loss = row_loss(model.get_base_model(), row)
-            sums, counts = loss.per_record(row)
-            correct = torch.bincount(row.owner_L[loss.correct_L], minlength=len(group))
+        packed = pack(group, device, None if slots is None else [slots[i] for i in chosen])
+        with torch.no_grad(), routing_context(model, packed.context(hooks=hooks)):
+            loss = packed_loss(model.get_base_model(), packed)
+            sums, counts = loss.per_record(packed)
+            correct = torch.bincount(packed.segment_ids_L[loss.correct_L], minlength=len(group))
         scores.extend(
             ExampleScore(*figures) for figures in zip(sums.tolist(), correct.tolist(), counts.tolist(), strict=True)
         )
@@ -86,11 +87,11 @@ def score(
     return scores
 
 
-def _rows(examples: Sequence[Example], row_tokens: int) -> Iterator[list[int]]:
+def _rows(examples: Sequence[Example], pack_tokens: int) -> Iterator[list[int]]:
     group: list[int] = []
     tokens = 0
     for index, example in enumerate(examples):
-        if group and tokens + len(example) > row_tokens:
+        if group and tokens + len(example) > pack_tokens:
             yield group
             group, tokens = [], 0
         group.append(index)
@@ -102,9 +103,9 @@ def _rows(examples: Sequence[Example], row_tokens: int) -> Iterator[list[int]]:
 def prompt_of(example: Example) -> Prompt:
     """What stands before the first learned token."""
     end = example.prompt_length
-    pictures = tuple(picture for picture, place in zip(example.pictures, example.places, strict=True) if place < end)
+    images = tuple(image for image, place in zip(example.images, example.places, strict=True) if place < end)
     positions = None if example.positions is None else example.positions[:, :end]
-    return Prompt(example.input_ids[:end].tolist(), pictures, positions)
+    return Prompt(example.input_ids[:end].tolist(), images, positions)
 
 
 def reference_of(example: Example) -> list[int]:
@@ -152,15 +153,17 @@ def _decode_rows(
     ids = torch.tensor([[filler] * (longest - len(p.ids)) + p.ids for p in prompts], device=device)
     mask = torch.tensor([[0] * (longest - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
     positions = _padded_positions(prompts, longest).to(device)
-    features = joined([picture for p in prompts for picture in p.pictures], device)
+    features = joined_features([image for p in prompts for image in p.images], device)
     forward = model.get_base_model()
     cache = DynamicCache(config=forward.config)
-    seen_B = seen([prompt.pictures for prompt in prompts], device)
-    passage = Passage(slots_B=slots_B, prompt_T=mask.flatten().bool(), seen_B=seen_B, decoding=True)
+    vision_units_B = vision_units([prompt.images for prompt in prompts], device)
+    context = RoutingContext(
+        slots_B=slots_B, prompt_T=mask.flatten().bool(), vision_units_B=vision_units_B, decoding=True
+    )
     outputs: list[list[int]] = [[] for _ in prompts]
     alive = [limit > 0 for limit in limits]
     while any(alive):
-        with torch.no_grad(), passing(model, passage):
+        with torch.no_grad(), routing_context(model, context):
             logits = forward(
                 input_ids=ids,
                 attention_mask=mask,
@@ -191,3 +194,13 @@ def _padded_positions(prompts: Sequence[Prompt], longest: int) -> Tensor:
     for number, each in enumerate(own):
         padded[:, number, longest - each.shape[1] :] = each
     return torch.from_numpy(padded if most > 1 else padded[0])
+
+
+def run_to_end(work: Generator[None, None, _R]) -> _R:
+    """Run a piecewise job to its end: what the command line does with a snapshot."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as finished:
+            result: _R = finished.value
+            return result

@@ -21,22 +21,22 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.model import Bank, banks, reset_load
-from streamlearn.adapters.passage import passing
 from streamlearn.adapters.presets import ATTENTION_LINEARS, Objective
+from streamlearn.adapters.routing_context import routing_context
 from streamlearn.learner.anchor import Anchors
-from streamlearn.learner.balancing import LoadBalance, LocalizedBalance
+from streamlearn.learner.balance_hooks import LoadBalance, LocalizedBalance
 from streamlearn.learner.importance import PathIntegral
-from streamlearn.learner.loss import RowLoss, row_loss
-from streamlearn.learner.memory import in_parts, shares
+from streamlearn.learner.loss import PackedLoss, packed_loss
+from streamlearn.learner.oom_retry import in_parts, shares
 from streamlearn.learner.optimizer import Group, MaskedAdamW
-from streamlearn.learner.row import Row, pack
+from streamlearn.learner.packing import PackedBatch, pack
 from streamlearn.learner.stages import Stages
 from streamlearn.settings import LearnerSettings
 from streamlearn.stream.decode import Example
 
 
 @dataclass
-class Passed:
+class PassTotals:
     """What the forward passes over a batch's parts showed."""
 
     loss: float = 0.0
@@ -45,15 +45,15 @@ class Passed:
     tokens: int = 0
     learned_tokens: int = 0
 
-    def add(self, row: Row, loss: RowLoss, weight: float) -> None:
+    def add(self, packed: PackedBatch, loss: PackedLoss, weight: float) -> None:
         """One more part, of this share of the batch's loss."""
-        sums, counts = loss.per_record(row)
-        correct = torch.bincount(row.owner_L[loss.correct_L], minlength=row.num_records)
+        sums, counts = loss.per_record(packed)
+        correct = torch.bincount(packed.segment_ids_L[loss.correct_L], minlength=packed.num_records)
         self.loss += weight * float(loss.mean.detach())
         self.losses += (sums / counts).tolist()
         self.correct += (correct == counts).tolist()
-        self.tokens += row.input_ids.shape[1]
-        self.learned_tokens += len(row.target_L)
+        self.tokens += packed.input_ids.shape[1]
+        self.learned_tokens += len(packed.target_L)
 
 
 PLAIN = Objective()
@@ -122,11 +122,11 @@ class Learner:
         slots: Sequence[int] | None = None,
         *,
         parts: int = 1,
-        turn_to: Callable[[int], None] = lambda _: None,
+        on_record: Callable[[int], None] = lambda _: None,
     ) -> Step:
         """Test, guard, train on at least one example; `slots` are their regimes.
 
-        The batch passes in so many `parts`, more when memory does not suffice; `turn_to` hears the index of a part's
+        The batch passes in so many `parts`, more when memory does not suffice; `on_record` hears the index of a part's
         first example before it.
 
         Raises:
@@ -135,8 +135,8 @@ class Learner:
         started = self._clock()
         self.number += 1
 
-        def work(parts: int) -> Passed:
-            return self._pass(examples, slots, parts, turn_to)
+        def work(parts: int) -> PassTotals:
+            return self._pass(examples, slots, parts, on_record)
 
         # 1.
         passed = in_parts(work, parts, len(examples), self.optimizer.zero_grad)
@@ -162,25 +162,25 @@ class Learner:
         )
 
     def _pass(
-        self, examples: Sequence[Example], slots: Sequence[int] | None, parts: int, turn_to: Callable[[int], None]
-    ) -> Passed:
+        self, examples: Sequence[Example], slots: Sequence[int] | None, parts: int, on_record: Callable[[int], None]
+    ) -> PassTotals:
         """Forward and backward, memory.py's eq. (1); no gradients are to be used when the loss is not finite."""
         reset_load(self.model)
         learned = sum(each.num_learned for each in examples)
-        passed = Passed()
+        passed = PassTotals()
         for share in shares(len(examples), parts):
-            turn_to(share.start)
-            row = pack(examples[share], self.device, None if slots is None else slots[share])
-            balances = self._balances(row, examples[share])
-            with passing(self.model, row.passage(explore=True, watchers=balances)):
-                loss = row_loss(self.forward, row)
-            weight = len(row.target_L) / learned
-            passed.add(row, loss, weight)
+            on_record(share.start)
+            packed = pack(examples[share], self.device, None if slots is None else slots[share])
+            balances = self._balances(packed, examples[share])
+            with routing_context(self.model, packed.context(explore=True, hooks=balances)):
+                loss = packed_loss(self.forward, packed)
+            weight = len(packed.target_L) / learned
+            passed.add(packed, loss, weight)
             if math.isfinite(passed.loss):
                 torch.autograd.backward(weight * sum((balance.loss() for balance in balances), start=loss.mean))
         return passed
 
-    def pass_over(self) -> None:
+    def skip_step(self) -> None:
         """Count a batch whose every record was set aside, so that its snapshot has a number of its own."""
         self.number += 1
 
@@ -189,14 +189,14 @@ class Learner:
         biases = [bank.bias_HKN for bank in self.banks if bank.bias_HKN is not None]
         return [*self.optimizer.parameters(), *biases]
 
-    def _balances(self, row: Row, examples: Sequence[Example]) -> tuple[LoadBalance | LocalizedBalance, ...]:
+    def _balances(self, packed: PackedBatch, examples: Sequence[Example]) -> tuple[LoadBalance | LocalizedBalance, ...]:
         balances: list[LoadBalance | LocalizedBalance] = []
         if self.objective.balance_strength:
             balances.append(LoadBalance(self.objective.balance_strength))
         types = [example.sample_type for example in examples]
         if self.objective.localized_balance and any(types):
             known = self._settings.sample_types
-            balances.append(LocalizedBalance(self.objective.localized_balance, row, types, known))
+            balances.append(LocalizedBalance(self.objective.localized_balance, packed, types, known))
         return tuple(balances)
 
     def _clip(self) -> float:

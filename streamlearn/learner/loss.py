@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamlearn.learner.row import Row
+from streamlearn.learner.packing import PackedBatch
 
 
 @dataclass(frozen=True)
-class RowLoss:
+class PackedLoss:
     """Losses of one row; `mean` carries the graph."""
 
     mean: Tensor
@@ -22,10 +22,12 @@ class RowLoss:
     correct_L: Tensor
     """Whether each learned token was the most probable one."""
 
-    def per_record(self, row: Row) -> tuple[Tensor, Tensor]:
+    def per_record(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
         """Summed loss and learned tokens of each record, (records,) each."""
-        sums = torch.zeros(row.num_records, device=self.token_L.device).index_add_(0, row.owner_L, self.token_L)
-        return sums, torch.bincount(row.owner_L, minlength=row.num_records)
+        sums = torch.zeros(packed.num_records, device=self.token_L.device).index_add_(
+            0, packed.segment_ids_L, self.token_L
+        )
+        return sums, torch.bincount(packed.segment_ids_L, minlength=packed.num_records)
 
 
 def arguments(model: Any, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -33,16 +35,16 @@ def arguments(model: Any, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in features.items()}
 
 
-def row_loss(model: Any, row: Row) -> RowLoss:
+def packed_loss(model: Any, packed: PackedBatch) -> PackedLoss:
     """One forward pass; logits exist for learned tokens alone and the loss is taken in float32."""
     logits_LV = model(
-        input_ids=row.input_ids,
-        position_ids=row.position_ids,
-        cu_seq_lens_q=row.bounds,
-        logits_to_keep=row.predictor_L,
+        input_ids=packed.input_ids,
+        position_ids=packed.position_ids,
+        cu_seq_lens_q=packed.cu_seqlens,
+        logits_to_keep=packed.predictor_L,
         use_cache=False,
-        **arguments(model, row.features),
+        **arguments(model, packed.features),
     ).logits[0]
-    token_L = F.cross_entropy(logits_LV.float(), row.target_L, reduction="none")
-    correct_L = logits_LV.detach().argmax(dim=-1) == row.target_L
-    return RowLoss(mean=token_L.mean(), token_L=token_L.detach(), correct_L=correct_L)
+    token_L = F.cross_entropy(logits_LV.float(), packed.target_L, reduction="none")
+    correct_L = logits_LV.detach().argmax(dim=-1) == packed.target_L
+    return PackedLoss(mean=token_L.mean(), token_L=token_L.detach(), correct_L=correct_L)

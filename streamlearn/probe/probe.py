@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.passage import passing
+from streamlearn.adapters.routing_context import routing_context
 from streamlearn.learner.importance import PathIntegral
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.loss import row_loss
+from streamlearn.learner.loss import packed_loss
 from streamlearn.learner.optimizer import Group, MaskedAdamW
-from streamlearn.learner.row import pack
+from streamlearn.learner.packing import pack
 from streamlearn.probe.transient import TransientExpert
 from streamlearn.settings import ConsolidateSettings, LearnerSettings, ProbeSettings
 from streamlearn.stream.decode import Example
@@ -32,7 +32,7 @@ STEPS = 10  # the warm-up tokens are cut into so many rows, or fewer when record
 
 
 @dataclass(frozen=True)
-class Report:
+class ProbeReport:
     """What a transient expert found."""
 
     similarity: Mapping[str, Tensor]
@@ -55,7 +55,7 @@ def probe(
     *,
     seed: int,
     clock: Callable[[], float] = time.monotonic,
-) -> Report:
+) -> ProbeReport:
     """Probe with at least one example; a function of the arguments and of the weights as they stand."""
     started = clock()
     # 1.
@@ -70,11 +70,11 @@ def probe(
     losses = []
     with _frozen(learner):
         for chosen in rows:
-            row = pack(chosen, learner.device)
-            passage = row.passage()
-            passage.companion = expert
-            with passing(learner.model, passage):
-                loss = row_loss(learner.forward, row)
+            packed = pack(chosen, learner.device)
+            context = packed.context()
+            context.parallel_adapter = expert
+            with routing_context(learner.model, context):
+                loss = packed_loss(learner.forward, packed)
             torch.autograd.backward(loss.mean)
             losses.append(float(loss.mean.detach()))
             if path is not None:
@@ -91,7 +91,7 @@ def probe(
     # 4.
     _compare(learner, expert, examples, settings.similarity_tokens)
     # 5.
-    return Report(
+    return ProbeReport(
         similarity=expert.similarity(),
         importance=importance,
         losses=tuple(losses),
@@ -102,11 +102,11 @@ def probe(
 
 def _compare(learner: Learner, expert: TransientExpert, examples: Sequence[Example], tokens: int) -> None:
     chosen = next(_rows(examples, tokens))
-    row = pack(chosen, learner.device)
-    passage = row.passage()
-    expert.comparing, passage.companion = True, expert
-    with torch.no_grad(), passing(learner.model, passage):
-        row_loss(learner.forward, row)
+    packed = pack(chosen, learner.device)
+    context = packed.context()
+    expert.comparing, context.parallel_adapter = True, expert
+    with torch.no_grad(), routing_context(learner.model, context):
+        packed_loss(learner.forward, packed)
 
 
 def _rows(examples: Sequence[Example], tokens: int) -> Iterator[list[Example]]:

@@ -24,7 +24,7 @@ Coordinates = Literal["bank", "random", "invariant"]
 
 
 class TransientExpert:
-    """One for every bank of a model; a `Companion` of the passages that it takes part in."""
+    """One for every bank of a model; a `ParallelAdapter` of the passages that it takes part in."""
 
     def __init__(self, banks: Sequence[Bank], coordinates: Coordinates, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)

@@ -11,24 +11,13 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from streamlearn import __version__
+from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, Job, JobQueue, SnapshotJob
+from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, SnapshotResult
 from streamlearn.serve import metrics, replies
 from streamlearn.serve.guards import guards
-from streamlearn.serve.jobs import EvalJob, ExpertsJob, GenerateJob, Job, JobQueue, SnapshotJob
 from streamlearn.serve.outcome import outcome
 from streamlearn.serve.replies import ApiError, OrjsonResponse, unavailable
-from streamlearn.serve.schemas import (
-    ErrorBody,
-    EvalRequest,
-    EvalResult,
-    ExpertsResult,
-    GenerateRequest,
-    GenerateResult,
-    Result,
-    SnapshotList,
-    SnapshotResult,
-    SnapshotRow,
-)
-from streamlearn.serve.status import Board, Clock
+from streamlearn.serve.schemas import ErrorBody, EvalRequest, GenerateRequest, SnapshotList, SnapshotRow
 from streamlearn.serve.views import (
     JobsView,
     Liveness,
@@ -41,6 +30,7 @@ from streamlearn.serve.views import (
     status_view,
 )
 from streamlearn.settings import ServeSettings
+from streamlearn.status.board import Board, Clock
 
 JOB_DEADLINE_S = (
     600.0  # 1024 examples at one a second and half of the time given to training come to 2048 s: split those

@@ -16,8 +16,10 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from streamlearn.errors import Reason
-from streamlearn.serve.jobs import JobQueue
-from streamlearn.serve.status import BUCKETS_S, SHIFT_KINDS, AdaptationStatus, Board, Clock, Phase, Status, Timing
+from streamlearn.jobs.queue import JobQueue
+from streamlearn.status.board import Board, Clock
+from streamlearn.status.status import SHIFT_KINDS, AdaptationStatus, Phase, Status
+from streamlearn.status.timing import BUCKETS_S, Timing
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

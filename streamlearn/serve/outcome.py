@@ -7,8 +7,8 @@ from typing import Any
 from starlette.types import Receive
 
 from streamlearn.errors import StreamlearnError
+from streamlearn.jobs.results import Result
 from streamlearn.serve.replies import ApiError, internal
-from streamlearn.serve.schemas import Result
 
 
 async def outcome(receive: Receive, future: Future[Result], deadline_s: float) -> Result:

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from streamlearn.errors import RecordError, StreamlearnError
 from streamlearn.events import Event, get_logger
-from streamlearn.serve.jobs import ExampleError, LayerError, QueueClosedError, QueueFullError
+from streamlearn.jobs.queue import ExampleError, LayerError, QueueClosedError, QueueFullError
 
 _log = get_logger("serve")
 

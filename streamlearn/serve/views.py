@@ -2,17 +2,9 @@
 
 from datetime import UTC, datetime
 
-from streamlearn.serve.schemas import Body
-from streamlearn.serve.status import (
-    SHIFT_KINDS,
-    AdaptationStatus,
-    Board,
-    Clock,
-    Phase,
-    RegimeStatus,
-    ShiftStatus,
-    Status,
-)
+from streamlearn.jobs.results import Body
+from streamlearn.status.board import Board, Clock
+from streamlearn.status.status import SHIFT_KINDS, AdaptationStatus, Phase, RegimeStatus, ShiftStatus, Status
 
 
 class Liveness(Body):

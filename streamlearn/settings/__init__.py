@@ -19,7 +19,7 @@ from streamlearn.settings.learning import (
 )
 from streamlearn.settings.section import section_type
 from streamlearn.settings.service import LogSettings, ServeSettings, SnapshotSettings
-from streamlearn.settings.settings import Settings, digest, fingerprint, settled
+from streamlearn.settings.settings import Settings, digest, fingerprint, with_backbone_defaults
 from streamlearn.settings.source import (
     DeadLetterSettings,
     JsonlSettings,
@@ -50,5 +50,5 @@ __all__ = [
     "fingerprint",
     "load",
     "section_type",
-    "settled",
+    "with_backbone_defaults",
 ]

@@ -98,9 +98,9 @@ FINGERPRINTED = ("seed", "stream", "shift", "backbone", "adapter", "learner", "p
 """Sections that decide what a record does to the weights; the others may change between runs."""
 
 
-def settled(settings: Settings, *, sees: bool) -> Settings:
+def with_backbone_defaults(settings: Settings, *, is_vision: bool) -> Settings:
     """What was left open because it depends on the backbone; `sees`: it reads images."""
-    tokens = settings.probe.warmup_tokens or WARMUP_TOKENS[sees]
+    tokens = settings.probe.warmup_tokens or WARMUP_TOKENS[is_vision]
     return settings.model_copy(update={"probe": settings.probe.model_copy(update={"warmup_tokens": tokens})})
 
 

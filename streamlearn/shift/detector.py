@@ -27,7 +27,7 @@ class Detector(Protocol):
         """Become what `state` told."""
 
 
-class Replayed:
+class ReplayedDetector:
     """A river detector, restored by replaying its inputs."""
 
     def __init__(self, build: Callable[[], Any]) -> None:

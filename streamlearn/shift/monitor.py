@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift import memory
-from streamlearn.shift.memory import Memory
-from streamlearn.shift.outlook import Sighted
-from streamlearn.shift.regimes import Regimes, RegimeView
+from streamlearn.shift import state_arrays as memory
+from streamlearn.shift.assigned_batch import AssignedBatch
+from streamlearn.shift.featurizer import Featurizer, input_of
+from streamlearn.shift.input_shift_detector import DetectorState, InputShiftDetector
+from streamlearn.shift.regime_memory import RegimeMemory, RegimeSummary
 from streamlearn.shift.shift import Shift
-from streamlearn.shift.signature import Signer, input_of
-from streamlearn.shift.watch import InputsWatch, WatchState
+from streamlearn.shift.state_arrays import Memory
 from streamlearn.stream.batch import Batch
 
 
@@ -33,7 +33,7 @@ class _Held:
     first: int
     slots: list[int]
     shifts: list[Shift] = field(default_factory=list)
-    saved: WatchState | None = None
+    saved: DetectorState | None = None
     ghosts: tuple[tuple[int, ...], ...] = ()
     """Slots of the batches in the line when this one had been looked at, itself the last."""
 
@@ -47,22 +47,22 @@ class Monitor:
     """Sees each record once, in order, ahead of the learner."""
 
     def __init__(
-        self, settings: ShiftSettings, vocab_size: int, seed: int, *, watch: InputsWatch | None = None
+        self, settings: ShiftSettings, vocab_size: int, seed: int, *, watch: InputShiftDetector | None = None
     ) -> None:
         assert vocab_size > 0
         self._settings = settings
-        self._signer = Signer(seed)
-        self._watch = watch or InputsWatch(settings)
+        self._featurizer = Featurizer(seed)
+        self._watch = watch or InputShiftDetector(settings)
         self._line: deque[_Held] = deque()
         self._released: Memory = (self._watch.save(), ())
 
-    def look(self, batch: Batch) -> list[Sighted]:
+    def update(self, batch: Batch) -> list[AssignedBatch]:
         """Take the next batch; return those that are now decided, in order: none, one or several."""
         held = _Held(batch, self._watch.ordinal + 1, [])
         self._line.append(held)
         for example in batch.examples:
             protected = {slot for each in self._line for slot in each.slots}
-            verdict = self._watch.see(self._signer.sign(input_of(example)), protected)
+            verdict = self._watch.update(self._featurizer.featurize(input_of(example)), protected)
             held.slots.append(verdict.slot)
             for ordinal, slot in verdict.moved:
                 self._correct(ordinal, slot)
@@ -72,7 +72,7 @@ class Monitor:
         held.ghosts = tuple(tuple(each.slots) for each in self._line)
         return self._release(self._settings.lookahead_records)
 
-    def flush(self) -> list[Sighted]:
+    def flush(self) -> list[AssignedBatch]:
         """Return what is held back, at the end of a finite stream."""
         return self._release(0)
 
@@ -81,17 +81,17 @@ class Monitor:
         """The monitor when it had looked at the last batch that left, and at none later."""
         return self._released
 
-    def nearest(self, inputs: Sequence[NDArray[np.int32]], as_of: Memory | None = None) -> list[int]:
+    def assign(self, inputs: Sequence[NDArray[np.int32]], as_of: Memory | None = None) -> list[int]:
         """The slot of the regime that each input belongs to most likely, each by itself; 0 before the first record.
 
-        `as_of` is `released` or a batch's `Sighted.after`: answers are those of then, whatever was looked at since.
+        `as_of` is `released` or a batch's `AssignedBatch.after`: the state to assign by.
         """
         regimes = self._watch.regimes if as_of is None else self._as_of(as_of)
         if not len(regimes):
             return [0] * len(inputs)
-        return regimes.nearest(self._signer.sign(ids) for ids in inputs)
+        return regimes.assign(self._featurizer.featurize(ids) for ids in inputs)
 
-    def regimes(self) -> tuple[RegimeView, ...]:
+    def regimes(self) -> tuple[RegimeSummary, ...]:
         """What is remembered, by slot."""
         return self._watch.regimes.views()
 
@@ -111,9 +111,9 @@ class Monitor:
             self._line.append(_Held(None, first, list(slots)))
             first += len(slots)
 
-    def _as_of(self, then: Memory) -> Regimes:
+    def _as_of(self, then: Memory) -> RegimeMemory:
         saved, _ = then
-        regimes = Regimes(self._settings.max_regimes)
+        regimes = RegimeMemory(self._settings.max_regimes)
         regimes.thaw(saved.regimes, saved.next_number)
         return regimes
 
@@ -127,7 +127,7 @@ class Monitor:
         holder = next((each for each in self._line if each.end > shift.onset), self._line[-1])
         holder.shifts.append(shift)
 
-    def _release(self, behind: int) -> list[Sighted]:
+    def _release(self, behind: int) -> list[AssignedBatch]:
         """Let go of the batches that at least `behind` records follow."""
         decided = []
         while self._line and self._line[-1].end - self._line[0].end >= behind:
@@ -135,5 +135,5 @@ class Monitor:
             if held.batch is not None:
                 assert held.saved is not None
                 self._released = held.saved, held.ghosts
-                decided.append(Sighted(held.batch, tuple(held.slots), tuple(held.shifts), self._released))
+                decided.append(AssignedBatch(held.batch, tuple(held.slots), tuple(held.shifts), self._released))
         return decided

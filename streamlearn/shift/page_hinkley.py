@@ -14,10 +14,10 @@ Page 1954; values are in standard deviations.
 
 from river import drift
 
-from streamlearn.shift.detector import Replayed
+from streamlearn.shift.detector import ReplayedDetector
 
 
-class PageHinkley(Replayed):
+class PageHinkley(ReplayedDetector):
     """river's detector, for rises alone; values in standard deviations."""
 
     def __init__(self, *, delta: float = 0.25, threshold: float = 35.0) -> None:

@@ -24,7 +24,7 @@ log = get_logger("snapshot")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One batch: the step that it becomes, and its records."""
 
     step: int
@@ -36,7 +36,7 @@ class Entry:
         return orjson.dumps({**body, "crc32": _checksum(self)}, option=orjson.OPT_APPEND_NEWLINE)
 
     @classmethod
-    def from_line(cls, line: bytes) -> "Entry":
+    def from_line(cls, line: bytes) -> "JournalEntry":
         """The inverse of `to_line`. Raises ValueError, KeyError or TypeError for anything else."""
         values = orjson.loads(line)
         entry = cls(int(values["step"]), tuple(Run(*run) for run in values["runs"]))
@@ -57,7 +57,7 @@ class Journal:
         self._path = path
         self._files = files if files is not None else Files()
         self._descriptor: int | None = None
-        self._unwritten: list[Entry] = []
+        self._unwritten: list[JournalEntry] = []
         self.fault: SnapshotError | None = None
         """Why the newest lines are not in the file; None when they are."""
 
@@ -66,7 +66,7 @@ class Journal:
 
         A line that cannot be written leaves nothing in the file and is tried again before the next one; see `fault`.
         """
-        self._unwritten.append(Entry(step, tuple(runs)))
+        self._unwritten.append(JournalEntry(step, tuple(runs)))
         lines = b"".join(entry.to_line() for entry in self._unwritten)
         try:
             descriptor = self._open()
@@ -84,7 +84,7 @@ class Journal:
             self.fault = None
             self._unwritten.clear()
 
-    def entries(self, after_step: int) -> list[Entry]:
+    def entries(self, after_step: int) -> list[JournalEntry]:
         """The batches of later steps, in order; empty when there is no journal. A torn end is cut off the file.
 
         Raises:
@@ -122,13 +122,13 @@ class Journal:
             self._descriptor = os.open(self._path, flags, 0o600)
         return self._descriptor
 
-    def _whole(self) -> list[Entry]:
+    def _whole(self) -> list[JournalEntry]:
         try:
             data = self._path.read_bytes()
             found, end = _parse(data)
             if end < len(data):
                 log.warning(
-                    Event.JOURNAL_CUT,
+                    Event.JOURNAL_TRUNCATED,
                     fault=f"{self._path}: whole lines must follow byte {end}, found {len(data) - end} other bytes",
                     lost="the replay order of the batches after that",
                 )
@@ -139,14 +139,14 @@ class Journal:
             raise SnapshotError(f"{self._path}: must be readable and writable, found: {error.strerror}") from error
         return found
 
-    def _keep(self, wanted: Callable[[Entry], bool]) -> None:
+    def _keep(self, wanted: Callable[[JournalEntry], bool]) -> None:
         self._unwritten = list(filter(wanted, self._unwritten))
         found = self._whole()
         kept = [entry for entry in found if wanted(entry)]
         if len(kept) < len(found):
             self._rewrite(kept)
 
-    def _rewrite(self, entries: Sequence[Entry]) -> None:
+    def _rewrite(self, entries: Sequence[JournalEntry]) -> None:
         fresh = self._path.with_name(f"{self._path.name}.new")
         try:
             if fresh.exists():
@@ -160,13 +160,13 @@ class Journal:
             raise SnapshotError(f"{self._path}: could not be rewritten: {error.strerror}") from error
 
 
-def _parse(data: bytes) -> tuple[list[Entry], int]:
+def _parse(data: bytes) -> tuple[list[JournalEntry], int]:
     """The entries up to the first line that is not whole, or does not follow, and where that line begins."""
-    entries: list[Entry] = []
+    entries: list[JournalEntry] = []
     end = 0
     for line in data.splitlines(keepends=True):
         try:
-            entry = Entry.from_line(line)
+            entry = JournalEntry.from_line(line)
         except (ValueError, KeyError, TypeError):
             break
         if not line.endswith(b"\n") or (entries and entry.step <= entries[-1].step):
@@ -176,5 +176,5 @@ def _parse(data: bytes) -> tuple[list[Entry], int]:
     return entries, end
 
 
-def _checksum(entry: Entry) -> int:
+def _checksum(entry: JournalEntry) -> int:
     return zlib.crc32(orjson.dumps([entry.step, [list(run) for run in entry.runs]]))

@@ -23,6 +23,7 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Field,
     NonNegativeInt,
     PlainSerializer,
     PlainValidator,
@@ -104,7 +105,7 @@ class FileEntry(BaseModel):
 class ManifestDraft(BaseModel):
     """All that the daemon knows about a snapshot before its files exist."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
 
     step: NonNegativeInt
     """Updates taken."""
@@ -128,8 +129,8 @@ class ManifestDraft(BaseModel):
     """streamlearn, torch, transformers, peft."""
     learner: JsonMap
     """Prequential statistics and counters; tensors are in state.safetensors."""
-    rooms: JsonMap
-    """Further rooms, each under its own name."""
+    components: JsonMap = Field(alias="rooms")
+    """State of further components, each under its own name; `rooms` in the file."""
 
 
 class Manifest(ManifestDraft):
@@ -153,7 +154,7 @@ class Manifest(ManifestDraft):
         """
         try:
             blank = orjson.dumps(
-                {**self.model_dump(mode="json"), "sha256": _UNSEALED},
+                {**self.model_dump(mode="json", by_alias=True), "sha256": _UNSEALED},
                 option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE,
             )
         except (TypeError, ValueError) as error:

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.encode import IGNORED, Encoder, Message
+from streamlearn.stream.image_placeholders import ImagePlaceholders, placed
+from streamlearn.stream.images import RecordImage, Vision
 from streamlearn.stream.parse import json_type, parse, read_integers, read_list, read_string
-from streamlearn.stream.pictures import Picture, Vision
 from streamlearn.stream.record import Record
-from streamlearn.stream.sight import Sight, placed
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES = 256  # each answer renders all messages before it: 256 of 4 kB, the worst, take 1 s
@@ -45,7 +45,7 @@ class Example:
     labels: NDArray[np.int32]
     sample_type: str | None = None
     """LoRAMoE's type of the sample; None when the record names none."""
-    pictures: tuple[Picture, ...] = ()
+    images: tuple[RecordImage, ...] = ()
     """The images that stand in it, in order."""
     places: tuple[int, ...] = ()
     """Index of each picture's first token."""
@@ -71,7 +71,7 @@ class Prompt:
     """What is to be continued."""
 
     ids: list[int]
-    pictures: tuple[Picture, ...] = ()
+    images: tuple[RecordImage, ...] = ()
     positions: NDArray[np.int64] | None = None
     """See `Example.positions`."""
 
@@ -82,7 +82,7 @@ class _Draft(NamedTuple):
     ids: list[int]
     labels: list[int]
     answer: int | None
-    pictures: tuple[Picture, ...] = ()
+    images: tuple[RecordImage, ...] = ()
     places: tuple[int, ...] = ()
 
 
@@ -100,7 +100,7 @@ class Decoder:
     ) -> None:
         """`template` is the chat template where it is not the tokenizer's own."""
         self._settings = settings
-        self._sight = Sight(vision, settings)
+        self._placeholders = ImagePlaceholders(vision, settings)
         self._sample_types = sample_types  # empty: nobody asks for them, whatever stands there passes
         self._vocab_size = vocab_size
         self._encoder = Encoder(tokenizer, template, in_parts=vision is not None)
@@ -142,26 +142,26 @@ class Decoder:
             ids,
             labels.astype(np.int32),
             self._sample_type(value),
-            draft.pictures,
+            draft.images,
             draft.places,
-            self._sight.positions(ids, draft.pictures),
+            self._placeholders.positions(ids, draft.images),
         )
 
-    def restored(self, example: Example, images: Sequence[bytes]) -> Example:
+    def restored(self, example: Example, data: Sequence[bytes]) -> Example:
         """An example with its images again, from their bytes."""
-        assert self._sight.vision is not None, "bytes of images are kept by daemons that can see them"
-        pictures = tuple(Picture(data, self._sight.vision, self._settings) for data in images)
+        assert self._placeholders.vision is not None, "bytes of images are kept by daemons that can see them"
+        images = tuple(RecordImage(each, self._placeholders.vision, self._settings) for each in data)
         ids: list[int] = example.input_ids.tolist()
         places: list[int] = []
         behind = 0
-        for picture in pictures:
-            own = list(picture.look.token_ids)
+        for image in images:
+            own = list(image.inputs.token_ids)
             places.append(next(at for at in range(behind, len(ids)) if ids[at : at + len(own)] == own))
             behind = places[-1] + len(own)
-        positions = self._sight.positions(example.input_ids, pictures)
-        for picture in pictures:
-            picture.forget()
-        return replace(example, pictures=pictures, places=tuple(places), positions=positions)
+        positions = self._placeholders.positions(example.input_ids, images)
+        for image in images:
+            image.forget()
+        return replace(example, images=images, places=tuple(places), positions=positions)
 
     @property
     def stop(self) -> frozenset[int]:
@@ -178,24 +178,24 @@ class Decoder:
         Raises:
             RecordError: the messages do not fit, or the prompt is empty or longer than `max_tokens`.
         """
-        pictures = self._sight.pictures({} if image is None else {"image": image})
+        images = self._placeholders.images({} if image is None else {"image": image})
         if isinstance(value, str):
-            ids = self._sight.before(self._encoder, read_string(value, "prompt", self._settings), pictures)
+            ids = self._placeholders.before(self._encoder, read_string(value, "prompt", self._settings), images)
         else:
             turns = [self._message(turn, f"messages[{i}]") for i, turn in enumerate(value)]
-            ids = self._encoder.answerable(placed(turns, pictures))
-        ids, _, places = self._sight.expand(ids, [IGNORED] * len(ids), pictures)
+            ids = self._encoder.answerable(placed(turns, images))
+        ids, _, places = self._placeholders.expand(ids, [IGNORED] * len(ids), images)
         del places
         if not 0 < len(ids) <= self._settings.max_tokens:
             raise RecordError(
                 Reason.TOO_MANY_TOKENS, f"a prompt must have 1 to {self._settings.max_tokens} tokens, found {len(ids)}"
             )
-        return Prompt(ids, pictures, self._sight.positions(np.array(ids, dtype=np.int32), pictures))
+        return Prompt(ids, images, self._placeholders.positions(np.array(ids, dtype=np.int32), images))
 
     def _form(self, value: Mapping[str, Any]) -> str:
         form = _form(value)
         if "image" in value:
-            if self._sight.vision is None:
+            if self._placeholders.vision is None:
                 raise RecordError(
                     Reason.BAD_FORM, "image: this backbone reads text alone; choose an image-text backbone.model"
                 )
@@ -224,11 +224,11 @@ class Decoder:
                 raise RecordError(Reason.BAD_FORM, f"prompt and completion must come together, {name} is missing")
         prompt, completion = (read_string(value[name], name, self._settings) for name in ("prompt", "completion"))
         # Encoded apart, as they are when the model answers: no token reaches over the border.
-        pictures = self._sight.pictures(value)
-        before = self._sight.before(self._encoder, prompt, pictures)
-        before, unlearned, places = self._sight.expand(before, [IGNORED] * len(before), pictures)
+        images = self._placeholders.images(value)
+        before = self._placeholders.before(self._encoder, prompt, images)
+        before, unlearned, places = self._placeholders.expand(before, [IGNORED] * len(before), images)
         answer = [*self._encoder.text(completion), *self._encoder.eos]
-        return _Draft(before + answer, unlearned + answer, len(before), pictures, places)
+        return _Draft(before + answer, unlearned + answer, len(before), images, places)
 
     def _messages(self, value: Mapping[str, Any]) -> _Draft:
         turns = read_list(value["messages"], "messages", self._settings)
@@ -239,12 +239,12 @@ class Decoder:
             messages.pop()  # nothing is learned after the last answer
         if not messages:
             raise RecordError(Reason.NOTHING_TO_LEARN, "messages must hold an assistant turn, found none")
-        pictures = self._sight.pictures(value)
-        ids, learned = self._encoder.chat(placed(messages, pictures))
+        images = self._placeholders.images(value)
+        ids, learned = self._encoder.chat(placed(messages, images))
         labels = [token if learn else IGNORED for token, learn in zip(ids, learned, strict=True)]
-        ids, labels, places = self._sight.expand(ids, labels, pictures)
+        ids, labels, places = self._placeholders.expand(ids, labels, images)
         starts = (t for t in range(len(ids)) if labels[t] != IGNORED and not (t and labels[t - 1] != IGNORED))
-        return _Draft(ids, labels, max(starts, default=0), pictures, places)
+        return _Draft(ids, labels, max(starts, default=0), images, places)
 
     def _message(self, turn: object, where: str) -> Message:
         if not isinstance(turn, dict):
@@ -258,7 +258,7 @@ class Decoder:
         return {"role": role, "content": self._content(turn["content"], f"{where}.content")}
 
     def _content(self, content: object, where: str) -> str | list[dict[str, str]]:
-        if not isinstance(content, list) or self._sight.vision is None:
+        if not isinstance(content, list) or self._placeholders.vision is None:
             return read_string(content, where, self._settings)
         parts = []
         for i, part in enumerate(read_list(content, where, self._settings)):
@@ -279,7 +279,7 @@ class Decoder:
         labels = self._tokens(value, "labels") if "labels" in value else ids.copy()
         if len(labels) != len(ids):
             raise RecordError(Reason.BAD_FORM, f"labels must be as many as input_ids, {len(ids)}, found {len(labels)}")
-        self._sight.expand(ids, labels, ())  # refuses an image's token where there is no image
+        self._placeholders.expand(ids, labels, ())  # refuses an image's token where there is no image
         return _Draft(ids, labels, None)
 
     def _tokens(self, value: Mapping[str, Any], name: str) -> list[int]:
@@ -309,14 +309,14 @@ class Decoder:
         room = limit - len(bos)
         # An answer that alone is too long keeps its beginning, behind bos or else the prompt's last token.
         start = min(len(ids) - room, max(answer - 1 + len(bos), 0))
-        if places and not start <= places[0] <= places[-1] < start + room - len(draft.pictures[-1].look.token_ids):
+        if places and not start <= places[0] <= places[-1] < start + room - len(draft.images[-1].inputs.token_ids):
             raise RecordError(
                 Reason.TOO_MANY_TOKENS,
                 f"a record may hold {limit} tokens (max_tokens), found {len(ids)}, and no image may be cut off",
             )
         kept = bos + ids[start : start + room], [IGNORED] * len(bos) + labels[start : start + room]
         moved = tuple(place - start + len(bos) for place in places)
-        return _Draft(*kept, answer, draft.pictures, moved)
+        return _Draft(*kept, answer, draft.images, moved)
 
 
 def _form(value: Mapping[str, Any]) -> str:

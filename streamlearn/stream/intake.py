@@ -31,7 +31,7 @@ def _not_noted(record: RecordId) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-class Rejects:
+class DeadLetterWriter:
     """Sends dead letters, each once.
 
     `known` are letters that already stand in the sink although their records will be read again: those that a dead
@@ -72,7 +72,7 @@ class Intake:
         merger: Merger,
         decoder: Decoder,
         batcher: Batcher,
-        rejects: Rejects,
+        rejects: DeadLetterWriter,
         *,
         max_records: int,
         given_up: GivenUp = MappingProxyType({}),

@@ -33,18 +33,18 @@ class Merger:
         before the awaited one comes. One that the source jumped over never comes: the order ends there.
         """
         records = self._source.poll(max_records=max_records, timeout_s=timeout_s)
-        self._heed_gaps()
+        self._drop_order_at_gap()
         for record in records:
             self._waiting[record.origin].append(record)
             if not self._plan:
                 yield from self._drain(record.origin)
         yield from self._follow()
 
-    def _heed_gaps(self) -> None:
+    def _drop_order_at_gap(self) -> None:
         gap = next((gap for gap in self._source.gaps if gap.origin in self._plan), None) if self._plan else None
         if gap is not None:
             _log.warning(
-                Event.JOURNAL_CUT,
+                Event.JOURNAL_TRUNCATED,
                 fault=f"records of {gap.origin} must be read again, [{gap.lost_from}, {gap.lost_to}) is gone",
                 lost=f"the replay order of {len(self._plan)} records",
             )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
 from streamlearn.adapters.bottleneck import add_experts
-from streamlearn.adapters.passage import Course
+from streamlearn.adapters.routing_context import RoutingContextHolder
 from streamlearn.bench.loop import LoopedHeadLoraLinear
 from tests.adapters import reference
 
@@ -39,7 +39,7 @@ def layer(
     base = nn.Linear(shape.get("D", 24), shape.get("O", 10)).requires_grad_(False)
     nn.init.normal_(base.weight, generator=generator)
     made = kind(base)
-    made.add("default", config, generator, Course())
+    made.update_layer("default", config, generator, RoutingContextHolder())
     nn.init.normal_(made.head_lora_B["default"], generator=generator)
     return made.to(dtype)
 

@@ -10,11 +10,10 @@ from streamlearn.adapters.presets import resolve
 from streamlearn.backbone import nano_vl
 from streamlearn.backbone.image_tasks import records
 from streamlearn.backbone.load import Backbone, load, outline
-from streamlearn.learner.evaluation import score
-from streamlearn.serve.answers import at_once
+from streamlearn.learner.evaluation import run_to_end, score
 from streamlearn.settings import AdapterSettings, BackboneSettings, StreamSettings
 from streamlearn.stream.decode import Decoder
-from tests.vision import as_base64, picture
+from tests.vision import as_base64, make_image
 
 IMAGES = Path(__file__).parents[3] / "shared/data/images"
 
@@ -45,7 +44,7 @@ def test_a_conversation_with_an_image_is_read(backbone: Backbone) -> None:
     """Sixty-four tokens stand for it, in the user's turn."""
     decoder = decoder_of(backbone)
     turns = [{"role": "user", "content": "what is this?"}, {"role": "assistant", "content": "a dog"}]
-    example = decoder.decode_value({"messages": turns, "image": as_base64(picture())})
+    example = decoder.decode_value({"messages": turns, "image": as_base64(make_image())})
     assert (example.input_ids == nano_vl.IMAGE_TOKEN_ID).sum() == nano_vl.IMAGE_TOKENS
     assert decoder.text(example.input_ids[example.labels != -100].tolist()).strip() == "a dog"
 
@@ -57,5 +56,5 @@ def test_it_names_digits_it_was_taught(backbone: Backbone) -> None:
     decoder = decoder_of(backbone)
     taught = [r for r in records(IMAGES, "digit", "test") if r["meta"]["answer"] in "0123456"][::5]
     model = attach(backbone.model, resolve(AdapterSettings()), 0)
-    scores = at_once(score(model, [decoder.decode_value(r) for r in taught], torch.device("cpu"), row_tokens=4096))
+    scores = run_to_end(score(model, [decoder.decode_value(r) for r in taught], torch.device("cpu"), pack_tokens=4096))
     assert sum(each.correct == each.tokens for each in scores) > 0.7 * len(taught)

@@ -13,12 +13,11 @@ from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import OBJECTIVES, resolve
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.errors import Reason, RecordError
-from streamlearn.learner.evaluation import decode_greedily, prompt_of, score
+from streamlearn.learner.evaluation import decode_greedily, prompt_of, run_to_end, score
 from streamlearn.learner.learner import Learner
-from streamlearn.serve.answers import at_once
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
 from streamlearn.stream.decode import Decoder, Example
-from tests.vision import FAMILIES, as_base64, picture, tiny_vision_backbone
+from tests.vision import FAMILIES, as_base64, make_image, tiny_vision_backbone
 
 CPU = torch.device("cpu")
 
@@ -43,13 +42,13 @@ def decoder_of(backbone: Backbone, **limits: Any) -> Decoder:
 def examples_of(decoder: Decoder) -> list[Example]:
     """One image, none, two of different sizes and kinds, and a conversation."""
     return [
-        decoder.decode_value({"prompt": "what is it?", "completion": " a dog", "image": as_base64(picture(1))}),
+        decoder.decode_value({"prompt": "what is it?", "completion": " a dog", "image": as_base64(make_image(1))}),
         decoder.decode_value({"prompt": "hello world", "completion": " test"}),
         decoder.decode_value(
             {
                 "prompt": "see <image> and <image> again",
                 "completion": " fox",
-                "image": [as_base64(picture(2)), as_base64(picture(3, (60, 30), "JPEG"))],
+                "image": [as_base64(make_image(2)), as_base64(make_image(3, (60, 30), "JPEG"))],
             }
         ),
         decoder.decode_value(
@@ -58,7 +57,7 @@ def examples_of(decoder: Decoder) -> list[Example]:
                     {"role": "user", "content": [{"type": "text", "text": "what is "}, {"type": "image"}]},
                     {"role": "assistant", "content": "a fox"},
                 ],
-                "image": as_base64(picture(4)),
+                "image": as_base64(make_image(4)),
             }
         ),
     ]
@@ -70,7 +69,7 @@ def learner_of(backbone: Backbone) -> Learner:
 
 
 def loss_sums(learner: Learner, examples: list[Example]) -> list[float]:
-    return [each.loss_sum for each in at_once(score(learner.model, examples, CPU, row_tokens=1 << 20))]
+    return [each.loss_sum for each in run_to_end(score(learner.model, examples, CPU, pack_tokens=1 << 20))]
 
 
 def test_packing_changes_nothing(backbone: Backbone) -> None:
@@ -79,7 +78,7 @@ def test_packing_changes_nothing(backbone: Backbone) -> None:
     examples = examples_of(decoder)
     together = loss_sums(learner, examples)
     assert together == pytest.approx([loss_sums(learner, [each])[0] for each in examples], abs=1e-3)
-    other = decoder.decode_value({"prompt": "what is it?", "completion": " a dog", "image": as_base64(picture(9))})
+    other = decoder.decode_value({"prompt": "what is it?", "completion": " a dog", "image": as_base64(make_image(9))})
     assert abs(loss_sums(learner, [other])[0] - together[0]) > 1e-3
 
 
@@ -87,7 +86,7 @@ def test_a_row_alone_is_what_the_family_itself_computes(backbone: Backbone) -> N
     """Loss of one record against the model's own forward pass with everything that its processor gives."""
     learner, decoder = learner_of(backbone), decoder_of(backbone)
     example = examples_of(decoder)[0]
-    features = {name: torch.from_numpy(array) for name, array in example.pictures[0].look.features.items()}
+    features = {name: torch.from_numpy(array) for name, array in example.images[0].inputs.features.items()}
     ids = torch.from_numpy(example.input_ids.astype(np.int64))[None]
     if example.positions is not None:
         features["mm_token_type_ids"] = (ids == backbone.vision.image_token).int()  # type: ignore[union-attr]
@@ -119,7 +118,7 @@ def test_eyes_may_learn_too(folder: Path, backbone: Backbone) -> None:
     model = attach(backbone.model, config, 0)
     learner = Learner(model, LearnerSettings(lr=1e-2), CPU, objective=OBJECTIVES["mh-moe"])
     examples = examples_of(decoder_of(backbone))
-    eyes = [bank for bank in learner.banks if bank.layer.sees]
+    eyes = [bank for bank in learner.banks if bank.layer.is_vision]
     assert {bank.name for bank in eyes} == set(outline(BackboneSettings(model=str(folder))).tower_linears)
     assert len(learner.banks) - len(eyes) == 6
     for _ in range(3):
@@ -138,14 +137,14 @@ def test_eyes_may_learn_too(folder: Path, backbone: Backbone) -> None:
         bank.bias_HKN[:, 3, 1] = 100.0
     for number in (0, 2, 3):
         slots = [int(i == number) for i in range(len(examples))]
-        scores = at_once(score(model, examples, CPU, row_tokens=1 << 20, slots=slots))
+        scores = run_to_end(score(model, examples, CPU, pack_tokens=1 << 20, slots=slots))
         changed = [abs(each.loss_sum - before) > 1e-3 for each, before in zip(scores, together, strict=True)]
         assert changed == [i == number for i in range(len(examples))]
 
     prompts = [prompt_of(example) for example in examples]
-    given = at_once(decode_greedily(model, prompts, [3] * 4, frozenset(), CPU, [0, 0, 1, 0]))
+    given = run_to_end(decode_greedily(model, prompts, [3] * 4, frozenset(), CPU, [0, 0, 1, 0]))
     for prompt, slot, answer in zip(prompts, [0, 0, 1, 0], given, strict=True):
-        assert at_once(decode_greedily(model, [prompt], [3], frozenset(), CPU, [slot])) == [answer]
+        assert run_to_end(decode_greedily(model, [prompt], [3], frozenset(), CPU, [slot])) == [answer]
 
 
 def test_answers_side_by_side_are_those_of_each_alone(backbone: Backbone) -> None:
@@ -156,19 +155,19 @@ def test_answers_side_by_side_are_those_of_each_alone(backbone: Backbone) -> Non
         learner.step(examples)
     prompts = [prompt_of(example) for example in examples]
     limits = [6] * len(prompts)
-    together = at_once(decode_greedily(learner.model, prompts, limits, decoder.stop, CPU))
-    alone = [at_once(decode_greedily(learner.model, [p], [6], decoder.stop, CPU))[0] for p in prompts]
+    together = run_to_end(decode_greedily(learner.model, prompts, limits, decoder.stop, CPU))
+    alone = [run_to_end(decode_greedily(learner.model, [p], [6], decoder.stop, CPU))[0] for p in prompts]
     assert together == alone
 
 
 def test_a_prompt_is_what_an_example_begins_with(backbone: Backbone) -> None:
     """The same tokens, pictures and positions, whether it comes as a record or as a request."""
     decoder = decoder_of(backbone)
-    image = as_base64(picture(1))
+    image = as_base64(make_image(1))
     own = prompt_of(decoder.decode_value({"prompt": "what is it?", "completion": " a dog", "image": image}))
     asked = decoder.prompt("what is it?", image)
     assert asked.ids == own.ids
-    assert [p.data for p in asked.pictures] == [p.data for p in own.pictures]
+    assert [p.data for p in asked.images] == [p.data for p in own.images]
     if own.positions is not None:
         assert asked.positions is not None
         assert np.array_equal(asked.positions, own.positions)
@@ -178,15 +177,15 @@ def test_an_example_comes_back_from_its_bytes(backbone: Backbone) -> None:
     """What a snapshot keeps is enough: tokens, labels, and the files."""
     decoder = decoder_of(backbone)
     for example in examples_of(decoder):
-        if example.pictures:
+        if example.images:
             bare = Example(example.input_ids, example.labels)
-            again = decoder.restored(bare, [picture.data for picture in example.pictures])
+            again = decoder.restored(bare, [image.data for image in example.images])
             assert again.places == example.places
             assert (again.positions is None) == (example.positions is None)
             if again.positions is not None and example.positions is not None:
                 assert np.array_equal(again.positions, example.positions)
-            for one, other in zip(again.pictures, example.pictures, strict=True):
-                assert all(np.array_equal(one.look.features[n], other.look.features[n]) for n in one.axes)
+            for one, other in zip(again.images, example.images, strict=True):
+                assert all(np.array_equal(one.inputs.features[n], other.inputs.features[n]) for n in one.axes)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +202,7 @@ def test_an_example_comes_back_from_its_bytes(backbone: Backbone) -> None:
 def test_what_cannot_be_used_is_refused(backbone: Backbone, record: dict[str, Any], reason: Reason, words: str) -> None:
     """With the reason and what was found."""
     with pytest.raises(RecordError, match=words) as caught:
-        decoder_of(backbone).decode_value({"image": as_base64(picture()), **record})
+        decoder_of(backbone).decode_value({"image": as_base64(make_image()), **record})
     assert caught.value.reason is reason
 
 
@@ -222,10 +221,10 @@ def test_an_image_is_never_cut_off(backbone: Backbone) -> None:
     """A long prompt loses its beginning, but not when an image stands there."""
     long = "the quick brown fox jumps over the lazy dog " * 30
     decoder = decoder_of(backbone, max_tokens=200, batch_tokens=200)
-    image = as_base64(picture(1))
+    image = as_base64(make_image(1))
     kept = decoder.decode_value({"prompt": f"{long}<image> what?", "completion": " a", "image": image})
     assert len(kept) == 200
-    ids = kept.pictures[0].look.token_ids
+    ids = kept.images[0].inputs.token_ids
     assert tuple(kept.input_ids[kept.places[0] : kept.places[0] + len(ids)].tolist()) == ids
     with pytest.raises(RecordError, match="no image may be cut off"):
         decoder.decode_value({"prompt": f"<image>{long}", "completion": " a", "image": image})
@@ -236,9 +235,9 @@ def test_a_second_look_is_the_first(backbone: Backbone) -> None:
     vision = backbone.vision
     assert vision is not None
     for seed, size in ((1, (40, 50)), (2, (40, 50)), (3, (90, 30)), (4, (30, 90))):
-        image = Image.open(BytesIO(picture(seed, size))).convert("RGB")
+        image = Image.open(BytesIO(make_image(seed, size))).convert("RGB")
         ids, features = vision._ask([image])
-        for look in (vision.look(image), vision.look(image)):
-            assert list(look.token_ids) == ids
-            assert all(np.array_equal(look.features[name], features[name]) for name in vision.axes)
+        for inputs in (vision.inputs(image), vision.inputs(image)):
+            assert list(inputs.token_ids) == ids
+            assert all(np.array_equal(inputs.features[name], features[name]) for name in vision.axes)
     assert vision._direct

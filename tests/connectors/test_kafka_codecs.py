@@ -18,7 +18,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from connectors.kafka import codecs
-from connectors.kafka.client import describe
+from connectors.kafka.clients import describe
 from connectors.kafka.codecs import DECODERS, PLACES, DecompressedTooLargeError
 
 ORIGINALS = {module: {name: getattr(module, name) for name in names} for module, names in PLACES.items()}
@@ -211,7 +211,7 @@ def test_a_missing_library_says_which_package_to_install(name: str, monkeypatch:
 
 def test_the_bound_is_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each consumer that is built sets it."""
-    from connectors.kafka import client  # noqa: PLC0415
+    from connectors.kafka import clients as client  # noqa: PLC0415
     from streamlearn.settings import KafkaSettings  # noqa: PLC0415
 
     asked: list[int] = []

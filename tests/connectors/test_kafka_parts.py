@@ -5,9 +5,9 @@ from kafka.admin import ACLOperation
 from structlog.testing import capture_logs
 
 from connectors.kafka.offsets import GapPolicy, starting_offsets
+from connectors.kafka.partition_monitor import PartitionMonitor
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.topics import Topic, check_identity, identity_of, topic_of
-from connectors.kafka.watch import Watch
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event
 from streamlearn.settings import KafkaSettings
@@ -101,7 +101,7 @@ def test_a_partition_that_is_gone_is_a_gap() -> None:
 def test_silence_counts_only_while_polling_a_partition_that_is_behind() -> None:
     """A long training step, an idle log and a record that came are no stall; a log that grows unread is one."""
     clock = SteppingClock()
-    watch = Watch(settings(stall_timeout_s=60.0, lag_interval_s=10.0), clock)
+    watch = PartitionMonitor(settings(stall_timeout_s=60.0, lag_interval_s=10.0), clock)
 
     def round_of(polled_s: float, ends: dict[TopicPartition, int], *heard: TopicPartition) -> str:
         clock.now += 600.0

@@ -9,7 +9,7 @@ import pytest
 from kafka.errors import CorruptRecordError
 from structlog.testing import capture_logs
 
-from connectors.kafka.client import new_consumer
+from connectors.kafka.clients import new_consumer
 from connectors.kafka.source import KafkaSource
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event

@@ -8,7 +8,7 @@ import torch
 from streamlearn.consolidate.claims import claimed
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.learner.learner import Learner
-from streamlearn.probe.probe import Report
+from streamlearn.probe.probe import ProbeReport
 from streamlearn.settings import ConsolidateSettings
 from tests.doubles import random_examples
 from tests.learners import REGIMES, MakeLearner, make_learner, tiny
@@ -25,8 +25,8 @@ def train(learner: Learner, slot: int, seeds: range = range(4)) -> None:
         learner.step(random_examples([9, 8, 7], prompt_length=3, seed=10 * slot + seed), [slot] * 3)
 
 
-def report(learner: Learner, similarity: float = 0.5, importance: float = 0.0) -> Report:
-    return Report(
+def report(learner: Learner, similarity: float = 0.5, importance: float = 0.0) -> ProbeReport:
+    return ProbeReport(
         {bank.name: torch.full(bank.A.shape[:2], similarity) for bank in learner.banks},
         {f"{b.name}.{n}": torch.full_like(p, importance) for b in learner.banks for n, p in (("A", b.A), ("B", b.B))},
         (),

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streamlearn.shift.adwin import Adwin
 from streamlearn.shift.detector import HISTORY, Detector
-from streamlearn.shift.fit_drop import FitDrop, Usual
-from streamlearn.shift.kswin import Kswin
-from streamlearn.shift.mean_embedding import MeanEmbedding
+from streamlearn.shift.document_frequency import DocumentFrequency, window_counts
+from streamlearn.shift.featurizer import NUM_FEATURES
+from streamlearn.shift.fit_drop_test import FitDropTest, RunningStats
+from streamlearn.shift.mean_embedding_test import MeanEmbeddingTest
 from streamlearn.shift.page_hinkley import PageHinkley
-from streamlearn.shift.reference import Reference
-from streamlearn.shift.shares import Shares, window_counts
-from streamlearn.shift.signature import NUM_FEATURES
-from streamlearn.shift.word_share import WordShare
+from streamlearn.shift.reference_distribution import ReferenceDistribution
+from streamlearn.shift.token_presence_test import TokenPresenceTest
 
 LEVEL = 1e-7
 WINDOW = 32
@@ -38,42 +36,42 @@ def of_series(build: Callable[[], Detector]) -> Alarms:
 
 
 def of_fits(seed: int, size: float) -> list[int]:
-    """`FitDrop`, which sees a window and what came before it."""
-    fits, test, usual = -series(seed, size), FitDrop(LEVEL), Usual()
+    """`FitDropTest`, which sees a window and what came before it."""
+    fits, test, running = -series(seed, size), FitDropTest(LEVEL), RunningStats()
     alarms = []
     for t in range(WINDOW, len(fits)):
-        if test.look(fits[t - WINDOW : t].tolist(), usual):
+        if test.test(fits[t - WINDOW : t].tolist(), running):
             alarms.append(t - 1)
-        usual = usual.after(float(fits[t - WINDOW]))
+        running = running.after(float(fits[t - WINDOW]))
     return alarms
 
 
 def of_signatures(seed: int, size: float) -> list[int]:
-    """`MeanEmbedding`, on unit vectors of which one coordinate moves."""
+    """`MeanEmbeddingTest`, on unit vectors of which one coordinate moves."""
     rng = np.random.default_rng(seed)
     phi = rng.normal(size=(2 * PLANTED, NUM_FEATURES)).astype(np.float32)
     phi[PLANTED:, 0] += 4 * size
     phi /= np.linalg.norm(phi, axis=1, keepdims=True)
-    test, reference = MeanEmbedding(LEVEL), Reference()
+    test, reference = MeanEmbeddingTest(LEVEL), ReferenceDistribution()
     alarms = []
     for t in range(WINDOW, len(phi)):
-        if test.look(phi[t - WINDOW : t], reference):
+        if test.test(phi[t - WINDOW : t], reference):
             alarms.append(t - 1)
         reference.add(phi[t - WINDOW], phi[t - WINDOW + 1 : t])
     return alarms
 
 
 def of_words(seed: int, size: float) -> list[int]:
-    """`WordShare`, on records of which more and more have one word that none had."""
+    """`TokenPresenceTest`, on records of which more and more have one word that none had."""
     rng = np.random.default_rng(seed)
     records = [rng.integers(0, 500, size=12, dtype=np.uint16) for _ in range(2 * PLANTED)]
     for i in range(PLANTED, 2 * PLANTED):
         if rng.random() < 0.4 * size:
             records[i][0] = 999
-    test, shares = WordShare(LEVEL), Shares()
+    test, shares = TokenPresenceTest(LEVEL), DocumentFrequency()
     alarms = []
     for t in range(WINDOW, len(records)):
-        if test.look(window_counts(records[t - WINDOW : t]), WINDOW, shares):
+        if test.test(window_counts(records[t - WINDOW : t]), WINDOW, shares):
             alarms.append(t - 1)
         shares = shares.after(records[t - WINDOW])
     return alarms
@@ -86,12 +84,12 @@ def series(seed: int, size: float) -> NDArray[np.float64]:
     return noise
 
 
-SERIES: dict[str, Callable[[], Detector]] = {"page_hinkley": PageHinkley, "adwin": Adwin, "kswin": Kswin}
+SERIES: dict[str, Callable[[], Detector]] = {"page_hinkley": PageHinkley}
 DETECTORS: dict[str, Alarms] = {
     **{name: of_series(build) for name, build in SERIES.items()},
-    "fit_drop": of_fits,
-    "mean_embedding": of_signatures,
-    "word_share": of_words,
+    "fit_drop_test": of_fits,
+    "mean_embedding_test": of_signatures,
+    "token_presence_test": of_words,
 }
 
 

@@ -15,14 +15,15 @@ from typing import Any
 import orjson
 
 import streamlearn.learner.learner as learner_module
-from streamlearn.assembly import Rooms
-from streamlearn.daemon import Daemon
 from streamlearn.events import configure_logging
-from streamlearn.learner.loss import RowLoss, row_loss
-from streamlearn.learner.row import Row
-from streamlearn.serve.jobs import JobQueue
-from streamlearn.serve.status import Board, Clock, Phase, Status
+from streamlearn.jobs.queue import JobQueue
+from streamlearn.learner.loss import PackedLoss, packed_loss
+from streamlearn.learner.packing import PackedBatch
+from streamlearn.runtime.components import Components
+from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings
+from streamlearn.status.board import Board, Clock
+from streamlearn.status.status import Phase, Status
 from streamlearn.stream.decode import Decoder, Example
 from streamlearn.stream.record import Record
 
@@ -40,11 +41,11 @@ def deadly_decode(decoder: Decoder, record: Record, *, decode: Any = Decoder.dec
     return example
 
 
-def deadly_loss(model: Any, row: Row) -> RowLoss:
+def deadly_loss(model: Any, packed: PackedBatch) -> PackedLoss:
     """A forward pass, or death."""
-    if (row.input_ids == MAGIC_TOKEN).any():
+    if (packed.input_ids == MAGIC_TOKEN).any():
         os.abort()
-    return row_loss(model, row)
+    return packed_loss(model, packed)
 
 
 def live(settings: Settings, where: str) -> None:
@@ -53,10 +54,10 @@ def live(settings: Settings, where: str) -> None:
     if where == "decoding":
         Decoder.decode = deadly_decode  # type: ignore[method-assign,assignment]
     else:
-        learner_module.row_loss = deadly_loss  # type: ignore[attr-defined]
-    rooms = Rooms(settings)
-    Daemon(rooms, Board(Status(Phase.STARTING), Clock()), JobQueue(1)).run()
-    rooms.close()
+        learner_module.packed_loss = deadly_loss  # type: ignore[attr-defined]
+    components = Components(settings)
+    Daemon(components, Board(Status(Phase.STARTING), Clock()), JobQueue(1)).run()
+    components.close()
 
 
 def main() -> None:

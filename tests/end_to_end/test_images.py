@@ -12,7 +12,7 @@ import torch
 
 from tests.broker import Broker
 from tests.end_to_end.process import DaemonProcess, configuration
-from tests.vision import as_base64, picture, tiny_vision_backbone
+from tests.vision import as_base64, make_image, tiny_vision_backbone
 
 PER_TASK, PER_BATCH, TAIL = 120, 8, 16
 KINDS = (
@@ -22,10 +22,10 @@ KINDS = (
 )
 BAD = (
     {"prompt": "a", "completion": "b", "image": "no base64!"},
-    {"prompt": "a", "completion": "b", "image": as_base64(picture()[:80])},
+    {"prompt": "a", "completion": "b", "image": as_base64(make_image()[:80])},
     {"prompt": "a", "completion": "b", "image": as_base64(b"GIF89a....")},
-    {"text": "a", "image": as_base64(picture())},
-    {"prompt": "a", "completion": "b", "image": [as_base64(picture())] * 9},
+    {"text": "a", "image": as_base64(make_image())},
+    {"prompt": "a", "completion": "b", "image": [as_base64(make_image())] * 9},
 )
 GOOD = len(KINDS) * PER_TASK
 STEPS = GOOD // PER_BATCH
@@ -38,7 +38,7 @@ def records() -> list[bytes]:
     rows: list[dict[str, Any]] = []
     for number, (question, answer, seen) in enumerate(KINDS):
         for i in range(PER_TASK):
-            image = {"image": as_base64(picture(i % 7 + 50 * number, (40 + 20 * number, 40)))} if seen else {}
+            image = {"image": as_base64(make_image(i % 7 + 50 * number, (40 + 20 * number, 40)))} if seen else {}
             rows.append({"prompt": f"{question} {i % 5}", "completion": answer, **image})
     tail = [rows[-1]] * TAIL
     rng = random.Random(3)
@@ -70,12 +70,13 @@ def endpoint(daemon: DaemonProcess) -> str:
 def ask(daemon: DaemonProcess) -> tuple[dict[str, Any], dict[str, Any]]:
     """Two images scored with free answers, and one written about, by the running daemon."""
     examples = [
-        {"prompt": f"{KINDS[0][0]} 1", "completion": KINDS[0][1], "image": as_base64(picture(seed))} for seed in (1, 2)
+        {"prompt": f"{KINDS[0][0]} 1", "completion": KINDS[0][1], "image": as_base64(make_image(seed))}
+        for seed in (1, 2)
     ]
     question = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is this?"}]}
     with httpx.Client(base_url=endpoint(daemon), timeout=60) as client:
         scored = client.post("/v1/eval", json={"examples": examples, "generate": True, "max_new_tokens": 4})
-        body = {"messages": [question], "image": as_base64(picture(1)), "max_new_tokens": 4}
+        body = {"messages": [question], "image": as_base64(make_image(1)), "max_new_tokens": 4}
         written = client.post("/v1/generate", json=body)
     assert (scored.status_code, written.status_code) == (200, 200), (scored.text, written.text)
     return scored.json(), written.json()

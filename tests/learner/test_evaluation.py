@@ -8,9 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from streamlearn.learner import evaluation
-from streamlearn.learner.evaluation import PinnedWeights, decode_greedily, prompt_of, reference_of, score
+from streamlearn.learner.evaluation import PinnedWeights, decode_greedily, prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.learner import Learner
-from streamlearn.serve.answers import at_once
 from streamlearn.stream.decode import Example, Prompt
 from streamlearn.stream.encode import IGNORED
 from tests.doubles import example, random_examples
@@ -35,8 +34,8 @@ def train(learner: Learner, steps: Sequence[int]) -> list[float]:
     return [learner.step(random_examples([8, 5], seed=step)).loss for step in steps]
 
 
-def scores_of(learner: Learner, *, row_tokens: int = 64) -> list[evaluation.ExampleScore]:
-    return at_once(score(learner.model, EXAMPLES, CPU, row_tokens=row_tokens))
+def scores_of(learner: Learner, *, pack_tokens: int = 64) -> list[evaluation.ExampleScore]:
+    return run_to_end(score(learner.model, EXAMPLES, CPU, pack_tokens=pack_tokens))
 
 
 @torch.no_grad()
@@ -75,17 +74,17 @@ def test_hits_are_counted_for_the_right_example(learner: Learner) -> None:
     prompt = TOKENS[0]
     written = greedy_alone(learner.forward, prompt, 6)
     own = example([*prompt, *written], prompt_length=len(prompt))
-    found = at_once(score(learner.model, [EXAMPLES[0], own, EXAMPLES[1]], CPU, row_tokens=64))
+    found = run_to_end(score(learner.model, [EXAMPLES[0], own, EXAMPLES[1]], CPU, pack_tokens=64))
     assert (found[1].correct, found[1].tokens) == (6, 6)
     assert [found[0].correct, found[2].correct] == [figures_alone(learner.forward, e)[1] for e in EXAMPLES[:2]]
 
 
-@pytest.mark.parametrize(("row_tokens", "pieces"), [(1000, 1), (16, 3), (1, 5)])
-def test_rows_are_cut_at_the_bound(learner: Learner, row_tokens: int, pieces: int) -> None:
+@pytest.mark.parametrize(("pack_tokens", "pieces"), [(1000, 1), (16, 3), (1, 5)])
+def test_rows_are_cut_at_the_bound(learner: Learner, pack_tokens: int, pieces: int) -> None:
     """One piece of work is one row, an overlong example goes alone, and however rows are cut the figures stay."""
-    work = score(learner.model, EXAMPLES, CPU, row_tokens=row_tokens)
+    work = score(learner.model, EXAMPLES, CPU, pack_tokens=pack_tokens)
     assert sum(1 for _ in work) == pieces
-    for found, wanted in zip(scores_of(learner, row_tokens=row_tokens), scores_of(learner), strict=True):
+    for found, wanted in zip(scores_of(learner, pack_tokens=pack_tokens), scores_of(learner), strict=True):
         assert found.loss_sum == pytest.approx(wanted.loss_sum, rel=1e-4)
         assert (found.correct, found.tokens) == (wanted.correct, wanted.tokens)
 
@@ -100,7 +99,7 @@ def test_evaluation_changes_no_bit_of_training(make_learner: MakeLearner) -> Non
         routed = [group.routed_HK.clone() for group in asked.optimizer.groups if group.routed_HK is not None]
         with PinnedWeights(asked.optimizer.parameters()).swapped_in():
             scores_of(asked)
-            at_once(decode_greedily(asked.model, PROMPTS, [3] * len(PROMPTS), NEVER, CPU))
+            run_to_end(decode_greedily(asked.model, PROMPTS, [3] * len(PROMPTS), NEVER, CPU))
         assert torch.equal(torch.get_rng_state(), before)
         after = [group.routed_HK for group in asked.optimizer.groups if group.routed_HK is not None]
         assert all(torch.equal(one, other) for one, other in zip(routed, after, strict=True))
@@ -138,14 +137,14 @@ def interleaved(learner: Learner, work: Generator[None, None, Any]) -> Any:
 
 def test_a_job_between_training_steps_sees_the_weights_of_its_start(learner: Learner) -> None:
     """Scores and texts spread over training steps are bit for bit those computed at once."""
-    wanted_scores = scores_of(learner, row_tokens=12)
+    wanted_scores = scores_of(learner, pack_tokens=12)
     limits = [6] * len(PROMPTS)
-    wanted_texts = at_once(decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU))
+    wanted_texts = run_to_end(decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU))
     start = snapshot(learner)
-    assert interleaved(learner, score(learner.model, EXAMPLES, CPU, row_tokens=12)) == wanted_scores
+    assert interleaved(learner, score(learner.model, EXAMPLES, CPU, pack_tokens=12)) == wanted_scores
     assert not same(snapshot(learner), start)
-    assert scores_of(learner, row_tokens=12) != wanted_scores  # the live weights did move on
-    texts = at_once(decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU))
+    assert scores_of(learner, pack_tokens=12) != wanted_scores  # the live weights did move on
+    texts = run_to_end(decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU))
     assert interleaved(learner, decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU)) == texts
     assert texts != wanted_texts
 
@@ -156,14 +155,14 @@ def test_decoding_side_by_side_equals_each_prompt_alone(
 ) -> None:
     """Prompts of different lengths, padded and cached, continue as each does alone, in the order given."""
     monkeypatch.setattr(evaluation, "DECODE_ROWS", rows)
-    found = at_once(decode_greedily(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU))
+    found = run_to_end(decode_greedily(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU))
     assert found == [greedy_alone(learner.forward, prompt, 8) for prompt in TOKENS]
     assert len({tuple(tokens) for tokens in found}) == len(PROMPTS)  # the prompts do matter
 
 
 def test_decoding_equals_transformers_generate(learner: Learner) -> None:
     """The same tokens as `generate(do_sample=False)` gives for each prompt."""
-    found = at_once(decode_greedily(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU))
+    found = run_to_end(decode_greedily(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU))
     for tokens, prompt in zip(found, TOKENS, strict=True):
         ids = torch.tensor([prompt])
         with torch.no_grad():
@@ -177,7 +176,7 @@ def test_decoding_ends_before_a_stop_token(learner: Learner) -> None:
     """The first stop token ends a text and is left out; its neighbours go on to their own end."""
     whole = [greedy_alone(learner.forward, prompt, 8) for prompt in TOKENS]
     stop = frozenset({whole[0][3], whole[2][1]})
-    found = at_once(decode_greedily(learner.model, PROMPTS, [8] * len(PROMPTS), stop, CPU))
+    found = run_to_end(decode_greedily(learner.model, PROMPTS, [8] * len(PROMPTS), stop, CPU))
     assert found == [greedy_alone(learner.forward, prompt, 8, stop) for prompt in TOKENS]
     assert len(found[0]) <= 3
     assert max(map(len, found)) > min(map(len, found))
@@ -186,7 +185,7 @@ def test_decoding_ends_before_a_stop_token(learner: Learner) -> None:
 def test_each_text_has_its_own_limit(learner: Learner) -> None:
     """A limit of zero writes nothing; work ends with the longest that is left."""
     limits = [0, 5, 2, 1, 0]
-    found = at_once(decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU))
+    found = run_to_end(decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU))
     assert found == [greedy_alone(learner.forward, p, n) for p, n in zip(TOKENS, limits, strict=True)]
     assert list(map(len, found)) == limits
     assert sum(1 for _ in decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU)) == max(limits)
@@ -195,7 +194,7 @@ def test_each_text_has_its_own_limit(learner: Learner) -> None:
 def test_nothing_to_decode_is_no_work(learner: Learner) -> None:
     """No prompts give no texts and no pieces."""
     assert list(decode_greedily(learner.model, [], [], NEVER, CPU)) == []
-    assert at_once(decode_greedily(learner.model, [], [], NEVER, CPU)) == []
+    assert run_to_end(decode_greedily(learner.model, [], [], NEVER, CPU)) == []
 
 
 def test_an_example_splits_into_prompt_and_reference() -> None:

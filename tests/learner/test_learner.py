@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamlearn.adapters import SHAPES, passing
+from streamlearn.adapters import SHAPES, routing_context
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.loss import row_loss
-from streamlearn.learner.row import pack
+from streamlearn.learner.loss import packed_loss
+from streamlearn.learner.packing import pack
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 from streamlearn.stream.encode import IGNORED
@@ -33,9 +33,9 @@ def losses_alone(model: Any, example: Example) -> list[float]:
 
 
 def mean_loss(learner: Learner, batch: Batch) -> float:
-    row = pack(batch.examples, learner.device)
-    with torch.no_grad(), passing(learner.model, row.passage()):
-        return float(row_loss(learner.forward, row).mean)
+    packed = pack(batch.examples, learner.device)
+    with torch.no_grad(), routing_context(learner.model, packed.context()):
+        return float(packed_loss(learner.forward, packed).mean)
 
 
 def train(learner: Learner, steps: Sequence[int]) -> list[float]:
@@ -193,7 +193,7 @@ def test_it_goes_on_from_a_saved_state_bit_for_bit(make_learner: MakeLearner) ->
     straight, stopped, resumed = (make_learner(warmup_steps=6) for _ in range(3))
     train(straight, range(8))
     train(stopped, range(4))
-    stopped.pass_over()  # a number without an update: the two counts differ
+    stopped.skip_step()  # a number without an update: the two counts differ
     restore(resumed, snapshot(stopped))
     train(resumed, range(4, 8))
     ends = [snapshot(straight), snapshot(resumed)]

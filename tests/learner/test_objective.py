@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.layer import HeadLoraLinear
-from streamlearn.adapters.passage import Passage, Routed, passing
+from streamlearn.adapters.routing_context import RoutingContext, RoutingDecision, routing_context
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.loss import row_loss
-from streamlearn.learner.row import pack
+from streamlearn.learner.loss import packed_loss
+from streamlearn.learner.packing import pack
 from streamlearn.stream.decode import Example
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, snapshot
@@ -24,19 +24,19 @@ class Notes:
     """Keeps what every layer decided."""
 
     def __init__(self) -> None:
-        self.routed: list[Routed] = []
+        self.routed: list[RoutingDecision] = []
 
-    def __call__(self, layer: HeadLoraLinear, routed: Routed) -> None:
+    def __call__(self, layer: HeadLoraLinear, routed: RoutingDecision) -> None:
         self.routed.append(routed)
 
 
 def routing(
     learner: Learner, examples: Sequence[Example], slots: Sequence[int] | None, *, explore: bool = False
-) -> list[Routed]:
+) -> list[RoutingDecision]:
     notes = Notes()
-    row = pack(examples, learner.device, slots)
-    with torch.no_grad(), passing(learner.model, row.passage(explore=explore, watchers=(notes,))):
-        row_loss(learner.forward, row)
+    packed = pack(examples, learner.device, slots)
+    with torch.no_grad(), routing_context(learner.model, packed.context(explore=explore, hooks=(notes,))):
+        packed_loss(learner.forward, packed)
     return notes.routed
 
 
@@ -169,14 +169,14 @@ def test_a_sequence_keeps_its_experts_while_it_is_decoded(make_learner: MakeLear
     """The prompt's pass decides; later tokens follow it."""
     learner = make_learner(preset="mot")
     notes = Notes()
-    passage = Passage(decoding=True, watchers=(notes,))
+    context = RoutingContext(decoding=True, hooks=(notes,))
     ids = torch.from_numpy(np.stack([EXAMPLES[0].input_ids, EXAMPLES[0].input_ids[::-1]])).long()
-    with torch.no_grad(), passing(learner.model, passage):
+    with torch.no_grad(), routing_context(learner.model, context):
         learner.forward(input_ids=ids, use_cache=False)
-        chosen = {block: routed.selected_HKT.clone() for block, routed in passage.choices.items()}
+        chosen = {block: routed.selected_HKT.clone() for block, routed in context.choices.items()}
         learner.forward(input_ids=ids[:, :1], use_cache=False)
     assert len(notes.routed) == 2
-    assert all(torch.equal(passage.choices[block].selected_HKT, chosen[block]) for block in chosen)
+    assert all(torch.equal(context.choices[block].selected_HKT, chosen[block]) for block in chosen)
 
 
 @pytest.mark.parametrize("preset", ["streamlearn", "cp-moe", "mot", "loramoe"])

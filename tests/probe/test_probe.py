@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.passage import passing
+from streamlearn.adapters.routing_context import routing_context
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.loss import row_loss
-from streamlearn.learner.row import pack
-from streamlearn.probe.probe import Report, probe
+from streamlearn.learner.loss import packed_loss
+from streamlearn.learner.packing import pack
+from streamlearn.probe.probe import ProbeReport, probe
 from streamlearn.probe.transient import Coordinates, TransientExpert
 from streamlearn.settings import ConsolidateSettings, ProbeSettings
 from tests.doubles import random_examples
@@ -29,7 +29,7 @@ def trained(make_learner: MakeLearner, preset: str = "streamlearn", **changes: A
     return learner
 
 
-def probed(learner: Learner, seed: int = 3, **consolidate: Any) -> Report:
+def probed(learner: Learner, seed: int = 3, **consolidate: Any) -> ProbeReport:
     return probe(learner, WARM_UP, SETTINGS, ConsolidateSettings(**consolidate), seed=seed)
 
 
@@ -37,13 +37,13 @@ def probed(learner: Learner, seed: int = 3, **consolidate: Any) -> Report:
 def test_a_transient_expert_has_no_effect_before_it_is_trained(make_learner: MakeLearner, coordinates: Any) -> None:
     """Section 3.2.1: E(x) = 0 at s = 0, whatever its A is."""
     learner = trained(make_learner)
-    row = pack(WARM_UP, learner.device)
+    packed = pack(WARM_UP, learner.device)
     losses = []
-    for companion in (None, TransientExpert(learner.banks, coordinates, seed=1)):
-        passage = row.passage()
-        passage.companion = companion
-        with torch.no_grad(), passing(learner.model, passage):
-            losses.append(row_loss(learner.forward, row).token_L)
+    for parallel_adapter in (None, TransientExpert(learner.banks, coordinates, seed=1)):
+        context = packed.context()
+        context.parallel_adapter = parallel_adapter
+        with torch.no_grad(), routing_context(learner.model, context):
+            losses.append(packed_loss(learner.forward, packed).token_L)
     assert torch.equal(*losses)
 
 

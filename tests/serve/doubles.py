@@ -8,22 +8,22 @@ from datetime import UTC, datetime
 import httpx
 
 from streamlearn.errors import Reason
-from streamlearn.serve.app import create_app
-from streamlearn.serve.jobs import EvalJob, ExpertsJob, GenerateJob, JobQueue, Ticket
-from streamlearn.serve.schemas import (
+from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, JobQueue, Ticket
+from streamlearn.jobs.results import (
     EvalResult,
     ExampleResult,
     ExpertsResult,
     GenerateResult,
     LayerExperts,
     SnapshotResult,
-    SnapshotRow,
 )
+from streamlearn.serve.app import create_app
+from streamlearn.serve.schemas import SnapshotRow
 from streamlearn.serve.server import HttpServer
-from streamlearn.serve.status import (
+from streamlearn.settings import ServeSettings
+from streamlearn.status.board import Board, Clock
+from streamlearn.status.status import (
     AdaptationStatus,
-    Board,
-    Clock,
     PartitionStatus,
     Phase,
     RegimeStatus,
@@ -31,9 +31,8 @@ from streamlearn.serve.status import (
     ShiftStatus,
     SnapshotStatus,
     Status,
-    Timing,
 )
-from streamlearn.settings import ServeSettings
+from streamlearn.status.timing import Timing
 from streamlearn.stream.record import TopicPartition
 
 TOKEN = "0123456789abcdef" * 2

@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from streamlearn.errors import Reason, RecordError, SnapshotError
-from streamlearn.serve.jobs import EvalJob, ExampleError, ExpertsJob, LayerError, Ticket
-from streamlearn.serve.status import Phase, Status
+from streamlearn.jobs.queue import EvalJob, ExampleError, ExpertsJob, LayerError, Ticket
+from streamlearn.status.status import Phase, Status
 
 from .doubles import RUNNING, Daemon
 from .doubles import answer as say

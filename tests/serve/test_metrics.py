@@ -3,7 +3,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamlearn.errors import Reason
-from streamlearn.serve.status import Phase, Status
+from streamlearn.status.status import Phase, Status
 
 from .doubles import Daemon
 

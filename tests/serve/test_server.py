@@ -8,11 +8,11 @@ from structlog.testing import capture_logs
 
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event
+from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.app import create_app
-from streamlearn.serve.jobs import JobQueue
 from streamlearn.serve.schemas import SnapshotRow
 from streamlearn.serve.server import HttpServer
-from streamlearn.serve.status import Board
+from streamlearn.status.board import Board
 
 from .doubles import RUNNING, SETTINGS, TOKEN, Daemon, Time
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from streamlearn.client import ask
+from streamlearn.commands.client import ask
 from streamlearn.errors import ConfigError
 from streamlearn.serve.token import MIN_CHARS, obtain
 from streamlearn.settings import ServeSettings, Settings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift import Monitor, Shift, Sighted
+from streamlearn.shift import AssignedBatch, Monitor, Shift
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 from streamlearn.stream.record import Record, TopicPartition
@@ -20,17 +20,17 @@ def monitor(settings: ShiftSettings = SETTINGS) -> Monitor:
     return Monitor(settings, VOCAB_SIZE, seed=0)
 
 
-def sight(made: Sequence[Batch], settings: ShiftSettings = SETTINGS) -> list[Sighted]:
+def assigned_batches(made: Sequence[Batch], settings: ShiftSettings = SETTINGS) -> list[AssignedBatch]:
     watching = monitor(settings)
-    return [each for batch in made for each in watching.look(batch)] + watching.flush()
+    return [each for batch in made for each in watching.update(batch)] + watching.flush()
 
 
-def shifts_of(sighted: Sequence[Sighted]) -> list[Shift]:
-    return [shift for each in sighted for shift in each.shifts]
+def shifts_of(assigned: Sequence[AssignedBatch]) -> list[Shift]:
+    return [shift for each in assigned for shift in each.shifts]
 
 
-def slots_of(sighted: Sequence[Sighted]) -> list[int]:
-    return [slot for each in sighted for slot in each.slots]
+def slots_of(assigned: Sequence[AssignedBatch]) -> list[int]:
+    return [slot for each in assigned for slot in each.slots]
 
 
 def runs(*lengths: tuple[int, int]) -> list[int]:
@@ -39,31 +39,31 @@ def runs(*lengths: tuple[int, int]) -> list[int]:
 
 def test_the_first_batch_carries_the_first_regime() -> None:
     """A stream that never changes has one shift: its beginning."""
-    sighted = sight(batches(stream([0] * 400)))
-    [first] = shifts_of(sighted)
-    assert sighted[0].shifts == (first,)
+    assigned = assigned_batches(batches(stream([0] * 400)))
+    [first] = shifts_of(assigned)
+    assert assigned[0].shifts == (first,)
     assert (first.regime, first.slot, first.known, first.previous, first.onset) == (1, 0, False, None, 1)
-    assert set(slots_of(sighted)) == {0}
+    assert set(slots_of(assigned)) == {0}
 
 
 def test_a_new_task_is_a_shift_ahead_of_its_first_record() -> None:
     """The batch with the onset carries the shift, and the records from there on have the new slot."""
-    sighted = sight(batches(stream(runs((0, 100), (1, 100)))))
-    _, shift = shifts_of(sighted)
+    assigned = assigned_batches(batches(stream(runs((0, 100), (1, 100)))))
+    _, shift = shifts_of(assigned)
     assert not shift.known
     assert shift.previous == 1
     assert abs(shift.onset - 101) <= 1
     assert shift.declared_at <= 116
-    slots = slots_of(sighted)
+    slots = slots_of(assigned)
     assert slots[: shift.onset - 1] == [0] * (shift.onset - 1)
     assert set(slots[shift.onset - 1 :]) == {shift.slot}
-    [carrier] = [i for i, each in enumerate(sighted) if shift in each.shifts]
+    [carrier] = [i for i, each in enumerate(assigned) if shift in each.shifts]
     assert 8 * carrier < shift.onset <= 8 * carrier + 8
 
 
 def test_a_task_that_returns_is_known() -> None:
     """Its number and slot are those of its first visit."""
-    shifts = shifts_of(sight(batches(stream(runs((0, 100), (1, 100), (2, 100), (1, 100), (0, 100))))))
+    shifts = shifts_of(assigned_batches(batches(stream(runs((0, 100), (1, 100), (2, 100), (1, 100), (0, 100))))))
     assert [(shift.regime, shift.known) for shift in shifts] == [
         (1, False),
         (2, False),
@@ -77,9 +77,9 @@ def test_each_record_of_two_producers_gets_its_own_regime() -> None:
     """Known regimes that are mixed record by record are no shift, and no record is given to the wrong one."""
     rng = np.random.default_rng(0)
     tasks = [*runs((0, 100), (1, 100)), *rng.integers(0, 2, size=400).tolist()]
-    sighted = sight(batches(stream(tasks)))
-    assert len(shifts_of(sighted)) <= 3
-    slots = slots_of(sighted)
+    assigned = assigned_batches(batches(stream(tasks)))
+    assert len(shifts_of(assigned)) <= 3
+    slots = slots_of(assigned)
     assert np.mean([slot == task for slot, task in zip(slots, tasks, strict=True)]) > 0.97
 
 
@@ -87,18 +87,18 @@ def test_a_producer_that_joins_makes_a_regime_of_its_own_records() -> None:
     """What the old regime explains stays with it."""
     rng = np.random.default_rng(0)
     tasks = [*runs((0, 150)), *rng.integers(0, 2, size=400).tolist()]
-    sighted = sight(batches(stream(tasks)))
-    slots = slots_of(sighted)
-    assert {shift.regime for shift in shifts_of(sighted)} == {1, 2}
+    assigned = assigned_batches(batches(stream(tasks)))
+    slots = slots_of(assigned)
+    assert {shift.regime for shift in shifts_of(assigned)} == {1, 2}
     assert np.mean([slot == task for slot, task in zip(slots, tasks, strict=True)]) > 0.97
 
 
 def test_batches_come_out_as_they_went_in() -> None:
     """In order, none lost, those without records included; each record has a slot."""
     made = batches(stream(runs((0, 100), (1, 100))), SIZES)
-    sighted = sight(made)
-    assert [each.batch for each in sighted] == made
-    assert [len(each.slots) for each in sighted] == [len(batch.records) for batch in made]
+    assigned = assigned_batches(made)
+    assert [each.batch for each in assigned] == made
+    assert [len(each.slots) for each in assigned] == [len(batch.records) for batch in made]
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 16])
@@ -108,21 +108,21 @@ def test_holds_back_as_many_records_as_it_is_told(lookahead: int) -> None:
     seen = left = 0
     for batch in batches(stream([0] * 100), (8, 3, 1)):
         seen += len(batch.records)
-        left += sum(len(each.slots) for each in watching.look(batch))
+        left += sum(len(each.slots) for each in watching.update(batch))
         assert lookahead <= seen - left < lookahead + 8 or left == 0 or lookahead == 0 == seen - left
 
 
 def test_one_word_makes_a_regime() -> None:
     """It comes in most records, and goes: the old regime is known again. What has left by then keeps its slot."""
     made = batches(questions([True] * 150 + [False] * 150 + [True] * 100))
-    sighted = sight(made)
-    _, came, went = shifts_of(sighted)
+    assigned = assigned_batches(made)
+    _, came, went = shifts_of(assigned)
     assert (came.known, went.known) == (False, True)
     assert came.onset - 151 in range(4)
     assert came.declared_at <= 151 + 32
     assert went.onset - 301 in range(-2, 4)
     assert went.declared_at <= 301 + 32
-    slots = np.array(slots_of(sighted))
+    slots = np.array(slots_of(assigned))
     assert [np.mean(slots[a:b] == slot) > 0.85 for a, b, slot in ((0, 150, 0), (150, 300, 1), (300, 400, 0))] == [
         True
     ] * 3
@@ -135,7 +135,7 @@ def test_words_that_take_turns_are_no_shift() -> None:
     for start in (150, 230, 300):
         for i in range(start, start + 32, 2):
             examples[i].input_ids[12] = 1000 + start
-    assert len(shifts_of(sight(batches(examples)))) == 1
+    assert len(shifts_of(assigned_batches(batches(examples)))) == 1
 
 
 @pytest.mark.parametrize(
@@ -151,16 +151,16 @@ def test_a_killed_monitor_repeats_itself(examples: list[Example], max_regimes: i
     made = batches(examples, SIZES)
     settings = ShiftSettings(max_regimes=max_regimes)
     whole = monitor(settings)
-    expected = [each for batch in made for each in whole.look(batch)] + whole.flush()
+    expected = [each for batch in made for each in whole.update(batch)] + whole.flush()
     assert any(shift.dropped or shift.known for shift in shifts_of(expected))
     for died in range(0, len(made), 3):
         life = monitor(settings)
-        sighted = [each for batch in made[: died + 1] for each in life.look(batch)]
+        assigned = [each for batch in made[: died + 1] for each in life.update(batch)]
         state = life.state()
         life = monitor(settings)
         life.load_state(state)
-        sighted += [each for batch in made[len(sighted) :] for each in life.look(batch)] + life.flush()
-        assert sighted == expected
+        assigned += [each for batch in made[len(assigned) :] for each in life.update(batch)] + life.flush()
+        assert assigned == expected
         assert {name: array.tolist() for name, array in life.state().items()} == {
             name: array.tolist() for name, array in whole.state().items()
         }
@@ -170,7 +170,7 @@ def test_state_is_plain_arrays() -> None:
     """Nothing in it needs pickle."""
     watching = monitor()
     for batch in batches(stream([0] * 100)):
-        watching.look(batch)
+        watching.update(batch)
     assert all(array.dtype.kind in "if" for array in watching.state().values())
 
 
@@ -178,10 +178,10 @@ def test_no_regime_is_dropped_while_its_records_are_held_back() -> None:
     """With a single spare slot and short visits, no slot means two regimes within what is held back."""
     rng = np.random.default_rng(3)
     tasks = runs(*((int(task), 40) for task in rng.permutation(12)))
-    sighted = sight(batches(stream(tasks)), ShiftSettings(max_regimes=3, min_dwell_records=20))
-    assert any(shift.dropped for shift in shifts_of(sighted))
-    slots = slots_of(sighted)
-    for shift in shifts_of(sighted):
+    assigned = assigned_batches(batches(stream(tasks)), ShiftSettings(max_regimes=3, min_dwell_records=20))
+    assert any(shift.dropped for shift in shifts_of(assigned))
+    slots = slots_of(assigned)
+    for shift in shifts_of(assigned):
         if shift.dropped is not None:
             held = slots[max(0, shift.declared_at - 1 - 16) : shift.onset - 1]
             assert shift.slot not in held
@@ -191,10 +191,10 @@ def test_nearest_finds_the_regime_of_a_single_request() -> None:
     """Without a stretch, each input alone."""
     watching = monitor()
     for batch in batches(stream(runs((0, 100), (1, 100), (2, 100)))):
-        watching.look(batch)
+        watching.update(batch)
     tasks = [0, 1, 2] * 30
     requests = [each.input_ids[:-2] for each in stream(tasks, seed=9)]
-    assert np.mean(np.array(watching.nearest(requests)) == tasks) > 0.97
+    assert np.mean(np.array(watching.assign(requests)) == tasks) > 0.97
 
 
 def test_answers_are_not_read() -> None:
@@ -205,7 +205,7 @@ def test_answers_are_not_read() -> None:
         ids, labels = each.input_ids.copy(), each.labels.copy()
         ids[-2:] = labels[-2:] = 9
         others.append(Example(ids, labels))
-    one, other = sight(batches(examples)), sight(batches(others))
+    one, other = assigned_batches(batches(examples)), assigned_batches(batches(others))
     assert [each.slots for each in one] == [each.slots for each in other]
     assert shifts_of(one) == shifts_of(other)
 
@@ -223,22 +223,22 @@ def test_meta_is_not_read() -> None:
         )
         for each in made
     ]
-    one, other = sight(made), sight(scrambled)
+    one, other = assigned_batches(made), assigned_batches(scrambled)
     assert [(each.slots, each.shifts) for each in one] == [(each.slots, each.shifts) for each in other]
 
 
 def test_switched_off_the_whole_stream_is_one_regime() -> None:
     """Slot 0, and no shift but the first."""
-    sighted = sight(batches(stream(runs((0, 100), (1, 100)))), ShiftSettings(enabled=False))
-    assert len(shifts_of(sighted)) == 1
-    assert set(slots_of(sighted)) == {0}
+    assigned = assigned_batches(batches(stream(runs((0, 100), (1, 100)))), ShiftSettings(enabled=False))
+    assert len(shifts_of(assigned)) == 1
+    assert set(slots_of(assigned)) == {0}
 
 
 def test_regimes_are_shown_with_their_records() -> None:
     """Every record is counted in one regime."""
     watching = monitor()
     for batch in batches(stream(runs((0, 100), (1, 100), (0, 100)))):
-        watching.look(batch)
+        watching.update(batch)
     first, second = watching.regimes()
     assert (first.number, first.slot, first.visits) == (1, 0, 2)
     assert first.records + second.records == 300

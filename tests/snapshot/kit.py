@@ -31,7 +31,7 @@ def draft(step: int, **changed: Any) -> ManifestDraft:
         "dtype": "float32",
         "versions": {"streamlearn": "0.1.0", "torch": "2.13"},
         "learner": {"loss": 1.0 / (step + 3)},
-        "rooms": {},
+        "components": {},
     }
     return ManifestDraft(**{**values, **changed})
 

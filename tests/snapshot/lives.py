@@ -121,8 +121,10 @@ def _drawn_acts(store: SnapshotStore, journal: Journal, draw: random.Random) -> 
             yield Act(partial(journal.rewind, to_step=step), newest, lines)
         later = draw.randint(0, 2)  # records that became dead letters
         newest = (step, 4 * step + later)
-        rooms = {"padding": "x" * draw.choice((0, 100, 5000))}
-        yield Act(partial(save, store, step, position=Position({ORDERS: newest[1]}), rooms=rooms), newest, lines)
+        components = {"padding": "x" * draw.choice((0, 100, 5000))}
+        yield Act(
+            partial(save, store, step, position=Position({ORDERS: newest[1]}), components=components), newest, lines
+        )
         if draw.random() < 0.6:
             yield Act(partial(store.prune, draw.randint(1, 3)), newest, lines)
             oldest = int(store.names()[0])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from streamlearn.errors import SnapshotError
-from streamlearn.snapshot.journal import Entry, Journal
+from streamlearn.snapshot.journal import Journal, JournalEntry
 from streamlearn.stream.batch import Run
 
 RUNS = (Run("orders", 0, 118, 122, 4), Run("orders", 1, 57, 58, 1), Run("orders", 0, 122, 125, 2))
@@ -28,8 +28,8 @@ def steps(journal: Journal, after_step: int = 0) -> list[int]:
 
 def test_what_is_appended_is_read_back_in_order(tmp_path: Path) -> None:
     journal = filled(tmp_path / "journal.jsonl")
-    assert journal.entries(after_step=4) == [Entry(5, RUNS), Entry(6, RUNS)]
-    assert Journal(tmp_path / "journal.jsonl").entries(after_step=5) == [Entry(6, RUNS)]
+    assert journal.entries(after_step=4) == [JournalEntry(5, RUNS), JournalEntry(6, RUNS)]
+    assert Journal(tmp_path / "journal.jsonl").entries(after_step=5) == [JournalEntry(6, RUNS)]
     journal.close()
     journal.close()
 
@@ -44,10 +44,10 @@ def test_a_missing_journal_is_an_empty_one(tmp_path: Path) -> None:
 
 @given(topic=st.text(st.characters(exclude_categories=["Cs"])), offset=st.integers(0, (1 << 63) - 1))
 def test_every_topic_and_offset_fits_one_line(topic: str, offset: int) -> None:
-    entry = Entry(1, (Run(topic, 0, offset, offset, 0),))
+    entry = JournalEntry(1, (Run(topic, 0, offset, offset, 0),))
     line = entry.to_line()
     assert line.count(b"\n") == 1
-    assert Entry.from_line(line) == entry
+    assert JournalEntry.from_line(line) == entry
 
 
 def test_every_torn_tail_is_cut_off_and_appending_goes_on(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_rewind_makes_room_for_other_batches_of_those_steps(tmp_path: Path) -> N
     journal = filled(tmp_path / "journal.jsonl")
     journal.rewind(to_step=4)
     journal.append(5, RUNS[:1])
-    assert journal.entries(after_step=4) == [Entry(5, RUNS[:1])]
+    assert journal.entries(after_step=4) == [JournalEntry(5, RUNS[:1])]
 
 
 def test_nothing_is_rewritten_when_nothing_is_dropped(tmp_path: Path) -> None:

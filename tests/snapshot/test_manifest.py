@@ -47,20 +47,20 @@ def values() -> dict[str, Any]:
     return found
 
 
-@given(rooms=st.dictionaries(st.text("abc", max_size=3), json_values, max_size=3))
-def test_what_is_written_is_what_is_read(rooms: dict[str, Any]) -> None:
+@given(components=st.dictionaries(st.text("abc", max_size=3), json_values, max_size=3))
+def test_what_is_written_is_what_is_read(components: dict[str, Any]) -> None:
     """Floats to the last bit, keys in order, whatever a room keeps."""
     position = Position({TopicPartition("b", 1): 4, TopicPartition("a", 10): 1 << 40})
-    written = Manifest.of(draft(5, rooms=rooms, position=position), FILES)
+    written = Manifest.of(draft(5, components=components, position=position), FILES)
     assert Manifest.from_bytes(written.to_bytes(), where="m") == written
-    assert written.to_bytes() == sealed(orjson.loads(written.model_dump_json()))
+    assert written.to_bytes() == sealed(orjson.loads(written.model_dump_json(by_alias=True)))
 
 
 def test_a_room_cannot_forge_the_seal() -> None:
     """A key of the same name deeper down, or a line like the seal's in a text, is content."""
     forged = {"sha256": "1" * 64, "text": '\n  "sha256": "' + "2" * 64 + '"'}
-    written = Manifest.of(draft(5, rooms=forged), FILES)
-    assert Manifest.from_bytes(written.to_bytes(), where="m").rooms == forged
+    written = Manifest.of(draft(5, components=forged), FILES)
+    assert Manifest.from_bytes(written.to_bytes(), where="m").components == forged
 
 
 def test_a_shell_can_check_the_seal(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_what_json_would_lose_is_refused_and_named(bad: object) -> None:
 
 def test_text_that_is_not_utf8_is_a_snapshot_error() -> None:
     with pytest.raises(SnapshotError, match="step 5 cannot be written as JSON"):
-        Manifest.of(draft(5, rooms={"x": "\ud800"}), FILES).to_bytes()
+        Manifest.of(draft(5, components={"x": "\ud800"}), FILES).to_bytes()
 
 
 def test_a_draft_does_not_follow_what_it_was_made_from() -> None:

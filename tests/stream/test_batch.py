@@ -13,7 +13,7 @@ from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.batch import MAX_REJECTED, Batch, Batcher, Rejected, Run, runs_of
 from streamlearn.stream.decode import Decoder, Example
-from streamlearn.stream.intake import Intake, Rejects
+from streamlearn.stream.intake import DeadLetterWriter, Intake
 from streamlearn.stream.merge import Merger
 from streamlearn.stream.record import Record, RecordId, TopicPartition
 from tests.doubles import example
@@ -59,7 +59,11 @@ def records_of(lengths: Sequence[int], origin: TopicPartition = ONE) -> list[Rec
 def batches_of(source: MemorySource, settings: StreamSettings = SETTINGS, max_records: int = 32) -> list[Batch]:
     """All batches of a finite source, taken as the loop takes them."""
     intake = Intake(
-        Merger(source), LengthDecoder(), Batcher(settings), Rejects(MemoryDeadLetters()), max_records=max_records
+        Merger(source),
+        LengthDecoder(),
+        Batcher(settings),
+        DeadLetterWriter(MemoryDeadLetters()),
+        max_records=max_records,
     )
     batches: list[Batch] = []
     while True:
@@ -88,9 +92,9 @@ def fill(lengths: Sequence[int], settings: StreamSettings = SETTINGS) -> list[li
 def test_polls_do_not_decide_where_a_batch_ends(lengths: list[int], sizes: list[int], max_records: int) -> None:
     """However the same records are cut into polls, the same batches come out."""
     records = records_of(lengths)
-    at_once = batches_of(MemorySource(records), max_records=1000)
+    run_to_end = batches_of(MemorySource(records), max_records=1000)
     in_pieces = batches_of(ChunkedSource(records, sizes), max_records=max_records)
-    assert list(map(shape, in_pieces)) == list(map(shape, at_once))
+    assert list(map(shape, in_pieces)) == list(map(shape, run_to_end))
 
 
 @given(lengths_of_records)

@@ -10,9 +10,9 @@ from PIL import Image
 from streamlearn.bench.fuzz_images import MUTATIONS, fuzz
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.images import decode_base64, open_image
-from streamlearn.stream.pictures import words
-from tests.vision import as_base64, picture
+from streamlearn.stream.image_decoding import decode_base64, open_image
+from streamlearn.stream.images import words
+from tests.vision import as_base64, make_image
 
 LIMITS = StreamSettings()
 
@@ -49,9 +49,9 @@ def test_a_photo_stands_upright() -> None:
     [
         (b"", Reason.BAD_IMAGE, "must be JPEG, PNG or WebP"),
         (b"GIF89a", Reason.BAD_IMAGE, "found bytes 47 49 46 38 39 61"),
-        (picture()[:60], Reason.BAD_IMAGE, "cannot be decoded as PNG"),
-        (picture(kind="JPEG")[:200], Reason.BAD_IMAGE, "cannot be decoded as JPEG"),
-        (picture(kind="WEBP")[:60], Reason.BAD_IMAGE, "cannot be decoded as WEBP"),
+        (make_image()[:60], Reason.BAD_IMAGE, "cannot be decoded as PNG"),
+        (make_image(kind="JPEG")[:200], Reason.BAD_IMAGE, "cannot be decoded as JPEG"),
+        (make_image(kind="WEBP")[:60], Reason.BAD_IMAGE, "cannot be decoded as WEBP"),
         (saved(Image.new("1", (5000, 5000)), "PNG"), Reason.TOO_LARGE, "found 5000 x 5000"),
     ],
 )
@@ -73,8 +73,8 @@ def test_a_film_is_refused(kind: str) -> None:
 
 def test_base64_must_be_whole() -> None:
     """Nothing is guessed: no line breaks, no missing end, no data URL."""
-    whole = as_base64(picture())
-    assert decode_base64(whole, "image") == picture()
+    whole = as_base64(make_image())
+    assert decode_base64(whole, "image") == make_image()
     for broken in (whole[:-1], f"{whole[:8]}\n{whole[8:]}", f"data:image/png;base64,{whole}", None):
         with pytest.raises(RecordError):
             decode_base64(broken, "image")

@@ -11,7 +11,7 @@ from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.events import Event
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.batch import MAX_REJECTED, Batch, Batcher, Rejected
-from streamlearn.stream.intake import GivenUp, Intake, Rejects
+from streamlearn.stream.intake import DeadLetterWriter, GivenUp, Intake
 from streamlearn.stream.merge import Merger
 from streamlearn.stream.record import Record, RecordId
 from streamlearn.stream.source import DeadLetter
@@ -41,7 +41,7 @@ class Bench:
             Merger(self.source),
             self.decoder,
             Batcher(SETTINGS),
-            Rejects(self.sink, self.sink.recall(None)),
+            DeadLetterWriter(self.sink, self.sink.recall(None)),
             max_records=100,
             given_up=given_up,
             ahead=ThreadPoolExecutor(1) if self.ahead else None,
@@ -144,7 +144,7 @@ def test_a_payload_is_never_logged() -> None:
     """The log names where the record stood and why it was set aside, not what it held."""
     record = Record(ONE, 5, b"private words", key=b"private key", headers=(("name", b"private header"),))
     with capture_logs() as events:
-        Rejects(MemoryDeadLetters()).send(record, Reason.NOT_JSON, "not JSON")
+        DeadLetterWriter(MemoryDeadLetters()).send(record, Reason.NOT_JSON, "not JSON")
     (event,) = events
     assert event["event"] == Event.RECORD_DEAD_LETTERED
     assert (event["origin"], event["offset"], event["reason"]) == ("t-1", 5, Reason.NOT_JSON)

@@ -112,7 +112,7 @@ def test_a_journalled_record_that_is_gone_is_not_waited_for() -> None:
     source.gaps = [Gap(b0, 1, 9), Gap(a1, 0, 4)]
     with capture_logs() as logs:
         assert list(merger.take(max_records=8, timeout_s=0.0)) == [early[1], early[0]]
-    assert [entry["event"] for entry in logs] == [Event.JOURNAL_CUT]
+    assert [entry["event"] for entry in logs] == [Event.JOURNAL_TRUNCATED]
     late = Record(a1, 4, b"{}")
     source.append(late)
     assert list(merger.take(max_records=8, timeout_s=0.0)) == [late]

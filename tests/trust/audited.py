@@ -54,7 +54,7 @@ def heed(event: str, args: tuple[Any, ...]) -> None:
 
 
 if __name__ == "__main__":
-    from streamlearn.cli import main
+    from streamlearn.commands.cli import main
 
     sys.addaudithook(heed)
     sys.argv = ["streamlearn", *sys.argv[3:]]

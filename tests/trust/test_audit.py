@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.vision import as_base64, picture, tiny_vision_backbone
+from tests.vision import as_base64, make_image, tiny_vision_backbone
 
 ROOT = Path(__file__).parents[2]
 PLACES = (
@@ -37,7 +37,7 @@ Events = list[tuple[str, str]]
 def records() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Some that are learned, among them texts that speak of such places; and some that must not be."""
     good: list[dict[str, Any]] = [{"prompt": f"what is at {place}?", "completion": " nothing"} for place in PLACES]
-    good += [{"prompt": f"which {i}?", "completion": " fox", "image": as_base64(picture(i))} for i in range(6)]
+    good += [{"prompt": f"which {i}?", "completion": " fox", "image": as_base64(make_image(i))} for i in range(6)]
     bad: list[dict[str, Any]] = [{"prompt": "a", "completion": "b", "image": place} for place in PLACES]
     bad += [{"prompt": "a", "completion": "b", "image": {"url": place}} for place in PLACES[:3]]
     for place in PLACES[:5]:

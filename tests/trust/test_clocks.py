@@ -11,13 +11,14 @@ from typing import Any
 import orjson
 import pytest
 
-from streamlearn import assembly
-from streamlearn.assembly import Rooms
-from streamlearn.daemon import Daemon
-from streamlearn.serve.jobs import JobQueue
-from streamlearn.serve.status import Board, Clock, Phase, Status
+from streamlearn.jobs.queue import JobQueue
+from streamlearn.runtime import components as assembly
+from streamlearn.runtime.components import Components
+from streamlearn.runtime.daemon import Daemon
 from streamlearn.serve.views import JobsView, status_view
 from streamlearn.settings import Settings
+from streamlearn.status.board import Board, Clock
+from streamlearn.status.status import Phase, Status
 from tests.doubles import tiny_backbone
 
 from .rules import ROOT, SOURCES, uses
@@ -34,9 +35,9 @@ WALL = {
     "datetime.date.today",
 }
 NAMED = {
-    ("streamlearn/assembly.py", "datetime.datetime.now"),  # a snapshot's created_at: data for people
-    ("streamlearn/doctor.py", "time.time"),  # tells a person that the clock is not set
-    ("streamlearn/serve/status.py", "time.time"),  # the default of Clock.wall: started_at and the snapshot's age
+    ("streamlearn/runtime/components.py", "datetime.datetime.now"),  # a snapshot's created_at: data for people
+    ("streamlearn/commands/doctor.py", "time.time"),  # tells a person that the clock is not set
+    ("streamlearn/status/board.py", "time.time"),  # the default of Clock.wall: started_at and the snapshot's age
 }
 """Where the wall clock is read, and what for."""
 BAD = (
@@ -138,7 +139,7 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> Jumping:
 
 def learn(settings: Settings, clock: Clock, *, stop_at: int | None = None) -> tuple[Daemon, list[str]]:
     """One life, with the names of the snapshots that it wrote; the status is asked for after each step."""
-    rooms = Rooms(settings)
+    components = Components(settings)
     saved: list[str] = []
     board = Board(Status(Phase.STARTING, started_at=clock.wall()), clock)
 
@@ -157,12 +158,12 @@ def learn(settings: Settings, clock: Clock, *, stop_at: int | None = None) -> tu
         def on_snapshot(self, info: Any) -> None:
             saved.append(info.name)
 
-    daemon = Daemon(rooms, board, JobQueue(1), observer=Watch())
+    daemon = Daemon(components, board, JobQueue(1), observer=Watch())
     try:
         daemon.run()
-        assert [f"{rooms.learner.number:08d}"] == rooms.store.names()[-1:]
+        assert [f"{components.learner.number:08d}"] == components.store.names()[-1:]
     finally:
-        rooms.close()
+        components.close()
     return daemon, saved
 
 
@@ -202,16 +203,16 @@ def test_a_snapshot_is_due_by_the_monotonic_clock(
     calm = settings("due")
     calm = calm.model_copy(update={"snapshot": calm.snapshot.model_copy(update={"every_records": 10_000})})
     now = 0.0
-    monkeypatch.setattr("streamlearn.daemon.time.monotonic", lambda: now)
-    rooms = Rooms(calm)
+    monkeypatch.setattr("streamlearn.runtime.daemon.time.monotonic", lambda: now)
+    components = Components(calm)
     try:
-        daemon = Daemon(rooms, Board(Status(Phase.STARTING), Clock(wall=jumping)), JobQueue(1))
+        daemon = Daemon(components, Board(Status(Phase.STARTING), Clock(wall=jumping)), JobQueue(1))
         daemon.state.records_since_save = 4
         for _ in JUMPS:
             daemon.save_if_due()
-        assert rooms.store.names() == []
+        assert components.store.names() == []
         now = calm.snapshot.every_s
         daemon.save_if_due()
-        assert rooms.store.names() == ["00000000"]
+        assert components.store.names() == ["00000000"]
     finally:
-        rooms.close()
+        components.close()

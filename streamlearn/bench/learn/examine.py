@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from streamlearn.adaptation.expert_evidence import ExpertEvidence
 from streamlearn.bench.learn.suites import Suite
-from streamlearn.learner.evaluation import decode_greedily, prompt_of, reference_of, score
+from streamlearn.jobs.experts import experts
+from streamlearn.jobs.queue import ExpertsJob
+from streamlearn.learner.evaluation import decode_greedily, prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.text_metrics import exact_match, rouge_l
-from streamlearn.serve.answers import at_once
-from streamlearn.serve.experts import Evidence, experts
-from streamlearn.serve.jobs import ExpertsJob
 from streamlearn.stream.decode import Decoder, Example
 
 ROW_TOKENS = 4096
@@ -53,7 +53,7 @@ class Examiner:
         for task in tasks:
             examples = self.tests[task]
             slots = slots_of(task, examples)
-            scores = at_once(score(learner.model, examples, learner.device, row_tokens=ROW_TOKENS, slots=slots))
+            scores = run_to_end(score(learner.model, examples, learner.device, pack_tokens=ROW_TOKENS, slots=slots))
             tokens = sum(each.tokens for each in scores)
             found[task] = Known(
                 sum(each.correct for each in scores) / tokens, sum(each.loss_sum for each in scores) / tokens
@@ -67,7 +67,7 @@ class Examiner:
             examples = list(self.tests[task][:GENERATED])
             references = [self._decoder.text(reference_of(example)) for example in examples]
             answers = {self._decoder.text(reference_of(example)) for example in self.tests[task]}
-            outputs = at_once(
+            outputs = run_to_end(
                 decode_greedily(
                     learner.model,
                     [prompt_of(example) for example in examples],
@@ -95,8 +95,8 @@ class Examiner:
         for task, examples in self.tests.items():
             for slot, example in zip(slots_of(task, examples) or [0] * len(examples), examples, strict=True):
                 by_slot.setdefault(slot, []).append(example)
-        evidence = Evidence({slot: slot for slot in by_slot}, routed, similarity, by_slot)
-        layers = at_once(experts(ExpertsJob(None), learner, evidence, row_tokens=ROW_TOKENS)).layers
+        evidence = ExpertEvidence({slot: slot for slot in by_slot}, routed, similarity, by_slot)
+        layers = run_to_end(experts(ExpertsJob(None), learner, evidence, pack_tokens=ROW_TOKENS)).layers
         means = [layer.mean_effective_number for layer in layers if layer.mean_effective_number is not None]
         middle = layers[len(layers) // 2]
         shares = {}

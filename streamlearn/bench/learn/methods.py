@@ -24,7 +24,6 @@ ablations run in the daemon, which is told nothing.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from streamlearn.assembly import Model, Rooms
 from streamlearn.bench.learn import variants
 from streamlearn.bench.learn.baselines.baseline import Baseline
 from streamlearn.bench.learn.baselines.ewc import Ewc
@@ -33,6 +32,7 @@ from streamlearn.bench.learn.baselines.given import RegimesGiven
 from streamlearn.bench.learn.baselines.o_lora import OLora
 from streamlearn.bench.learn.baselines.replay import Replay
 from streamlearn.bench.learn.suites import Suite
+from streamlearn.runtime.components import Components, Model
 from streamlearn.settings import Settings
 
 RANK = 20
@@ -63,7 +63,7 @@ class Method:
     trained: bool = True
     given: bool = False
     """Whether test records are routed with the regime that they are known to belong to."""
-    variant: Callable[[Rooms], None] | None = None
+    variant: Callable[[Components], None] | None = None
     """What is changed of the daemon that no setting can change."""
     steered_eval: bool = True
     """Whether test records are routed with their regime's bias."""

@@ -13,9 +13,8 @@ from typing import Any
 
 import orjson
 
-from streamlearn.adaptation import Adaptation, Entry
+from streamlearn.adaptation.adaptation import Adaptation, ShiftReport
 from streamlearn.adapters.check import activated_parameters
-from streamlearn.assembly import Model, Rooms, adapter_of, versions
 from streamlearn.backbone.load import outline
 from streamlearn.bench.learn.arms import settings_of
 from streamlearn.bench.learn.baselines.baseline import Baseline
@@ -24,13 +23,15 @@ from streamlearn.bench.learn.examine import Examiner, Known, SlotsOf
 from streamlearn.bench.learn.methods import Method, Setting
 from streamlearn.bench.learn.scores import scores
 from streamlearn.bench.learn.suites import Json, Stretch, Suite
-from streamlearn.daemon import Daemon
+from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.serve.jobs import JobQueue
-from streamlearn.serve.status import Board, Clock, Phase, Status
+from streamlearn.runtime.components import Components, Model, adapter_of, versions
+from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings, StreamSettings
-from streamlearn.shift.signature import input_of
+from streamlearn.shift.featurizer import input_of
 from streamlearn.snapshot.snapshot import SnapshotInfo
+from streamlearn.status.board import Board, Clock
+from streamlearn.status.status import Phase, Status
 from streamlearn.stream.batch import Batch, Batcher
 from streamlearn.stream.decode import Example
 from streamlearn.stream.record import Record, TopicPartition
@@ -122,22 +123,22 @@ _Outcome = tuple[Notes, Model, SlotsOf, dict[str, Any] | None]
 
 def _through_the_daemon(suite: Suite, method: Method, settings: Settings, progress: Callable[[str], None]) -> _Outcome:
     """The daemon itself, in this process."""
-    rooms = Rooms(settings)
+    components = Components(settings)
     if method.variant is not None:
-        method.variant(rooms)
-    slots_of = nearest(rooms.adaptation) if method.steered_eval else _no_slots
-    watch = _Watch(Notes(suite, Examiner(suite, rooms.decoder), progress), rooms, slots_of)
-    Daemon(rooms, Board(Status(Phase.STARTING), Clock()), JobQueue(1), observer=watch).run()
+        method.variant(components)
+    slots_of = nearest(components.adaptation) if method.steered_eval else _no_slots
+    watch = _Watch(Notes(suite, Examiner(suite, components.decoder), progress), components, slots_of)
+    Daemon(components, Board(Status(Phase.STARTING), Clock()), JobQueue(1), observer=watch).run()
     while len(watch.notes.matrix) < len(suite.stretches):
-        watch.notes.examine(rooms.learner, slots_of)
-    rooms.close()
+        watch.notes.examine(components.learner, slots_of)
+    components.close()
     declared = [entry.shift.declared_at for entry in watch.entries if entry.shift.kind == "inputs"]
     found = {
         **detection(declared, suite.boundaries),
         "shifts": [entry.to_json() for entry in watch.entries],
-        "probe_seconds": rooms.adaptation.probe_seconds,
+        "probe_seconds": components.adaptation.probe_seconds,
     }
-    return watch.notes, rooms.model, slots_of, found
+    return watch.notes, components.model, slots_of, found
 
 
 def _told(suite: Suite, method: Method, settings: Settings, progress: Callable[[str], None]) -> _Outcome:
@@ -207,17 +208,17 @@ def _shuffled(suite: Suite, seed: int) -> Iterator[Stretch]:
 class _Watch:
     """Observes the daemon and, when the last record of a stretch is done with, examines what it knows."""
 
-    def __init__(self, notes: Notes, rooms: Rooms, slots_of: SlotsOf) -> None:
+    def __init__(self, notes: Notes, components: Components, slots_of: SlotsOf) -> None:
         self.notes = notes
-        self.entries: list[Entry] = []
-        self._rooms = rooms
+        self.entries: list[ShiftReport] = []
+        self._rooms = components
         self._slots_of = slots_of
         self._ends = [*notes.suite.boundaries, sum(len(s.records) for s in notes.suite.stretches)]
 
     def on_start(self, status: Status) -> None:
         """Nothing yet."""
 
-    def on_shift(self, entry: Entry) -> None:
+    def on_shift(self, entry: ShiftReport) -> None:
         """Note it."""
         self.entries.append(entry)
 

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from streamlearn.adapters.passage import passing
+from streamlearn.adapters.routing_context import routing_context
 from streamlearn.bench.learn.baselines.baseline import Baseline
 from streamlearn.bench.learn.baselines.ewc import Ewc
 from streamlearn.bench.learn.baselines.gem import Gem, project
 from streamlearn.bench.learn.baselines.o_lora import OLora, overlap_gradient
 from streamlearn.bench.learn.baselines.replay import Replay
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.learner.loss import row_loss
-from streamlearn.learner.row import pack
+from streamlearn.learner.loss import packed_loss
+from streamlearn.learner.packing import pack
 from streamlearn.settings import LearnerSettings
 from streamlearn.stream.decode import Example
 from tests.doubles import random_examples
@@ -29,8 +29,8 @@ NEARLY = 1e-4
 
 def loss_on(learner: Learner, examples: tuple[Example, ...]) -> float:
     row = pack(examples, learner.device)
-    with torch.no_grad(), passing(learner.model, row.passage()):
-        return float(row_loss(learner.forward, row).mean)
+    with torch.no_grad(), routing_context(learner.model, row.context()):
+        return float(packed_loss(learner.forward, row).mean)
 
 
 def learn(baseline: Baseline, *tasks: tuple[Example, ...], steps: int = 12) -> None:
@@ -56,8 +56,8 @@ class TestEwc:
         wanted = [torch.zeros_like(p) for p in parameters]
         for example in ONE:
             row = pack([example], learner.device)
-            with passing(learner.model, row.passage()):
-                torch.autograd.backward(row_loss(learner.forward, row).mean * len(row.target_L))
+            with routing_context(learner.model, row.context()):
+                torch.autograd.backward(packed_loss(learner.forward, row).mean * len(row.target_L))
             for square, parameter in zip(wanted, parameters, strict=True):
                 assert parameter.grad is not None
                 square.add_(parameter.grad**2 / len(ONE))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from streamlearn.bench.learn import variants
-from streamlearn.shift.outlook import Sighted
+from streamlearn.shift.assigned_batch import AssignedBatch
 from streamlearn.shift.shift import Shift
 from streamlearn.stream.batch import Batch
 from tests.doubles import random_examples
@@ -19,8 +19,8 @@ def test_plain_adamw_moves_experts_that_got_nothing(make_learner: MakeLearner) -
     for plain in (False, True):
         learner = make_learner(preset="mh-moe", weight_decay=0.1)
         if plain:
-            rooms: Any = SimpleNamespace(learner=learner)
-            variants.plain_adamw(rooms)
+            components: Any = SimpleNamespace(learner=learner)
+            variants.plain_adamw(components)
         before = [bank.A.detach().clone() for bank in learner.banks]
         learner.step(random_examples((2,)))
         idle = [bank.load_HK == 0 for bank in learner.banks if bank.load_HK is not None]
@@ -42,11 +42,11 @@ def test_one_bias_a_stretch_forgets_whose_a_record_is() -> None:
 
     batch = Batch((), random_examples((2, 2)))
     decided = [
-        Sighted(batch, (0, 0), (shift(0),)),
-        Sighted(batch, (0, 2), (shift(1),)),
-        Sighted(batch, (2, 0), (shift(2, "answers"),)),
+        AssignedBatch(batch, (0, 0), (shift(0),)),
+        AssignedBatch(batch, (0, 2), (shift(1),)),
+        AssignedBatch(batch, (2, 0), (shift(2, "answers"),)),
     ]
     monitor = SimpleNamespace(look=lambda _: decided[:2], flush=lambda: decided[2:])
-    rooms: Any = SimpleNamespace(adaptation=SimpleNamespace(monitor=monitor))
-    variants.one_bias_a_stretch(rooms)
-    assert [sighted.slots for sighted in [*monitor.look(batch), *monitor.flush()]] == [(0, 0), (1, 1), (1, 1)]
+    components: Any = SimpleNamespace(adaptation=SimpleNamespace(monitor=monitor))
+    variants.one_bias_a_stretch(components)
+    assert [assigned.slots for assigned in [*monitor.look(batch), *monitor.flush()]] == [(0, 0), (1, 1), (1, 1)]

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from streamlearn.adapters.passage import passing
+from streamlearn.adapters.routing_context import routing_context
 from streamlearn.bench.learn.baselines.baseline import Baseline
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.loss import row_loss
+from streamlearn.learner.loss import packed_loss
 from streamlearn.learner.optimizer import Group, Hold
-from streamlearn.learner.row import pack
+from streamlearn.learner.packing import pack
 from streamlearn.stream.decode import Example
 
 STRENGTH = 0.3
@@ -56,8 +56,8 @@ class Ewc(Baseline):
         squares = [torch.zeros_like(parameter) for parameter in parameters]
         for example in examples:
             row = pack([example], self.learner.device)
-            with torch.enable_grad(), passing(self.learner.model, row.passage()):
-                log_likelihood = row_loss(self.learner.forward, row).mean * len(row.target_L)
+            with torch.enable_grad(), routing_context(self.learner.model, row.context()):
+                log_likelihood = packed_loss(self.learner.forward, row).mean * len(row.target_L)
             gradients = torch.autograd.grad(log_likelihood, parameters)
             for square, gradient in zip(squares, gradients, strict=True):
                 square.addcmul_(gradient, gradient, value=1 / len(examples))

@@ -14,12 +14,12 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from streamlearn.adapters.passage import passing
+from streamlearn.adapters.routing_context import routing_context
 from streamlearn.bench.learn.baselines.baseline import Baseline
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.learner.loss import row_loss
+from streamlearn.learner.loss import packed_loss
 from streamlearn.learner.optimizer import MaskedAdamW
-from streamlearn.learner.row import pack
+from streamlearn.learner.packing import pack
 from streamlearn.settings import LearnerSettings
 from streamlearn.stream.decode import Example
 
@@ -51,8 +51,8 @@ class Gem(Baseline):
     def _gradient(self, examples: Sequence[Example]) -> Tensor:
         row = pack(examples, self.learner.device)
         parameters = self.learner.optimizer.parameters()
-        with passing(self.learner.model, row.passage()):
-            loss = row_loss(self.learner.forward, row).mean
+        with routing_context(self.learner.model, row.context()):
+            loss = packed_loss(self.learner.forward, row).mean
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
 
 

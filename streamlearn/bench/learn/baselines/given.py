@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from streamlearn.adaptation import Adaptation
+from streamlearn.adaptation.adaptation import Adaptation
 from streamlearn.bench.learn.baselines.baseline import Baseline
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.shift.shift import Shift

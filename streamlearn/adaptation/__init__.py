@@ -1,0 +1,1 @@
+"""What the daemon does about regimes: probe, consolidate, hold out records, measure forgetting."""

@@ -1,0 +1,101 @@
+"""Records of each regime that are never trained on.
+
+Every `every_records`-th record of a regime is kept out; of those a uniform sample of bounded size stays (reservoir
+sampling, Vitter 1985, algorithm R). What leaves the sample again is not trained on either: it was seen by evaluations.
+Draws are a function of the seed, the slot and the count, so the sample is one of the stream alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamlearn.settings import HoldoutSettings
+from streamlearn.stream.decode import Example
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def _without_images(example: Example, images: Sequence[bytes]) -> Example:
+    raise AssertionError(f"{len(images)} images in a snapshot of a backbone that reads text, of {len(example)} tokens")
+
+
+class HoldoutReservoirs:
+    """One reservoir a regime slot."""
+
+    def __init__(
+        self,
+        settings: HoldoutSettings,
+        *,
+        regimes: int,
+        seed: int,
+        restored: Callable[[Example, Sequence[bytes]], Example] = _without_images,
+    ) -> None:
+        """`restored` gives an example its images back, of which a snapshot keeps the bytes."""
+        self._settings = settings
+        self._restored = restored
+        self._seed = seed
+        self._seen = np.zeros(regimes, dtype=np.int64)
+        self._kept: dict[int, list[Example]] = {}
+
+    def take(self, slot: int, example: Example) -> bool:
+        """Count a record of the regime in `slot`; true when it is kept out and must not be trained on."""
+        every = self._settings.every_records
+        self._seen[slot] += 1
+        if every == 0 or self._seen[slot] % every:
+            return False
+        for image in example.images:
+            image.forget()
+        kept, number = self._kept.setdefault(slot, []), int(self._seen[slot]) // every
+        if len(kept) < self._settings.records_per_regime:
+            kept.append(example)
+        else:
+            place = int(np.random.default_rng([self._seed, slot, number]).integers(number))
+            if place < len(kept):
+                kept[place] = example
+        return True
+
+    def examples(self, slot: int) -> tuple[Example, ...]:
+        """The sample of one regime; empty when none was kept out yet."""
+        return tuple(self._kept.get(slot, ()))
+
+    def clear(self, slot: int) -> None:
+        """Forget a regime's sample: its slot has another regime now, or its answers are no longer right."""
+        self._kept.pop(slot, None)
+        self._seen[slot] = 0
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Plain arrays: samples behind one another, in slot order."""
+        rows = [(slot, example) for slot in sorted(self._kept) for example in self._kept[slot]]
+        empty = [np.zeros(0, dtype=np.int64)]
+        images = [image.data for _, example in rows for image in example.images]
+        return {
+            "seen": self._seen.copy(),
+            "slots": np.array([slot for slot, _ in rows], dtype=np.int64),
+            "lengths": np.array([len(example) for _, example in rows], dtype=np.int64),
+            "input_ids": np.concatenate(empty + [example.input_ids.astype(np.int64) for _, example in rows]),
+            "labels": np.concatenate(empty + [example.labels.astype(np.int64) for _, example in rows]),
+            "pictures": np.array([len(example.images) for _, example in rows], dtype=np.int64),
+            "picture_bytes": np.array([len(data) for data in images], dtype=np.int64),
+            "picture_data": np.frombuffer(b"".join(images), dtype=np.uint8).astype(np.uint8),
+        }
+
+    def load_state(self, arrays: Arrays) -> None:
+        """The inverse of `state`."""
+        self._seen = arrays["seen"].copy()
+        self._kept = {}
+        cuts = np.cumsum(arrays["lengths"])[:-1]
+        pieces = zip(
+            arrays["slots"].tolist(),
+            np.split(arrays["input_ids"].astype(np.int32), cuts),
+            np.split(arrays["labels"].astype(np.int32), cuts),
+            arrays["pictures"].tolist(),
+            strict=False,  # splitting nothing gives one empty piece
+        )
+        images = iter(np.split(arrays["picture_data"], np.cumsum(arrays["picture_bytes"])[:-1]))
+        for slot, input_ids, labels, number in pieces:
+            example = Example(input_ids, labels)
+            if number:
+                example = self._restored(example, [bytes(next(images)) for _ in range(number)])
+            self._kept.setdefault(slot, []).append(example)

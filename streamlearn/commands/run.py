@@ -1,0 +1,143 @@
+"""One run of the daemon as a process: logging, HTTP, the loop, and an orderly end."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+from streamlearn.commands.progress import ProgressDisplay
+from streamlearn.errors import StreamlearnError
+from streamlearn.events import Event, configure_logging, get_logger
+from streamlearn.jobs.queue import JobQueue
+from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
+from streamlearn.runtime.components import Components, versions
+from streamlearn.runtime.daemon import Daemon
+from streamlearn.runtime.signals import StopEarly, StopSignals
+from streamlearn.runtime.systemd import ServiceManager, dump_stacks_on_abort
+from streamlearn.serve.app import create_app
+from streamlearn.serve.schemas import SnapshotRow
+from streamlearn.serve.server import HttpServer
+from streamlearn.serve.token import obtain
+from streamlearn.settings import Settings
+from streamlearn.snapshot.store import SnapshotStore
+from streamlearn.status.board import Board, Clock
+from streamlearn.status.status import Phase, Status
+from streamlearn.stream.decode import Example
+
+_log = get_logger("daemon")
+
+
+def run_daemon(
+    settings: Settings,
+    signals: StopSignals,
+    *,
+    fresh: bool,
+    accept_config_change: bool,
+    segment_by: str | None = None,
+) -> None:
+    """Run until the stream ends or one of `signals`, which are installed, comes.
+
+    Raises:
+        StreamlearnError: as errors.py says; the board and the log have it too.
+    """
+    configure_logging(settings.log.level, settings.log.style)
+    dump_stacks_on_abort()
+    clock = Clock()
+    manager = ServiceManager.from_environment(os.environ)
+    loading = Status(Phase.STARTING, reason="the backbone is being loaded", started_at=clock.wall())
+    board = Board(loading, clock, on_publish=manager.on_publish)
+    jobs = JobQueue(settings.serve.queue_size)
+    _log.info(Event.DAEMON_STARTED, state=str(settings.state), versions=versions())
+    signals.opening()
+    try:
+        with _http(settings, board, jobs, clock) as endpoint:
+            try:
+                accept = accept_config_change
+                _learn(settings, board, jobs, signals, endpoint, fresh=fresh, accept=accept, by=segment_by)
+            except StreamlearnError as error:
+                board.publish(Status(Phase.FAILED, reason=str(error), started_at=board.read().started_at))
+                raise
+            finally:
+                jobs.close()
+    except StopEarly as stop:
+        _log.info(Event.DAEMON_STOPPED, reason=str(stop), records=0)
+
+
+def _learn(
+    settings: Settings,
+    board: Board,
+    jobs: JobQueue,
+    signals: StopSignals,
+    endpoint: str | None,
+    *,
+    fresh: bool,
+    accept: bool,
+    by: str | None,
+) -> None:
+    started = time.monotonic()
+    components = Components(settings, fresh=fresh, accept_config_change=accept)
+    _introduce(components, board)
+    watch = ProgressDisplay(by, endpoint)
+    try:
+        daemon = Daemon(components, board, jobs, observer=watch)
+        signals.ask(daemon.stop)
+        daemon.run()
+        watch.close()
+        seconds = round(time.monotonic() - started, 1)
+        _log.info(Event.DAEMON_STOPPED, records=board.read().records_trained, seconds=seconds)
+        compare = by is not None and not daemon.stopped  # whoever stops a daemon does not want to wait for a comparison
+        if compare:
+            daemon.score_all()
+        watch.report(board.read(), str(settings.state), partial(_frozen, components) if compare else None)
+    finally:
+        watch.close()
+        components.close()
+
+
+def _frozen(components: Components, examples: Sequence[Example]) -> Sequence[ExampleScore]:
+    """Scores under the backbone alone."""
+    learner = components.learner
+    with learner.model.disable_adapter():
+        work = score(learner.model, examples, learner.device, pack_tokens=components.settings.stream.batch_tokens)
+        return run_to_end(work)
+
+
+def _introduce(components: Components, board: Board) -> None:
+    """Publish what the daemon works with."""
+    backbone = components.model.backbone
+    board.publish(
+        replace(
+            board.read(),
+            backbone=backbone.identity["model"],
+            dtype=backbone.arithmetic.name,
+            device=str(backbone.device),
+            preset=components.settings.adapter.preset,
+            versions=versions(),
+        )
+    )
+
+
+@contextmanager
+def _http(settings: Settings, board: Board, jobs: JobQueue, clock: Clock) -> Iterator[str | None]:
+    """The endpoint, up before the backbone is loaded so that readiness can be asked for; yields its address."""
+    if not settings.serve.enabled:
+        yield None
+        return
+    store = SnapshotStore(settings.state / "snapshots", keep=settings.snapshot.keep)
+
+    def rows() -> list[SnapshotRow]:
+        return [
+            SnapshotRow(name=info.name, step=info.step, written_at=info.created_at, size_bytes=info.bytes)
+            for info in store.infos()
+        ]
+
+    app = create_app(board, jobs, settings.serve, rows, clock, token=obtain(settings))
+    server = HttpServer(app, settings.serve)
+    server.start()
+    try:
+        host = f"[{settings.serve.host}]" if ":" in settings.serve.host else settings.serve.host
+        yield f"{'https' if settings.serve.tls_certfile else 'http'}://{host}:{server.port}"
+    finally:
+        server.stop()

@@ -1,0 +1,93 @@
+"""Evaluating examples for a request, in pieces."""
+
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamlearn.errors import RecordError
+from streamlearn.jobs.queue import EvalJob, ExampleError
+from streamlearn.jobs.results import EvalResult, ExampleResult
+from streamlearn.learner.evaluation import ExampleScore, decode_greedily, prompt_of, reference_of, score
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.text_metrics import exact_match, rouge_l
+from streamlearn.shift.featurizer import input_of
+from streamlearn.stream.decode import Decoder, Example
+
+Clock = Callable[[], float]
+SlotsOf = Callable[[Sequence[NDArray[np.int32]]], list[int] | None]
+"""The regime slot of each request's input; None where routing knows no regimes."""
+
+
+def evaluate(
+    job: EvalJob,
+    learner: Learner,
+    decoder: Decoder,
+    slots_of: SlotsOf,
+    *,
+    pack_tokens: int,
+    clock: Clock = time.monotonic,
+) -> Generator[None, None, EvalResult]:
+    """Score examples under the weights as they are; with `generate` also compare what the model writes.
+
+    Raises:
+        ExampleError: an example is unusable; names which.
+    """
+    started, step = clock(), learner.number
+    examples = _decode(job, decoder)
+    slots = slots_of([input_of(example) for example in examples])
+    scores = yield from score(learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=slots)
+    outputs: list[str | None] = [None] * len(examples)
+    if job.generate:
+        decoded = yield from decode_greedily(
+            learner.model,
+            [prompt_of(example) for example in examples],
+            [job.max_new_tokens] * len(examples),
+            decoder.stop,
+            learner.device,
+            slots,
+        )
+        outputs = [decoder.text(ids) for ids in decoded]
+    references = [decoder.text(reference_of(example)) for example in examples]
+    return _result(scores, outputs, references, step=step, seconds=clock() - started)
+
+
+def _decode(job: EvalJob, decoder: Decoder) -> list[Example]:
+    examples = []
+    for index, value in enumerate(job.examples):
+        try:
+            examples.append(decoder.decode_value(value))
+        except RecordError as error:
+            raise ExampleError(index, error) from error
+    return examples
+
+
+def _result(
+    scores: Sequence[ExampleScore],
+    outputs: Sequence[str | None],
+    references: Sequence[str],
+    *,
+    step: int,
+    seconds: float,
+) -> EvalResult:
+    tokens = sum(s.tokens for s in scores)
+    loss = sum(s.loss_sum for s in scores) / tokens
+    pairs = [(found, wanted) for found, wanted in zip(outputs, references, strict=True) if found is not None]
+    return EvalResult(
+        step=step,
+        examples=len(scores),
+        tokens=tokens,
+        loss=loss,
+        perplexity=math.exp(min(loss, 700.0)),  # exp overflows a float beyond 709
+        token_accuracy=sum(s.correct for s in scores) / tokens,
+        exact_match=fmean(exact_match(*pair) for pair in pairs) if pairs else None,
+        rouge_l=fmean(rouge_l(*pair) for pair in pairs) if pairs else None,
+        per_example=tuple(
+            ExampleResult(loss=s.loss_sum / s.tokens, tokens=s.tokens, output=output)
+            for s, output in zip(scores, outputs, strict=True)
+        ),
+        seconds=seconds,
+    )

@@ -1,0 +1,114 @@
+"""A batch as one packed row of tensors.
+
+Records stand behind one another; positions start anew in each; the logits of token t - 1 predict token t, so a label at
+position t is learned from the hidden state at t - 1 and only those hidden states go through the vocabulary projection.
+"""
+# Shape suffixes: T tokens of the row, L labelled tokens, B records.
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from streamlearn.adapters.routing_context import RoutingContext, RoutingHook
+from streamlearn.stream.decode import Example
+from streamlearn.stream.encode import IGNORED
+from streamlearn.stream.images import RecordImage
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Tensors of one packed row; leading dimension 1 where the model wants a batch."""
+
+    input_ids: Tensor
+    """(1, T) token ids."""
+    position_ids: Tensor
+    """(1, T), from 0 in each record; (P, 1, T) where the backbone gives a token P coordinates."""
+    cu_seqlens: Tensor
+    """(records + 1,) int32: where each record begins, and the end."""
+    predictor_L: Tensor
+    """Positions whose next token is learned."""
+    target_L: Tensor
+    """Those next tokens."""
+    segment_ids_L: Tensor
+    """Which record each target belongs to."""
+    segment_ids_T: Tensor
+    """Which record each token belongs to."""
+    prompt_T: Tensor
+    """Whether a token stands before the first learned one of its record."""
+    slots_B: Tensor | None
+    """Each record's regime slot; None where regimes play no part."""
+    vision_units_B: Tensor | None
+    """How much of what the vision tower sees is each record's, see `RoutingContext`; None without any image."""
+    features: Mapping[str, Tensor]
+    """What the forward pass gets of the records' images, by argument; empty without any."""
+
+    def context(self, *, explore: bool = False, hooks: tuple[RoutingHook, ...] = ()) -> RoutingContext:
+        """This row, as the routers see it."""
+        return RoutingContext(
+            self.segment_ids_T, self.slots_B, self.prompt_T, self.vision_units_B, explore=explore, hooks=hooks
+        )
+
+    @property
+    def num_records(self) -> int:
+        """Records in the row."""
+        return len(self.cu_seqlens) - 1
+
+
+def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[int] | None = None) -> PackedBatch:
+    """Lay examples behind one another; `slots` are their regimes."""
+    lengths = [len(example.input_ids) for example in examples]
+    labels_T = np.concatenate([example.labels for example in examples])
+    segment_ids_T = np.repeat(np.arange(len(examples)), lengths)
+    positions_T = np.concatenate([np.arange(length) for length in lengths])
+    images = [image for example in examples for image in example.images]
+    prompts_B = np.array([example.prompt_length for example in examples])
+    labelled_L = np.flatnonzero((labels_T != IGNORED) & (positions_T > 0))
+
+    def tensor(values: np.ndarray, dtype: torch.dtype = torch.long) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(device=device, dtype=dtype)
+
+    return PackedBatch(
+        input_ids=tensor(np.concatenate([example.input_ids for example in examples]))[None],
+        position_ids=tensor(positions(examples)),
+        cu_seqlens=torch.tensor(
+            [0, *np.cumsum(lengths)], dtype=torch.int32
+        ),  # stays on the CPU: attention slices by it
+        predictor_L=tensor(labelled_L - 1),
+        target_L=tensor(labels_T[labelled_L]),
+        segment_ids_L=tensor(segment_ids_T[labelled_L]),
+        segment_ids_T=tensor(segment_ids_T),
+        prompt_T=tensor(positions_T < np.maximum(prompts_B, 1)[segment_ids_T], torch.bool),
+        slots_B=None if slots is None else torch.tensor(slots, device=device),
+        vision_units_B=vision_units([example.images for example in examples], device),
+        features=joined_features(images, device),
+    )
+
+
+def positions(examples: Sequence[Example]) -> NDArray[np.int64]:
+    """Positions of packed examples, (1, T); (P, 1, T) where one of them has P coordinates a token."""
+    own = [np.arange(len(each))[None] if each.positions is None else each.positions for each in examples]
+    most = max(map(len, own))
+    packed: NDArray[np.int64] = np.concatenate([np.broadcast_to(each, (most, each.shape[1])) for each in own], axis=1)
+    return packed[:, None] if most > 1 else packed
+
+
+def vision_units(images_B: Sequence[Sequence[RecordImage]], device: torch.device) -> Tensor | None:
+    """How much of what the vision tower sees is each record's; None without any image."""
+    if not any(images_B):
+        return None
+    return torch.tensor([sum(image.extent for image in images) for images in images_B], device=device)
+
+
+def joined_features(images: Sequence[RecordImage], device: torch.device) -> dict[str, Tensor]:
+    """The features of several images as one forward pass wants them."""
+    if not images:
+        return {}
+    features = {
+        name: np.concatenate([image.inputs.features[name] for image in images], axis=axis)
+        for name, axis in images[0].axes.items()
+    }
+    return {name: torch.from_numpy(feature).to(device) for name, feature in features.items()}

@@ -1,0 +1,116 @@
+"""What the loop knows beside the weights: the ledger and the running figures. A snapshot's manifest holds it."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Self
+
+from streamlearn.errors import Reason
+from streamlearn.learner.learner import Step
+from streamlearn.snapshot.manifest import Manifest
+from streamlearn.snapshot.snapshot import snapshot_name
+from streamlearn.status.status import SnapshotStatus
+from streamlearn.status.timing import Timing
+from streamlearn.stream.batch import Batch
+from streamlearn.stream.ledger import Ledger
+from streamlearn.stream.record import Gap, Position, Record, RecordId
+
+SMOOTHING = 0.98  # of the published loss: it looks back on the last 50 batches or so
+
+
+@dataclass
+class RunState:
+    """Changed by the loop alone."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    tokens: int = 0
+    """Read in training."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Records set aside, by reason."""
+    refusals: int = 0
+    """Updates refused because loss or gradient was not finite."""
+    bad_in_a_row: int = 0
+    """Refused since the last update that was made."""
+    loss: float | None = None
+    """Prequential, of the last batch, nats per token."""
+    loss_smoothed: float | None = None
+
+    last_snapshot: SnapshotStatus | None = None
+    records_since_save: int = 0
+    refused_since_save: set[RecordId] = field(default_factory=set)
+    gap_since_save: bool = False
+    """Whether the position moved over records that are lost."""
+    rolled_back_to: str | None = None
+    """The snapshot of the last rollback, until a later one is written."""
+    step_seconds: Timing = field(default_factory=Timing)
+    snapshot_seconds: Timing = field(default_factory=Timing)
+    job_seconds: Timing = field(default_factory=Timing)
+
+    def account(self, batch: Batch, step: Step | None, held_out: Collection[int] = ()) -> None:
+        """Enter a batch and its step; None when nothing of it was trained on."""
+        refused = step is not None and step.refusal is not None
+        self.ledger.account(batch, refused=refused, held_out=held_out)
+        self.reasons.update(str(rejected.reason) for rejected in batch.rejected)
+        self.records_since_save += len(batch.records) + len(batch.rejected)
+        if step is None:
+            return
+        self.step_seconds = self.step_seconds.observe(step.seconds)
+        if refused:
+            self._refuse([r for i, r in enumerate(batch.records) if i not in held_out])
+        else:
+            self.bad_in_a_row = 0
+            self.tokens += step.tokens
+            self.loss = step.loss
+            before = step.loss if self.loss_smoothed is None else self.loss_smoothed
+            self.loss_smoothed = SMOOTHING * before + (1 - SMOOTHING) * step.loss
+
+    def pass_gaps(self, gaps: Iterable[Gap]) -> None:
+        """Move the position over what the source jumped over, where everything before it is accounted for."""
+        for gap in gaps:
+            position = self.ledger.position
+            if position.get(gap.origin) == gap.lost_from:
+                self.ledger.position = Position({**position, gap.origin: gap.lost_to})
+                self.gap_since_save = True
+
+    def _refuse(self, records: Sequence[Record]) -> None:
+        self.refusals += 1
+        self.bad_in_a_row += 1
+        self.reasons[str(Reason.NOT_FINITE_UPDATE)] += len(records)
+        self.refused_since_save.update(record.id for record in records)
+
+    def saved(self, snapshot: SnapshotStatus, seconds: float) -> None:
+        """A snapshot of this state is durable."""
+        self.last_snapshot = snapshot
+        self.snapshot_seconds = self.snapshot_seconds.observe(seconds)
+        self.records_since_save = 0
+        self.refused_since_save = set()
+        self.gap_since_save = False
+        self.rolled_back_to = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures that outlive the process, for the manifest; the ledger has its own place there."""
+        return {
+            "tokens": self.tokens,
+            "reasons": dict(self.reasons),
+            "refusals": self.refusals,
+            "bad_in_a_row": self.bad_in_a_row,
+            "loss": self.loss,
+            "loss_smoothed": self.loss_smoothed,
+        }
+
+    @classmethod
+    def restored(cls, manifest: Manifest) -> Self:
+        """The state that a snapshot's manifest describes."""
+        figures = {**manifest.learner, "reasons": Counter(manifest.learner["reasons"])}
+        written = datetime.fromisoformat(manifest.created_at).timestamp()
+        return cls(
+            ledger=Ledger.restore(manifest.position, manifest.ledger),
+            last_snapshot=SnapshotStatus(snapshot_name(manifest.step), manifest.step, written),
+            **figures,
+        )
+
+    @property
+    def records(self) -> int:
+        """Records done with: trained, set aside or held out."""
+        return self.ledger.trained.total() + self.ledger.dead_lettered.total() + self.ledger.held_out.total()

@@ -1,0 +1,118 @@
+"""The answers changed and the inputs did not: a regime's loss rises against its own level.
+
+    z_t = clip((loss_t - level_(t-1)) / deviation_(t-1), -CLIP, CLIP)                                       (1)
+    level_t = level_(t-1) + (loss_t - level_(t-1)) / w,  w = min(t, MEMORY); deviation alike                (2)
+
+A detector watches z. While a regime is learned its loss falls, the level lags above it and z is below zero: no rise
+can be seen in it. Alarms wait for SETTLED records of the regime, and for as many again after each alarm.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamlearn.settings import ShiftSettings
+from streamlearn.shift.detector import Detector
+from streamlearn.shift.page_hinkley import PageHinkley
+from streamlearn.shift.shift import Shift
+
+CLIP = 4.0
+MEMORY = 128
+SETTLED = 64
+RECENT = 16
+"""Records whose mean z must be above zero at an alarm: a fall is no change of the answers."""
+_SCALARS = ("regime", "records", "level", "square")
+
+
+@dataclass(eq=False)
+class LossLevel:
+    """A regime's smoothed loss, and the detector of rises against it."""
+
+    regime: int
+    detector: Detector
+    records: int = 0
+    level: float = 0.0
+    square: float = 0.0
+    recent: list[float] = field(default_factory=list)
+
+    def update(self, loss: float) -> bool:
+        """Eq. (1) and (2); whether the detector declares a rise."""
+        alarm = False
+        if self.records >= RECENT:
+            z = float(np.clip((loss - self.level) / max(self.square, 1e-12) ** 0.5, -CLIP, CLIP))
+            self.recent = [*self.recent[1 - RECENT :], z]
+            alarm = self.detector.update(z) and sum(self.recent) > 0.0 and self.records >= SETTLED
+        weight = min(self.records + 1, MEMORY)
+        difference = loss - self.level
+        self.level += difference / weight
+        self.square += (difference**2 * (1 - 1 / weight) - self.square) / weight
+        self.records += 1
+        return alarm
+
+
+class ConceptDriftDetector:
+    """Hears every record's prequential loss, after its step; never makes a regime."""
+
+    def __init__(self, settings: ShiftSettings, build: Callable[[], Detector] = PageHinkley) -> None:
+        self._enabled = settings.enabled
+        self._build = build
+        self._levels: dict[int, LossLevel] = {}
+        self._num_shifts = 0
+
+    def update(self, slot: int, regime: int, ordinal: int, losses: Sequence[float]) -> list[Shift]:
+        """Take losses of consecutive records of one regime, the first of which is record `ordinal`."""
+        shifts: list[Shift] = []
+        if not self._enabled:
+            return shifts
+        for offset, loss in enumerate(losses):
+            level = self._levels.get(slot)
+            if level is None or level.regime != regime:
+                level = self._levels[slot] = LossLevel(regime, self._build())
+            if np.isfinite(loss) and level.update(float(loss)):
+                self._num_shifts += 1
+                shifts.append(self._shift(slot, level, ordinal + offset))
+                self._levels[slot] = LossLevel(regime, self._build())
+        return shifts
+
+    def forget(self, slot: int) -> None:
+        """The slot belongs to another regime now."""
+        self._levels.pop(slot, None)
+
+    def state(self) -> dict[str, NDArray[np.generic]]:
+        """Plain arrays: what a snapshot keeps."""
+        arrays: dict[str, NDArray[np.generic]] = {"num_shifts": np.array([self._num_shifts], dtype=np.int64)}
+        for slot, level in self._levels.items():
+            scalars = [float(getattr(level, name)) for name in _SCALARS]
+            arrays[f"{slot}.level"] = np.array([*scalars, *level.recent], dtype=np.float64)
+            arrays |= {f"{slot}.detector.{name}": array for name, array in level.detector.state().items()}
+        return arrays
+
+    def load_state(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        """Become what `state` told."""
+        self._num_shifts = int(arrays["num_shifts"][0])
+        self._levels = {}
+        for slot in (name.removesuffix(".level") for name in arrays if name.endswith(".level")):
+            regime, records, level, square, *recent = arrays[f"{slot}.level"].tolist()
+            made = LossLevel(int(regime), self._build(), int(records), level, square, recent)
+            prefix = f"{slot}.detector."
+            made.detector.load_state(
+                {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+            )
+            self._levels[int(slot)] = made
+
+    def _shift(self, slot: int, level: LossLevel, ordinal: int) -> Shift:
+        positive = next((i for i, z in enumerate(reversed(level.recent)) if z <= 0.0), len(level.recent))
+        return Shift(
+            kind="answers",
+            number=self._num_shifts,
+            regime=level.regime,
+            slot=slot,
+            known=True,
+            previous=level.regime,
+            declared_at=ordinal,
+            onset=max(ordinal - positive + 1, 1),
+            statistic=sum(level.recent) / len(level.recent),
+            threshold=0.0,
+        )

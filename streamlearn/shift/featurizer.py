@@ -1,0 +1,89 @@
+"""What the room keeps of a record: two bounded summaries of its input, label tokens left out.
+
+    x = sum_t E[t] / |sum_t E[t]|,  phi(x) = sqrt(2/D) (cos w_i x, sin w_i x), i = 1 .. D/2                 (1)
+    b = (t mod B for every token; hash(position, t) mod B for the first 2 and the last 3)                   (2)
+
+phi is D random Fourier features (Rahimi & Recht 2007) of the mean embedding x: |phi| = 1, and the mean of phi over
+records is a kernel mean embedding of their distribution (Gretton et al. 2012), which is what the change test compares.
+Unit vectors need no bandwidth fitted to the stream: the kernel's width is sqrt(2), the distance of unrelated ones.
+The buckets b, with the length, tell single records apart. Of a
+longer input, the beginning and the end, where instructions stand, and evenly spaced tokens between them stand for all.
+"""
+# Shape suffixes: B buckets, E embedding, D features, T tokens.
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamlearn.stream.decode import Example, Prompt
+from streamlearn.stream.encode import IGNORED
+from streamlearn.stream.images import RecordImage
+
+NUM_BUCKETS = 4096
+NUM_FEATURES = 256
+EMBEDDING = 64
+HEAD, BETWEEN, TAIL = 96, 96, 64
+"""Tokens looked at, at most: at the beginning, in the middle, at the end."""
+WIDTH = 2**0.5
+FIRST, LAST = 2, 3
+_GOLDEN = 0x9E3779B1  # 2^32 / golden ratio: neighbours land far apart
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Features:
+    """A record's summaries."""
+
+    phi_D: NDArray[np.float32]
+    """Eq. (1)."""
+    buckets: NDArray[np.uint16]
+    """Eq. (2)."""
+    log_length: float
+    """Natural logarithm of the number of tokens."""
+
+
+class Featurizer:
+    """Turns input tokens into signatures; a function of the seed and of the tokens alone."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng([seed, 0x5168])
+        self._embedding_BE = rng.standard_normal((NUM_BUCKETS, EMBEDDING), dtype=np.float32)
+        directions = rng.standard_normal((EMBEDDING, NUM_FEATURES // 2), dtype=np.float32)
+        self._directions_ED = directions / np.float32(WIDTH)
+
+    def featurize(self, tokens_T: NDArray[np.int32]) -> Features:
+        """Both summaries of one input; it must hold a token."""
+        length = len(tokens_T)
+        placed = enumerate([*tokens_T[:FIRST].tolist(), *tokens_T[: -LAST - 1 : -1].tolist()], start=1)
+        edges = [((token * 31 + place) * _GOLDEN >> 16) % NUM_BUCKETS for place, token in placed]
+        if length > HEAD + BETWEEN + TAIL:
+            middle_T = tokens_T[HEAD + np.arange(BETWEEN) * (length - HEAD - TAIL) // BETWEEN]
+            tokens_T = np.concatenate([tokens_T[:HEAD], middle_T, tokens_T[-TAIL:]])
+        unigrams = (tokens_T % NUM_BUCKETS).astype(np.uint16)
+        sum_E = np.add.reduce(self._embedding_BE.take(unigrams, axis=0), axis=0)
+        angles = sum_E @ self._directions_ED / np.sqrt(sum_E @ sum_E)
+        phi_D = np.concatenate([np.cos(angles), np.sin(angles)]) * np.float32((2 / NUM_FEATURES) ** 0.5)
+        return Features(phi_D, np.concatenate([unigrams, np.array(edges, dtype=np.uint16)]), float(np.log(length)))
+
+
+def input_of(example: Example) -> NDArray[np.int32]:
+    """The tokens that are read and not learned; all of them where everything is learned, as in plain text.
+
+    An image's own tokens say nothing; its words (`pictures`) stand for it.
+    """
+    read = example.input_ids[example.labels == IGNORED]
+    tokens = read if len(read) > 1 else example.input_ids  # nothing predicts a first token, so it is never learned
+    return _with_words(tokens, example.images)
+
+
+def input_of_prompt(prompt: Prompt) -> NDArray[np.int32]:
+    """The same of what is to be continued."""
+    return _with_words(np.array(prompt.ids, dtype=np.int32), prompt.images)
+
+
+def _with_words(tokens: NDArray[np.int32], images: Sequence[RecordImage]) -> NDArray[np.int32]:
+    if not images:
+        return tokens
+    blind = np.isin(tokens, [token for image in images for token in set(image.inputs.token_ids)])
+    return np.concatenate([*(image.words for image in images), tokens[~blind]])

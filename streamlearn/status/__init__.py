@@ -1,0 +1,1 @@
+"""What is published: one immutable status, the board it is swapped on, and timings."""

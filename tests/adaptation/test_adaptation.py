@@ -1,0 +1,467 @@
+"""Shifts through the whole loop: found, probed, entered, and the same after a death anywhere."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+
+from streamlearn.adaptation import adaptation as adaptation_module
+from streamlearn.adaptation.adaptation import ShiftReport
+from streamlearn.consolidate.consolidator import Consolidator
+from streamlearn.events import Event
+from streamlearn.jobs.queue import ExpertsJob, JobQueue
+from streamlearn.jobs.results import ExpertsResult, Result
+from streamlearn.learner.learner import Step
+from streamlearn.probe.probe import probe
+from streamlearn.runtime.components import Components
+from streamlearn.runtime.daemon import Daemon
+from streamlearn.settings import Settings
+from streamlearn.shift.concept_drift_detector import ConceptDriftDetector
+from streamlearn.shift.shift import Shift
+from streamlearn.snapshot.snapshot import SnapshotInfo
+from streamlearn.status.board import Board, Clock
+from streamlearn.status.status import Phase, Status
+from streamlearn.stream.batch import Batch
+from tests.doubles import tiny_backbone
+
+PER_TASK = 90
+TASKS = {
+    "animals": ("the fox and the dog met number {} in the", " forest"),
+    "sums": ("add {0} to {0} and say what it is:", " a sum"),
+    "cities": ("What is the capital? France has {} towns. Paris?", " Paris"),
+}
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_backbone(tmp_path_factory.mktemp("backbone"))
+
+
+def stream(*tasks: str, per_task: int = PER_TASK, meta: str = "m") -> list[bytes]:
+    """Records of one task after another; a task that comes twice goes on counting."""
+    rows = []
+    for number, task in enumerate(tasks):
+        prompt, completion = TASKS[task]
+        for i in range(per_task):
+            value = {"prompt": prompt.format(1000 + (4321 * number + 7919 * i) % 9000), "completion": completion}
+            rows.append(orjson.dumps({**value, "meta": {meta: i}}))
+    return rows
+
+
+@pytest.fixture
+def make(tmp_path: Path, backbone: Path) -> Callable[..., Settings]:
+    def build(lines: list[bytes], name: str = "run", **sections: Any) -> Settings:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "stream.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+        values: dict[str, Any] = {
+            "stream": {"max_tokens": 64, "batch_tokens": 256, "batch_records": 4},
+            "backbone": {"model": str(backbone), "dtype": "float32"},
+            "adapter": {"num_heads": 4},
+            "learner": {"lr": 1e-2},
+            "probe": {"warmup_tokens": 300},
+            "snapshot": {"every_records": 40},
+        }
+        for section, changes in sections.items():
+            values[section] = {**values.get(section, {}), **changes}
+        source = {"jsonl": {"path": folder / "stream.jsonl"}}
+        return Settings.model_validate({"state": folder / "state", "source": source, **values})
+
+    return build
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[Components]:
+    components = Components(settings)
+    try:
+        yield components
+    finally:
+        components.close()
+
+
+def daemon_of(components: Components, observer: Any = None) -> Daemon:
+    return Daemon(components, Board(Status(Phase.STARTING), Clock()), JobQueue(1), observer=observer)
+
+
+def run(settings: Settings) -> tuple[dict[str, Tensor], Components]:
+    """Learn to the end; every tensor that the next step would depend on."""
+    with opened(settings) as components:
+        daemon_of(components).run()
+        return tensors_of(components), components
+
+
+def tensors_of(components: Components) -> dict[str, Tensor]:
+    """Copies of all that a snapshot holds."""
+    weights = {f"{bank.name}.{n}": p for bank in components.learner.banks for n, p in (("A", bank.A), ("B", bank.B))}
+    state = {**components.learner.state(), **components.adaptation.state(), **weights}
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+def differences(left: dict[str, Tensor], right: dict[str, Tensor]) -> list[str]:
+    assert left.keys() == right.keys()
+    return [name for name in left if not torch.equal(left[name], right[name])]
+
+
+def test_regimes_are_found_entered_and_recognised(make: Callable[..., Settings]) -> None:
+    """Three tasks and the return of the first: three new regimes, one known, each from its first record on."""
+    _, components = run(make(stream("animals", "sums", "cities", "animals")))
+    entries = list(components.adaptation.entries)
+    assert [(e.shift.regime, e.shift.known) for e in entries] == [(1, False), (2, False), (3, False), (1, True)]
+    assert [e.shift.onset for e in entries] == [1, PER_TASK + 1, 2 * PER_TASK + 1, 3 * PER_TASK + 1]
+    assert [bool(e.probe_tokens) for e in entries] == [False, True, True, False]
+    assert components.adaptation.current == 0
+
+
+def test_every_record_is_trained_once_or_kept_out_once(make: Callable[..., Settings]) -> None:
+    """Buffering for a probe loses nothing and repeats nothing."""
+    _, components = run(make(stream("animals", "sums")))
+    ((_, _, trained, dead, held_out),) = components.state.ledger.rows()
+    assert (trained + held_out, dead) == (2 * PER_TASK, 0)
+    assert held_out == 2 * (PER_TASK // 20)
+    assert [len(components.adaptation.holdouts.examples(slot)) for slot in (0, 1)] == [PER_TASK // 20] * 2
+
+
+def test_a_new_regime_leaves_the_experts_of_the_old_alone(make: Callable[..., Settings]) -> None:
+    """Claims: what the second regime trains, no token of the first passes through."""
+    _, components = run(make(stream("animals", "sums")))
+    for bank in components.learner.banks:
+        assert bank.bias_HKN is not None
+        first, second = (bank.bias_HKN[:, :, slot] == 0 for slot in (0, 1))
+        assert first.sum(1).tolist() == second.sum(1).tolist() == [1] * 4
+        assert not (first & second).any()
+        untouched = ~(first | second)
+        assert not bank.B[untouched].any()
+        assert bank.B[first].any()
+        assert bank.B[second].any()
+
+
+@pytest.mark.parametrize("where", ["probe", "close", "open"])
+@pytest.mark.parametrize("preset", ["streamlearn", "cp-moe"])
+def test_a_death_at_a_shift_changes_no_bit(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, where: str, preset: str
+) -> None:
+    """Killed while a regime is probed, closed or opened, and continued: every tensor is that of the straight run."""
+    transient = {"importance": "transient"} if preset == "cp-moe" else {}
+    shape = {"adapter": {"preset": preset, "num_heads": 1 if preset == "cp-moe" else 4}, "consolidate": transient}
+    lines = stream("animals", "sums", "cities")
+    whole, _ = run(make(lines, "whole", **shape))
+    settings = make(lines, "killed", **shape)
+    deaths: list[str] = []
+
+    def dying(really: Callable[..., Any]) -> Callable[..., Any]:
+        def die_twice(*args: Any, **kwargs: Any) -> Any:
+            result = really(*args, **kwargs)  # what it did is lost with the process
+            if len(deaths) < 2:
+                deaths.append(where)
+                raise KeyboardInterrupt
+            return result
+
+        return die_twice
+
+    if where == "probe":
+        monkeypatch.setattr(adaptation_module, "probe", dying(probe))
+    else:
+        monkeypatch.setattr(Consolidator, where, dying(getattr(Consolidator, where)))
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(settings)
+    state, components = run(settings)
+    assert differences(whole, state) == []
+    assert components.state.records == len(lines)
+
+
+def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was looked at and not trained on is no part of it, right after a restart neither."""
+    lines = stream("animals", "sums", "cities")
+    whole, _ = run(make(lines, "whole"))
+    settings = make(lines, "killed", snapshot={"every_records": PER_TASK - 6})
+    enough, lives = Daemon._enough_to_probe, iter("abc")
+    life = [""]
+
+    def save_and_die(daemon: Daemon) -> bool:
+        ready = enough(daemon)
+        if not ready and life[0] in "ab":
+            if life[0] == "b":
+                daemon.save()
+            raise KeyboardInterrupt
+        return ready
+
+    monkeypatch.setattr(Daemon, "_enough_to_probe", save_and_die)
+    for _ in range(2):
+        life[0] = next(lives)
+        with pytest.raises(KeyboardInterrupt):
+            run(settings)
+    life[0] = next(lives)
+    state, _ = run(settings)
+    assert differences(whole, state) == []
+
+
+def test_scrambling_meta_changes_no_bit(make: Callable[..., Settings]) -> None:
+    """Nothing that learns reads a record's `meta`."""
+    tasks = ("animals", "sums")
+    plain, _ = run(make(stream(*tasks), "plain"))
+    scrambled, _ = run(make(stream(*tasks, meta="another"), "scrambled"))
+    assert differences(plain, scrambled) == []
+
+
+def test_without_detection_the_stream_is_one_regime(make: Callable[..., Settings]) -> None:
+    """`shift.enabled: false` declares the first regime and no other."""
+    _, components = run(make(stream("animals", "sums"), shift={"enabled": False}))
+    assert [e.shift.regime for e in components.adaptation.entries] == [1]
+
+
+def test_a_request_is_routed_by_the_regime_that_it_resembles(make: Callable[..., Settings]) -> None:
+    """Single inputs find their regime without a stretch to stand in."""
+    lines = stream("animals", "sums")
+    _, components = run(make(lines))
+    values = [orjson.loads(line) for line in (lines[3], lines[PER_TASK + 3], lines[5])]
+    inputs = [components.decoder.prompt(value["prompt"]).ids for value in values]
+    assert components.adaptation.slots_of([torch.tensor(ids, dtype=torch.int32).numpy() for ids in inputs]) == [0, 1, 0]
+
+
+def test_the_status_tells_both_regimes_and_their_shifts(make: Callable[..., Settings]) -> None:
+    """After two tasks: records add up to the stream, the first regime is past and scored, AF is a number."""
+    with opened(make(stream("animals", "sums"))) as components:
+        daemon = daemon_of(components)
+        daemon.run()
+        daemon.score_all()
+        status = daemon.board.read()
+        last_step = components.learner.number
+    told = status.adaptation
+    assert [(r.number, r.current, r.visits) for r in told.regimes] == [(1, False, 1), (2, True, 1)]
+    assert [r.records for r in told.regimes] == [PER_TASK, PER_TASK]
+    assert [(r.first_record, r.last_record) for r in told.regimes] == [(1, PER_TASK), (PER_TASK + 1, 2 * PER_TASK)]
+    assert [r.holdout_records for r in told.regimes] == [PER_TASK // 20] * 2
+    assert status.records_held_out == 2 * (PER_TASK // 20)
+    assert status.records_trained == 2 * (PER_TASK - PER_TASK // 20)
+    first, second = told.regimes
+    assert first.end_accuracy is not None
+    assert second.end_accuracy is None
+    for regime in told.regimes:
+        assert regime.now is not None
+        assert regime.now.step == last_step
+    assert first.now is not None
+    assert first.best_accuracy == max(first.end_accuracy, first.now.accuracy)
+    assert second.best_accuracy is None
+    assert told.average_forgetting == first.best_accuracy - first.now.accuracy
+    assert told.average_forgetting >= 0
+    assert told.backward_transfer == first.now.accuracy - first.end_accuracy
+    assert told.num_shifts == {"inputs": 2}
+    assert [(s.kind, s.regime, s.known, s.previous, s.onset) for s in told.shifts] == [
+        ("inputs", 1, False, None, 1),
+        ("inputs", 2, False, 1, PER_TASK + 1),
+    ]
+    unprobed, probed = told.shifts
+    assert (unprobed.probe_tokens, unprobed.mean_similarity) == (0, None)
+    assert probed.probe_tokens >= 300
+    assert probed.mean_similarity is not None
+    assert told.probe_seconds == probed.probe_seconds > 0
+    assert told.holdout_seconds > 0
+
+
+def test_what_is_told_is_the_same_after_a_restart(make: Callable[..., Settings]) -> None:
+    """The manifest and the snapshot's tensors hold all of it but the seconds, which are of a process."""
+    settings = make(stream("animals", "sums", "animals"))
+    _, components = run(settings)
+    with opened(settings) as again:
+        told, before = again.adaptation.status(), components.adaptation.status()
+        assert told.regimes == before.regimes
+        assert [(r.number, r.visits, r.current) for r in told.regimes] == [(1, 2, True), (2, 1, False)]
+        assert told.shifts == before.shifts
+        assert told.num_shifts == before.num_shifts == {"inputs": 3}
+        assert (told.average_forgetting, told.backward_transfer) == (
+            before.average_forgetting,
+            before.backward_transfer,
+        )
+        assert (told.probe_seconds, told.holdout_seconds) == (0.0, 0.0)
+        load, before_load = again.adaptation.statistics.load, components.adaptation.statistics.load
+        assert differences(dict(load), dict(before_load)) == []
+
+
+@pytest.mark.parametrize("preset", ["streamlearn", "lora"])
+def test_load_adds_up_to_every_token_trained(make: Callable[..., Settings], preset: str) -> None:
+    """With top-1 each head of each bank gave every token of every step to one expert; without a router none is counted.
+
+    Neither probes nor hold-out scorings count, nor batches of which every record was kept out.
+    """
+    shape = {"adapter": {"preset": preset, "num_heads": 4 if preset == "streamlearn" else 1}}
+    _, components = run(
+        make(stream("animals", "sums"), stream={"batch_records": 1}, holdout={"every_records": 5}, **shape)
+    )
+    assert components.learner.updates < components.learner.number
+    load = components.adaptation.statistics.load
+    assert set(load) == ({bank.name for bank in components.learner.banks} if preset == "streamlearn" else set())
+    for load_HK in load.values():
+        assert load_HK.sum(1).tolist() == [components.state.tokens] * 4
+
+
+def test_a_refused_update_is_no_load(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was routed in a step that made no update was not trained."""
+    lines = stream("animals", per_task=12)
+    with opened(make(lines, holdout={"every_records": 0}, learner={"max_bad_batches": 2})) as components:
+        really, refused = components.learner._clip, []
+
+        def clip() -> float:
+            norm = really()
+            if components.learner.number == 2:
+                refused.append(norm)
+                return float("nan")
+            return norm
+
+        monkeypatch.setattr(components.learner, "_clip", clip)
+        daemon_of(components).run()
+        assert refused
+        for load_HK in components.adaptation.statistics.load.values():
+            assert load_HK.sum(1).tolist() == [components.state.tokens] * 4
+
+
+def test_changed_answers_are_a_shift_of_their_own_kind(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted apart and told to who watches; what was scored before it is no longer right and goes."""
+    declared: list[Shift] = []
+
+    def heed(self: ConceptDriftDetector, slot: int, regime: int, ordinal: int, losses: Sequence[float]) -> list[Shift]:
+        if ordinal < 60 or declared:
+            return []
+        declared.append(Shift("answers", 1, regime, slot, True, regime, ordinal, ordinal, 1.5, 0.0))
+        return declared
+
+    monkeypatch.setattr(ConceptDriftDetector, "update", heed)
+    with opened(make(stream("animals", per_task=2 * PER_TASK))) as components:
+        hearing = Hearing()
+        daemon = daemon_of(components, hearing)
+        daemon.run()
+        daemon.score_all()
+        told = daemon.board.read().adaptation
+    assert [entry.shift.kind for entry in hearing.entries] == ["inputs", "answers"]
+    assert told.num_shifts == {"inputs": 1, "answers": 1}
+    shift = told.shifts[-1]
+    assert (shift.kind, shift.regime, shift.previous, shift.known) == ("answers", 1, 1, True)
+    (regime,) = told.regimes
+    assert (regime.records, regime.visits) == (2 * PER_TASK, 1)
+    assert 0 < regime.holdout_records < 2 * PER_TASK // 20
+    assert regime.history
+    assert all(scoring.step > shift.step for scoring in regime.history)
+
+
+def test_experts_of_a_running_daemon(make: Callable[..., Settings]) -> None:
+    """Each regime's hold-out tokens stay with the experts that it claimed, through the queue and the loop's desk."""
+    with opened(make(stream("animals", "sums"))) as components:
+        jobs = JobQueue(1)
+        daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs)
+        daemon.run()
+        future = jobs.submit(ExpertsJob("layers.0."))
+        daemon.serve()
+        result = future.result(timeout=0)
+    assert isinstance(result, ExpertsResult)
+    assert (result.holdout_records, result.unmeasured) == (2 * (PER_TASK // 20), None)
+    assert all("layers.0." in layer.layer for layer in result.layers)
+    for layer in result.layers:
+        assert layer.importance is not None
+        assert [regime.regime for regime in layer.regimes] == [1, 2]
+        assert [regime.similarity is None for regime in layer.regimes] == [True, False]
+        for regime in layer.regimes:
+            assert regime.holdout_tokens is not None
+            assert regime.claimed is not None
+            for tokens, claimed in zip(regime.holdout_tokens, regime.claimed, strict=True):
+                assert [k for k, count in enumerate(tokens) if count] == claimed
+
+
+def test_asking_about_experts_changes_no_bit(make: Callable[..., Settings]) -> None:
+    """Asked all the time, a piece of every answer between two steps, the run ends in the same bits and counts."""
+    lines = stream("animals", "sums")
+    quiet, _ = run(make(lines, "quiet"))
+    with opened(make(lines, "asked", serve={"eval_budget_s": 1e-6})) as components:
+        jobs = JobQueue(1)
+        answers: list[Future[Result]] = []
+
+        class Asking(Silent):
+            def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+                if not answers or answers[-1].done():
+                    answers.append(jobs.submit(ExpertsJob(None)))
+
+        daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs, observer=Asking())
+        daemon.run()
+        asked = tensors_of(components)
+    steps = [future.result(timeout=0).step for future in answers if future.done()]
+    assert len(steps) > 10
+    assert any(later - earlier > 1 for earlier, later in pairwise(steps)), "no answer took several steps"
+    assert differences(quiet, asked) == []
+
+
+class Silent:
+    """An observer that does nothing."""
+
+    def on_start(self, status: Status) -> None: ...
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None: ...
+
+    def on_shift(self, entry: ShiftReport) -> None: ...
+
+    def on_snapshot(self, info: SnapshotInfo) -> None: ...
+
+
+class Hearing(Silent):
+    """One that remembers the shifts it was told."""
+
+    def __init__(self) -> None:
+        self.entries: list[ShiftReport] = []
+
+    def on_shift(self, entry: ShiftReport) -> None:
+        self.entries.append(entry)
+
+
+def test_scorings_and_shifts_are_logged(make: Callable[..., Settings]) -> None:
+    """A shift at info, a scoring at debug: with the regime's number and what it found."""
+    with capture_logs() as events:
+        run(make(stream("animals", "sums")))
+    shifts = [event for event in events if event["event"] == Event.SHIFT_DETECTED]
+    scorings = [event for event in events if event["event"] == Event.HOLDOUT_SCORED]
+    assert [(event["regime"], event["log_level"]) for event in shifts] == [(1, "info"), (2, "info")]
+    assert {event["log_level"] for event in scorings} == {"debug"}
+    (ended,) = (event for event in scorings if event["at_end"])
+    assert (ended["regime"], ended["records"]) == (1, PER_TASK // 20)
+    assert 0 <= ended["accuracy"] <= 1
+    assert ended["loss"] > 0
+
+
+def suspicion(slot: int, regime: int, at: int) -> Shift:
+    return Shift(
+        "answers", 1, regime, slot, known=True, previous=regime, declared_at=at, onset=at, statistic=1, threshold=0
+    )
+
+
+@pytest.mark.parametrize("explained", [True, False])
+def test_a_shift_of_the_answers_waits_for_a_shift_of_the_inputs(make: Callable[..., Settings], explained: bool) -> None:
+    """A rise of the loss right before new inputs is theirs; without them the regime is released after the wait."""
+    settings = make(stream("animals", "sums" if explained else "animals"))
+    with opened(settings) as components:
+        adaptation = components.adaptation
+        heard: list[int] = []
+
+        def rise(slot: int, regime: int, ordinal: int, losses: Any) -> list[Shift]:
+            if ordinal == PER_TASK - 4 and not heard:
+                heard.append(ordinal)
+                return [suspicion(slot, regime, ordinal)]
+            return []
+
+        adaptation.drift_detector.update = rise  # type: ignore[method-assign]
+        daemon_of(components).run()
+        answers = [entry.shift for entry in adaptation.entries if entry.shift.kind == "answers"]
+        if explained:
+            assert answers == []
+        else:
+            assert [shift.regime for shift in answers] == [1]
+            assert answers[0].declared_at >= PER_TASK - 4 + adaptation_module.CONFIRM_RECORDS
+        assert adaptation.suspected == []

@@ -1,0 +1,186 @@
+"""`streamlearn doctor`: each thing that a start would stumble over is found, named, and nothing is changed."""
+
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from connectors.jsonl import JsonlSource
+from streamlearn.commands.doctor import Doctor, Finding, Level, row
+from streamlearn.jobs.queue import JobQueue
+from streamlearn.runtime.components import Components
+from streamlearn.runtime.daemon import Daemon
+from streamlearn.settings import Settings
+from streamlearn.snapshot.lock import StateLock
+from streamlearn.status.board import Board, Clock
+from streamlearn.status.status import Phase, Status
+from streamlearn.stream.record import Position
+from tests.broker import Broker
+from tests.doubles import tiny_backbone
+
+Make = Callable[..., Settings]
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_backbone(tmp_path_factory.mktemp("backbone"))
+
+
+@pytest.fixture
+def make(tmp_path: Path, backbone: Path) -> Make:
+    """Settings over a file of twelve records; whole sections may be replaced."""
+
+    def build(**sections: Any) -> Settings:
+        (tmp_path / "stream.jsonl").write_bytes(orjson.dumps({"text": "hello small world"}) + b"\n")
+        given = {
+            "state": tmp_path / "state",
+            "source": {"jsonl": {"path": tmp_path / "stream.jsonl"}},
+            "backbone": {"model": str(backbone), "dtype": "float32"},
+            "adapter": {"num_heads": 4},
+            "serve": {"port": 0},
+            "stream": {"max_tokens": 32, "batch_tokens": 32},
+        }
+        return Settings.model_validate({**given, **sections})
+
+    return build
+
+
+def examined(settings: Settings) -> dict[str, Finding]:
+    return {finding.name: finding for finding in Doctor(settings).examine()}
+
+
+def learn(settings: Settings) -> None:
+    components = Components(settings)
+    Daemon(components, Board(Status(Phase.STARTING), Clock()), JobQueue(1)).run()
+    components.close()
+
+
+def tree(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_a_healthy_setup_is_found_healthy_and_left_as_it_was(make: Make, tmp_path: Path) -> None:
+    """Before the first start and after one."""
+    settings = make()
+    before = tree(tmp_path)
+    assert {name: f.level for name, f in examined(settings).items()} == dict.fromkeys(
+        (
+            "clock",
+            "backbone",
+            "arithmetic",
+            "state folder",
+            "snapshots",
+            "disk",
+            "codecs",
+            "source",
+            "dead letters",
+            "http",
+        ),
+        Level.OK,
+    )
+    assert tree(tmp_path) == before
+    learn(settings)
+    before = tree(tmp_path)
+    found = examined(settings)
+    assert {f.level for f in found.values()} == {Level.OK}
+    assert "goes on from" in found["snapshots"].text
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("sections", "name", "words", "code"),
+    [
+        ({"source": {"jsonl": {"path": "/nowhere/x.jsonl"}}}, "source", "/nowhere/x.jsonl", 74),
+        ({"adapter": {"num_heads": 3}}, "backbone", "num_heads: must divide", 78),
+        ({"backbone": {"model": "/nowhere"}}, "backbone", "no such folder", 78),
+        ({"state": "/dev/null/state"}, "state folder", "cannot be made", 78),
+        ({"serve": {"port": 0, "token_file": "/nowhere/token"}}, "http", "token cannot be read", 78),
+        ({"serve": {"port": 0, "tls_certfile": "/nowhere/c", "tls_keyfile": "/nowhere/k"}}, "http", "/nowhere/c", 78),
+    ],
+)
+def test_what_would_stop_a_start_is_named(
+    make: Make, sections: dict[str, Any], name: str, words: str, code: int
+) -> None:
+    """With the exit code that the start would end with; what needs it is left out."""
+    found = examined(make(**sections))
+    assert (found[name].level, found[name].exit_code) == (Level.FAILED, code)
+    assert words in found[name].text
+    assert all(f.level is not Level.FAILED for other, f in found.items() if other != name)
+
+
+def test_a_port_that_is_taken_is_found(make: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = examined(make(serve={"port": port}))["http"]
+    assert found.level is Level.FAILED
+    assert f"127.0.0.1:{port} cannot be bound" in found.text
+
+
+class Expired(JsonlSource):
+    """Begins four lines behind where it should, as a topic may whose gaps are allowed."""
+
+    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
+        return Position({origin: line + 4 for origin, line in super().seek(position, identity).items()})
+
+
+def test_what_a_start_would_leave_out_is_told(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the exact offsets, while there is still time to change the policy."""
+    settings = make()
+    learn(settings)
+    monkeypatch.setattr("streamlearn.commands.doctor.open_source", lambda source, **_: Expired(source.jsonl))
+    found = examined(settings)["source"]
+    assert found.level is Level.WARNING
+    assert "leaves out stream.jsonl-0 [1, 5)" in found.text
+
+
+def test_a_running_daemon_is_no_fault(make: Make) -> None:
+    settings = make()
+    learn(settings)
+    with StateLock(settings.state):
+        found = examined(settings)
+    assert found["state folder"].level is Level.WARNING
+    assert "a daemon is running" in found["state folder"].text
+    assert all(f.exit_code == 0 for f in found.values())
+
+
+def test_damage_and_change_are_told_apart(make: Make) -> None:
+    """A damaged newest snapshot is a warning; another adapter, and nothing whole at all, are faults."""
+    settings = make()
+    learn(settings)
+    other = examined(make(adapter={"num_heads": 4, "num_experts": 2}))["snapshots"]
+    assert (other.level, other.exit_code) == (Level.FAILED, 78)
+    assert "another adapter" in other.text
+    *_, newest = sorted((settings.state / "snapshots").iterdir())
+    (newest / "state.safetensors").write_bytes(b"")
+    found = examined(settings)["snapshots"]
+    assert found.level is Level.WARNING
+    assert f"damaged: {newest}" in found.text
+    for each in (settings.state / "snapshots").iterdir():
+        (each / "state.safetensors").write_bytes(b"")
+    found = examined(settings)["snapshots"]
+    assert found.level is Level.FAILED
+    assert "--fresh" in found.text
+
+
+def test_a_finding_is_one_row_whatever_it_says() -> None:
+    """Brackets are text, not style."""
+    assert row(Finding("source", Level.FAILED, "topics [a], [/b]")).row_count == 1
+
+
+@pytest.mark.broker
+def test_a_cluster_is_asked(make: Make, broker: Broker) -> None:
+    """Topics, dead letters and lag."""
+    topic, dead = broker.new_topic(), broker.new_topic()
+    broker.produce(topic, [b'{"text": "hello small world"}'] * 5)
+    kafka = {"bootstrap_servers": broker.servers, "group_id": "doctor", "security_protocol": "PLAINTEXT"}
+    source = {"kafka": {**kafka, "topics": [topic]}}
+    found = examined(make(source=source, dead_letters={"topic": dead}))
+    assert {f.level for f in found.values()} == {Level.OK}
+    assert "5 offsets behind the end" in found["source"].text
+    missing = examined(make(source={"kafka": {**kafka, "topics": ["nowhere"]}}, dead_letters={"topic": "nobody"}))
+    assert "nowhere" in missing["source"].text
+    assert "nobody" in missing["dead letters"].text
+    assert (missing["source"].exit_code, missing["dead letters"].exit_code) == (74, 74)

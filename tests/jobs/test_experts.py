@@ -1,0 +1,187 @@
+"""What experts are used for, against counts taken record by record and token by token."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from streamlearn.adaptation.expert_evidence import ExpertEvidence
+from streamlearn.adapters.layer import HeadLoraLinear
+from streamlearn.adapters.model import attach
+from streamlearn.adapters.presets import resolve
+from streamlearn.adapters.routing_context import RoutingDecision
+from streamlearn.backbone.load import load, outline
+from streamlearn.consolidate.claims import as_bias
+from streamlearn.jobs.experts import BUCKETS, COMPOSITIONS, experts
+from streamlearn.jobs.queue import ExpertsJob, LayerError
+from streamlearn.jobs.results import ExpertsResult, LayerExperts
+from streamlearn.learner.evaluation import run_to_end, score
+from streamlearn.learner.learner import Learner
+from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings
+from streamlearn.stream.decode import Example
+from tests.doubles import random_examples, tiny_backbone
+
+NUMBERS = {0: 7, 1: 4}  # slot -> number: the order of numbers is not that of slots
+HOLDOUTS = {0: random_examples([9, 14, 6], vocab_size=24), 1: random_examples([11, 8], vocab_size=24, seed=1)}
+ROW_TOKENS = 22
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_backbone(tmp_path_factory.mktemp("backbone"))
+
+
+def learner_of(backbone: Path, **adapter: Any) -> Learner:
+    settings = BackboneSettings(model=str(backbone), dtype="float32", device="cpu")
+    loaded = load(settings, outline(settings))
+    model = attach(loaded.model, resolve(AdapterSettings(**adapter), regimes=2), seed=0)
+    return Learner(model, LearnerSettings(), loaded.device, clock=lambda: 0.0)
+
+
+def evidence(learner: Learner, holdouts: Any = HOLDOUTS, *, routed: bool = True) -> ExpertEvidence:
+    shapes = {bank.name: bank.A.shape[:2] for bank in learner.banks}
+    load = {name: torch.arange(shape.numel()).view(shape) for name, shape in shapes.items()}
+    similarity = {name: torch.zeros(*shape, 2) for name, shape in shapes.items()}
+    for similarity_HKN in similarity.values():
+        similarity_HKN[:, :, 1] = 0.25
+    return ExpertEvidence(NUMBERS, load if routed else {}, similarity, holdouts)
+
+
+def described(learner: Learner, layer: str | None = None, **kwargs: Any) -> ExpertsResult:
+    return run_to_end(experts(ExpertsJob(layer), learner, evidence(learner, **kwargs), pack_tokens=ROW_TOKENS))
+
+
+class Choices:
+    """Every layer's choices for one record, as a watcher."""
+
+    def __init__(self) -> None:
+        self.selected: dict[str, torch.Tensor] = {}
+
+    def __call__(self, layer: HeadLoraLinear, routed: RoutingDecision) -> None:
+        self.selected[layer.head_lora_block["default"]] = routed.selected_HKT
+
+
+def choices(learner: Learner, example: Example, slot: int) -> Choices:
+    seen = Choices()
+    run_to_end(score(learner.model, [example], learner.device, pack_tokens=99, slots=[slot], hooks=(seen,)))
+    return seen
+
+
+def frequency_bucket(token: int, counts: Counter[int]) -> int:
+    """Where the middle of the token's occurrences lies when tokens are ordered by frequency, ties by their id."""
+    before = sum(n for other, n in counts.items() if (-n, other) < (-counts[token], token))
+    return min(int((before + counts[token] / 2) / counts.total() * BUCKETS), BUCKETS - 1)
+
+
+def mixing(counter: Counter[tuple[int, int]]) -> float:
+    """MH-MoE eq. 9."""
+    total = counter.total()
+    return 1 / sum((count / total) ** 2 for count in counter.values()) if total else 0.0
+
+
+@pytest.mark.parametrize("preset", ["streamlearn", "mot"])
+def test_counts_and_mixing_equal_those_of_every_record_alone(backbone: Path, preset: str) -> None:
+    """Packed rows that cross regimes give what each record gives by itself, also where whole sequences are routed."""
+    learner = learner_of(backbone, preset=preset, num_heads=4 if preset == "streamlearn" else 1)
+    result = described(learner)
+    frequencies = Counter(token for kept in HOLDOUTS.values() for example in kept for token in example.input_ids)
+    assert len(result.layers) == len(learner.banks)
+    for bank, layer in zip(learner.banks, result.layers, strict=True):
+        H, K = bank.A.shape[:2]
+        kinds: dict[tuple[int, int], Counter[tuple[int, int]]] = {}
+        tokens = {number: torch.zeros(H, K, dtype=torch.long) for number in NUMBERS.values()}
+        for slot, kept in HOLDOUTS.items():
+            for example in kept:
+                selected = choices(learner, example, slot).selected[bank.layer.head_lora_block["default"]]
+                for t, token in enumerate(example.input_ids):
+                    kind = (frequency_bucket(token, frequencies), t * BUCKETS // len(example))
+                    for h, k in selected[:, :, t if preset == "streamlearn" else 0].nonzero().tolist():
+                        kinds.setdefault((h, k), Counter())[kind] += 1
+                        tokens[NUMBERS[slot]][h, k] += 1
+        expected = [[mixing(kinds.get((h, k), Counter())) for k in range(K)] for h in range(H)]
+        assert layer.effective_number is not None
+        torch.testing.assert_close(torch.tensor(layer.effective_number), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+        assert {regime.regime: regime.holdout_tokens for regime in layer.regimes} == {
+            number: count.tolist() for number, count in tokens.items()
+        }
+        mass = [counter.total() for counter in kinds.values()]
+        mean = sum(n * mixing(counter) for n, counter in zip(mass, kinds.values(), strict=True)) / sum(mass)
+        assert layer.mean_effective_number == pytest.approx(mean)
+    assert (result.holdout_records, result.holdout_tokens, result.compositions) == (5, 48, COMPOSITIONS)
+    assert result.unmeasured is None
+
+
+def first(result: ExpertsResult) -> LayerExperts:
+    return result.layers[0]
+
+
+def test_what_is_known_without_a_pass(backbone: Path) -> None:
+    """Load and its shares a head, CKA of the probed regime, the claims of the one that has some, no importance."""
+    learner = learner_of(backbone, preset="streamlearn", num_heads=4)
+    bank = learner.banks[0]
+    assert bank.bias_HKN is not None
+    own = torch.zeros(4, 4, dtype=torch.bool)
+    own[:, 2] = own[1, 3] = True
+    bank.bias_HKN[:, :, 0] = as_bias(own)
+    layer = first(described(learner))
+    assert layer.load == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+    assert layer.share is not None
+    assert layer.share[0] == pytest.approx([0, 1 / 6, 2 / 6, 3 / 6])
+    assert layer.importance is None
+    four, seven = layer.regimes
+    assert (four.regime, four.similarity, four.claimed) == (4, [[0.25] * 4] * 4, None)
+    assert (seven.regime, seven.similarity, seven.claimed) == (7, None, [[2], [2, 3], [2], [2]])
+    assert seven.holdout_tokens is not None
+    assert [row[0] + row[1] for row in seven.holdout_tokens] == [0] * 4  # claims hold in the pass too
+
+
+def test_importance_is_the_mean_over_an_experts_weights(backbone: Path) -> None:
+    """A and B together, whatever their sizes."""
+    learner = learner_of(backbone, preset="streamlearn", num_heads=4)
+    bank = learner.banks[0]
+    with_anchors = Learner(
+        learner.model, LearnerSettings(), learner.device, objective=type(learner.objective)(anchor_strength=1.0)
+    )
+    importance = with_anchors.anchors.importance()
+    importance[f"{bank.name}.A"][2, 1] = 3.0
+    importance[f"{bank.name}.B"][2, 1] = 5.0
+    layer = first(described(with_anchors))
+    size_A, size_B = bank.A[2, 1].numel(), bank.B[2, 1].numel()
+    assert layer.importance is not None
+    assert layer.importance[2] == pytest.approx([0, (3 * size_A + 5 * size_B) / (size_A + size_B), 0, 0])
+
+
+def test_a_part_of_a_name_limits_the_answer(backbone: Path) -> None:
+    """The layers asked for are as in the whole answer."""
+    learner = learner_of(backbone, preset="streamlearn", num_heads=4)
+    whole, part = described(learner), described(learner, "layers.1.")
+    assert [layer for layer in whole.layers if "layers.1." in layer.layer] == list(part.layers)
+    assert 0 < len(part.layers) < len(whole.layers)
+    with pytest.raises(LayerError, match=r"no adapted layer has 'layers\.9\.' in its name"):
+        described(learner, "layers.9.")
+
+
+def test_what_cannot_be_measured_has_its_reason(backbone: Path) -> None:
+    """No hold-out record yet, or no router at all: null and why, and the rest of the answer stands."""
+    learner = learner_of(backbone, preset="streamlearn", num_heads=4)
+    result = described(learner, holdouts={0: (), 1: ()})
+    assert result.unmeasured is not None
+    assert "no record was kept out yet" in result.unmeasured
+    assert (first(result).effective_number, first(result).mean_effective_number) == (None, None)
+    assert first(result).load is not None
+    unrouted = described(learner_of(backbone, preset="lora"), routed=False)
+    assert unrouted.unmeasured == "the adapter has no router: every expert gets every token"
+    assert first(unrouted).load is None
+
+
+def test_a_regime_without_hold_out_records_has_no_tokens(backbone: Path) -> None:
+    """The others are measured without it."""
+    learner = learner_of(backbone, preset="streamlearn", num_heads=4)
+    result = described(learner, holdouts={0: (), 1: HOLDOUTS[1]})
+    assert result.unmeasured is None
+    four, seven = first(result).regimes
+    assert four.holdout_tokens is not None
+    assert sum(four.holdout_tokens[0]) == result.holdout_tokens == 19
+    assert seven.holdout_tokens is None

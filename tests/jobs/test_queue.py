@@ -1,0 +1,82 @@
+import threading
+
+import pytest
+
+from streamlearn.errors import Reason, RecordError
+from streamlearn.jobs.queue import EvalJob, ExampleError, JobQueue, QueueClosedError, QueueFullError, SnapshotJob
+from streamlearn.jobs.results import SnapshotResult
+
+JOB = EvalJob(examples=({"text": "a"},), generate=False, max_new_tokens=1)
+DONE = SnapshotResult(name="a", step=1)
+
+
+def test_jobs_are_taken_in_the_order_of_submission() -> None:
+    jobs = JobQueue(3)
+    jobs.submit(JOB)
+    jobs.submit(SnapshotJob())
+    first, second = jobs.take(), jobs.take()
+    assert first is not None
+    assert second is not None
+    assert [first.job, second.job] == [JOB, SnapshotJob()]
+    assert jobs.take() is None
+
+
+def test_a_full_queue_refuses_and_says_how_full() -> None:
+    jobs = JobQueue(1)
+    jobs.submit(JOB)
+    with pytest.raises(QueueFullError, match="at most 1 jobs may wait and 1 do"):
+        jobs.submit(JOB)
+
+
+def test_a_cancelled_job_frees_its_place_and_is_never_taken() -> None:
+    jobs = JobQueue(1)
+    jobs.submit(JOB).cancel()
+    assert len(jobs) == 0
+    wanted = jobs.submit(SnapshotJob())
+    ticket = jobs.take()
+    assert ticket is not None
+    assert ticket.future is wanted
+
+
+def test_a_job_in_hand_can_be_cancelled_and_settling_it_late_is_harmless() -> None:
+    jobs = JobQueue(1)
+    future = jobs.submit(JOB)
+    ticket = jobs.take()
+    assert ticket is not None
+    assert not ticket.cancelled
+    assert future.cancel()
+    assert ticket.cancelled
+    ticket.finish(DONE)
+    ticket.fail(ValueError("late"))
+    assert future.cancelled()
+
+
+def test_results_and_errors_reach_the_waiting_thread() -> None:
+    jobs = JobQueue(2)
+    futures = [jobs.submit(JOB), jobs.submit(JOB)]
+
+    def serve() -> None:
+        first, second = jobs.take(), jobs.take()
+        assert first is not None
+        assert second is not None
+        first.finish(DONE)
+        second.fail(ExampleError(2, RecordError(Reason.EMPTY, "nothing in it")))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert futures[0].result(timeout=1) == DONE
+    with pytest.raises(ExampleError, match=r"examples\[2\] is unusable \(empty\): nothing in it"):
+        futures[1].result(timeout=1)
+    thread.join()
+
+
+def test_closing_fails_everyone_who_waits_and_refuses_the_next() -> None:
+    jobs = JobQueue(2)
+    future = jobs.submit(JOB)
+    jobs.close()
+    jobs.close()
+    with pytest.raises(QueueClosedError, match="stopped before it came to this job"):
+        future.result(timeout=0)
+    with pytest.raises(QueueClosedError, match="takes no more jobs"):
+        jobs.submit(JOB)
+    assert jobs.take() is None
