@@ -53,13 +53,14 @@ from streamlearn.settings import (
     SourceSettings,
     StreamSettings,
 )
+from streamlearn.settings.packaged import packaged_folder
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import Phase, Status
 from streamlearn.stream.batch import Batch, Batcher
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import Position
 
-SAMPLE = Path(__file__).parents[2] / "configs/sample/superni.train.jsonl.gz"
+SAMPLE = packaged_folder("configs") / "sample/superni.train.jsonl.gz"
 STREAM = StreamSettings()
 ARMS = ("frozen_floor", "lora", "loramoe", "mh_moe", "streamlearn", "mh_moe_loop")
 
