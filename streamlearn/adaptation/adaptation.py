@@ -283,7 +283,7 @@ class Adaptation:
         self.statistics.declared(report.status)
         shift = report.shift
         _log.info(
-            Event.SHIFT_DETECTED,
+            Event.FIRST_REGIME_ENTERED if shift.previous is None else Event.SHIFT_DETECTED,
             kind=shift.kind,
             regime=shift.regime,
             known=shift.known,
