@@ -32,7 +32,7 @@ def test_the_quickstart_reads_the_bundled_sample() -> None:
 
 def test_the_readme_holds_the_generated_reference() -> None:
     """`python -m streamlearn.configuration` prints what stands between the markers."""
-    readme = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     _, _, rest = readme.partition("<!-- reference -->\n")
     shown, _, _ = rest.partition("<!-- /reference -->")
     assert shown.strip() == reference().strip()
