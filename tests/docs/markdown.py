@@ -67,7 +67,7 @@ def documents() -> list[Path]:
 def links(document: Path) -> list[Link]:
     """The relative links and images of a document, code blocks and inline code left out."""
     found = []
-    for numbers, paragraph in _paragraphs(document):
+    for numbers, paragraph in paragraphs(document):
         text = re.sub(r"(`+)(.+?)\1", lambda code: "`" * len(code[0]), paragraph, flags=re.DOTALL)
         for pattern in (_LINK, _HTML_LINK):
             for match in pattern.finditer(text):
@@ -81,7 +81,7 @@ def anchors(document: Path) -> set[str]:
     """The anchors that GitHub makes of a document's headings, and those written as HTML."""
     made: Counter[str] = Counter()
     found = set()
-    for _, paragraph in _paragraphs(document):
+    for _, paragraph in paragraphs(document):
         found.update(_HTML_ANCHOR.findall(paragraph))
         for line in paragraph.splitlines():
             if heading := _HEADING.match(line):
@@ -115,7 +115,7 @@ def _slug(heading: str) -> str:
     return text.strip().replace(" ", "-")
 
 
-def _paragraphs(document: Path) -> Iterator[tuple[Sequence[int], str]]:
+def paragraphs(document: Path) -> Iterator[tuple[Sequence[int], str]]:
     """Text between blank lines and outside of fenced and HTML-commented blocks, with the numbers of its lines."""
     fence = ""
     numbers: list[int] = []
