@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 RECEIVE_S = 10.0
 MAX_CONNECTIONS = 64
-_TOO_SLOW = b'{"error":{"code":"too_slow","message":"expected a complete request within 10 s","hint":"send the request faster"}}'
+_TOO_SLOW = b'{"error":{"code":"too_slow","message":"expected a whole request within 10 s","hint":"send it faster"}}'
 
 
 class GuardedConnection(H11Protocol):
@@ -77,11 +77,16 @@ class GuardedConnection(H11Protocol):
             return
         partial = self.conn.trailing_data[0] or self.conn.their_state is h11.SEND_BODY
         if partial and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            head = [(b"content-type", b"application/json"), (b"connection", b"close")]
-            head.append((b"content-length", str(len(_TOO_SLOW)).encode()))
-            for event in (h11.Response(status_code=408, headers=head), h11.Data(data=_TOO_SLOW), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
+            self._send_too_slow()
         self.transport.close()
+
+    def _send_too_slow(self) -> None:
+        head = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        head.append((b"content-length", str(len(_TOO_SLOW)).encode()))
+        is_head = self.conn.their_state is h11.SEND_BODY and self.scope["method"] == "HEAD"
+        body = h11.Data(data=b"" if is_head else _TOO_SLOW)
+        for event in (h11.Response(status_code=408, headers=head), body, h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
 
     def _close_longest_waiting(self) -> None:
         others = [each for each in self.connections if each is not self and isinstance(each, GuardedConnection)]

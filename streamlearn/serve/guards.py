@@ -121,8 +121,8 @@ class TokenGuard(_Guard):
             raise ApiError(
                 401,
                 "no_token",
-                f"{request.method} {path[:100]} needs the daemon's bearer token, found {found}",
-                hint="send 'Authorization: Bearer TOKEN' with the content of serve.token_file (default STATE/http.token)",
+                f"{request.method} {path[:100]} requires the daemon's bearer token, found {found}",
+                hint="send 'Authorization: Bearer TOKEN' with the token in serve.token_file (default STATE/http.token)",
                 headers={"www-authenticate": "Bearer"},
             )
 

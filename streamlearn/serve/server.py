@@ -152,7 +152,7 @@ def _bind(listen: _Listen) -> socket.socket:
         host, port = ("serve.health_host", "serve.health_port") if listen.health else ("serve.host", "serve.port")
         off = f"leave {port} unset" if listen.health else "set serve.enabled: false"
         advice = {
-            errno.EADDRINUSE: f"stop the process that uses it (another streamlearn?) or set {port}; 0 takes a free port",
+            errno.EADDRINUSE: f"stop what uses it (another streamlearn?) or set {port}; 0 takes a free port",
             errno.EACCES: f"set {port} above 1023; 0 takes a free port",
             errno.EADDRNOTAVAIL: f"set {host} to an address of this machine",
         }.get(error.errno or 0, f"set {host} and {port}, or {off}")

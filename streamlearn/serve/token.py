@@ -43,7 +43,7 @@ def read(path: Path) -> str:
         raise ConfigError(f"{path}: the token cannot be read: {error}") from error
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(
-            f"{path}: the token file must be readable by its owner only, found mode {stat.S_IMODE(mode):o}; run chmod 600"
+            f"{path}: expected a file readable by its owner only, found mode {stat.S_IMODE(mode):o}; run chmod 600"
         )
     if len(token) < MIN_CHARS or not token.isprintable() or " " in token:
         raise ConfigError(
