@@ -106,6 +106,7 @@ class SnapshotList(ApiModel):
     """Snapshots on disk, newest first."""
 
     snapshots: tuple[SnapshotRow, ...]
+    """The snapshots."""
 
 
 class ErrorDetail(ApiModel):
@@ -137,3 +138,4 @@ class ErrorBody(ApiModel):
     )
 
     error: ErrorDetail
+    """The error."""

@@ -11,6 +11,7 @@ class Liveness(ApiModel):
     """The daemon is alive."""
 
     alive: bool
+    """Always true; otherwise the response is a 503."""
     heartbeat_age_s: float
     """Time since the training loop last reported."""
     heartbeat_bound_s: float
@@ -21,22 +22,29 @@ class Readiness(ApiModel):
     """The daemon accepts jobs."""
 
     ready: bool
+    """Always true; otherwise the response is a 503."""
     phase: Phase
+    """What the training loop is doing."""
     step: int
+    """Optimizer updates made."""
 
 
 class LossView(ApiModel):
     """Prequential loss: each batch is scored before its update. Nats per token."""
 
     last: float | None
+    """Loss of the last batch."""
     smoothed: float | None
+    """Smoothed over recent batches."""
 
 
 class PartitionView(ApiModel):
     """Training progress of one partition."""
 
     topic: str
+    """Topic, or the file of a JSONL source."""
     partition: int
+    """Number of the partition."""
     position: int
     """Offset of the next record to train on."""
     lag: int | None
@@ -47,16 +55,22 @@ class SnapshotView(ApiModel):
     """The newest durable snapshot."""
 
     name: str
+    """Name of its folder."""
     step: int
+    """Optimizer updates in it."""
     written_at: datetime
+    """When it became durable."""
     age_s: float
+    """Time since then."""
 
 
 class JobsView(ApiModel):
     """The job queue: evaluations, generations, expert usage, snapshots."""
 
     waiting: int
+    """Queued jobs."""
     capacity: int
+    """Maximum number of queued jobs."""
 
 
 class ForgettingView(ApiModel):
@@ -80,6 +94,7 @@ class RegimesView(ApiModel):
     backward_transfer: float | None
     """Mean over past regimes of accuracy now minus accuracy at the end of the segment; null before a scoring."""
     regimes: tuple[RegimeStatus, ...]
+    """Remembered regimes."""
 
 
 class ShiftsView(ApiModel):
@@ -88,33 +103,42 @@ class ShiftsView(ApiModel):
     total: dict[str, int]
     """Shifts ever detected, by kind; the first regime is not counted."""
     shifts: tuple[ShiftStatus, ...]
+    """The newest shifts; the first entry of a run is its first regime."""
 
 
 class StatusView(ApiModel):
     """The daemon at one moment. Counts are over the learner's lifetime, across restarts."""
 
     phase: Phase
+    """What the training loop is doing."""
     ready: bool
+    """Whether the daemon accepts jobs."""
     reason: str | None
     """Why the daemon is not ready; null when it is."""
     degraded: str | None
     """What cannot be written (snapshots, dead letters, journal) although learning continues; null when nothing."""
     started_at: datetime
+    """Start of the process."""
     heartbeat_age_s: float
     """Time since the training loop last reported."""
     step: int
     """Optimizer updates made."""
     records_trained: int
+    """Records trained on."""
     records_held_out: int
     """Records kept out of training to measure forgetting."""
     records_dead_lettered: int
+    """Unusable records, all reasons together."""
     dead_letters: dict[str, int]
     """Unusable records, by reason."""
     update_refusals: int
     """Updates skipped because the loss or a gradient was not finite."""
     tokens_trained: int
+    """Tokens of records trained on."""
     tokens_per_s: float
+    """Recent training throughput."""
     prequential_loss_nats: LossView
+    """Loss of each batch before its update, nats per token."""
     current_regime: int | None
     """Number of the regime that the stream is in; /v1/regimes lists all."""
     num_regimes: int
@@ -122,22 +146,31 @@ class StatusView(ApiModel):
     num_shifts: dict[str, int]
     """Shifts ever detected, by kind; the first regime is not counted. /v1/shifts lists them."""
     forgetting: ForgettingView
+    """Forgetting on the hold-out records."""
     probe_seconds: float
     """Time spent on probes by this process."""
     holdout_seconds: float
     """Training time spent on scoring hold-out records by this process; idle time is not counted."""
     partitions: tuple[PartitionView, ...]
+    """Training progress per partition."""
     last_snapshot: SnapshotView | None
+    """The newest durable snapshot; null before the first."""
     step_seconds: float | None
     """Duration of the last step."""
     snapshot_write_seconds: float | None
     """Duration of writing the last snapshot."""
     jobs: JobsView
+    """The job queue."""
     backbone: str
+    """The frozen model."""
     dtype: str
+    """Data type of the backbone."""
     device: str
+    """Device of the model."""
     adapter_preset: str
+    """Adapter preset."""
     versions: dict[str, str]
+    """Versions of streamlearn, Python, torch and others."""
 
 
 def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
