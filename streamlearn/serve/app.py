@@ -3,10 +3,10 @@
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
 from starlette.responses import Response
@@ -46,6 +46,7 @@ is full they return 503 with `Retry-After`. Closing the connection cancels the j
 `HEAD` works on every path that answers `GET`. The body of every error is `{"error": {"code", "message", "hint"}}`."""
 
 _Responses = dict[int | str, dict[str, Any]]
+_Layer = Annotated[str | None, Query(description="Any part of a layer's name; only matching layers are described.")]
 
 _JOB_ERRORS: _Responses = {
     400: {"model": ErrorBody, "description": "Invalid JSON, an unusable record, or a Host that is not allowed."},
@@ -131,7 +132,7 @@ def _monitoring_routes(
 
     @routes.get("/v1/snapshots", response_model=SnapshotList, summary="Snapshots on disk")
     async def list_snapshots() -> Response:
-        """Snapshots that can be restored, newest first."""
+        """Complete snapshots, newest first."""
         rows = await asyncio.to_thread(snapshots)  # a slow disk must not delay /livez
         newest_first = tuple(sorted(rows, key=lambda row: (row.step, row.written_at), reverse=True))
         return OrjsonResponse(SnapshotList(snapshots=newest_first))
@@ -166,10 +167,10 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
         return OrjsonResponse(await run(request, job))
 
     @routes.get("/v1/experts", response_model=ExpertsResult, summary="Expert usage", responses=_JOB_ERRORS)
-    async def experts(request: Request, layer: str | None = None) -> Response:
+    async def experts(request: Request, layer: _Layer = None) -> Response:
         """Load, importance, claims, similarity and mixing of tokens (N_eff) per expert.
 
-        N_eff is measured on the hold-out records. `layer` limits the response to layers whose name contains it.
+        N_eff is measured on the hold-out records.
         """
         return OrjsonResponse(await run(request, ExpertsJob(layer)))
 

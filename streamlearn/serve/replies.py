@@ -119,7 +119,7 @@ def install_error_handlers(app: FastAPI, *, retry_after_s: int = 1, paths_hint: 
 def _from_http(request: Request, error: HTTPException, hint: str) -> ApiError:
     path = request.url.path
     if error.status_code == 404:
-        return ApiError(404, "not_found", f"no such path: {path}", hint=hint)
+        return ApiError(404, "not_found", f"nothing is served at {path}", hint=hint)
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
         message = f"{path} accepts {allowed}, found {request.method}"
