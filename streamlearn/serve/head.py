@@ -12,5 +12,5 @@ class HeadAsGet:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
         if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # a copy: the server still sees HEAD
+            scope = {**scope, "method": "GET"}  # a copy: the server's own scope keeps HEAD
         await self.app(scope, receive, send)

@@ -102,8 +102,8 @@ def test_eval_agrees_with_the_snapshot_of_the_same_moment(daemon: DaemonProcess,
         preset = status["adapter_preset"]
         assert (status["backbone"], status["dtype"]) == (str(backbone), "float32")
         name = client.post("/v1/snapshots", json={}).json()["name"]
-        asked = {"examples": QUESTIONS, "generate": True, "max_new_tokens": 16}
-        over_http = client.post("/v1/eval", json=asked).json()
+        evaluation = {"examples": QUESTIONS, "generate": True, "max_new_tokens": 16}
+        over_http = client.post("/v1/eval", json=evaluation).json()
     questions = daemon.state.parent / "questions.jsonl"
     questions.write_bytes(b"".join(orjson.dumps(q, option=orjson.OPT_APPEND_NEWLINE) for q in QUESTIONS))
     command = [sys.executable, "-m", "streamlearn", "eval", str(questions), "--config", str(daemon.config)]

@@ -151,11 +151,11 @@ def test_a_job_names_the_step_of_its_weights(env: Environment, monkeypatch: pyte
 def test_serving_changes_no_bit_of_training(folder: Path, env: Environment) -> None:
     """A learner that served jobs ends with the same weights as one that did not."""
     settings = BackboneSettings(model=str(folder), dtype="float32", device="cpu")
-    alone = Environment(load(settings, outline(settings)))
-    alone.train(3)
+    undisturbed = Environment(load(settings, outline(settings)))
+    undisturbed.train(3)
     env.spread(SCORE_AND_GENERATE)
-    alone.train(env.learner.number - alone.learner.number)
-    assert all(torch.equal(one, other) for one, other in zip(env.weights(), alone.weights(), strict=True))
+    undisturbed.train(env.learner.number - undisturbed.learner.number)
+    assert all(torch.equal(one, other) for one, other in zip(env.weights(), undisturbed.weights(), strict=True))
 
 
 def test_totals_are_the_sums_over_examples(env: Environment) -> None:

@@ -46,11 +46,11 @@ def test_health_needs_no_token_even_if_everything_else_does() -> None:
     daemon = Daemon(SETTINGS.model_copy(update={"require_token": True}))
     with httpx.Client(base_url=f"http://127.0.0.1:{daemon.server.port}") as anonymous:
         codes = {path: anonymous.get(path).status_code for path in ("/livez", "/readyz", *READING, "/nowhere")}
-        asked = anonymous.post("/v1/generate", json={"prompt": "a"}).status_code
+        query = anonymous.post("/v1/generate", json={"prompt": "a"}).status_code
         allowed = anonymous.get("/v1/status", headers=AUTHORIZED).status_code
     daemon.stop()
     assert codes == {"/livez": 200, "/readyz": 200, **dict.fromkeys((*READING, "/nowhere"), 401)}
-    assert (asked, allowed) == (401, 200)
+    assert (query, allowed) == (401, 200)
 
 
 def test_the_token_is_created_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
