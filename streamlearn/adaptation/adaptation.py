@@ -27,8 +27,8 @@ from streamlearn.settings import Settings
 from streamlearn.shift.assigned_batch import AssignedBatch
 from streamlearn.shift.concept_drift_detector import ConceptDriftDetector
 from streamlearn.shift.monitor import Monitor
+from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.shift import Shift
-from streamlearn.shift.state_arrays import Memory
 from streamlearn.status.status import AdaptationStatus, ShiftStatus
 from streamlearn.stream.decode import Example
 
@@ -107,7 +107,7 @@ class Adaptation:
         self.records = 0
         """Ordinal of the last record that was trained on or kept out."""
         self.probe_seconds = 0.0
-        self._trained: Memory | None = self.monitor.released
+        self._trained: MonitorState | None = self.monitor.released
 
     def wants_probe(self, shift: Shift) -> bool:
         """Whether this shift is entered with a transient expert; before the first there is none to compare with."""
