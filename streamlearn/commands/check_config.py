@@ -4,7 +4,7 @@ from pathlib import Path
 
 from streamlearn.adapters.check import activated_parameters, check
 from streamlearn.backbone.load import outline
-from streamlearn.runtime.components import adapter_of
+from streamlearn.runtime.model import adapter_of
 from streamlearn.settings import Settings
 
 

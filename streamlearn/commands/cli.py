@@ -293,7 +293,7 @@ def bench_report(
 @app.command("version")
 def show_version() -> None:
     """Versions of what decides a result."""
-    from streamlearn.runtime.components import versions  # noqa: PLC0415
+    from streamlearn.runtime.model import versions  # noqa: PLC0415
 
     for name, number in {**versions(), "python": sys.version.split()[0]}.items():
         out.print(f"{name} {number}", markup=False, highlight=False)

@@ -31,7 +31,8 @@ from streamlearn.errors import (
     StateLockedError,
     StreamlearnError,
 )
-from streamlearn.runtime.components import adapter_of, adapter_shape, identity
+from streamlearn.runtime.checkpoint import source_identity
+from streamlearn.runtime.model import adapter_of, adapter_shape
 from streamlearn.serve.token import obtain, token_path
 from streamlearn.settings import Settings, fingerprint, with_backbone_defaults
 from streamlearn.snapshot import compatibility
@@ -206,7 +207,7 @@ class Doctor:
 
     def _source(self) -> tuple[Level, str]:
         position = self._snapshot.manifest.position if self._snapshot else Position({})
-        remembered = identity(self._snapshot) if self._snapshot else {}
+        remembered = source_identity(self._snapshot) if self._snapshot else {}
         with closing(open_source(self.settings.source, start_timeout_s=PATIENCE_S)) as source:
             found = source.seek(position, remembered)
             deadline = time.monotonic() + POLL_S

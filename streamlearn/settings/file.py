@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import SettingsError
 
 from streamlearn.errors import ConfigError
+from streamlearn.settings.packaged import packaged_config, packaged_name, with_absolute_paths
 from streamlearn.settings.section import Section, section_type
 from streamlearn.settings.settings import ENV_PREFIX, Settings
 
@@ -18,9 +19,15 @@ from streamlearn.settings.settings import ENV_PREFIX, Settings
 def load(path: Path) -> Settings:
     """Read, override from the environment, check, and resolve paths against the file's folder.
 
+    `packaged:NAME` loads a configuration that ships with the package. Relative paths from the environment are then
+    resolved against the current directory.
+
     Raises:
         ConfigError: names every wrong key, what was found and the nearest known key.
     """
+    packaged = packaged_name(path)
+    if packaged is not None:
+        path = packaged_config(packaged)
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
     except OSError as error:
@@ -29,6 +36,8 @@ def load(path: Path) -> Settings:
         raise ConfigError(f"{path}: not YAML: {_told(error)}") from None  # the error itself shows the line
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: a mapping of sections must stand here, found {type(raw).__name__}")
+    if packaged is not None:
+        raw = with_absolute_paths(raw, path.resolve().parent)
     unknown = [name for name in os.environ if name.upper().startswith(ENV_PREFIX) and not _env_name_is_known(name)]
     if unknown:
         raise ConfigError(
@@ -40,7 +49,7 @@ def load(path: Path) -> Settings:
         raise ConfigError("\n".join(f"{path}: {line}" for line in explain(error))) from None  # it shows what was found
     except SettingsError as error:
         raise ConfigError(f"a section or a list in the environment must be JSON: {error}") from None
-    return _resolved(settings, path.resolve().parent)
+    return _resolved(settings, path.resolve().parent if packaged is None else Path.cwd())
 
 
 def explain(error: ValidationError) -> list[str]:

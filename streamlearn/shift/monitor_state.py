@@ -10,5 +10,5 @@ class MonitorState:
     """The monitor after it read one batch and before it read the next."""
 
     detector: DetectorState = field(default_factory=DetectorState)
-    held_slots: tuple[tuple[int, ...], ...] = ()
-    """Slots of each batch that was held back at that time, the batch just read last."""
+    undecided: tuple[tuple[int, ...], ...] = ()
+    """Slots of each batch that was undecided at that time; the last is the batch just read."""

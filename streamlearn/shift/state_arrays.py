@@ -28,7 +28,7 @@ _INTEGER_SCALARS = ("number", "visits", "records", "first_record", "last_record"
 
 def to_arrays(state: MonitorState) -> dict[str, NDArray[np.generic]]:
     """The state by array name. No array holds objects."""
-    detector, held, segment = state.detector, state.held_slots, state.detector.segment
+    detector, undecided, segment = state.detector, state.undecided, state.detector.segment
     absence, window = segment.absence, segment.window
     integers = (
         detector.ordinal,
@@ -49,8 +49,8 @@ def to_arrays(state: MonitorState) -> dict[str, NDArray[np.generic]]:
         **_records_to_arrays("window", window.records),
         **_records_to_arrays("others", segment.other_records),
         **profiles_to_arrays(detector.regimes),
-        "ghosts.sizes": np.array([len(slots) for slots in held], dtype=np.int64),
-        "ghosts.slots": np.array([slot for slots in held for slot in slots], dtype=np.int64),
+        "ghosts.sizes": np.array([len(slots) for slots in undecided], dtype=np.int64),
+        "ghosts.slots": np.array([slot for slots in undecided for slot in slots], dtype=np.int64),
     }
 
 

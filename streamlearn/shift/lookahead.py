@@ -1,0 +1,138 @@
+"""The look-ahead buffer: batches between the reader and the learner, in order. A batch is in one of two states:
+
+    undecided   fewer than `lookahead_records` records follow. The slots of its records may still be corrected, and a
+                shift may still be attached to it.
+    decided     its slots and shifts are final. It is the next to be trained on, or waits until the new regime that
+                begins in it has the tokens needed for its probe.
+
+A snapshot covers the batches up to the last one trained on. Later batches are read and decided again after a restart,
+in the same way, so the buffer is not saved. Only the slots of the batches that were undecided when the last one had
+been read are: they influenced later decisions, so they are put back, decided again and dropped.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice, takewhile
+
+from streamlearn.shift.assigned_batch import AssignedBatch
+from streamlearn.shift.monitor_state import MonitorState
+from streamlearn.shift.shift import Shift
+from streamlearn.stream.batch import Batch
+from streamlearn.stream.decode import Example
+
+
+@dataclass
+class HeldBatch:
+    """An undecided batch. `Monitor` fills in its slots."""
+
+    batch: Batch | None
+    """None for a batch that was trained on before the restart."""
+    first: int
+    """Ordinal of its first record."""
+    slots: list[int] = field(default_factory=list)
+    shifts: list[Shift] = field(default_factory=list)
+    after: MonitorState | None = None
+    """The monitor's state after it read this batch and before it read the next."""
+
+    @property
+    def end(self) -> int:
+        """Ordinal after its last record."""
+        return self.first + len(self.slots)
+
+
+class Lookahead:
+    """The buffer. The monitor fills and corrects it, and the loop takes batches from it."""
+
+    def __init__(self, num_records: int) -> None:
+        self._num_records = num_records
+        self._undecided: deque[HeldBatch] = deque()
+        self._decided: deque[AssignedBatch] = deque()
+        self._taken: AssignedBatch | None = None
+        self._ended = False
+
+    def __len__(self) -> int:
+        """Number of batches that are decided and not yet taken."""
+        return len(self._decided)
+
+    def append(self, held: HeldBatch) -> None:
+        """Add the newest batch, before its slots are known."""
+        self._undecided.append(held)
+
+    @property
+    def slots(self) -> tuple[tuple[int, ...], ...]:
+        """Slots of the undecided batches, by batch."""
+        return tuple(tuple(held.slots) for held in self._undecided)
+
+    @property
+    def protected(self) -> set[int]:
+        """Slots that occur in undecided batches. Their regimes must not be dropped to make room."""
+        return {slot for held in self._undecided for slot in held.slots}
+
+    def correct(self, ordinal: int, slot: int) -> None:
+        """Change the slot of a record, if its batch is undecided."""
+        for held in self._undecided:
+            if held.first <= ordinal < held.end:
+                held.slots[ordinal - held.first] = slot
+
+    def attach(self, shift: Shift) -> None:
+        """Attach a shift to the batch with its onset, or to the oldest undecided batch if that one is decided."""
+        holder = next((held for held in self._undecided if held.end > shift.onset), self._undecided[-1])
+        holder.shifts.append(shift)
+
+    def decide(self) -> list[AssignedBatch]:
+        """Decide every batch that is followed by enough records, and return the batches decided now."""
+        return self._decide(self._num_records)
+
+    def finish(self) -> list[AssignedBatch]:
+        """Decide the remaining batches, at the end of a finite stream. From then on no batch waits for a probe."""
+        self._ended = True
+        return self._decide(0)
+
+    def take(self, probe_tokens: Callable[[Shift], int] = lambda _: 0) -> AssignedBatch | None:
+        """Take the oldest decided batch; None if there is none, or if the regime that begins in it lacks tokens.
+
+        `probe_tokens` returns the number of tokens that the probe of a shift needs, 0 for no probe.
+        """
+        if not self._decided or not (self._ended or self._can_probe(probe_tokens)):
+            return None
+        self._taken = self._decided.popleft()
+        return self._taken
+
+    def examples(self, slot: int) -> list[Example]:
+        """Records of the regime in `slot`, from the batch taken last up to the next shift: the examples for its probe."""
+        taken = () if self._taken is None else (self._taken,)
+        return _examples(chain(taken, takewhile(lambda later: not later.shifts, self._decided)), slot)
+
+    def restart(self, held: Sequence[HeldBatch] = ()) -> None:
+        """Replace all batches by the undecided ones of a saved state, after a rollback or a restart."""
+        self._undecided = deque(held)
+        self._decided.clear()
+        self._taken = None
+        self._ended = False
+
+    def _decide(self, records_after: int) -> list[AssignedBatch]:
+        decided = []
+        while self._undecided and self._undecided[-1].end - self._undecided[0].end >= records_after:
+            held = self._undecided.popleft()
+            if held.batch is not None:
+                decided.append(AssignedBatch(held.batch, tuple(held.slots), tuple(held.shifts), held.after))
+        self._decided.extend(decided)
+        return decided
+
+    def _can_probe(self, probe_tokens: Callable[[Shift], int]) -> bool:
+        oldest = self._decided[0]
+        probed = [shift for shift in oldest.shifts if probe_tokens(shift) > 0]
+        if not probed or any(later.shifts for later in islice(self._decided, 1, None)):
+            return True  # no more records of this regime will follow before the next shift
+        tokens = sum(map(len, _examples(self._decided, probed[-1].slot)))
+        return tokens >= probe_tokens(probed[-1])
+
+
+def _examples(batches: Iterable[AssignedBatch], slot: int) -> list[Example]:
+    return [
+        example
+        for assigned in batches
+        for example, example_slot in zip(assigned.batch.examples, assigned.slots, strict=True)
+        if example_slot == slot
+    ]
