@@ -1,4 +1,6 @@
-"""The look-ahead buffer: batches between the reader and the learner, in order. A batch is in one of two states:
+"""The look-ahead buffer: batches between the reader and the learner, in order.
+
+A batch is in one of two states:
 
     undecided   fewer than `lookahead_records` records follow. The slots of its records may still be corrected, and a
                 shift may still be attached to it.
@@ -100,7 +102,7 @@ class Lookahead:
         return self._taken
 
     def examples(self, slot: int) -> list[Example]:
-        """Records of the regime in `slot`, from the batch taken last up to the next shift: the examples for its probe."""
+        """Records of the regime in `slot` from the batch taken last up to the next shift, for its probe."""
         taken = () if self._taken is None else (self._taken,)
         return _examples(chain(taken, takewhile(lambda later: not later.shifts, self._decided)), slot)
 
