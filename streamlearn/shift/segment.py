@@ -1,4 +1,4 @@
-"""The current segment: the stretch of the stream since the last shift, and the tests for its end.
+"""The current segment: the part of the stream since the last shift, and the tests for its end.
 
 Records of the segment's regime enter its window, which is compared with the segment before it. Records of other regimes
 are counted by the absence test. Either test may raise an alarm.

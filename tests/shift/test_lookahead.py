@@ -64,7 +64,7 @@ def test_a_new_regime_waits_for_the_tokens_of_its_probe() -> None:
     buffer.decide()
     taken = buffer.take(lambda _: 35)
     assert taken is not None
-    assert len(line) == 2
+    assert len(buffer) == 2
     examples = buffer.examples(1)
     assert [len(each) for each in examples] == [10] * 4
     assert np.array_equal(examples[0].input_ids, taken.batch.examples[1].input_ids)
@@ -95,7 +95,7 @@ def test_a_restart_drops_undecided_and_decided_batches() -> None:
     buffer.decide()
     buffer.finish()
     buffer.restart([HeldBatch(None, 3, [0, 1])])
-    assert len(line) == 0
+    assert len(buffer) == 0
     assert buffer.protected == {0, 1}
     buffer.append(held(5, [1, 1]))
     assert buffer.decide() == []
