@@ -1,4 +1,4 @@
-"""Ways of running the daemon that are worse, and are there to show by how much."""
+"""Variants of the daemon that no setting can produce, for ablations."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,25 +9,26 @@ from streamlearn.stream.batch import Batch
 
 
 def plain_adamw(components: Components) -> None:
-    """Every expert is updated in every step, also one that got no token: momentum and weight decay move it."""
+    """Update every expert in every step: momentum and weight decay also move experts that received no token."""
     for group in components.learner.optimizer.groups:
         group.load_HK = None
 
 
-def one_bias_a_stretch(components: Components) -> None:
-    """Every record is routed with the bias of the regime entered last, wherever its own sketch would put it."""
+def one_bias_per_segment(components: Components) -> None:
+    """Route every record with the bias of the most recently entered regime instead of that of its own regime."""
     monitor: Any = components.adaptation.monitor
-    decide, entered = monitor.update, [0]
+    update, flush = monitor.update, monitor.flush
+    entered = 0
 
-    def stretch(assigned: AssignedBatch) -> AssignedBatch:
+    def with_one_slot(assigned: AssignedBatch) -> AssignedBatch:
+        nonlocal entered
         for shift in assigned.shifts:
             if shift.kind == "inputs":
-                entered[0] = shift.slot
-        return replace(assigned, slots=(entered[0],) * len(assigned.slots))
+                entered = shift.slot
+        return replace(assigned, slots=(entered,) * len(assigned.slots))
 
-    def update(batch: Batch) -> list[AssignedBatch]:
-        return [stretch(each) for each in decide(batch)]
+    def update_with_one_slot(batch: Batch) -> list[AssignedBatch]:
+        return [with_one_slot(each) for each in update(batch)]
 
-    flush = monitor.flush
-    monitor.update = update
-    monitor.flush = lambda: [stretch(each) for each in flush()]
+    monitor.update = update_with_one_slot
+    monitor.flush = lambda: [with_one_slot(each) for each in flush()]
