@@ -1,9 +1,9 @@
-"""What the bundled nano backbone learned in pretraining: its loss on the answers of tasks that it never saw.
+"""Loss of the bundled nano backbone on tasks outside its pretraining data.
 
     python -m streamlearn.bench.nano --data ../shared/data/superni
 
-For each task: mean loss on the completions of its test records, nats per token, of the bundled weights and of the same
-architecture with random weights.
+Prints each task's mean loss on the completions of its test records, in nats per token, for the bundled weights and for
+the same architecture with random weights.
 """
 
 import argparse
@@ -22,18 +22,18 @@ from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
 from streamlearn.settings import BackboneSettings, StreamSettings
 from streamlearn.stream.decode import Decoder
 
-ROW_TOKENS = 2048
+PACK_TOKENS = 2048
 
 
 def task_loss(model: Any, decoder: Decoder, records: Sequence[dict[str, Any]]) -> float:
-    """Mean over the task's answer tokens, nats per token."""
+    """Return the mean loss over the task's answer tokens, nats per token."""
     examples = [decoder.decode_value(record) for record in records]
-    scores: list[ExampleScore] = run_to_end(score(model, examples, torch.device("cpu"), pack_tokens=ROW_TOKENS))
+    scores: list[ExampleScore] = run_to_end(score(model, examples, torch.device("cpu"), pack_tokens=PACK_TOKENS))
     return sum(s.loss_sum for s in scores) / sum(s.tokens for s in scores)
 
 
 def compare(folder: Path) -> list[tuple[str, int, float, float]]:
-    """Task, test records, loss untrained, loss trained."""
+    """Return name, number of test records, loss of random weights and loss of the bundled weights of each task."""
     settings = BackboneSettings()
     backbone = load(settings, outline(settings))
     decoder = Decoder(backbone.tokenizer, StreamSettings(), backbone.vocab_size)
@@ -55,11 +55,11 @@ def compare(folder: Path) -> list[tuple[str, int, float, float]]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of task files")
     rows = compare(parser.parse_args().data)
-    table = Table("task", "test records", "untrained", "nano", box=None, pad_edge=False)
+    table = Table("task", "test records", "random weights", "nano", box=None, pad_edge=False)
     for task, records, before, after in rows:
         table.add_row(task, str(records), f"{before:.3f}", f"{after:.3f}")
     table.add_row("mean", "", f"{fmean(row[2] for row in rows):.3f}", f"{fmean(row[3] for row in rows):.3f}")

@@ -223,7 +223,7 @@ def bench_flood(
     """Health and training while 220 strangers hold connections open and trickle requests."""
     from streamlearn.bench import flood  # noqa: PLC0415
 
-    flood.report(rounds=rounds, stretch_s=stretch_s, as_json=as_json)
+    flood.report(rounds=rounds, interval_s=stretch_s, as_json=as_json)
 
 
 @bench.command("detect")

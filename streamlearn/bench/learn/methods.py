@@ -9,7 +9,7 @@ boundaries. `streamlearn` and its ablations run in the daemon and are given none
 | streamlearn | the default preset in the daemon |
 | lora | one LoRA, trained on the stream as it comes (SeqLoRA) |
 | joint | the same LoRA on all records in random order: the upper bound |
-| cp-moe | CP-MoE (arXiv 2605.20247), given the boundaries and the regime of each test record |
+| cp-moe | CP-MoE (arXiv 2605.20247), given the boundaries and the regime of each test record ("test regimes") |
 | mh-moe | MH-MoE (arXiv 2602.12587) |
 | loramoe | LoRAMoE (arXiv 2312.09979), alpha / rank 2; without sample types, so L_lbc does not apply |
 | ewc | `lora` with elastic weight consolidation (Kirkpatrick et al. 2017) |
@@ -18,7 +18,7 @@ boundaries. `streamlearn` and its ablations run in the daemon and are given none
 | gem | `lora` with gradient episodic memory, 10 records per task (Lopez-Paz and Ranzato 2017) |
 | mot | MoT (arXiv 2605.29757), its stages restarted at each boundary |
 | frozen | the backbone without training |
-| streamlearn-told | the default preset, given the boundaries and the regime of each test record: the cost of detection |
+| streamlearn-told | the default preset, given boundaries and test regimes: shows the cost of detection |
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -26,7 +26,7 @@ COLOURS = (
     "#56B4E9",
     "#F0E442",
     "#000000",
-)  # Okabe and Ito: distinct for all readers
+)  # Okabe and Ito
 STYLES = ("-", "--", ":")
 COMPARED = ("streamlearn", "lora")
 """Methods in the plot of the prequential loss."""
@@ -135,9 +135,8 @@ def ablations(changed: Mapping[str, Mapping[str, Any]]) -> Any:
     known = {name: each["differences"] for name, each in changed.items() if each["differences"]["AP"] is not None}
     if not known:
         return None
-    figure, axes = plt.subplots(
-        1, len(DIFFERENCES), figsize=(10, 0.28 * len(known) + 1), layout="constrained", sharey=True
-    )
+    size = (10, 0.28 * len(known) + 1)
+    figure, axes = plt.subplots(1, len(DIFFERENCES), figsize=size, layout="constrained", sharey=True)
     for axis, (score, label), colour in zip(axes, DIFFERENCES.items(), COLOURS, strict=False):
         figures = [differences[score] for differences in known.values()]
         means = [figure["mean"] for figure in figures]

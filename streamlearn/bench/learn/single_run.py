@@ -39,12 +39,9 @@ def run_method(
     generate: bool = True,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Train and evaluate a method, and return all figures of the run.
+    """Train and evaluate a method, and return all figures of the run under the method's `name`.
 
-    Args:
-        name: The method's name in the result.
-        generate: Whether answers are also generated at the end, which is slow.
-        progress: Receives a short text as the run advances.
+    `generate` adds the scores of generated answers, which are slow to compute.
     """
     arm = method.arm_for(suite)
     with tempfile.TemporaryDirectory() as folder:

@@ -24,7 +24,7 @@ COLUMNS: Mapping[str, Column] = {
     "ZST": Column("ZST", 3, "zero-shot transfer: final token accuracy on tasks that were never trained on"),
     "FWT": Column("FWT", 3, "forward transfer: gain over the frozen backbone just before a task's first record"),
     "exact_match": Column("EM", 2, "exact match of generated answers, on tasks with at most twelve different answers"),
-    "rouge_l": Column("ROUGE-L", 2, "ROUGE-L of generated answers, on all other tasks"),
+    "rouge_l": Column("ROUGE-L", 2, "text overlap of generated answers, on all other tasks"),
     "prequential_loss": Column("preq.", 2, "prequential loss: of each record before training on it, nats per token"),
     "boundaries_found": Column("found", 1, "true boundaries detected within 64 records"),
     "false_shifts": Column("false", 1, "shifts declared without a boundary"),
@@ -102,9 +102,8 @@ def markdown(summary: Summary) -> str:
     """Format a suite's tables and the meaning of their columns."""
     methods, ablations = table_of_methods(summary), table_of_ablations(summary)
     lines = [f"# {summary['suite']}", "", about(summary), "", *_lines(methods), ""]
-    lines += [
-        f"- {column.heading}: {column.meaning}" for column in COLUMNS.values() if column.heading in methods.headings
-    ]
+    columns = [column for column in COLUMNS.values() if column.heading in methods.headings]
+    lines += [f"- {column.heading}: {column.meaning}" for column in columns]
     lines += ["- n: number of seeds; ± is the standard deviation over them"]
     if ablations is not None:
         lines += ["", f"## {ABLATIONS_TITLE}", "", *_lines(ablations), ""]

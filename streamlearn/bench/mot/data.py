@@ -31,7 +31,7 @@ class Mixture:
 
     @property
     def summed_noise(self) -> float:
-        """s of eq. (1) and (2)."""
+        """Standard deviation s of eq. (1) and (2)."""
         return self.noise * math.sqrt((self.num_tokens - 3) / self.dim)
 
 

@@ -93,5 +93,5 @@ def routing(found: Routing) -> dict[str, Any]:
 
 
 def purity(share_MN: Tensor) -> float:
-    """Return the share of samples whose class is the most frequent one of their expert; classes are equally frequent."""
+    """Return the share of samples that belong to the main class of their expert; classes are equally frequent."""
     return (share_MN.max(1).values.sum() / share_MN.shape[1]).item()

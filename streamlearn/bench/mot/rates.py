@@ -3,10 +3,10 @@
     loss = a exp(-c t)      epsilon is reached after O(log 1/epsilon) iterations, theorem 1's claim for stage III    (1)
     loss = a t^-p           p = 1 is O(1/epsilon), the rate that the paper quotes for a single transformer           (2)
 
-In log loss both are straight lines, over t and over log t, so least squares and R^2 are comparable. The proof of theorem
-1 uses lemma 16's upper bound of the gradient as its size throughout stage III. The slope of the logistic loss shrinks
-with the loss, and plain gradient descent then gives eq. (2). The normalised steps of stage I (eq. 8) do not shrink and
-give eq. (1).
+In log loss both are straight lines, over t and over log t, so their R^2 are comparable. The proof of theorem 1 uses
+lemma 16's upper bound of the gradient as its size throughout stage III. The slope of the logistic loss shrinks with the
+loss, and plain gradient descent then gives eq. (2). The normalised steps of stage I (eq. 8) do not shrink and give
+eq. (1).
 """
 
 from collections.abc import Sequence

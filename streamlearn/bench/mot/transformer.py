@@ -1,6 +1,6 @@
 """Transformer baseline without a router: every head processes every sample, and one ReLU network combines the heads.
 
-    f(X) = sum_l sum_j a_j relu(sum_h w_jh^T X softmax(X^T W_KQ,h X_l)),   a_j = +-1 / sqrt(J)          figure 1b
+f(X) = sum_l sum_j a_j relu(sum_h w_jh^T X softmax(X^T W_KQ,h X_l)),   a_j = +-1 / sqrt(J)          figure 1b
 """
 # Shape suffixes: K samples, L tokens, D dimensions, H heads, J hidden units.
 

@@ -3,9 +3,9 @@
     L = L_task + (lambda / 2) sum_t F_t (theta - theta*_t)^2                                    (1)
     F_t = mean over records of task t of (d log p(answer | prompt) / d theta)^2                 (2)
 
-Kirkpatrick et al. 2017, eq. 3, with one penalty per earlier task. (2) is the diagonal of the empirical Fisher matrix. It
-needs the gradient of each single record; the squared gradient of a batch mean is a different quantity. log p is the sum
-over the answer tokens. A sum of quadratics is one quadratic around a weighted mean, which the optimizer accepts:
+Kirkpatrick et al. 2017, eq. 3, with one penalty per earlier task. (2) is the diagonal of the empirical Fisher matrix.
+It needs the gradient of each single record; the squared gradient of a batch mean is a different quantity. log p is the
+sum over the answer tokens. A sum of quadratics is one quadratic around a weighted mean, which the optimizer accepts:
 
     sum_t F_t (theta - theta*_t)^2 = F (theta - a)^2 + const,  F = sum_t F_t,  a = sum_t F_t theta*_t / F  (3)
 """

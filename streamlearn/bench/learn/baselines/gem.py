@@ -26,7 +26,7 @@ from streamlearn.stream.decode import Example
 RECORDS_PER_TASK = 10
 """The average per task of `replay`."""
 RIDGE = 1e-6
-"""Share of the mean squared norm of the g_k added to the diagonal of G G^T, which near-parallel gradients make singular."""
+"""Multiple of the mean |g_k|^2 added to the diagonal of G G^T, which near-parallel gradients make singular."""
 
 
 class Gem(Baseline):

@@ -15,11 +15,7 @@ class OracleRegimes(Baseline):
     def __init__(
         self, learner: Learner, *, seed: int, adaptation: Adaptation, warmup_tokens: int, slots: Sequence[int]
     ) -> None:
-        """Build the baseline.
-
-        Args:
-            slots: The regime slot of each segment; segments of the same tasks share one.
-        """
+        """`slots`: the regime slot of each segment; segments of the same tasks share one."""
         super().__init__(learner, seed=seed)
         self._adaptation = adaptation
         self._warmup_tokens = warmup_tokens
