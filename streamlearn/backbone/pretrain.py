@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -210,8 +211,8 @@ def load_checkpoint(folder: Path, model: Qwen3ForCausalLM, optimizer: torch.opti
     return int(next(iter(optimizer.state.values()))["step"])
 
 
-def pretrain(data: Path, out: Path, recipe: PretrainRecipe, *, bf16: bool) -> None:
-    """Run the recipe, or the rest of it after a checkpoint, and write the model folder."""
+def prepare(data: Path, out: Path, recipe: PretrainRecipe) -> tuple[list[list[int]], list[list[int]]]:
+    """Train the tokenizer unless `out` has one, and return the training pieces and the held-out pieces."""
     texts = read_texts(data)
     random.Random(recipe.seed).shuffle(texts)
     kept, held_out = texts[: -recipe.held_out], texts[-recipe.held_out :]
@@ -222,40 +223,46 @@ def pretrain(data: Path, out: Path, recipe: PretrainRecipe, *, bf16: bool) -> No
         tokenizer = train_tokenizer(kept, nano_config().vocab_size)
         tokenizer.save_pretrained(out)
     pieces = encode(kept, tokenizer, recipe.max_tokens)
-    checks = encode(held_out, tokenizer, recipe.max_tokens)
     print(f"{len(kept)} texts, {sum(map(len, pieces))} tokens, {len(pieces)} pieces", flush=True)
+    return pieces, encode(held_out, tokenizer, recipe.max_tokens)
 
+
+def pretrain(data: Path, out: Path, recipe: PretrainRecipe, *, bf16: bool) -> None:
+    """Run the recipe, or the rest of it after a checkpoint, and write the model folder."""
+    pieces, held_out = prepare(data, out, recipe)
     torch.manual_seed(recipe.seed)
     model = Qwen3ForCausalLM(nano_config())
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
     optimizer = make_optimizer(model, recipe)
     first = load_checkpoint(out, model, optimizer)
     started, seen = time.monotonic(), 0
-    for step, rows in enumerate(batches(pieces, recipe)):
-        if step >= recipe.steps:
-            break
-        if step < first:
-            continue
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, recipe)
-        loss = language_loss(model, rows, bf16=bf16)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    for step, rows in islice(enumerate(batches(pieces, recipe)), first, recipe.steps):
+        loss = train_step(model, optimizer, rows, learning_rate(step, recipe), bf16=bf16)
         seen += int((rows != IGNORED).sum())
         if step % 100 == 0:
             rate = seen / (time.monotonic() - started)
-            print(f"step {step} loss {loss.item():.3f} tokens/s {rate:.0f}", flush=True)
+            print(f"step {step} loss {loss:.3f} tokens/s {rate:.0f}", flush=True)
         if (step + 1) % 500 == 0:
             save_checkpoint(out, model, optimizer, step + 1)
-            print(f"step {step + 1} held-out loss {held_out_loss(model, checks, bf16=bf16):.4f}", flush=True)
+            print(f"step {step + 1} held-out loss {held_out_loss(model, held_out, bf16=bf16):.4f}", flush=True)
 
-    final = held_out_loss(model, checks, bf16=bf16)
+    final = held_out_loss(model, held_out, bf16=bf16)
     model.to(torch.bfloat16).save_pretrained(out)
     figures = {"recipe": asdict(recipe), "tokens_an_epoch": sum(map(len, pieces)), "held_out_loss": final}
     (out / "pretrain.json").write_text(json.dumps(figures, indent=2) + "\n")
     print(f"finished: held-out loss {final:.4f}", flush=True)
+
+
+def train_step(model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, rows: Tensor, lr: float, *, bf16: bool) -> float:
+    """Take one optimizer step and return the loss from before it."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    loss = language_loss(model, rows, bf16=bf16)
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.item()
 
 
 def main() -> None:

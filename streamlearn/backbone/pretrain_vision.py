@@ -136,21 +136,28 @@ def train_tower(tower: nn.Module, folder: Path, out: Path, recipe: VisionRecipe)
                 group["lr"] = recipe.tower_lr * schedule(step, steps)
             with torch.autocast("cpu", torch.bfloat16):
                 pooled = tower(pixels).last_hidden_state.mean(1).float()
-            losses = []
-            for head, classifier in classifiers.items():
-                mine = [i for i, e in enumerate(batch) if e.head == head]
-                if mine:
-                    target = torch.tensor([batch[i].label for i in mine])
-                    logits = classifier(pooled[mine])
-                    losses.append(F.cross_entropy(logits, target, reduction="sum", label_smoothing=0.05))
-                    right += int((logits.argmax(1) == target).sum())
-                    seen += len(mine)
-            torch.autograd.backward(torch.stack(losses).sum() / len(batch))
+            loss, hits = classification_loss(classifiers, pooled, batch)
+            right += hits
+            seen += len(batch)
+            torch.autograd.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
             step += 1
         save_checkpoint(out / "tower.checkpoint", both, optimizer, epoch + 1)
-        print(f"tower epoch {epoch + 1} right {right / seen:.3f} {time.monotonic() - started:.0f} s", flush=True)
+        print(f"tower epoch {epoch + 1} accuracy {right / seen:.3f} {time.monotonic() - started:.0f} s", flush=True)
+
+
+def classification_loss(classifiers: nn.ModuleDict, pooled: Tensor, batch: Sequence[Labelled]) -> tuple[Tensor, int]:
+    """Return the mean cross-entropy over the heads' own images, and the number of images classified correctly."""
+    losses, right = [], 0
+    for head, classifier in classifiers.items():
+        mine = [i for i, example in enumerate(batch) if example.head == head]
+        if mine:
+            target = torch.tensor([batch[i].label for i in mine])
+            logits = classifier(pooled[mine])
+            losses.append(F.cross_entropy(logits, target, reduction="sum", label_smoothing=0.05))
+            right += int((logits.argmax(1) == target).sum())
+    return torch.stack(losses).sum() / len(batch), right
 
 
 def taught(folder: Path, split: Any) -> list[Json]:
