@@ -16,10 +16,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from streamlearn.adapters.model import attach
+from streamlearn.adapters.presets import resolve
 from streamlearn.backbone.load import load, outline
 from streamlearn.bench.superni import read_task
 from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
-from streamlearn.settings import BackboneSettings, StreamSettings
+from streamlearn.settings import AdapterSettings, BackboneSettings, StreamSettings
 from streamlearn.stream.decode import Decoder
 
 PACK_TOKENS = 2048
@@ -38,7 +40,8 @@ def compare(folder: Path) -> list[tuple[str, int, float, float]]:
     backbone = load(settings, outline(settings))
     decoder = Decoder(backbone.tokenizer, StreamSettings(), backbone.vocab_size)
     torch.manual_seed(0)
-    untrained = type(backbone.model)(backbone.model.config).to(backbone.arithmetic.dtype).eval()
+    random_weights = adapted(type(backbone.model)(backbone.model.config).to(backbone.arithmetic.dtype))
+    bundled = adapted(backbone.model)
     rows = []
     for file in sorted(folder.glob("*.test.jsonl.gz")):
         task = file.name.split(".")[0]
@@ -47,11 +50,16 @@ def compare(folder: Path) -> list[tuple[str, int, float, float]]:
             (
                 task,
                 len(records),
-                task_loss(untrained, decoder, records),
-                task_loss(backbone.model, decoder, records),
+                task_loss(random_weights, decoder, records),
+                task_loss(bundled, decoder, records),
             )
         )
     return rows
+
+
+def adapted(model: Any) -> Any:
+    """Attach an untrained LoRA, which evaluation requires and which changes no output: B is zero."""
+    return attach(model, resolve(AdapterSettings(preset="lora")), seed=0).eval()
 
 
 def main() -> None:
@@ -59,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of task files")
     rows = compare(parser.parse_args().data)
-    table = Table("task", "test records", "random weights", "nano", box=None, pad_edge=False)
+    table = Table("task", "test records", "untrained", "nano", box=None, pad_edge=False)
     for task, records, before, after in rows:
         table.add_row(task, str(records), f"{before:.3f}", f"{after:.3f}")
     table.add_row("mean", "", f"{fmean(row[2] for row in rows):.3f}", f"{fmean(row[3] for row in rows):.3f}")

@@ -1,4 +1,4 @@
-"""What the daemon is changed into for comparison."""
+"""Variants of the daemon for ablations."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +13,8 @@ from tests.doubles import random_examples
 from tests.learners import MakeLearner
 
 
-def test_plain_adamw_moves_experts_that_got_nothing(make_learner: MakeLearner) -> None:
-    """By weight decay alone, where the masked optimizer keeps every bit."""
+def test_plain_adamw_moves_experts_without_tokens(make_learner: MakeLearner) -> None:
+    """Weight decay moves them, while the masked optimizer keeps them bit-equal."""
     moved = {}
     for plain in (False, True):
         learner = make_learner(preset="mh-moe", weight_decay=0.1)
@@ -34,8 +34,8 @@ def test_plain_adamw_moves_experts_that_got_nothing(make_learner: MakeLearner) -
     assert all(moved[True])
 
 
-def test_one_bias_a_stretch_forgets_whose_a_record_is() -> None:
-    """Records have the slot of the regime entered last; a shift of the answers enters none."""
+def test_one_bias_per_segment_overrides_each_records_regime() -> None:
+    """Every record has the slot of the regime entered last; a concept drift does not enter one."""
 
     def shift(slot: int, kind: Any = "inputs") -> Shift:
         return Shift(kind, 1, slot + 1, slot, False, None, 1, 1, 0.0, 0.0)
@@ -46,7 +46,7 @@ def test_one_bias_a_stretch_forgets_whose_a_record_is() -> None:
         AssignedBatch(batch, (0, 2), (shift(1),)),
         AssignedBatch(batch, (2, 0), (shift(2, "answers"),)),
     ]
-    monitor = SimpleNamespace(look=lambda _: decided[:2], flush=lambda: decided[2:])
+    monitor = SimpleNamespace(update=lambda _: decided[:2], flush=lambda: decided[2:])
     components: Any = SimpleNamespace(adaptation=SimpleNamespace(monitor=monitor))
-    variants.one_bias_a_stretch(components)
-    assert [assigned.slots for assigned in [*monitor.look(batch), *monitor.flush()]] == [(0, 0), (1, 1), (1, 1)]
+    variants.one_bias_per_segment(components)
+    assert [assigned.slots for assigned in [*monitor.update(batch), *monitor.flush()]] == [(0, 0), (1, 1), (1, 1)]
