@@ -88,8 +88,8 @@ def easy_vqa_kind(question: str) -> str:
     """Return the task of an easy-VQA question."""
     if question.startswith("what"):
         return "colour" if "color" in question else "shape"
-    words = question.split()
-    return "absence" if "not" in words or "no" in words else "presence"
+    terms = question.split()
+    return "absence" if "not" in terms or "no" in terms else "presence"
 
 
 def _recognition(folder: Path, task: str, split: Split) -> Iterator[Json]:

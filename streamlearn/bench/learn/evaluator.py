@@ -98,8 +98,8 @@ class Evaluator:
         layers = run_to_end(experts(ExpertsJob(None), learner, evidence, pack_tokens=PACK_TOKENS)).layers
         means = [layer.mean_effective_number for layer in layers if layer.mean_effective_number is not None]
         middle = layers[len(layers) // 2]
-        shares = {str(regime.regime): _token_shares(regime) for regime in middle.regimes}
-        return {"n_eff": fmean(means), "layer": middle.layer, "share": shares}
+        by_regime = {str(regime.regime): _token_shares(regime) for regime in middle.regimes}
+        return {"n_eff": fmean(means), "layer": middle.layer, "share": by_regime}
 
     def _is_classification(self, task: str) -> bool:
         answers = {self._decoder.text(reference_of(example)) for example in self.tests[task]}

@@ -49,7 +49,10 @@ class RunJob:
     def from_json(cls, text: str) -> "RunJob":
         """Parse the result of `to_json`."""
         values: dict[str, Any] = json.loads(text)
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        return cls(**fields)
 
     def make_suite(self) -> Suite:
         """Build the suite with this run's records."""

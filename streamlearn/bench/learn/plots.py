@@ -32,8 +32,8 @@ COMPARED = ("streamlearn", "lora")
 """Methods in the plot of the prequential loss."""
 LABEL_CHARS = 14
 DIFFERENCES = {
-    "AP": "change of AP (right: higher final accuracy)",
-    "AF": "change of AF (right: more forgetting)",
+    "AP": "change in AP (right: higher final accuracy)",
+    "AF": "change in AF (right: more forgetting)",
 }
 """Score of an ablation -> axis label of its difference from the unchanged method."""
 
