@@ -223,7 +223,7 @@ def bench_flood(
     """Health and training while 220 strangers hold connections open and trickle requests."""
     from streamlearn.bench import flood  # noqa: PLC0415
 
-    flood.report(rounds=rounds, stretch_s=stretch_s, as_json=as_json)
+    flood.report(rounds=rounds, interval_s=stretch_s, as_json=as_json)
 
 
 @bench.command("detect")
@@ -247,9 +247,9 @@ def bench_mot(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every model; step sizes are chosen on other seeds.")] = 3,
 ) -> None:
     """The claims of the MoT paper on its synthetic data: rates, floors and routing; minutes."""
-    from streamlearn.bench.mot import report  # noqa: PLC0415
+    from streamlearn.bench.mot import benchmark  # noqa: PLC0415
 
-    report.report(num_seeds=seeds, as_json=as_json, plot=plot)
+    benchmark.report(num_seeds=seeds, as_json=as_json, plot=plot)
 
 
 @bench.command("learn")

@@ -106,6 +106,10 @@ class Lookahead:
         taken = () if self._taken is None else (self._taken,)
         return _examples(chain(taken, takewhile(lambda later: not later.shifts, self._decided)), slot)
 
+    def assigned(self, batch: Batch, held: HeldBatch) -> AssignedBatch:
+        """The batch as it leaves, with its slots and shifts."""
+        return AssignedBatch(batch, tuple(held.slots), tuple(held.shifts), held.after)
+
     def restart(self, held: Sequence[HeldBatch] = ()) -> None:
         """Replace all batches by the undecided ones of a saved state, after a rollback or a restart."""
         self._undecided = deque(held)
@@ -118,7 +122,7 @@ class Lookahead:
         while self._undecided and self._undecided[-1].end - self._undecided[0].end >= records_after:
             held = self._undecided.popleft()
             if held.batch is not None:
-                decided.append(AssignedBatch(held.batch, tuple(held.slots), tuple(held.shifts), held.after))
+                decided.append(self.assigned(held.batch, held))
         self._decided.extend(decided)
         return decided
 

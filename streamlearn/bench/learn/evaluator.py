@@ -1,4 +1,4 @@
-"""What a learner knows of each task's test records."""
+"""Evaluation of a learner on each task's test records."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,38 +8,41 @@ from typing import Any
 import torch
 
 from streamlearn.adaptation.expert_evidence import ExpertEvidence
-from streamlearn.bench.learn.suites import Suite
+from streamlearn.bench.learn.suite import Suite
 from streamlearn.jobs.experts import experts
 from streamlearn.jobs.queue import ExpertsJob
+from streamlearn.jobs.results import ExpertsOfRegime
 from streamlearn.learner.evaluation import decode_greedily, prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.text_metrics import exact_match, rouge_l
 from streamlearn.stream.decode import Decoder, Example
 
-ROW_TOKENS = 4096
-FEW_ANSWERS = 12
-"""A task with at most so many different answers, and three test records for each, asks for one of them: exact match.
-Any other asks for a text: ROUGE-L."""
+PACK_TOKENS = 4096
+MAX_CLASS_ANSWERS = 12
+"""Maximum number of distinct answers of a classification task; it also has at least three test records per answer.
+
+Classification tasks are scored by exact match, all others by ROUGE-L.
+"""
 MAX_NEW_TOKENS = 40
 GENERATED = 25
-"""Test records of each task that are answered freely; decoding is slow."""
+"""Number of test records per task for which text is generated; decoding is slow."""
 
 SlotsOf = Callable[[str, Sequence[Example]], list[int] | None]
-"""The regimes of a task's test records."""
+"""Maps a task's test records to the regime slots that they are routed with; None: no regime bias."""
 
 
 @dataclass(frozen=True)
-class Known:
+class TaskScore:
     """Teacher-forced figures of one task."""
 
     accuracy: float
-    """Share of the answers' tokens that are the most probable ones."""
+    """Share of answer tokens that are the argmax of the model."""
     loss: float
-    """Nats per token of the answers."""
+    """Nats per answer token."""
 
 
-class Examiner:
-    """Holds a suite's test records, decoded once."""
+class Evaluator:
+    """A suite's test records, decoded once, and the ways to score a learner on them."""
 
     def __init__(self, suite: Suite, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -47,26 +50,25 @@ class Examiner:
             task: [decoder.decode_value(record) for record in records] for task, records in suite.tests.items()
         }
 
-    def examine(self, learner: Learner, tasks: Iterable[str], slots_of: SlotsOf) -> dict[str, Known]:
-        """Score the tasks under the weights as they are."""
+    def evaluate(self, learner: Learner, tasks: Iterable[str], slots_of: SlotsOf) -> dict[str, TaskScore]:
+        """Score the tasks under the current weights, teacher-forced."""
         found = {}
         for task in tasks:
             examples = self.tests[task]
             slots = slots_of(task, examples)
-            scores = run_to_end(score(learner.model, examples, learner.device, pack_tokens=ROW_TOKENS, slots=slots))
+            scores = run_to_end(score(learner.model, examples, learner.device, pack_tokens=PACK_TOKENS, slots=slots))
             tokens = sum(each.tokens for each in scores)
-            found[task] = Known(
+            found[task] = TaskScore(
                 sum(each.correct for each in scores) / tokens, sum(each.loss_sum for each in scores) / tokens
             )
         return found
 
     def generate(self, learner: Learner, tasks: Iterable[str], slots_of: SlotsOf) -> dict[str, dict[str, float]]:
-        """Answer freely: {"exact_match": ...} or {"rouge_l": ...} by task, whichever it asks for."""
+        """Generate answers and score them; each task has either `exact_match` or `rouge_l`."""
         figures = {}
         for task in tasks:
             examples = list(self.tests[task][:GENERATED])
             references = [self._decoder.text(reference_of(example)) for example in examples]
-            answers = {self._decoder.text(reference_of(example)) for example in self.tests[task]}
             outputs = run_to_end(
                 decode_greedily(
                     learner.model,
@@ -78,30 +80,40 @@ class Examiner:
                 )
             )
             pairs = list(zip(map(self._decoder.text, outputs), references, strict=True))
-            if len(answers) <= min(FEW_ANSWERS, len(self.tests[task]) // 3):
+            if self._is_classification(task):
                 figures[task] = {"exact_match": fmean(exact_match(*pair) for pair in pairs)}
             else:
                 figures[task] = {"rouge_l": fmean(rouge_l(*pair) for pair in pairs)}
         return figures
 
-    def use_of_experts(
+    def expert_usage(
         self, learner: Learner, similarity: Mapping[str, torch.Tensor], slots_of: SlotsOf
     ) -> dict[str, Any] | None:
-        """N_eff, and which experts of the middle layer get each regime's test tokens, as shares; None: no router."""
-        routed = {bank.name: bank.load_HK for bank in learner.banks if bank.load_HK is not None}
-        if not routed:
+        """Return N_eff and each regime's token shares over the experts of the middle layer; None without a router."""
+        load = {bank.name: bank.load_HK for bank in learner.banks if bank.load_HK is not None}
+        if not load:
             return None
+        by_slot = self._by_slot(slots_of)
+        evidence = ExpertEvidence({slot: slot for slot in by_slot}, load, similarity, by_slot)
+        layers = run_to_end(experts(ExpertsJob(None), learner, evidence, pack_tokens=PACK_TOKENS)).layers
+        means = [layer.mean_effective_number for layer in layers if layer.mean_effective_number is not None]
+        middle = layers[len(layers) // 2]
+        by_regime = {str(regime.regime): _token_shares(regime) for regime in middle.regimes}
+        return {"n_eff": fmean(means), "layer": middle.layer, "share": by_regime}
+
+    def _is_classification(self, task: str) -> bool:
+        answers = {self._decoder.text(reference_of(example)) for example in self.tests[task]}
+        return len(answers) <= min(MAX_CLASS_ANSWERS, len(self.tests[task]) // 3)
+
+    def _by_slot(self, slots_of: SlotsOf) -> dict[int, list[Example]]:
         by_slot: dict[int, list[Example]] = {}
         for task, examples in self.tests.items():
             for slot, example in zip(slots_of(task, examples) or [0] * len(examples), examples, strict=True):
                 by_slot.setdefault(slot, []).append(example)
-        evidence = ExpertEvidence({slot: slot for slot in by_slot}, routed, similarity, by_slot)
-        layers = run_to_end(experts(ExpertsJob(None), learner, evidence, pack_tokens=ROW_TOKENS)).layers
-        means = [layer.mean_effective_number for layer in layers if layer.mean_effective_number is not None]
-        middle = layers[len(layers) // 2]
-        shares = {}
-        for regime in middle.regimes:
-            tokens_HK = torch.tensor(regime.holdout_tokens, dtype=torch.float)
-            share_HK = tokens_HK / tokens_HK.sum(1, keepdim=True).clamp_min(1)
-            shares[str(regime.regime)] = share_HK.round(decimals=3).tolist()
-        return {"n_eff": fmean(means), "layer": middle.layer, "share": shares}
+        return by_slot
+
+
+def _token_shares(regime: ExpertsOfRegime) -> Any:
+    """Share of the regime's tokens that each expert of a head receives, as lists (H, K)."""
+    tokens_HK = torch.tensor(regime.holdout_tokens, dtype=torch.float)
+    return (tokens_HK / tokens_HK.sum(1, keepdim=True).clamp_min(1)).round(decimals=3).tolist()

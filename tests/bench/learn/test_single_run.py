@@ -1,4 +1,4 @@
-"""Whole runs on a tiny backbone: every method, told or not, is examined at the right moments on the right records."""
+"""Whole runs on a tiny backbone: every method is evaluated after the right segments on the right tasks."""
 
 import math
 from collections.abc import Callable
@@ -9,8 +9,9 @@ import orjson
 import pytest
 
 from streamlearn.bench.learn.methods import METHODS
-from streamlearn.bench.learn.run import run
-from streamlearn.bench.learn.suites import Draw, Suite, of_folder
+from streamlearn.bench.learn.single_run import run_method
+from streamlearn.bench.learn.suite import Suite
+from streamlearn.bench.learn.suites import Draw, of_folder
 
 TASKS = ("fox", "dog", "cat")
 RECORDS = 12
@@ -26,8 +27,8 @@ def suite(write_tasks: Callable[..., Path]) -> Suite:
 
 @pytest.mark.parametrize("name", [*METHODS])
 def test_every_method_gives_all_figures(suite: Suite, name: str) -> None:
-    """The matrix grows by a task a stretch; every record was seen once; the result is JSON."""
-    result = run(suite, name, METHODS[name], seed=0, generate=name == "streamlearn")
+    """Each segment adds a task to the matrix; every record is trained on once; the result is JSON."""
+    result = run_method(suite, name, METHODS[name], seed=0, generate=name == "streamlearn")
     assert [list(row) for row in result["matrix"]] == [["fox", "dog"], ["fox", "dog", "cat"], ["fox", "dog", "cat"]]
     trained = 0 if name == "frozen" else len(TASKS) * RECORDS
     bins = result["prequential"]
@@ -40,29 +41,29 @@ def test_every_method_gives_all_figures(suite: Suite, name: str) -> None:
 
 
 def jsonable(result: dict[str, Any]) -> dict[str, Any]:
-    """What JSON makes of tuples."""
-    stretches = [{**stretch, "tasks": list(stretch["tasks"])} for stretch in result["stretches"]]
-    return {"stretches": stretches, "unseen": list(result["unseen"])}
+    """The result with lists in place of tuples."""
+    segments = [{**segment, "tasks": list(segment["tasks"])} for segment in result["stretches"]]
+    return {"stretches": segments, "unseen": list(result["unseen"])}
 
 
-def test_joint_is_what_shuffling_makes_of_lora(suite: Suite) -> None:
-    """The same records in another order: other weights, the same number of records."""
-    lora, joint = (run(suite, name, METHODS[name], seed=0, generate=False) for name in ("lora", "joint"))
+def test_joint_is_lora_on_shuffled_records(suite: Suite) -> None:
+    """The records come in another order and lead to other weights."""
+    lora, joint = (run_method(suite, name, METHODS[name], seed=0, generate=False) for name in ("lora", "joint"))
     assert lora["prequential"]["losses"] != joint["prequential"]["losses"]
     assert lora["matrix"][-1] != joint["matrix"][-1]
     assert lora["generated"] is None
 
 
 def test_frozen_forgets_and_learns_nothing(suite: Suite) -> None:
-    """Every row says the same of a task, and no prequential loss was measured."""
-    result = run(suite, "frozen", METHODS["frozen"], seed=0, generate=False)
+    """Every row has the same score of a task, and there is no prequential loss."""
+    result = run_method(suite, "frozen", METHODS["frozen"], seed=0, generate=False)
     for row in result["matrix"]:
         assert all(known == result["matrix"][-1][task] for task, known in row.items())
     assert (result["AF"], result["BWT"], result["prequential"]["mean"]) == (0.0, 0.0, None)
 
 
 def test_a_seed_repeats_itself(suite: Suite) -> None:
-    """Every figure that is not a time or a memory."""
-    one, two = (run(suite, "streamlearn", METHODS["streamlearn"], seed=3, generate=False) for _ in range(2))
+    """All figures except time and memory are equal."""
+    one, two = (run_method(suite, "streamlearn", METHODS["streamlearn"], seed=3, generate=False) for _ in range(2))
     for name in ("matrix", "AP", "AF", "prequential", "experts"):
         assert one[name] == two[name]

@@ -1,9 +1,9 @@
-"""The same experts computed one by one: gather an expert's tokens, apply it, add the result back.
+"""Experts computed one by one in a loop: gather an expert's tokens, apply the expert, add the result.
 
     for m in heads, j in experts:  y[t] += (alpha / r) g_tmj B_mj A_mj h_tm   for the tokens t that chose j      (1)
 
-This is how the public MixLoRA and LoRAMoE code runs its experts. It is the arm `mh_moe_loop` of the speed benchmark,
-and equal to `HeadLoraLinear` up to rounding.
+The public MixLoRA and LoRAMoE code runs its experts this way. The result equals that of `HeadLoraLinear` up to
+rounding. The speed benchmark uses it in the arm `mh_moe_loop`.
 """
 # Shape suffixes: T tokens, N tokens of one expert, D in features, H heads, S = D / H slice, K experts a head, R rank.
 
@@ -13,10 +13,10 @@ from streamlearn.adapters import HeadLoraLinear
 
 
 class LoopedHeadLoraLinear(HeadLoraLinear):
-    """`HeadLoraLinear` with a loop over heads and experts in place of stacked products."""
+    """`HeadLoraLinear` with a loop over heads and experts instead of batched products."""
 
     def experts(self, name: str, x: Tensor, y: Tensor) -> Tensor:
-        """Eq. (1)."""
+        """Add the output of all experts to `y` by eq. (1)."""
         x_TD, y_TO = x.reshape(-1, self.in_features), y.view(-1, self.out_features)
         A_HKRS, B_HKRO = self.head_lora_A[name].to(y_TO.dtype), self.head_lora_B[name].to(y_TO.dtype)
         H, K, _, S = A_HKRS.shape
@@ -31,7 +31,7 @@ class LoopedHeadLoraLinear(HeadLoraLinear):
 
 
 def loop_over_experts(model: nn.Module) -> None:
-    """Make every adapter layer of `model` use the loop from now on; parameters and their names stay."""
+    """Switch every adapter layer of `model` to the loop; parameters and their names do not change."""
     for layer in model.modules():
         if type(layer) is HeadLoraLinear:
             layer.__class__ = LoopedHeadLoraLinear
