@@ -1,7 +1,7 @@
 """The doctor command: every precondition of a start, checked in order, with what to do about each fault.
 
-Nothing is changed: no offset is committed, no snapshot written, no record trained on, no model fetched. Each check calls
-the code that a start calls. A check is skipped if one that it depends on failed.
+Nothing is changed: no offset is committed, no snapshot written, no record trained on, no model fetched. Each check
+calls the code that a start calls. A check is skipped if one that it depends on failed.
 
 Not checked, because it takes as long as a start: that every weight is in the safetensors files, and that the tokenizer
 and the image processor load.

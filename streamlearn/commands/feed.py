@@ -28,8 +28,8 @@ def cluster_of(config: Path | None, bootstrap_servers: str | None) -> KafkaSetti
             return KafkaSettings(bootstrap_servers=bootstrap_servers, topics=("unused",), security_protocol="PLAINTEXT")
         except ValidationError as error:
             raise UsageError(
-                f"--bootstrap-servers connects without TLS and needs brokers on this machine, found {bootstrap_servers}: "
-                "use --config FILE for any other cluster"
+                f"--bootstrap-servers: expected brokers on this machine, since it connects without TLS, found "
+                f"{bootstrap_servers}; use --config FILE for any other cluster"
             ) from error
     kafka = load(config).source.kafka
     if kafka is None:

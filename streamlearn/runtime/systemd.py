@@ -2,7 +2,7 @@
 
     READY=1      the backbone is loaded, the position is set, the first record is about to be read
     STATUS=      one line for `systemctl status`, at most every five seconds
-    WATCHDOG=1   the loop is alive; sent from the loop's own thread, so it stops if a step hangs, even while HTTP answers
+    WATCHDOG=1   the loop is alive; sent by the loop's own thread, so it stops if a step hangs, even if HTTP answers
     STOPPING=1   the last snapshot is being written
 
 Nothing is sent without NOTIFY_SOCKET. When the watchdog expires, systemd sends SIGABRT and the interpreter writes the

@@ -11,8 +11,8 @@ class BackboneSettings(Section):
     """The frozen model."""
 
     model: str = "builtin:nano"
-    """builtin:nano, builtin:nano-vl, a local folder (starts with ./, ../, / or ~; relative to the configuration file), or
-    a Hugging Face hub id."""
+    """builtin:nano, builtin:nano-vl, a Hugging Face hub id, or a local folder. A folder starts with ./, ../, / or ~; it
+    is relative to the configuration file."""
     revision: str | None = None
     """Commit of the hub model, 40 hex digits; required for a hub id."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -25,10 +25,10 @@ Bias = Literal["none", "soft", "claims"]
 
 
 class AdapterSettings(Section):
-    """The trainable experts: a preset, and values that override it."""
+    """The trainable experts: a preset, and values that replace the preset's."""
 
     preset: Literal["streamlearn", "mh-moe", "cp-moe", "loramoe", "mot", "lora"] = "streamlearn"
-    """Default values for the keys below and for the objective."""
+    """Defaults of the keys below and of the objective."""
     rank: PositiveInt | None = None
     """Rank of an expert."""
     alpha: PositiveFloat | None = None
@@ -44,7 +44,7 @@ class AdapterSettings(Section):
     target_modules: tuple[str, ...] | None = None
     """Names of the linear layers that get an adapter, for example gate_proj, up_proj, down_proj."""
     vision_modules: tuple[str, ...] | None = None
-    """Names of linear layers in the vision tower or projector that also get one, for example linear_1; none by default."""
+    """Names of linear layers of the vision tower or projector that get one too, such as linear_1; none by default."""
     bias: Bias | None = None
     """How routing depends on the regime: none, soft (CKA times bias_strength), or claims (experts of its own)."""
     bias_strength: NonNegativeFloat | None = None
@@ -67,18 +67,18 @@ class LearnerSettings(Section):
     warmup_steps: NonNegativeInt = 0
     """Steps over which the learning rate rises linearly from zero."""
     router_lr: NonNegativeFloat | None = None
-    """Learning rate of the routers as a multiple of lr: 1 as fast as the experts, 0 frozen."""
+    """Learning rate of the routers as a multiple of lr: 1 as fast as the experts, 0 frozen. By default the preset's."""
     balance_strength: NonNegativeFloat | None = None
-    """Weight of the load-balancing loss over a head's experts; gamma in CP-MoE eq. 15."""
+    """Weight of the load-balancing loss over a head's experts; gamma in CP-MoE eq. 15. By default the preset's."""
     localized_balance: NonNegativeFloat | None = None
-    """Weight of the localized balancing constraint over sample types; beta in LoRAMoE eq. 9."""
+    """Weight of the localized balancing constraint; beta in LoRAMoE eq. 9. By default the preset's."""
     sample_types: tuple[str, str] = ("downstream", "world_knowledge")
     """Values of the record field sample_type: the first half of a head's experts is for the first, the other half for
     the second (LoRAMoE)."""
     ffn_steps: PositiveInt = 50
     """Steps of MoT's stage I, which trains only the MLP experts, with normalised gradients."""
     attention_steps: PositiveInt = 50
-    """Steps of MoT's stage II, which trains only the attention experts. Stage III trains the MLP experts again and has no
+    """Steps of MoT's stage II, which trains only the attention experts. Stage III trains the MLP experts again, without
     end."""
     max_grad_norm: PositiveFloat = 1.0
     """Maximum global norm of the gradient; a larger one is scaled down to it."""
@@ -92,7 +92,7 @@ class ProbeSettings(Section):
     enabled: bool = True
     """Whether new regimes are probed; if not, experts are claimed by their use only."""
     warmup_tokens: PositiveInt | None = None
-    """Tokens of the new regime that the transient expert is trained on; by default 10,000 for a text backbone, 100,000 for
+    """Tokens of the new regime that the transient expert is trained on; by default 10,000 for text and 100,000 for
     image-text (CP-MoE)."""
     lr: PositiveFloat = 1e-2
     """Learning rate of the transient expert; high, since it is trained for few steps and then discarded."""
@@ -104,12 +104,13 @@ class ConsolidateSettings(Section):
     """Protection of what earlier regimes taught."""
 
     anchor_strength: NonNegativeFloat | None = None
-    """Weight of the penalty that holds important weights at their anchors; lambda in CP-MoE eq. 15. 0 holds none."""
+    """Weight of the penalty that holds important weights at their anchors; lambda in CP-MoE eq. 15. 0 for none; by default
+    the preset's."""
     importance: Literal["path", "transient"] = "path"
-    """Where importance is measured: path, along the training of the experts; transient, along the transient expert's."""
+    """Where importance is measured: path, along the experts' training; transient, along the transient expert's."""
     coordinates: Literal["bank", "random", "invariant"] = "bank"
-    """How a transient expert's importance maps to the experts: bank starts it from their A; random gives it its own A (as
-    published in CP-MoE); invariant sums over the rank, so that rotations do not matter."""
+    """How a transient expert's importance maps to the experts: bank starts it from their A; random gives it its own A
+    (as published in CP-MoE); invariant sums over the rank, so that rotations do not matter."""
     damping: PositiveFloat = 1e-3
     """Damping of importance; xi in CP-MoE eq. 7."""
 
@@ -120,7 +121,8 @@ class ShiftSettings(Section):
     enabled: bool = True
     """Whether shifts are detected; if not, the whole stream is one regime."""
     false_alarms_per_million: PositiveFloat = 1.0
-    """Expected false alarms per million records of a stationary stream; sets the thresholds of all tests."""
+    """Expected false alarms per million records of a stationary stream; the detectors' thresholds are quantiles at this
+    level."""
     lookahead_records: NonNegativeInt = 16
     """Records buffered before training, so that a shift is detected before its first record is trained on."""
     min_dwell_records: PositiveInt = 64

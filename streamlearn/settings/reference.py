@@ -59,6 +59,8 @@ def _default(field: Any) -> str:
         return "required"
     if field.default is None:
         return "-"
+    if isinstance(field.default, bool):
+        return f"`{str(field.default).lower()}`"  # as YAML has it
     return f"`{list(field.default) if isinstance(field.default, tuple) else field.default}`"
 
 

@@ -74,8 +74,8 @@ class Settings(BaseSettings):
                 raise ValueError("dead_letters.topic needs source.kafka: use dead_letters.file with a jsonl source")
             if self.dead_letters.topic in self.source.kafka.topics:
                 raise ValueError(
-                    f"dead_letters.topic must not be one of source.kafka.topics, found {self.dead_letters.topic}: dead letters "
-                    "would be read as records"
+                    f"dead_letters.topic must not be one of source.kafka.topics, found {self.dead_letters.topic}: "
+                    "dead letters would be read as records"
                 )
         return self
 

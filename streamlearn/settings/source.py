@@ -32,7 +32,7 @@ class KafkaSettings(Section):
     topics: tuple[str, ...] = Field(min_length=1)
     """Topics to learn from. Every partition is read, including those added later."""
     group_id: str = "streamlearn"
-    """Group to which offsets are committed after each snapshot, for lag monitoring only. Must not be used by a consumer."""
+    """Group to which offsets are committed after each snapshot, for lag monitoring only. No consumer may use it."""
     client_id: str = "streamlearn"
     """Client name in the brokers' logs and quotas."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "SASL_SSL"
@@ -56,8 +56,7 @@ class KafkaSettings(Section):
     offset_start: Literal["earliest", "latest"] = "earliest"
     """Where to start in a topic without a snapshot. Partitions added later always start at their earliest offset."""
     offset_gap_policy: Literal["fail", "earliest", "latest"] = "fail"
-    """What to do if retention deleted untrained records: stop (fail), continue at the earliest remaining offset, or at the
-    latest."""
+    """What to do if retention deleted untrained records: stop (fail), or continue at the earliest or latest offset."""
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
     """read_uncommitted also reads records of open and aborted transactions."""
     request_timeout_ms: PositiveInt = 30_000
@@ -178,8 +177,8 @@ class StreamSettings(Section):
     max_tokens: PositiveInt = 1024
     """Maximum length of a record after tokenization, tokens."""
     overlong: Literal["truncate", "dead_letter"] = "truncate"
-    """What happens to a longer record: truncate removes the start of the prompt (the end of plain text); dead_letter sets
-    it aside."""
+    """What happens to a longer record: truncate removes the start of the prompt (the end of plain text); dead_letter
+    sets it aside."""
     batch_tokens: PositiveInt = 2048
     """Maximum tokens per batch; a record that would exceed it starts the next batch."""
     batch_records: PositiveInt = 8
@@ -189,8 +188,8 @@ class StreamSettings(Section):
     def _a_record_fits(self) -> Self:
         if self.max_tokens > self.batch_tokens:
             raise ValueError(
-                f"max_tokens {self.max_tokens} exceeds batch_tokens {self.batch_tokens}: the longest record must fit in "
-                "a batch"
+                f"max_tokens {self.max_tokens} exceeds batch_tokens {self.batch_tokens}: "
+                "the longest record must fit in a batch"
             )
         if self.max_tokens < 2:
             raise ValueError("max_tokens must be at least 2, since one token predicts the next")

@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "gzip followed": ({"source": {"jsonl": {"path": "a.gz", "follow": True}}}, "gzip and cannot be followed"),
     "two dead letter sinks": (jsonl(dead_letters={"topic": "a", "file": "b"}), "topic and file exclude each other"),
     "a dead letter topic without Kafka": (jsonl(dead_letters={"topic": "a"}), "dead_letters.topic needs source.kafka"),
-    "a dead letter topic that is read": (kafka() | {"dead_letters": {"topic": "t"}}, "dead_letters.topic must not be one of source.kafka.topics, found t"),
+    "a dead letter topic that is read": (kafka() | {"dead_letters": {"topic": "t"}}, "must not be one of .* found t: "),
     "auto commit": (kafka(enable_auto_commit=False), "enable.auto.commit is not supported: offsets are committed"),
     "an unknown gap policy": (kafka(offset_gap_policy="skip"), "source.kafka.offset_gap_policy: .*'latest'.*'skip'"),
     "auto offset reset": (kafka(auto_offset_reset="latest"), "auto.offset.reset is not supported: use offset.start"),
