@@ -104,8 +104,8 @@ class ConsolidateSettings(Section):
     """Protection of what earlier regimes taught."""
 
     anchor_strength: NonNegativeFloat | None = None
-    """Weight of the penalty that holds important weights at their anchors; lambda in CP-MoE eq. 15. 0 for none; by default
-    the preset's."""
+    """Weight of the penalty that holds important weights at their anchors; 0 for none; lambda in CP-MoE eq. 15. By
+    default the preset's."""
     importance: Literal["path", "transient"] = "path"
     """Where importance is measured: path, along the experts' training; transient, along the transient expert's."""
     coordinates: Literal["bank", "random", "invariant"] = "bank"
