@@ -1,38 +1,39 @@
-# `make run` and `make test` are the two commands; everything they need is installed into .venv first.
+# `make run` and `make test` are the two commands. Both install what they need into .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: run test lint evidence crash crash-states crash-mutations crash-calls crash-stops
 run: .venv/.ready
 	@rm -rf build/quickstart
-	@$(BIN)/streamlearn run --config configs/quickstart.yaml --stretch-by task
+	@$(BIN)/streamlearn run --config configs/quickstart.yaml --segment-by task
 
-# Two tests at a time, each with one thread: most of them wait for a process or a broker that they started.
+# Two tests at a time with one thread each: most of them wait for a process or a broker that they started.
 test: lint
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
 
-# Half an hour on two cores; needs KAFKA_HOME and ../shared, and writes docs/forgetting.json.
+# About half an hour on two cores. Needs KAFKA_HOME and ../shared; writes docs/forgetting_sequential.json and
+# docs/forgetting_interleaved.json.
 evidence: .venv/.ready
 	@$(BIN)/pytest -m evidence tests/evidence
 
-# N kills -9 against one run that is never killed; some five seconds each. Needs KAFKA_HOME or ../shared/kafka.
+# N kills with SIGKILL, compared with a run that is not killed. About 5 s per kill. Needs KAFKA_HOME or ../shared/kafka.
 N ?= 300
 crash: .venv/.ready
 	@$(BIN)/python -m tests.crash --kills $(N)
 
-# Legal states after a power loss, each loaded; some ten milliseconds each.
+# Loads N of the disk states that a power failure may leave. About 10 ms per state.
 crash-states: .venv/.ready
 	@$(BIN)/python -m tests.crash --states $(N)
 
-# The newest snapshot damaged in N ways, each to be found; some twenty milliseconds each.
+# Damages the newest snapshot in N ways; each must be detected. About 20 ms per way.
 crash-mutations: .venv/.ready
 	@$(BIN)/python -m tests.crash --mutations $(N)
 
-# Kills at every write, fsync, rename and the like of a save, a prune and the journal; needs strace, some minutes.
+# Kills at every write, fsync, rename and similar call of a save, a prune and the journal. Needs strace; some minutes.
 crash-calls: .venv/.ready
 	@$(BIN)/python -m tests.crash --at-calls
 
-# N SIGTERMs against one run that is left alone; as long as `crash`, and needs the same.
+# N stops with SIGTERM, compared with an uninterrupted run. As slow as `crash`, with the same requirements.
 crash-stops: .venv/.ready
 	@$(BIN)/python -m tests.crash --stops $(N)
 
@@ -43,7 +44,7 @@ lint: .venv/.ready
 	@$(BIN)/lint-imports
 
 .venv/.ready: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "expected Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,codecs,dev]'
 	@touch $@

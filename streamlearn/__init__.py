@@ -1,3 +1,3 @@
 """A daemon that keeps a frozen Hugging Face model learning from an endless stream."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

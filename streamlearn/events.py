@@ -33,6 +33,7 @@ class Event(StrEnum):
     OFFSET_COMMIT_FAILED = "offset_commit_failed"
     CRASH_DETECTED = "crash_detected"
     RECORD_DEAD_LETTERED = "record_dead_lettered"
+    FIRST_REGIME_ENTERED = "first_regime_entered"
     SHIFT_DETECTED = "shift_detected"
     HOLDOUT_SCORED = "holdout_scored"
     STEP_TAKEN = "step_taken"

@@ -1,4 +1,4 @@
-"""Fixtures that more than one folder uses."""
+"""Fixtures shared by several folders."""
 
 from collections.abc import Iterator
 
@@ -13,6 +13,6 @@ __all__ = ["broker", "leaked_sockets", "make_learner", "quiet_again", "tiny"]
 
 @pytest.fixture(autouse=True)
 def quiet_again() -> Iterator[None]:
-    """Where a command of a test sent the log lines, the next test does not."""
+    """Restore the default logging that a command under test has changed."""
     yield
     structlog.reset_defaults()

@@ -1,9 +1,10 @@
-"""What the daemon does about regimes: sights them, enters them, keeps records of each out, and heeds their losses.
+"""What the daemon does about regimes, in the order of a batch's way.
 
-look      shift/: each record's regime, a little ahead of the learner
-enter     at a shift: hold on to the old regime, probe the new one, give it its bias
-keep_out  every Nth record of a regime is scored and never trained on
-heed      shift/: what only the loss can show, after the step
+look_ahead   a batch was read: assign its records to regimes, ahead of training
+next_batch   the next batch to train on, its regimes decided
+enter        a shift begins in it: close the old regime, probe the new one, give it its bias
+hold_out     every Nth record of a regime is kept for scoring and never trained on
+after_step   the batch is done: what only its losses show, and the counts
 """
 
 from collections import deque
@@ -30,47 +31,49 @@ from streamlearn.shift.monitor import Monitor
 from streamlearn.shift.shift import Shift
 from streamlearn.shift.state_arrays import Memory
 from streamlearn.status.status import AdaptationStatus, ShiftStatus
+from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 
 CONFIRM_RECORDS = 64
-"""Records that a shift of the answers waits. A shift of the inputs that is declared late, or by a regime whose records
-still went to others, raises losses too; when one turns up meanwhile, the answers are not to blame."""
-MAX_ENTRIES = 256  # shifts that are remembered for those who ask
+"""Records that a suspected shift of the answers waits for confirmation. A shift of the inputs that is declared late, or
+whose first records were assigned to other regimes, raises losses too; when one is declared within these records, it is
+the cause, and the answers have not changed."""
+MAX_REPORTS = 256  # newest shifts kept for the status and the manifest
 
 _log = get_logger("shift")
 
 
 @dataclass(frozen=True)
 class ShiftReport:
-    """A shift that was entered, and what its probe cost and found."""
+    """A shift that was acted on, and what its probe cost and found."""
 
     shift: Shift
     step: int
-    """Steps before it."""
+    """Steps taken before it."""
     probe_tokens: int = 0
     probe_seconds: float = 0.0
     mean_similarity: float | None = None
-    """CKA over all banks, heads and experts; None when nothing was probed."""
+    """Mean CKA over all banks, heads and experts; None when nothing was probed."""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """JSON-ready fields."""
         return {**self.__dict__, "shift": self.shift.to_json()}
 
     @property
     def status(self) -> ShiftStatus:
-        """As it is published."""
+        """The shift as it is published."""
         own = {name: value for name, value in self.__dict__.items() if name != "shift"}
         fields = {name: value for name, value in self.shift.to_json().items() if name != "slot"}
         return ShiftStatus(**fields, **own)
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> "ShiftReport":
+    def from_json(cls, fields: Mapping[str, Any]) -> "ShiftReport":
         """The inverse of `to_json`."""
-        return cls(**{**row, "shift": Shift.from_json(row["shift"])})
+        return cls(**{**fields, "shift": Shift.from_json(fields["shift"])})
 
 
 class Adaptation:
-    """Everything that is remembered about regimes, beside the weights."""
+    """Everything kept about regimes beside the weights. Only the thread that owns the model calls it."""
 
     def __init__(
         self,
@@ -98,108 +101,100 @@ class Adaptation:
         )
         self.statistics = RegimeStatistics(learner.banks, self.holdouts, self.forgetting)
         self.numbers: dict[int, int] = {}
-        """Slot of each entered regime -> its number."""
+        """Slot of each regime that was entered -> its number."""
         self.current: int | None = None
-        """Slot of the stretch that is being trained on."""
-        self.entries: deque[ShiftReport] = deque(maxlen=MAX_ENTRIES)
+        """Slot of the segment that is being trained on."""
+        self.reports: deque[ShiftReport] = deque(maxlen=MAX_REPORTS)
         self.suspected: list[Shift] = []
-        """Shifts of the answers that wait to be confirmed."""
+        """Shifts of the answers that wait for confirmation."""
         self.records = 0
-        """Ordinal of the last record that was trained on or kept out."""
+        """Ordinal of the last record that was trained on or held out."""
         self.probe_seconds = 0.0
         self._trained: Memory | None = self.monitor.released
 
-    def wants_probe(self, shift: Shift) -> bool:
-        """Whether this shift is entered with a transient expert; before the first there is none to compare with."""
-        objective, transient = self._learner.objective, self._settings.consolidate.importance == "transient"
-        if shift.known or not self._settings.probe.enabled or not objective.remembers:
-            return False
-        return shift.previous is not None or (transient and objective.anchor_strength > 0)
+    def look_ahead(self, batch: Batch) -> None:
+        """Assign the records of the next batch read from the stream to regimes."""
+        self.monitor.update(batch)
+
+    def next_batch(self) -> AssignedBatch | None:
+        """The next batch to train on.
+
+        None while too few records follow it to decide its regimes, or to probe the new regime that begins in it.
+        """
+        return self.monitor.lookahead.take(self._probe_tokens)
+
+    def end_of_stream(self) -> bool:
+        """No batch follows: decide those that are left; return whether there is one to train on."""
+        self.monitor.flush()
+        return len(self.monitor.lookahead) > 0
+
+    def upcoming(self, slot: int) -> list[Example]:
+        """Records of the regime in `slot` from the batch that `next_batch` returned up to the next shift."""
+        return self.monitor.lookahead.examples(slot)
 
     def enter(self, shift: Shift, examples: Sequence[Example]) -> ShiftReport:
-        """Close the regime under way and open or return to another; `examples` are its first records."""
+        """Close the regime under way and open, or return to, the one of `shift`; `examples` are its first records."""
         self.suspected = [each for each in self.suspected if each.declared_at < shift.onset - CONFIRM_RECORDS]
         if self.current is not None:
-            self._leave(self.current)
-        report: ProbeReport | None = None
-        if examples and self.wants_probe(shift):
+            self._close(self.current)
+        found: ProbeReport | None = None
+        if examples and self._is_probed(shift):
             settings = self._settings
-            report = probe(
+            found = probe(
                 self._learner,
                 examples,
                 settings.probe,
                 settings.consolidate,
                 seed=settings.seed * 1_000_003 + shift.regime,
             )
-            self.probe_seconds += report.seconds
+            self.probe_seconds += found.seconds
         if not shift.known:
             self._clear(shift.slot)
-            self.consolidator.open(shift.slot, shift.regime, report)
+            self.consolidator.open(shift.slot, shift.regime, found)
         self.numbers[shift.slot] = shift.regime
         self.statistics.entered(shift, self.current)
         self.current = shift.slot
         if self._learner.stages is not None:
             self._learner.stages.restart()
-        entry = ShiftReport(shift, self._learner.number)
-        if report is not None:
-            similarity = float(torch.stack([each.mean() for each in report.similarity.values()]).mean())
-            entry = ShiftReport(shift, self._learner.number, report.tokens, report.seconds, similarity)
-        self._note(entry)
-        return entry
+        report = ShiftReport(shift, self._learner.number)
+        if found is not None:
+            similarity = float(torch.stack([each.mean() for each in found.similarity.values()]).mean())
+            report = ShiftReport(shift, self._learner.number, found.tokens, found.seconds, similarity)
+        self._publish(report)
+        return report
 
-    def keep_out(self, assigned: AssignedBatch) -> frozenset[int]:
-        """Indices of the batch's records that are not trained on."""
+    def hold_out(self, assigned: AssignedBatch) -> frozenset[int]:
+        """Count the batch's records and return the indices of those that are not trained on."""
         pairs = enumerate(zip(assigned.slots, assigned.batch.examples, strict=True))
-        self.statistics.met(assigned.slots, self.records + 1)
+        self.statistics.count(assigned.slots, self.records + 1)
         self.records += len(assigned.slots)
         return frozenset([index for index, (slot, example) in pairs if self.holdouts.take(slot, example)])
 
-    def heed(self, assigned: AssignedBatch, held_out: Collection[int], losses: Sequence[float]) -> list[ShiftReport]:
-        """After a step: prequential losses of the batch's records that were not held out, in order.
+    def after_step(self, assigned: AssignedBatch, held_out: Collection[int], step: Step | None) -> list[ShiftReport]:
+        """Everything that follows from a batch being done; `step` is None when no record of it was trained on.
 
-        Returns the shifts of the answers that are believed by now.
+        Returns the shifts of the answers that are confirmed now.
         """
-        first = self.records - len(assigned.slots) + 1
-        trained = [index for index in range(len(assigned.slots)) if index not in held_out]
-        for index, loss in zip(trained, losses, strict=True):
-            slot = assigned.slots[index]
-            number = self.numbers.get(slot)
-            if number is None:
-                continue
-            self.suspected += self.drift_detector.update(slot, number, first + index, [loss])
-        return self._confirm()
-
-    def _confirm(self) -> list[ShiftReport]:
-        """Believe the suspicions that no shift of the inputs has explained: the newest answers are right."""
-        old = [each for each in self.suspected if self.records - each.declared_at >= CONFIRM_RECORDS]
-        self.suspected = [each for each in self.suspected if each not in old]
-        entries = []
-        for each in old:
-            if self.numbers.get(each.slot) != each.regime:
-                continue
-            self.consolidator.release(each.slot)
-            self.holdouts.clear(each.slot)
-            self.forgetting.forget(each.slot)
-            self.statistics.changed(each.slot)
-            entry = ShiftReport(replace(each, declared_at=self.records), self._learner.number)
-            self._note(entry)
-            entries.append(entry)
-        return entries
-
-    def trained(self, assigned: AssignedBatch, step: Step | None) -> None:
-        """The batch is done with: what is asked and saved from now on is as of it, not of what was looked at ahead."""
-        self._trained = assigned.after
+        confirmed: list[ShiftReport] = []
+        if step is not None:
+            self.forgetting.trained(step.seconds)
         if step is not None and step.refusal is None:
+            self._detect_drift(assigned, held_out, step.record_losses)
+            confirmed = self._confirm()
             self.statistics.trained()
+        self._trained = (
+            assigned.after
+        )  # requests and snapshots see the regimes as of this batch, not as of the look-ahead
+        return confirmed
 
     def slots_of(self, inputs: Sequence[NDArray[Any]]) -> list[int] | None:
-        """The regime slot of each request; None where routing knows no regimes."""
+        """The regime slot of each request; None where routing does not use regimes."""
         if self._learner.objective.bias == "none" or not self.numbers:
             return None
         return self.monitor.assign(inputs, self._trained)
 
     def score_stalest(self, *, idle: bool) -> bool:
-        """Score one regime's hold-out records when time allows; tell whether one was."""
+        """Score the hold-out records of one regime when the time budget allows; return whether one was scored."""
         if not (idle or self.forgetting.affordable):
             return False
         slot = self.forgetting.stalest([slot for slot in self.numbers if self.holdouts.examples(slot)])
@@ -221,10 +216,52 @@ class Adaptation:
             holdouts={slot: self.holdouts.examples(slot) for slot in self.numbers},
         )
 
-    def _leave(self, slot: int) -> None:
+    def _is_probed(self, shift: Shift) -> bool:
+        """Whether a transient expert is trained on this shift's regime; the first of all has none to compare with."""
+        objective, transient = self._learner.objective, self._settings.consolidate.importance == "transient"
+        if shift.known or not self._settings.probe.enabled or not objective.remembers:
+            return False
+        return shift.previous is not None or (transient and objective.anchor_strength > 0)
+
+    def _probe_tokens(self, shift: Shift) -> int:
+        return (self._settings.probe.warmup_tokens or 0) if self._is_probed(shift) else 0
+
+    def _close(self, slot: int) -> None:
         if self.holdouts.examples(slot):
             self._score(slot, at_end=True)
         self.consolidator.close(slot)
+
+    def _clear(self, slot: int) -> None:
+        self.holdouts.clear(slot)
+        self.forgetting.forget(slot)
+        self.drift_detector.forget(slot)
+
+    def _detect_drift(self, assigned: AssignedBatch, held_out: Collection[int], losses: Sequence[float]) -> None:
+        """Update each regime's detector with the prequential losses of its trained records, in order."""
+        first = self.records - len(assigned.slots) + 1
+        trained = [index for index in range(len(assigned.slots)) if index not in held_out]
+        for index, loss in zip(trained, losses, strict=True):
+            slot = assigned.slots[index]
+            number = self.numbers.get(slot)
+            if number is not None:
+                self.suspected += self.drift_detector.update(slot, number, first + index, [loss])
+
+    def _confirm(self) -> list[ShiftReport]:
+        """Act on suspected shifts of the answers that no shift of the inputs has explained: the newest are right."""
+        due = [each for each in self.suspected if self.records - each.declared_at >= CONFIRM_RECORDS]
+        self.suspected = [each for each in self.suspected if each not in due]
+        reports = []
+        for each in due:
+            if self.numbers.get(each.slot) != each.regime:
+                continue
+            self.consolidator.release(each.slot)
+            self.holdouts.clear(each.slot)
+            self.forgetting.forget(each.slot)
+            self.statistics.changed(each.slot)
+            report = ShiftReport(replace(each, declared_at=self.records), self._learner.number)
+            self._publish(report)
+            reports.append(report)
+        return reports
 
     def _score(self, slot: int, *, at_end: bool = False, idle: bool = False) -> None:
         examples = self.holdouts.examples(slot)
@@ -241,27 +278,22 @@ class Adaptation:
             idle=idle,
         )
 
-    def _clear(self, slot: int) -> None:
-        self.holdouts.clear(slot)
-        self.forgetting.forget(slot)
-        self.drift_detector.forget(slot)
-
-    def _note(self, entry: ShiftReport) -> None:
-        self.entries.append(entry)
-        self.statistics.declared(entry.status)
-        shift = entry.shift
+    def _publish(self, report: ShiftReport) -> None:
+        self.reports.append(report)
+        self.statistics.declared(report.status)
+        shift = report.shift
         _log.info(
-            Event.SHIFT_DETECTED,
+            Event.FIRST_REGIME_ENTERED if shift.previous is None else Event.SHIFT_DETECTED,
             kind=shift.kind,
             regime=shift.regime,
             known=shift.known,
-            step=entry.step,
+            step=report.step,
             declared_at=shift.declared_at,
             onset=shift.onset,
             statistic=round(shift.statistic, 3),
             threshold=round(shift.threshold, 3),
-            probe_tokens=entry.probe_tokens,
-            probe_s=round(entry.probe_seconds, 2),
+            probe_tokens=report.probe_tokens,
+            probe_s=round(report.probe_seconds, 2),
         )
 
     def state(self) -> dict[str, Tensor]:
@@ -279,19 +311,19 @@ class Adaptation:
         return {**tensors, **self.consolidator.state(), **self.statistics.state()}
 
     def to_json(self) -> dict[str, Any]:
-        """The rest of it, for the manifest."""
+        """The rest of the state, for the manifest; keys are those of snapshot format 2."""
         return {
             "numbers": {str(slot): number for slot, number in self.numbers.items()},
             "current": self.current,
             "records": self.records,
-            "entries": [entry.to_json() for entry in self.entries],
+            "entries": [report.to_json() for report in self.reports],
             "suspected": [shift.to_json() for shift in self.suspected],
             "forgetting": self.forgetting.to_json(),
             "chronicle": self.statistics.to_json(),
         }
 
-    def restore(self, tensors: Mapping[str, Tensor], room: Mapping[str, Any]) -> None:
-        """The inverse of `state` and `to_json`."""
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """The inverse of `state` and `to_json`. What was looked at ahead is dropped: it will be read again."""
 
         def arrays(part: str) -> dict[str, NDArray[Any]]:
             prefix = f"regimes.{part}."
@@ -302,10 +334,10 @@ class Adaptation:
         self.drift_detector.load_state(arrays("answers"))
         self.holdouts.load_state(arrays("holdouts"))
         self.consolidator.load_state(tensors)
-        self.numbers = {int(slot): number for slot, number in room["numbers"].items()}
-        self.current = room["current"]
-        self.records = room["records"]
-        self.entries = deque((ShiftReport.from_json(row) for row in room["entries"]), maxlen=MAX_ENTRIES)
-        self.suspected = [Shift.from_json(row) for row in room["suspected"]]
-        self.forgetting.load_json(room["forgetting"])
-        self.statistics.restore(tensors, room["chronicle"], [entry.status for entry in self.entries])
+        self.numbers = {int(slot): number for slot, number in values["numbers"].items()}
+        self.current = values["current"]
+        self.records = values["records"]
+        self.reports = deque((ShiftReport.from_json(fields) for fields in values["entries"]), maxlen=MAX_REPORTS)
+        self.suspected = [Shift.from_json(fields) for fields in values["suspected"]]
+        self.forgetting.load_json(values["forgetting"])
+        self.statistics.restore(tensors, values["chronicle"], [report.status for report in self.reports])

@@ -1,12 +1,12 @@
-"""Live forgetting: what the hold-out records of every regime say, now and at the end of its own stretch.
+"""Live forgetting, measured on the hold-out records of every regime.
 
-    AF  = mean over past regimes of (best accuracy since its last stretch ended - accuracy now)  (1)
-    BWT = mean over past regimes of (accuracy now - accuracy when its last stretch ended)        (2)
+    AF  = mean over past regimes of (best accuracy since its last segment ended - accuracy now)  (1)
+    BWT = mean over past regimes of (accuracy now - accuracy when its last segment ended)        (2)
 
-Accuracy is teacher-forced, the share of learned tokens that are the most probable ones. (1) is CP-MoE's AF, never
+Accuracy is teacher-forced: the share of learned tokens that are the most probable ones. (1) is CP-MoE's AF and never
 negative; (2) is positive when later regimes helped (Lopez-Paz and Ranzato 2017). A past regime is one that the stream
-has left. Neither looks further back: during its stretch a regime's sample of hold-out records still grows, and the best
-of scorings of two records and of sixteen is a lucky draw of two. Losses stand beside, in nats per learned token.
+has left. Both start at the end of a segment: within it the sample of hold-out records still grows, and the best of many
+scores would be one of a small, lucky sample. Losses are kept too, in nats per learned token.
 """
 
 import time
@@ -20,21 +20,21 @@ from streamlearn.learner.learner import Learner
 from streamlearn.status.status import Scoring
 from streamlearn.stream.decode import Example
 
-MAX_POINTS = 64  # of one regime's history; when full, every other one goes
+MAX_POINTS = 64  # scores kept per regime; at this number every other one is dropped
 
 
 @dataclass
-class Trace:
-    """The scorings of one regime, oldest first."""
+class ScoreHistory:
+    """The scores of one regime, oldest first."""
 
     points: list[Scoring] = field(default_factory=list)
     best_accuracy: float | None = None
-    """Since its last stretch ended; None before."""
+    """Since its last segment ended; None before."""
     at_end: Scoring | None = None
-    """The scoring when its last stretch ended."""
+    """The score when its last segment ended."""
 
     def add(self, point: Scoring, *, at_end: bool) -> None:
-        """Enter the newest."""
+        """Add the newest score."""
         if len(self.points) == MAX_POINTS:
             del self.points[1::2]
         self.points.append(point)
@@ -45,53 +45,53 @@ class Trace:
 
     @property
     def now(self) -> Scoring | None:
-        """The newest."""
+        """The newest score."""
         return self.points[-1] if self.points else None
 
 
 class Forgetting:
-    """Scores one regime at a time and keeps the traces. Its scorings change nothing that training depends on."""
+    """Scores one regime at a time and keeps the history. Scoring changes nothing that training depends on."""
 
     def __init__(
         self, learner: Learner, *, pack_tokens: int, time_share: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.traces: dict[int, Trace] = {}
+        self.histories: dict[int, ScoreHistory] = {}
         """By slot."""
         self.seconds = 0.0
-        """Taken from training for scoring since the process began; what idle moments gave is not counted."""
+        """Training time spent on scoring since the process started; idle time is not counted."""
         self._training_s = 0.0
         self._learner = learner
-        self._row_tokens = pack_tokens
+        self._pack_tokens = pack_tokens
         self._time_share = time_share
         self._clock = clock
 
     def trained(self, seconds: float) -> None:
-        """A step took so long: its share of the budget is added."""
+        """Add a step's share to the time budget."""
         self._training_s += seconds
 
     @property
     def affordable(self) -> bool:
-        """Whether the budget allows a scoring between two steps."""
+        """Whether the budget allows scoring between two steps."""
         return self.seconds < self._time_share * self._training_s
 
     def stalest(self, slots: Collection[int]) -> int | None:
-        """The regime that was not scored for the longest time; None when all scores are of these very weights."""
+        """The regime scored longest ago; None when all scores are of the present weights."""
 
         def scored_at(slot: int) -> int:
-            now = self.traces[slot].now if slot in self.traces else None
+            now = self.histories[slot].now if slot in self.histories else None
             return -1 if now is None else now.step
 
         slot = min(sorted(slots), key=scored_at, default=None)
         return slot if slot is not None and scored_at(slot) < self._learner.number else None
 
     def measure(self, slot: int, examples: Sequence[Example], *, at_end: bool = False, idle: bool = False) -> Scoring:
-        """Score one regime's hold-out records with its own bias; `idle`: no record waits meanwhile."""
+        """Score one regime's hold-out records with its own bias; `idle`: no record is waiting."""
         started = self._clock()
         work = score(
             self._learner.model,
             examples,
             self._learner.device,
-            pack_tokens=self._row_tokens,
+            pack_tokens=self._pack_tokens,
             slots=[slot] * len(examples),
         )
         scores = run_to_end(work)
@@ -101,40 +101,40 @@ class Forgetting:
             sum(each.loss_sum for each in scores) / tokens,
             sum(each.correct for each in scores) / tokens,
         )
-        trace = self.traces.setdefault(slot, Trace())
-        trace.add(point, at_end=at_end)
+        history = self.histories.setdefault(slot, ScoreHistory())
+        history.add(point, at_end=at_end)
         self.seconds += 0.0 if idle else self._clock() - started
         return point
 
     def forget(self, slot: int) -> None:
-        """Drop a trace: the slot has another regime, or its hold-out records are no longer right."""
-        self.traces.pop(slot, None)
+        """Drop a history: the slot has another regime, or its hold-out answers are outdated."""
+        self.histories.pop(slot, None)
 
     def average_forgetting(self, past: Collection[int]) -> float | None:
-        """Eq. (1); None before a past regime was scored after its stretch."""
+        """Eq. (1); None until a past regime was scored after its segment."""
         drops = [best - now.accuracy for best, _, now in self._left(past)]
         return fmean(drops) if drops else None
 
     def backward_transfer(self, past: Collection[int]) -> float | None:
-        """Eq. (2); None before a past regime was scored after its stretch."""
+        """Eq. (2); None until a past regime was scored after its segment."""
         gains = [now.accuracy - at_end.accuracy for _, at_end, now in self._left(past)]
         return fmean(gains) if gains else None
 
     def _left(self, slots: Collection[int]) -> Iterator[tuple[float, Scoring, Scoring]]:
-        """Best accuracy, the scoring at the end of the last stretch, and the newest, where that one is later."""
-        for trace in (self.traces[slot] for slot in sorted(slots) if slot in self.traces):
-            best, at_end, now = trace.best_accuracy, trace.at_end, trace.now
+        """Best accuracy, score at the end of the last segment, and newest score, where that one is later."""
+        for history in (self.histories[slot] for slot in sorted(slots) if slot in self.histories):
+            best, at_end, now = history.best_accuracy, history.at_end, history.now
             if best is not None and at_end is not None and now is not None and now.step > at_end.step:
                 yield best, at_end, now
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest."""
-        return {str(slot): asdict(trace) for slot, trace in self.traces.items()}
+        return {str(slot): asdict(history) for slot, history in self.histories.items()}
 
     def load_json(self, rows: dict[str, Any]) -> None:
         """The inverse of `to_json`."""
-        self.traces = {
-            int(slot): Trace(
+        self.histories = {
+            int(slot): ScoreHistory(
                 [Scoring(**point) for point in row["points"]],
                 row["best_accuracy"],
                 None if row["at_end"] is None else Scoring(**row["at_end"]),

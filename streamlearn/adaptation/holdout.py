@@ -1,8 +1,8 @@
 """Records of each regime that are never trained on.
 
-Every `every_records`-th record of a regime is kept out; of those a uniform sample of bounded size stays (reservoir
-sampling, Vitter 1985, algorithm R). What leaves the sample again is not trained on either: it was seen by evaluations.
-Draws are a function of the seed, the slot and the count, so the sample is one of the stream alone.
+Every `every_records`-th record of a regime is held out; a uniform sample of bounded size of them is kept (reservoir
+sampling, Vitter 1985, algorithm R). A record that leaves the sample is not trained on either, since it was evaluated
+before. Draws are a function of the seed, the slot and the count, so the sample depends on the stream only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ def _without_images(example: Example, images: Sequence[bytes]) -> Example:
 
 
 class HoldoutReservoirs:
-    """One reservoir a regime slot."""
+    """One reservoir per regime slot."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class HoldoutReservoirs:
         seed: int,
         restored: Callable[[Example, Sequence[bytes]], Example] = _without_images,
     ) -> None:
-        """`restored` gives an example its images back, of which a snapshot keeps the bytes."""
+        """`restored` rebuilds an example's images from the bytes that a snapshot keeps."""
         self._settings = settings
         self._restored = restored
         self._seed = seed
@@ -40,7 +40,7 @@ class HoldoutReservoirs:
         self._kept: dict[int, list[Example]] = {}
 
     def take(self, slot: int, example: Example) -> bool:
-        """Count a record of the regime in `slot`; true when it is kept out and must not be trained on."""
+        """Count a record of the regime in `slot`; true when it is held out and must not be trained on."""
         every = self._settings.every_records
         self._seen[slot] += 1
         if every == 0 or self._seen[slot] % every:
@@ -57,16 +57,16 @@ class HoldoutReservoirs:
         return True
 
     def examples(self, slot: int) -> tuple[Example, ...]:
-        """The sample of one regime; empty when none was kept out yet."""
+        """The sample of one regime; empty until a record was held out."""
         return tuple(self._kept.get(slot, ()))
 
     def clear(self, slot: int) -> None:
-        """Forget a regime's sample: its slot has another regime now, or its answers are no longer right."""
+        """Drop a regime's sample: its slot has another regime now, or its answers are outdated."""
         self._kept.pop(slot, None)
         self._seen[slot] = 0
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Plain arrays: samples behind one another, in slot order."""
+        """Plain arrays: all samples concatenated, in slot order; names are those of snapshot format 2."""
         rows = [(slot, example) for slot in sorted(self._kept) for example in self._kept[slot]]
         empty = [np.zeros(0, dtype=np.int64)]
         images = [image.data for _, example in rows for image in example.images]

@@ -1,6 +1,6 @@
-"""What happened to regimes and experts, counted for those who ask. Nothing that learns reads it.
+"""Counts of what happened to regimes and experts, for the status. Nothing that learns reads them.
 
-A step changes the regimes of its own records alone, so of the published status only those are built anew.
+A step changes only the regimes of its own records, so only their published status is rebuilt after it.
 """
 # Shape suffixes: H heads, K experts a head.
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from streamlearn.adaptation.forgetting import Forgetting, Trace
+from streamlearn.adaptation.forgetting import Forgetting, ScoreHistory
 from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.adapters.model import Bank
 from streamlearn.shift.shift import Shift
@@ -36,14 +36,14 @@ class RegimeVisits:
 
 
 class RegimeStatistics:
-    """Counts, and the status that they make together with the hold-out scores. The loop's thread calls it."""
+    """Counts, and the status that they and the hold-out scores add up to. Only the loop's thread calls it."""
 
     def __init__(self, banks: Sequence[Bank], holdouts: HoldoutReservoirs, forgetting: Forgetting) -> None:
         self.visits_by_slot: dict[int, RegimeVisits] = {}
-        """By slot."""
-        self.num_shifts: Counter[str] = Counter()
-        self._of_step = {bank.name: bank.load_HK for bank in banks if bank.load_HK is not None}
-        self.load = {name: torch.zeros_like(load_HK) for name, load_HK in self._of_step.items()}
+        self.num_regime_entries: Counter[str] = Counter()
+        """By kind of shift; the entry into the first regime is among them."""
+        self._load_of_step = {bank.name: bank.load_HK for bank in banks if bank.load_HK is not None}
+        self.load = {name: torch.zeros_like(load_HK) for name, load_HK in self._load_of_step.items()}
         """Tokens that each expert was trained on, (H, K) by bank; sequences where those are routed."""
         self._holdouts = holdouts
         self._forgetting = forgetting
@@ -53,7 +53,7 @@ class RegimeStatistics:
         self._transfer: tuple[float | None, float | None] | None = None
 
     def entered(self, shift: Shift, left: int | None) -> None:
-        """The stream goes over to a regime from the one in slot `left`."""
+        """The stream moved to the regime of `shift` from the one in slot `left`."""
         if not shift.known:
             self.visits_by_slot[shift.slot] = RegimeVisits(shift.regime)
         self.visits_by_slot[shift.slot].visits += 1
@@ -62,12 +62,13 @@ class RegimeStatistics:
             self.changed(left)
 
     def declared(self, shift: ShiftStatus) -> None:
-        """A shift of any kind was acted on."""
-        self.num_shifts[shift.kind] += 1
-        self._shifts = (*self._shifts[1 - MAX_SHIFTS :], shift)
+        """A shift of any kind was acted on, or the first regime was entered, which is no shift."""
+        self.num_regime_entries[shift.kind] += 1
+        if shift.previous is not None:
+            self._shifts = (*self._shifts[1 - MAX_SHIFTS :], shift)
 
-    def met(self, slots: Sequence[int], first: int) -> None:
-        """Records of these regimes are done with; `first` is the ordinal of the first."""
+    def count(self, slots: Sequence[int], first: int) -> None:
+        """Count records that are done; `first` is the ordinal of the first."""
         for ordinal, slot in enumerate(slots, start=first):
             visits = self.visits_by_slot.get(slot)
             if visits is None:
@@ -78,17 +79,17 @@ class RegimeStatistics:
             self._stale.add(slot)
 
     def trained(self) -> None:
-        """An update was made: what each expert got in it is added up, before the next step forgets it."""
+        """An update was made: add up what each expert received, before the next step resets it."""
         if self.load:
-            torch._foreach_add_(list(self.load.values()), list(self._of_step.values()))
+            torch._foreach_add_(list(self.load.values()), list(self._load_of_step.values()))
 
     def changed(self, slot: int) -> None:
-        """The scores of a regime are others, or it is another one."""
+        """A regime's scores changed, or its slot holds another regime now."""
         self._stale.add(slot)
         self._transfer = None
 
     def status(self, current: int | None, probe_seconds: float) -> AdaptationStatus:
-        """What is published; `current` is the slot of the stretch under way."""
+        """What is published; `current` is the slot of the segment under way."""
         for slot in self._stale & self.visits_by_slot.keys():
             self._regimes[slot] = self._regime(slot, current)
         self._stale.clear()
@@ -99,15 +100,22 @@ class RegimeStatistics:
         return AdaptationStatus(
             regimes=tuple(sorted(self._regimes.values(), key=lambda regime: regime.number)),
             shifts=self._shifts,
-            num_shifts=MappingProxyType(dict(self.num_shifts)),
+            num_shifts=MappingProxyType(self._num_shifts()),
             average_forgetting=forgetting,
             backward_transfer=transfer,
             probe_seconds=probe_seconds,
             holdout_seconds=self._forgetting.seconds,
         )
 
+    def _num_shifts(self) -> dict[str, int]:
+        """By kind; the first regime of all was entered without a shift."""
+        counts = dict(self.num_regime_entries)
+        if counts.get("inputs"):
+            counts["inputs"] -= 1
+        return counts
+
     def _regime(self, slot: int, current: int | None) -> RegimeStatus:
-        visits, trace = self.visits_by_slot[slot], self._forgetting.traces.get(slot, Trace())
+        visits, history = self.visits_by_slot[slot], self._forgetting.histories.get(slot, ScoreHistory())
         return RegimeStatus(
             number=visits.number,
             slot=slot,
@@ -117,9 +125,9 @@ class RegimeStatistics:
             first_record=visits.first_record,
             last_record=visits.last_record,
             holdout_records=len(self._holdouts.examples(slot)),
-            history=tuple(trace.points),
-            best_accuracy=trace.best_accuracy,
-            end_accuracy=trace.at_end.accuracy if trace.at_end is not None else None,
+            history=tuple(history.points),
+            best_accuracy=history.best_accuracy,
+            end_accuracy=history.at_end.accuracy if history.at_end is not None else None,
         )
 
     def state(self) -> dict[str, Tensor]:
@@ -127,17 +135,17 @@ class RegimeStatistics:
         return {f"{_LOAD}{name}": load_HK for name, load_HK in self.load.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """The rest of it, for the manifest; shifts are kept elsewhere."""
+        """The rest of the state, for the manifest; keys are those of snapshot format 2. Shifts are stored elsewhere."""
         visits_by_slot = {str(slot): asdict(visits) for slot, visits in self.visits_by_slot.items()}
-        return {"presences": visits_by_slot, "num_shifts": dict(self.num_shifts)}
+        return {"presences": visits_by_slot, "num_shifts": dict(self.num_regime_entries)}
 
-    def restore(self, tensors: Mapping[str, Tensor], room: Mapping[str, Any], shifts: Sequence[ShiftStatus]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any], shifts: Sequence[ShiftStatus]) -> None:
         """The inverse of `state` and `to_json`."""
         for name, load_HK in self.load.items():
             load_HK.copy_(tensors[f"{_LOAD}{name}"])
-        self.visits_by_slot = {int(slot): RegimeVisits(**row) for slot, row in room["presences"].items()}
-        self.num_shifts = Counter(room["num_shifts"])
-        self._shifts = tuple(shifts)[-MAX_SHIFTS:]
+        self.visits_by_slot = {int(slot): RegimeVisits(**row) for slot, row in values["presences"].items()}
+        self.num_regime_entries = Counter(values["num_shifts"])
+        self._shifts = tuple(shift for shift in shifts if shift.previous is not None)[-MAX_SHIFTS:]
         self._regimes = {}
         self._stale = set(self.visits_by_slot)
         self._transfer = None

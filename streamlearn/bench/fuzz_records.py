@@ -28,11 +28,12 @@ from streamlearn.bench.resident_memory import peak_mib
 from streamlearn.bench.superni import to_record
 from streamlearn.errors import RecordError
 from streamlearn.settings import BackboneSettings, StreamSettings
+from streamlearn.settings.packaged import packaged_folder
 from streamlearn.stream.decode import Decoder, Example
 from streamlearn.stream.encode import IGNORED
 from streamlearn.stream.record import Record, TopicPartition
 
-SAMPLE = Path(__file__).parents[2] / "configs/sample/superni.train.jsonl.gz"
+SAMPLE = packaged_folder("configs") / "sample/superni.train.jsonl.gz"
 PER_FILE, LONGEST_BYTES = 20, 1200
 """Originals of a task file, and how long they may be: a million are decoded, and most should be small."""
 GIANT_EVERY = 2000

@@ -53,13 +53,14 @@ from streamlearn.settings import (
     SourceSettings,
     StreamSettings,
 )
+from streamlearn.settings.packaged import packaged_folder
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import Phase, Status
 from streamlearn.stream.batch import Batch, Batcher
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import Position
 
-SAMPLE = Path(__file__).parents[2] / "configs/sample/superni.train.jsonl.gz"
+SAMPLE = packaged_folder("configs") / "sample/superni.train.jsonl.gz"
 STREAM = StreamSettings()
 ARMS = ("frozen_floor", "lora", "loramoe", "mh_moe", "streamlearn", "mh_moe_loop")
 
@@ -236,9 +237,11 @@ def loop_speed() -> float:
     with tempfile.TemporaryDirectory() as folder:
         components = Components(_settings(Path(folder)))
         batches = []
-        while (batch := components.intake.next_batch(timeout_s=0.0)) is not None or not components.source.exhausted:
+        while (
+            batch := components.checkpoint.intake.next_batch(timeout_s=0.0)
+        ) is not None or not components.source.exhausted:
             batches += [batch] if batch is not None else []
-        batches += components.intake.last_batches()
+        batches += components.checkpoint.intake.last_batches()
         started = time.perf_counter()
         for batch in batches:
             components.learner.step(batch.examples)

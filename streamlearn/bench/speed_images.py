@@ -81,7 +81,9 @@ def _speed(file: Path, *, ready: bool) -> float:
 
 
 def _batches(components: Components) -> Any:
-    while (batch := components.intake.next_batch(timeout_s=0.0)) is not None or not components.source.exhausted:
+    while (
+        batch := components.checkpoint.intake.next_batch(timeout_s=0.0)
+    ) is not None or not components.source.exhausted:
         if batch is not None:
             yield batch
-    yield from components.intake.last_batches()
+    yield from components.checkpoint.intake.last_batches()

@@ -5,7 +5,7 @@ import torch
 from streamlearn.adapters.check import activated_parameters, check
 from streamlearn.backbone.load import locate, outline
 from streamlearn.errors import ConfigError
-from streamlearn.runtime.components import adapter_of
+from streamlearn.runtime.model import adapter_of
 from streamlearn.settings import Settings
 
 

@@ -202,7 +202,7 @@ def doctor(config: ConfigOption, as_json: JsonOption = False) -> None:
 @app.command("version")
 def show_versions() -> None:
     """Print the versions of streamlearn and of the packages that decide its results."""
-    from streamlearn.runtime.components import versions  # noqa: PLC0415
+    from streamlearn.runtime.model import versions  # noqa: PLC0415
 
     for name, version in {**versions(), "python": sys.version.split()[0]}.items():
         out.print(f"{name} {version}", markup=False, highlight=False)

@@ -38,8 +38,8 @@ from streamlearn.errors import (
     StateLockedError,
     StreamlearnError,
 )
-from streamlearn.runtime.components import adapter_of, adapter_shape
-from streamlearn.runtime.components import identity as source_identity
+from streamlearn.runtime.checkpoint import source_identity
+from streamlearn.runtime.model import adapter_of, adapter_shape
 from streamlearn.serve.token import obtain, token_path
 from streamlearn.settings import Settings, fingerprint, with_backbone_defaults
 from streamlearn.snapshot import compatibility

@@ -16,7 +16,7 @@ from streamlearn.jobs.evaluate import evaluate
 from streamlearn.jobs.queue import EvalJob
 from streamlearn.jobs.results import EvalResult
 from streamlearn.learner.evaluation import run_to_end
-from streamlearn.runtime.components import Model, adapter_of, adapter_shape
+from streamlearn.runtime.model import Model, adapter_of, adapter_shape
 from streamlearn.settings import Settings, fingerprint, with_backbone_defaults
 from streamlearn.snapshot import compatibility
 from streamlearn.snapshot.snapshot import Snapshot

@@ -214,13 +214,15 @@ def _segments(segments: Sequence[Segment], frozen: Scorer | None) -> FittedTable
 
 
 def _shifts(reports: Sequence[ShiftReport], adaptation: AdaptationStatus) -> Group:
-    """The shifts that were detected, and how much was forgotten."""
+    """The regimes that the stream entered, and how much was forgotten."""
     shifts = [report.shift for report in reports]
     parts: list[RenderableType] = [
         FittedTable(
             [
-                Column("shift at\nrecord", [f"{shift.onset:,}" for shift in shifts], 9),
-                Column("kind", [shift.kind for shift in shifts], 9, is_text=True),
+                Column("from\nrecord", [f"{shift.onset:,}" for shift in shifts], 9),
+                Column(
+                    "kind", ["start" if shift.previous is None else shift.kind for shift in shifts], 9, is_text=True
+                ),
                 Column("regime", [f"{shift.regime}" for shift in shifts], 9),
                 Column("", ["known" if shift.known else "new" for shift in shifts], 9, is_text=True),
             ]

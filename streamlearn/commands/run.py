@@ -12,8 +12,9 @@ from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
-from streamlearn.runtime.components import Components, versions
+from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
+from streamlearn.runtime.model import versions
 from streamlearn.runtime.signals import StopEarly, StopSignals
 from streamlearn.runtime.systemd import ServiceManager, dump_stacks_on_abort
 from streamlearn.serve.app import create_app

@@ -107,13 +107,13 @@ def _regimes(regimes: tuple[RegimeStatus, ...]) -> FittedTable:
 
 
 def _shifts(shifts: tuple[ShiftStatus, ...], title: str) -> FittedTable:
-    is_first = [shift.previous is None for shift in shifts]  # the first regime needs no evidence
+    is_first = [shift.previous is None for shift in shifts]  # the first regime is no shift and needs no evidence
     probed = [bool(shift.probe_tokens) for shift in shifts]
     evidence = list(zip(shifts, is_first, strict=True))
     probes = list(zip(shifts, probed, strict=True))
     return FittedTable(
         [
-            Column("kind", [shift.kind for shift in shifts], 9, is_text=True),
+            Column("kind", ["start" if first else shift.kind for shift, first in evidence], 9, is_text=True),
             Column("declared\nat", [f"{shift.declared_at:,}" for shift in shifts], 8),
             Column("first\nrecord", [f"{shift.onset:,}" for shift in shifts], 9),
             Column("regime", [f"{shift.regime} {'known' if shift.known else 'new':5}" for shift in shifts], 9),

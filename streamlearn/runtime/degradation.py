@@ -1,4 +1,4 @@
-"""What cannot be written at present: the loop goes on, says so, and gives up before it would have to for ever."""
+"""What cannot be written at present. The loop continues and says so, up to a time limit per failure."""
 
 import time
 from collections.abc import Callable
@@ -10,48 +10,47 @@ _log = get_logger("daemon")
 
 
 class Degradation:
-    """Failures by what failed, each since when.
+    """Failures that the daemon outlasts for a while, by what failed and since when.
 
     >>> degradation = Degradation(60.0)
-    >>> degradation.met("snapshot", StreamlearnError("no room"))
+    >>> degradation.failed("snapshot", StreamlearnError("no room"))
     >>> degradation.reason
     'snapshot: no room'
-    >>> degradation.over("snapshot")
+    >>> degradation.recovered("snapshot")
     >>> degradation.reason
     ''
     """
 
-    def __init__(self, bound_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Whatever fails for `bound_s` ends the process."""
-        self._bound_s = bound_s
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """A failure that lasts for `limit_s` ends the process."""
+        self._limit_s = limit_s
         self._clock = clock
         self._since: dict[str, float] = {}
-        self._said: dict[str, str] = {}
+        self._messages: dict[str, str] = {}
 
     @property
     def reason(self) -> str:
-        """For people; empty when all is well."""
-        return "; ".join(f"{what}: {said}" for what, said in sorted(self._said.items()))
+        """What fails and why, for people; empty when nothing does."""
+        return "; ".join(f"{what}: {message}" for what, message in sorted(self._messages.items()))
 
-    def met(self, what: str, error: StreamlearnError) -> None:
-        """It failed, for the first time or again. Only what is new is logged.
+    def failed(self, what: str, error: StreamlearnError) -> None:
+        """Note a failure, new or repeated; only a new message is logged.
 
         Raises:
-            StreamlearnError: `error` itself, when it has been failing for too long.
+            StreamlearnError: `error` itself, when `what` has been failing for too long.
         """
         now = self._clock()
         since = self._since.setdefault(what, now)
-        if now - since >= self._bound_s:
+        if now - since >= self._limit_s:
             raise error
-        if self._said.get(what) != str(error):
-            _log.error(
-                Event.DEGRADATION_STARTED, what=what, error=str(error), gives_up_in_s=round(self._bound_s - now + since)
-            )
-        self._said[what] = str(error)
+        if self._messages.get(what) != str(error):
+            remaining_s = round(self._limit_s - (now - since))
+            _log.error(Event.DEGRADATION_STARTED, what=what, error=str(error), gives_up_in_s=remaining_s)
+        self._messages[what] = str(error)
 
-    def over(self, what: str) -> None:
-        """It worked."""
+    def recovered(self, what: str) -> None:
+        """Note that it works; nothing happens when it never failed."""
         since = self._since.pop(what, None)
         if since is not None:
-            del self._said[what]
+            del self._messages[what]
             _log.info(Event.DEGRADATION_ENDED, what=what, lasted_s=round(self._clock() - since, 1))

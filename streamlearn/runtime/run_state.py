@@ -1,4 +1,4 @@
-"""What the loop knows beside the weights: the ledger and the running figures. A snapshot's manifest holds it."""
+"""The loop's own state: the ledger and running figures. A snapshot's manifest holds it."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -16,39 +16,39 @@ from streamlearn.stream.batch import Batch
 from streamlearn.stream.ledger import Ledger
 from streamlearn.stream.record import Gap, Position, Record, RecordId
 
-SMOOTHING = 0.98  # of the published loss: it looks back on the last 50 batches or so
+SMOOTHING = 0.98  # of the published loss: an average over about 50 batches
 
 
 @dataclass
 class RunState:
-    """Changed by the loop alone."""
+    """Only the loop changes it."""
 
     ledger: Ledger = field(default_factory=Ledger)
     tokens: int = 0
-    """Read in training."""
+    """Tokens trained on."""
     reasons: Counter[str] = field(default_factory=Counter)
-    """Records set aside, by reason."""
+    """Dead letters by reason."""
     refusals: int = 0
-    """Updates refused because loss or gradient was not finite."""
+    """Updates refused because of a non-finite loss or gradient."""
     bad_in_a_row: int = 0
-    """Refused since the last update that was made."""
+    """Updates refused since the last one that was made."""
     loss: float | None = None
-    """Prequential, of the last batch, nats per token."""
+    """Prequential loss of the last batch, nats per token."""
     loss_smoothed: float | None = None
 
     last_snapshot: SnapshotStatus | None = None
     records_since_save: int = 0
     refused_since_save: set[RecordId] = field(default_factory=set)
     gap_since_save: bool = False
-    """Whether the position moved over records that are lost."""
+    """Whether the position skipped records that are lost."""
     rolled_back_to: str | None = None
-    """The snapshot of the last rollback, until a later one is written."""
+    """The snapshot that the last rollback restored, until a later one is written."""
     step_seconds: Timing = field(default_factory=Timing)
     snapshot_seconds: Timing = field(default_factory=Timing)
     job_seconds: Timing = field(default_factory=Timing)
 
     def account(self, batch: Batch, step: Step | None, held_out: Collection[int] = ()) -> None:
-        """Enter a batch and its step; None when nothing of it was trained on."""
+        """Count a batch and its step; `step` is None when no record of the batch was trained on."""
         refused = step is not None and step.refusal is not None
         self.ledger.account(batch, refused=refused, held_out=held_out)
         self.reasons.update(str(rejected.reason) for rejected in batch.rejected)
@@ -65,8 +65,8 @@ class RunState:
             before = step.loss if self.loss_smoothed is None else self.loss_smoothed
             self.loss_smoothed = SMOOTHING * before + (1 - SMOOTHING) * step.loss
 
-    def pass_gaps(self, gaps: Iterable[Gap]) -> None:
-        """Move the position over what the source jumped over, where everything before it is accounted for."""
+    def skip_gaps(self, gaps: Iterable[Gap]) -> None:
+        """Move the position past what the source skipped, where every record before it is accounted for."""
         for gap in gaps:
             position = self.ledger.position
             if position.get(gap.origin) == gap.lost_from:
@@ -89,7 +89,7 @@ class RunState:
         self.rolled_back_to = None
 
     def to_json(self) -> dict[str, Any]:
-        """The figures that outlive the process, for the manifest; the ledger has its own place there."""
+        """Figures that outlive the process, for the manifest, which stores the ledger separately."""
         return {
             "tokens": self.tokens,
             "reasons": dict(self.reasons),
@@ -101,7 +101,7 @@ class RunState:
 
     @classmethod
     def restored(cls, manifest: Manifest) -> Self:
-        """The state that a snapshot's manifest describes."""
+        """The state in a snapshot's manifest."""
         figures = {**manifest.learner, "reasons": Counter(manifest.learner["reasons"])}
         written = datetime.fromisoformat(manifest.created_at).timestamp()
         return cls(
@@ -112,5 +112,5 @@ class RunState:
 
     @property
     def records(self) -> int:
-        """Records done with: trained, set aside or held out."""
+        """Records that are done: trained on, dead-lettered or held out."""
         return self.ledger.trained.total() + self.ledger.dead_lettered.total() + self.ledger.held_out.total()

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import SettingsError
 
 from streamlearn.errors import ConfigError
+from streamlearn.settings.packaged import packaged_config, packaged_name, with_absolute_paths
 from streamlearn.settings.section import Section, section_type
 from streamlearn.settings.settings import ENV_PREFIX, Settings
 
@@ -18,9 +19,15 @@ from streamlearn.settings.settings import ENV_PREFIX, Settings
 def load(path: Path) -> Settings:
     """Read a configuration file, apply environment variables, check it and resolve its relative paths.
 
+    `packaged:NAME` loads a configuration that ships with the package. Relative paths from the environment are then
+    resolved against the current directory.
+
     Raises:
         ConfigError: the file cannot be read, or a key is wrong; names every wrong key and the nearest known one.
     """
+    packaged = packaged_name(path)
+    if packaged is not None:
+        path = packaged_config(packaged)
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
     except OSError as error:
@@ -29,6 +36,8 @@ def load(path: Path) -> Settings:
         raise ConfigError(f"{path}: not valid YAML: {_fault(error)}") from None  # the error itself quotes the line
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected a mapping of sections, found {type(raw).__name__}")
+    if packaged is not None:
+        raw = with_absolute_paths(raw, path.resolve().parent)
     unknown = [name for name in os.environ if name.upper().startswith(ENV_PREFIX) and not _env_name_is_known(name)]
     if unknown:
         raise ConfigError("\n".join(f"{name}: unknown environment variable, {_nearest_env(name)}" for name in unknown))
@@ -38,7 +47,7 @@ def load(path: Path) -> Settings:
         raise ConfigError("\n".join(f"{path}: {line}" for line in explain(error))) from None  # it quotes what was found
     except SettingsError as error:
         raise ConfigError(f"expected JSON in the environment variable of a section or list: {error}") from None
-    return _resolved(settings, path.resolve().parent)
+    return _resolved(settings, path.resolve().parent if packaged is None else Path.cwd())
 
 
 def explain(error: ValidationError) -> list[str]:

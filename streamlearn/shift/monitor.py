@@ -7,9 +7,7 @@ still held at that time are part of it, as *ghosts*: they take up the shifts and
 first time, and leave unseen.
 """
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,29 +16,11 @@ from streamlearn.settings import ShiftSettings
 from streamlearn.shift import state_arrays as memory
 from streamlearn.shift.assigned_batch import AssignedBatch
 from streamlearn.shift.featurizer import Featurizer, input_of
-from streamlearn.shift.input_shift_detector import DetectorState, InputShiftDetector
+from streamlearn.shift.input_shift_detector import InputShiftDetector
+from streamlearn.shift.lookahead import HeldBatch, Lookahead
 from streamlearn.shift.regime_memory import RegimeMemory, RegimeSummary
-from streamlearn.shift.shift import Shift
 from streamlearn.shift.state_arrays import Memory
 from streamlearn.stream.batch import Batch
-
-
-@dataclass
-class _Held:
-    """A batch in the line; a ghost has none."""
-
-    batch: Batch | None
-    first: int
-    slots: list[int]
-    shifts: list[Shift] = field(default_factory=list)
-    saved: DetectorState | None = None
-    ghosts: tuple[tuple[int, ...], ...] = ()
-    """Slots of the batches in the line when this one had been looked at, itself the last."""
-
-    @property
-    def end(self) -> int:
-        """Ordinal behind its last record."""
-        return self.first + len(self.slots)
 
 
 class Monitor:
@@ -53,28 +33,30 @@ class Monitor:
         self._settings = settings
         self._featurizer = Featurizer(seed)
         self._watch = watch or InputShiftDetector(settings)
-        self._line: deque[_Held] = deque()
+        self.lookahead = Lookahead(settings.lookahead_records)
         self._released: Memory = (self._watch.save(), ())
 
     def update(self, batch: Batch) -> list[AssignedBatch]:
-        """Take the next batch; return those that are now decided, in order: none, one or several."""
-        held = _Held(batch, self._watch.ordinal + 1, [])
-        self._line.append(held)
+        """Take the next batch; return those that it decides, in order: none, one or several.
+
+        They wait in `lookahead` for the loop to take them.
+        """
+        held = HeldBatch(batch, self._watch.ordinal + 1)
+        self.lookahead.append(held)
         for example in batch.examples:
-            protected = {slot for each in self._line for slot in each.slots}
-            verdict = self._watch.update(self._featurizer.featurize(input_of(example)), protected)
-            held.slots.append(verdict.slot)
-            for ordinal, slot in verdict.moved:
-                self._correct(ordinal, slot)
-            if verdict.shift is not None:
-                self._attach(verdict.shift)
-        held.saved = self._watch.save()
-        held.ghosts = tuple(tuple(each.slots) for each in self._line)
-        return self._release(self._settings.lookahead_records)
+            protected = self.lookahead.protected
+            assignment = self._watch.update(self._featurizer.featurize(input_of(example)), protected)
+            held.slots.append(assignment.slot)
+            for ordinal, slot in assignment.moved:
+                self.lookahead.correct(ordinal, slot)
+            if assignment.shift is not None:
+                self.lookahead.attach(assignment.shift)
+        held.after = (self._watch.save(), self.lookahead.slots)
+        return self._released_by(self.lookahead.decide())
 
     def flush(self) -> list[AssignedBatch]:
-        """Return what is held back, at the end of a finite stream."""
-        return self._release(0)
+        """Decide what is held back, at the end of a finite stream, and return it."""
+        return self._released_by(self.lookahead.finish())
 
     @property
     def released(self) -> Memory:
@@ -105,11 +87,11 @@ class Monitor:
         saved, ghosts = memory.from_arrays(arrays)
         self._watch.load(saved)
         self._released = saved, ghosts
-        self._line.clear()
-        first = saved.ordinal + 1 - sum(map(len, ghosts))
+        held, first = [], saved.ordinal + 1 - sum(map(len, ghosts))
         for slots in ghosts:
-            self._line.append(_Held(None, first, list(slots)))
+            held.append(HeldBatch(None, first, list(slots)))
             first += len(slots)
+        self.lookahead.restart(held)
 
     def _as_of(self, then: Memory) -> RegimeMemory:
         saved, _ = then
@@ -117,23 +99,8 @@ class Monitor:
         regimes.thaw(saved.regimes, saved.next_number)
         return regimes
 
-    def _correct(self, ordinal: int, slot: int) -> None:
-        for each in self._line:
-            if each.first <= ordinal < each.end:
-                each.slots[ordinal - each.first] = slot
-
-    def _attach(self, shift: Shift) -> None:
-        """To the batch that holds its onset, or the oldest one that is still here."""
-        holder = next((each for each in self._line if each.end > shift.onset), self._line[-1])
-        holder.shifts.append(shift)
-
-    def _release(self, behind: int) -> list[AssignedBatch]:
-        """Let go of the batches that at least `behind` records follow."""
-        decided = []
-        while self._line and self._line[-1].end - self._line[0].end >= behind:
-            held = self._line.popleft()
-            if held.batch is not None:
-                assert held.saved is not None
-                self._released = held.saved, held.ghosts
-                decided.append(AssignedBatch(held.batch, tuple(held.slots), tuple(held.shifts), self._released))
+    def _released_by(self, decided: list[AssignedBatch]) -> list[AssignedBatch]:
+        if decided:
+            assert decided[-1].after is not None
+            self._released = decided[-1].after
         return decided

@@ -1,4 +1,4 @@
-"""Shifts through the whole loop: found, probed, entered, and the same after a death anywhere."""
+"""Shifts through the whole loop: found, probed, entered, and bit-equal after a death anywhere."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -46,7 +46,7 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stream(*tasks: str, per_task: int = PER_TASK, meta: str = "m") -> list[bytes]:
-    """Records of one task after another; a task that comes twice goes on counting."""
+    """Records of one task after another; a task that returns continues its numbering."""
     rows = []
     for number, task in enumerate(tasks):
         prompt, completion = TASKS[task]
@@ -111,16 +111,16 @@ def differences(left: dict[str, Tensor], right: dict[str, Tensor]) -> list[str]:
 
 
 def test_regimes_are_found_entered_and_recognised(make: Callable[..., Settings]) -> None:
-    """Three tasks and the return of the first: three new regimes, one known, each from its first record on."""
+    """Three tasks and the return of the first: three new regimes, one recognised, each from its first record on."""
     _, components = run(make(stream("animals", "sums", "cities", "animals")))
-    entries = list(components.adaptation.entries)
+    entries = list(components.adaptation.reports)
     assert [(e.shift.regime, e.shift.known) for e in entries] == [(1, False), (2, False), (3, False), (1, True)]
     assert [e.shift.onset for e in entries] == [1, PER_TASK + 1, 2 * PER_TASK + 1, 3 * PER_TASK + 1]
     assert [bool(e.probe_tokens) for e in entries] == [False, True, True, False]
     assert components.adaptation.current == 0
 
 
-def test_every_record_is_trained_once_or_kept_out_once(make: Callable[..., Settings]) -> None:
+def test_every_record_is_trained_once_or_held_out_once(make: Callable[..., Settings]) -> None:
     """Buffering for a probe loses nothing and repeats nothing."""
     _, components = run(make(stream("animals", "sums")))
     ((_, _, trained, dead, held_out),) = components.state.ledger.rows()
@@ -130,7 +130,7 @@ def test_every_record_is_trained_once_or_kept_out_once(make: Callable[..., Setti
 
 
 def test_a_new_regime_leaves_the_experts_of_the_old_alone(make: Callable[..., Settings]) -> None:
-    """Claims: what the second regime trains, no token of the first passes through."""
+    """Claims: no token of the first regime passes through an expert that the second trains."""
     _, components = run(make(stream("animals", "sums")))
     for bank in components.learner.banks:
         assert bank.bias_HKN is not None
@@ -148,7 +148,7 @@ def test_a_new_regime_leaves_the_experts_of_the_old_alone(make: Callable[..., Se
 def test_a_death_at_a_shift_changes_no_bit(
     make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, where: str, preset: str
 ) -> None:
-    """Killed while a regime is probed, closed or opened, and continued: every tensor is that of the straight run."""
+    """Killed while a regime is probed, closed or opened: every tensor ends as in an uninterrupted run."""
     transient = {"importance": "transient"} if preset == "cp-moe" else {}
     shape = {"adapter": {"preset": preset, "num_heads": 1 if preset == "cp-moe" else 4}, "consolidate": transient}
     lines = stream("animals", "sums", "cities")
@@ -181,27 +181,24 @@ def test_a_death_at_a_shift_changes_no_bit(
 def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
     make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was looked at and not trained on is no part of it, right after a restart neither."""
+    """It holds nothing that was looked ahead at and not trained on, also right after a restart."""
     lines = stream("animals", "sums", "cities")
     whole, _ = run(make(lines, "whole"))
     settings = make(lines, "killed", snapshot={"every_records": PER_TASK - 6})
-    enough, lives = Daemon._enough_to_probe, iter("abc")
-    life = [""]
+    read, life = Daemon._read, [""]
 
-    def save_and_die(daemon: Daemon) -> bool:
-        ready = enough(daemon)
-        if not ready and life[0] in "ab":
+    def save_and_die(daemon: Daemon) -> None:
+        if len(daemon.adaptation.monitor.lookahead) and life[0] in "ab":  # decided, and waiting for its probe
             if life[0] == "b":
                 daemon.save()
             raise KeyboardInterrupt
-        return ready
+        read(daemon)
 
-    monkeypatch.setattr(Daemon, "_enough_to_probe", save_and_die)
-    for _ in range(2):
-        life[0] = next(lives)
+    monkeypatch.setattr(Daemon, "_read", save_and_die)
+    for life[0] in "ab":
         with pytest.raises(KeyboardInterrupt):
             run(settings)
-    life[0] = next(lives)
+    life[0] = "c"
     state, _ = run(settings)
     assert differences(whole, state) == []
 
@@ -217,11 +214,11 @@ def test_scrambling_meta_changes_no_bit(make: Callable[..., Settings]) -> None:
 def test_without_detection_the_stream_is_one_regime(make: Callable[..., Settings]) -> None:
     """`shift.enabled: false` declares the first regime and no other."""
     _, components = run(make(stream("animals", "sums"), shift={"enabled": False}))
-    assert [e.shift.regime for e in components.adaptation.entries] == [1]
+    assert [e.shift.regime for e in components.adaptation.reports] == [1]
 
 
-def test_a_request_is_routed_by_the_regime_that_it_resembles(make: Callable[..., Settings]) -> None:
-    """Single inputs find their regime without a stretch to stand in."""
+def test_a_request_is_routed_by_the_regime_it_resembles(make: Callable[..., Settings]) -> None:
+    """Single inputs are assigned to a regime without a segment around them."""
     lines = stream("animals", "sums")
     _, components = run(make(lines))
     values = [orjson.loads(line) for line in (lines[3], lines[PER_TASK + 3], lines[5])]
@@ -229,7 +226,7 @@ def test_a_request_is_routed_by_the_regime_that_it_resembles(make: Callable[...,
     assert components.adaptation.slots_of([torch.tensor(ids, dtype=torch.int32).numpy() for ids in inputs]) == [0, 1, 0]
 
 
-def test_the_status_tells_both_regimes_and_their_shifts(make: Callable[..., Settings]) -> None:
+def test_the_status_shows_both_regimes_and_their_shift(make: Callable[..., Settings]) -> None:
     """After two tasks: records add up to the stream, the first regime is past and scored, AF is a number."""
     with opened(make(stream("animals", "sums"))) as components:
         daemon = daemon_of(components)
@@ -237,60 +234,57 @@ def test_the_status_tells_both_regimes_and_their_shifts(make: Callable[..., Sett
         daemon.score_all()
         status = daemon.board.read()
         last_step = components.learner.number
-    told = status.adaptation
-    assert [(r.number, r.current, r.visits) for r in told.regimes] == [(1, False, 1), (2, True, 1)]
-    assert [r.records for r in told.regimes] == [PER_TASK, PER_TASK]
-    assert [(r.first_record, r.last_record) for r in told.regimes] == [(1, PER_TASK), (PER_TASK + 1, 2 * PER_TASK)]
-    assert [r.holdout_records for r in told.regimes] == [PER_TASK // 20] * 2
+    found = status.adaptation
+    assert [(r.number, r.current, r.visits) for r in found.regimes] == [(1, False, 1), (2, True, 1)]
+    assert [r.records for r in found.regimes] == [PER_TASK, PER_TASK]
+    assert [(r.first_record, r.last_record) for r in found.regimes] == [(1, PER_TASK), (PER_TASK + 1, 2 * PER_TASK)]
+    assert [r.holdout_records for r in found.regimes] == [PER_TASK // 20] * 2
     assert status.records_held_out == 2 * (PER_TASK // 20)
     assert status.records_trained == 2 * (PER_TASK - PER_TASK // 20)
-    first, second = told.regimes
+    first, second = found.regimes
     assert first.end_accuracy is not None
     assert second.end_accuracy is None
-    for regime in told.regimes:
+    for regime in found.regimes:
         assert regime.now is not None
         assert regime.now.step == last_step
     assert first.now is not None
     assert first.best_accuracy == max(first.end_accuracy, first.now.accuracy)
     assert second.best_accuracy is None
-    assert told.average_forgetting == first.best_accuracy - first.now.accuracy
-    assert told.average_forgetting >= 0
-    assert told.backward_transfer == first.now.accuracy - first.end_accuracy
-    assert told.num_shifts == {"inputs": 2}
-    assert [(s.kind, s.regime, s.known, s.previous, s.onset) for s in told.shifts] == [
-        ("inputs", 1, False, None, 1),
-        ("inputs", 2, False, 1, PER_TASK + 1),
-    ]
-    unprobed, probed = told.shifts
-    assert (unprobed.probe_tokens, unprobed.mean_similarity) == (0, None)
+    assert found.average_forgetting == first.best_accuracy - first.now.accuracy
+    assert found.average_forgetting >= 0
+    assert found.backward_transfer == first.now.accuracy - first.end_accuracy
+    assert found.num_shifts == {"inputs": 1}  # the first regime is entered without a shift
+    (probed,) = found.shifts
+    assert (probed.kind, probed.regime, probed.known, probed.previous) == ("inputs", 2, False, 1)
+    assert probed.onset == PER_TASK + 1
     assert probed.probe_tokens >= 300
     assert probed.mean_similarity is not None
-    assert told.probe_seconds == probed.probe_seconds > 0
-    assert told.holdout_seconds > 0
+    assert found.probe_seconds == probed.probe_seconds > 0
+    assert found.holdout_seconds > 0
 
 
-def test_what_is_told_is_the_same_after_a_restart(make: Callable[..., Settings]) -> None:
-    """The manifest and the snapshot's tensors hold all of it but the seconds, which are of a process."""
+def test_the_status_is_the_same_after_a_restart(make: Callable[..., Settings]) -> None:
+    """The manifest and the snapshot's tensors hold all of it but the seconds, which are per process."""
     settings = make(stream("animals", "sums", "animals"))
     _, components = run(settings)
     with opened(settings) as again:
-        told, before = again.adaptation.status(), components.adaptation.status()
-        assert told.regimes == before.regimes
-        assert [(r.number, r.visits, r.current) for r in told.regimes] == [(1, 2, True), (2, 1, False)]
-        assert told.shifts == before.shifts
-        assert told.num_shifts == before.num_shifts == {"inputs": 3}
-        assert (told.average_forgetting, told.backward_transfer) == (
+        after, before = again.adaptation.status(), components.adaptation.status()
+        assert after.regimes == before.regimes
+        assert [(r.number, r.visits, r.current) for r in after.regimes] == [(1, 2, True), (2, 1, False)]
+        assert after.shifts == before.shifts
+        assert after.num_shifts == before.num_shifts == {"inputs": 2}
+        assert (after.average_forgetting, after.backward_transfer) == (
             before.average_forgetting,
             before.backward_transfer,
         )
-        assert (told.probe_seconds, told.holdout_seconds) == (0.0, 0.0)
+        assert (after.probe_seconds, after.holdout_seconds) == (0.0, 0.0)
         load, before_load = again.adaptation.statistics.load, components.adaptation.statistics.load
         assert differences(dict(load), dict(before_load)) == []
 
 
 @pytest.mark.parametrize("preset", ["streamlearn", "lora"])
 def test_load_adds_up_to_every_token_trained(make: Callable[..., Settings], preset: str) -> None:
-    """With top-1 each head of each bank gave every token of every step to one expert; without a router none is counted.
+    """With top-1, each head of each bank routes every token of a step to one expert; without a router none is counted.
 
     Neither probes nor hold-out scorings count, nor batches of which every record was kept out.
     """
@@ -306,7 +300,7 @@ def test_load_adds_up_to_every_token_trained(make: Callable[..., Settings], pres
 
 
 def test_a_refused_update_is_no_load(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was routed in a step that made no update was not trained."""
+    """Tokens routed in a step without an update were not trained on."""
     lines = stream("animals", per_task=12)
     with opened(make(lines, holdout={"every_records": 0}, learner={"max_bad_batches": 2})) as components:
         really, refused = components.learner._clip, []
@@ -328,7 +322,7 @@ def test_a_refused_update_is_no_load(make: Callable[..., Settings], monkeypatch:
 def test_changed_answers_are_a_shift_of_their_own_kind(
     make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted apart and told to who watches; what was scored before it is no longer right and goes."""
+    """Counted separately and passed to the observer; scores from before it are dropped."""
     declared: list[Shift] = []
 
     def heed(self: ConceptDriftDetector, slot: int, regime: int, ordinal: int, losses: Sequence[float]) -> list[Shift]:
@@ -339,16 +333,16 @@ def test_changed_answers_are_a_shift_of_their_own_kind(
 
     monkeypatch.setattr(ConceptDriftDetector, "update", heed)
     with opened(make(stream("animals", per_task=2 * PER_TASK))) as components:
-        hearing = Hearing()
-        daemon = daemon_of(components, hearing)
+        collector = Collector()
+        daemon = daemon_of(components, collector)
         daemon.run()
         daemon.score_all()
-        told = daemon.board.read().adaptation
-    assert [entry.shift.kind for entry in hearing.entries] == ["inputs", "answers"]
-    assert told.num_shifts == {"inputs": 1, "answers": 1}
-    shift = told.shifts[-1]
+        found = daemon.board.read().adaptation
+    assert [entry.shift.kind for entry in collector.entries] == ["inputs", "answers"]
+    assert found.num_shifts == {"inputs": 0, "answers": 1}
+    shift = found.shifts[-1]
     assert (shift.kind, shift.regime, shift.previous, shift.known) == ("answers", 1, 1, True)
-    (regime,) = told.regimes
+    (regime,) = found.regimes
     assert (regime.records, regime.visits) == (2 * PER_TASK, 1)
     assert 0 < regime.holdout_records < 2 * PER_TASK // 20
     assert regime.history
@@ -356,13 +350,13 @@ def test_changed_answers_are_a_shift_of_their_own_kind(
 
 
 def test_experts_of_a_running_daemon(make: Callable[..., Settings]) -> None:
-    """Each regime's hold-out tokens stay with the experts that it claimed, through the queue and the loop's desk."""
+    """Each regime's hold-out tokens stay with the experts it claimed, through the queue and the loop."""
     with opened(make(stream("animals", "sums"))) as components:
         jobs = JobQueue(1)
         daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs)
         daemon.run()
         future = jobs.submit(ExpertsJob("layers.0."))
-        daemon.serve()
+        daemon.serve_jobs()
         result = future.result(timeout=0)
     assert isinstance(result, ExpertsResult)
     assert (result.holdout_records, result.unmeasured) == (2 * (PER_TASK // 20), None)
@@ -379,19 +373,19 @@ def test_experts_of_a_running_daemon(make: Callable[..., Settings]) -> None:
 
 
 def test_asking_about_experts_changes_no_bit(make: Callable[..., Settings]) -> None:
-    """Asked all the time, a piece of every answer between two steps, the run ends in the same bits and counts."""
+    """Under constant requests, served in pieces between steps, the run ends in the same bits and counts."""
     lines = stream("animals", "sums")
     quiet, _ = run(make(lines, "quiet"))
     with opened(make(lines, "asked", serve={"eval_budget_s": 1e-6})) as components:
         jobs = JobQueue(1)
         answers: list[Future[Result]] = []
 
-        class Asking(Silent):
+        class Requester(Silent):
             def on_step(self, batch: Batch, step: Step, status: Status) -> None:
                 if not answers or answers[-1].done():
                     answers.append(jobs.submit(ExpertsJob(None)))
 
-        daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs, observer=Asking())
+        daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs, observer=Requester())
         daemon.run()
         asked = tensors_of(components)
     steps = [future.result(timeout=0).step for future in answers if future.done()]
@@ -412,8 +406,8 @@ class Silent:
     def on_snapshot(self, info: SnapshotInfo) -> None: ...
 
 
-class Hearing(Silent):
-    """One that remembers the shifts it was told."""
+class Collector(Silent):
+    """One that keeps the shifts it receives."""
 
     def __init__(self) -> None:
         self.entries: list[ShiftReport] = []
@@ -426,8 +420,10 @@ def test_scorings_and_shifts_are_logged(make: Callable[..., Settings]) -> None:
     """A shift at info, a scoring at debug: with the regime's number and what it found."""
     with capture_logs() as events:
         run(make(stream("animals", "sums")))
-    shifts = [event for event in events if event["event"] == Event.SHIFT_DETECTED]
+    regime_events = (Event.FIRST_REGIME_ENTERED, Event.SHIFT_DETECTED)
+    shifts = [event for event in events if event["event"] in regime_events]
     scorings = [event for event in events if event["event"] == Event.HOLDOUT_SCORED]
+    assert [event["event"] for event in shifts] == list(regime_events)
     assert [(event["regime"], event["log_level"]) for event in shifts] == [(1, "info"), (2, "info")]
     assert {event["log_level"] for event in scorings} == {"debug"}
     (ended,) = (event for event in scorings if event["at_end"])
@@ -444,21 +440,21 @@ def suspicion(slot: int, regime: int, at: int) -> Shift:
 
 @pytest.mark.parametrize("explained", [True, False])
 def test_a_shift_of_the_answers_waits_for_a_shift_of_the_inputs(make: Callable[..., Settings], explained: bool) -> None:
-    """A rise of the loss right before new inputs is theirs; without them the regime is released after the wait."""
+    """A rise of the loss right before new inputs is due to them; without them the regime is released after the wait."""
     settings = make(stream("animals", "sums" if explained else "animals"))
     with opened(settings) as components:
         adaptation = components.adaptation
-        heard: list[int] = []
+        raised: list[int] = []
 
         def rise(slot: int, regime: int, ordinal: int, losses: Any) -> list[Shift]:
-            if ordinal == PER_TASK - 4 and not heard:
-                heard.append(ordinal)
+            if ordinal == PER_TASK - 4 and not raised:
+                raised.append(ordinal)
                 return [suspicion(slot, regime, ordinal)]
             return []
 
         adaptation.drift_detector.update = rise  # type: ignore[method-assign]
         daemon_of(components).run()
-        answers = [entry.shift for entry in adaptation.entries if entry.shift.kind == "answers"]
+        answers = [entry.shift for entry in adaptation.reports if entry.shift.kind == "answers"]
         if explained:
             assert answers == []
         else:

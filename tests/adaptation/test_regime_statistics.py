@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from streamlearn.adaptation.forgetting import Forgetting, Trace
+from streamlearn.adaptation.forgetting import Forgetting, ScoreHistory
 from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.adaptation.regime_statistics import MAX_SHIFTS, RegimeStatistics
 from streamlearn.settings import HoldoutSettings
@@ -43,17 +43,17 @@ def shift(regime: int, slot: int, *, known: bool = False) -> Shift:
     return Shift("inputs", 1, regime, slot, known, None, 1, 1, 0.0, 0.0)
 
 
-def test_a_step_builds_only_its_own_regimes_anew() -> None:
-    """The others are the very objects of the status before."""
+def test_a_step_rebuilds_only_the_status_of_its_own_regimes() -> None:
+    """The others are the same objects as in the previous status."""
     told, holdouts = statistics()
     for slot in range(3):
         told.entered(shift(10 - slot, slot), left=slot - 1 if slot else None)
-    told.met([0, 0, 1, 2, 2], first=1)
+    told.count([0, 0, 1, 2, 2], first=1)
     before = told.status(2, 0.0)
     assert [regime.number for regime in before.regimes] == [8, 9, 10]
     holdouts.take(0, example([8, 9]))
     assert holdouts.take(0, example([8, 9]))
-    told.met([0], first=6)
+    told.count([0], first=6)
     after = told.status(2, 0.0)
     assert [one is other for one, other in zip(before.regimes, after.regimes, strict=True)] == [True, True, False]
     changed = after.regimes[2]
@@ -65,23 +65,23 @@ def test_a_slot_that_is_used_again_begins_anew() -> None:
     """Counts and number are the new regime's; a return adds a visit."""
     told, _ = statistics()
     told.entered(shift(1, 0), left=None)
-    told.met([0, 0], first=1)
+    told.count([0, 0], first=1)
     told.entered(shift(2, 0), left=0)
-    told.met([0], first=3)
+    told.count([0], first=3)
     told.entered(shift(2, 0, known=True), left=1)
     (regime,) = told.status(0, 0.0).regimes
     assert (regime.number, regime.visits, regime.records, regime.first_record) == (2, 2, 1, 3)
 
 
 def test_records_of_a_slot_that_was_never_entered_are_not_counted() -> None:
-    """There is nobody yet to count them for."""
+    """No regime has the slot yet."""
     told, _ = statistics()
-    told.met([3], first=1)
+    told.count([3], first=1)
     assert told.status(None, 0.0).regimes == ()
 
 
 def test_load_is_summed_over_updates() -> None:
-    """The layers hold one step's alone."""
+    """The layers hold the load of one step only."""
     told, _ = statistics()
     told.trained()
     told.trained()
@@ -89,25 +89,26 @@ def test_load_is_summed_over_updates() -> None:
 
 
 def test_of_very_many_shifts_the_newest_are_published_and_all_counted() -> None:
-    """The totals outlive the list."""
+    """The totals are those of the whole run; the entry into the first regime is no shift."""
     told, _ = statistics()
     for number in range(MAX_SHIFTS + 5):
-        told.declared(FIRST_SHIFT if number < MAX_SHIFTS else replace(FIRST_SHIFT, kind="answers"))
+        kind = "inputs" if number < MAX_SHIFTS else "answers"
+        told.declared(replace(FIRST_SHIFT, kind=kind, previous=number or None))
     status = told.status(None, 0.0)
     assert (len(status.shifts), status.shifts[-1].kind, status.num_shifts) == (
         MAX_SHIFTS,
         "answers",
-        {"inputs": MAX_SHIFTS, "answers": 5},
+        {"inputs": MAX_SHIFTS - 1, "answers": 5},
     )
 
 
 def test_forgetting_and_transfer_follow_their_equations() -> None:
-    """Over past regimes alone; one that was not scored since its stretch ended says nothing."""
+    """Over past regimes only; one that was not scored after its segment ended is left out."""
     scores = forgetting()
     told, _ = statistics(scores)
     for slot in range(4):
         told.entered(shift(slot + 1, slot), left=None)
-    scores.traces = {
+    scores.histories = {
         0: traced([0.5, 0.75, 0.25], end=1),
         1: traced([0.25, 0.5], end=0),
         2: traced([0.5, 0.25], end=1),  # not scored since its end
@@ -116,21 +117,21 @@ def test_forgetting_and_transfer_follow_their_equations() -> None:
     status = told.status(3, 0.0)
     assert status.average_forgetting == pytest.approx(((0.75 - 0.25) + 0) / 2)
     assert status.backward_transfer == pytest.approx(((0.25 - 0.75) + (0.5 - 0.25)) / 2)
-    scores.traces[0].add(Scoring(9, 1.0, 0.75), at_end=False)
-    assert told.status(3, 0.0).average_forgetting == status.average_forgetting  # nobody said that it changed
+    scores.histories[0].add(Scoring(9, 1.0, 0.75), at_end=False)
+    assert told.status(3, 0.0).average_forgetting == status.average_forgetting  # `changed` was not called
     told.changed(0)
     assert told.status(3, 0.0).average_forgetting == 0.0
 
 
 def test_a_lucky_draw_of_the_first_hold_out_records_is_no_best() -> None:
-    """The sample grows during a stretch; what counts as forgotten is measured from its end on."""
+    """The sample grows during a segment; forgetting is measured from its end on."""
     scores = forgetting()
-    scores.traces = {0: traced([1.0, 0.5, 0.4], end=1)}
+    scores.histories = {0: traced([1.0, 0.5, 0.4], end=1)}
     assert scores.average_forgetting([0]) == pytest.approx(0.5 - 0.4)
 
 
-def traced(accuracies: list[float], *, end: int | None) -> Trace:
-    trace = Trace()
+def traced(accuracies: list[float], *, end: int | None) -> ScoreHistory:
+    trace = ScoreHistory()
     for step, accuracy in enumerate(accuracies):
         trace.add(Scoring(step, 1.0, accuracy), at_end=step == end)
     return trace

@@ -85,7 +85,8 @@ def test_the_frozen_loss_is_over_the_same_records() -> None:
 
 
 def report_of(regime: int, onset: int, *, known: bool = False) -> ShiftReport:
-    return ShiftReport(Shift("inputs", 1, regime, 0, known, None, onset + 5, onset, 1.0, 0.5), step=onset)
+    previous = None if onset == 1 else 1
+    return ShiftReport(Shift("inputs", 1, regime, 0, known, previous, onset + 5, onset, 1.0, 0.5), step=onset)
 
 
 def display_of(width: int = 100, key: str | None = None) -> tuple[ProgressDisplay, io.StringIO]:
@@ -112,8 +113,8 @@ def test_the_closing_report_lists_the_shifts() -> None:
         display.on_shift(each)
     display.report(Status(Phase.STOPPING, adaptation=ADAPTATION), "state", None)
     rows = [line.split() for line in text.getvalue().splitlines()]
-    assert [row for row in rows if "inputs" in row] == [
-        ["1", "inputs", "1", "new"],
+    assert [row for row in rows if {"inputs", "start"} & {*row}] == [
+        ["1", "start", "1", "new"],
         ["91", "inputs", "2", "new"],
         ["181", "inputs", "1", "known"],
     ]
@@ -124,10 +125,11 @@ def test_the_closing_report_leaves_out_what_is_unknown() -> None:
     """Without a shift there is no table of shifts; with one regime there is no forgetting."""
     display, text = display_of()
     display.report(Status(Phase.STOPPING), "state", None)
-    assert "shift" not in text.getvalue()
+    assert "regime" not in text.getvalue()
     display.on_shift(report_of(1, 1))
     display.report(Status(Phase.STOPPING), "state", None)
-    assert "shift at" in text.getvalue()
+    assert "from" in text.getvalue().split()
+    assert "start" in text.getvalue()
     assert "forgetting" not in text.getvalue()
 
 

@@ -72,9 +72,9 @@ def test_regimes_have_a_row_each_and_the_current_one_a_mark(daemon: Daemon) -> N
 
 
 def test_shifts_show_evidence_and_cost(daemon: Daemon) -> None:
-    """The first regime has neither evidence nor a probe."""
+    """The first regime is no shift: it has neither evidence nor a probe."""
     text = shown(daemon)
-    assert row(text, "inputs", "1") == ["inputs", "1", "1", "1", "new", "-", "-", "-", "-", "-"]
+    assert row(text, "start", "1") == ["start", "1", "1", "1", "new", "-", "-", "-", "-", "-"]
     found = row(text, "inputs", "104")
     assert found == ["inputs", "104", "101", "3", "new", "5.5", "3.25", "10,240", "7.5", "0.125"]
 

@@ -1,4 +1,4 @@
-"""The loop as a whole, in this process: a tiny backbone, a file as its stream, real snapshots."""
+"""The whole loop in this process: a tiny backbone, a file as its stream, real snapshots."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,8 @@ from streamlearn.events import Event
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.learner import Step
 from streamlearn.learner.loss import PackedLoss, packed_loss
-from streamlearn.runtime.components import Components, identity
+from streamlearn.runtime.checkpoint import source_identity
+from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings, SourceSettings
 from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo
@@ -113,7 +114,7 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
 
 
 def without_numbers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A refused batch has a number of its own and was looked at, a rejected record was not: the rest may not differ."""
+    """A refused batch has a step number and passes the detector, a rejected record has not; the rest must be equal."""
     return {name: tensor for name, tensor in state.items() if not name.startswith(("learner.counts", "regimes."))}
 
 
@@ -140,7 +141,7 @@ class StopAfter:
 
 
 def test_every_record_is_trained_or_set_aside(make: Callable[..., Settings]) -> None:
-    """The ledger adds up, the position is behind the last line, the bad lines are dead letters."""
+    """The ledger adds up, the position is after the last line, the bad lines are dead letters."""
     lines = records(21)
     lines[5:5] = [RUBBISH, b'{"text": 7}']
     settings = make(lines)
@@ -155,7 +156,7 @@ def test_every_record_is_trained_or_set_aside(make: Callable[..., Settings]) -> 
 
 
 def test_a_stop_and_a_restart_change_no_bit(make: Callable[..., Settings]) -> None:
-    """Stopped after any step, the next life ends where an uninterrupted one ends, and replays nothing."""
+    """Stopped after any step, the next process ends where an uninterrupted one ends, and replays nothing."""
     lines = records(30)
     lines[9:9] = [RUBBISH]
     lines[25:25] = [RUBBISH]  # decoded, and its dead letter written, before the stop at record 17
@@ -173,7 +174,7 @@ def test_a_stop_and_a_restart_change_no_bit(make: Callable[..., Settings]) -> No
 
 
 class DieAt(StopAfter):
-    """Ends the process, as far as the daemon can tell."""
+    """Interrupts the loop as if the process had been killed."""
 
     def on_step(self, batch: Batch, step: Step, status: Status) -> None:
         if step.number == self.step:
@@ -181,13 +182,13 @@ class DieAt(StopAfter):
 
 
 def die(settings: Settings, step: int) -> None:
-    """A life that ends behind a step without a snapshot of it."""
+    """Run until after `step`, and die without a snapshot of it."""
     with opened(settings) as components, pytest.raises(KeyboardInterrupt):
         daemon_of(components, DieAt(step)).run()
 
 
 def test_a_death_between_snapshots_changes_no_bit(make: Callable[..., Settings]) -> None:
-    """Two deaths, one of them while what the first had learned is learned again."""
+    """Two deaths, the second while steps lost in the first are repeated."""
     lines = records(30)
     lines[9:9] = [RUBBISH]
     whole, _ = run(make(lines, "whole"))
@@ -202,7 +203,7 @@ def test_a_death_between_snapshots_changes_no_bit(make: Callable[..., Settings])
 
 @pytest.mark.parametrize("last", [4, 5, 6])
 def test_the_journal_stays_whole_when_batches_change(make: Callable[..., Settings], last: int) -> None:
-    """After an accepted change of the batch size every step has one line, in order, with the batches of today."""
+    """After an accepted change of the batch size every step has one line, in order, with the new batches."""
     settings = make(records(30))
     die(settings, last)
     stream = settings.stream.model_copy(update={"batch_records": 3})
@@ -216,7 +217,7 @@ def test_the_journal_stays_whole_when_batches_change(make: Callable[..., Setting
 
 
 class Expiring(JsonlSource):
-    """A file whose first lines expire, as a topic's do, and that has an identity."""
+    """A file whose first lines expire, like a topic's, and that has an identity."""
 
     begins = 0
     identity: Mapping[str, str] = {"stream.jsonl": "7f"}
@@ -236,7 +237,7 @@ def expiring(monkeypatch: pytest.MonkeyPatch) -> type[Expiring]:
 
 
 def newest(settings: Settings) -> Snapshot:
-    """The newest snapshot of a run that is over."""
+    """The newest snapshot of a finished run."""
     snapshot = SnapshotStore(settings.state / "snapshots", keep=2).newest()
     assert snapshot is not None
     return snapshot
@@ -245,7 +246,7 @@ def newest(settings: Settings) -> Snapshot:
 def test_what_expired_before_its_replay_is_left_out_and_the_rest_trained_once(
     make: Callable[..., Settings], expiring: type[Expiring], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Journalled batches that cannot be read again are forgotten: the state is that of a stream without those lines."""
+    """Journalled batches that cannot be read again are dropped; the state is that of a stream without those lines."""
     lines = records(30)
     without, _ = run(make([*lines[:12], *lines[17:]], "without"))
     settings = make(lines)
@@ -278,7 +279,7 @@ class Overtaken(Expiring):
 def test_what_expired_while_it_was_read_is_left_out_for_good(
     make: Callable[..., Settings], expiring: type[Expiring], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once all before the gap is trained the position moves over it: the next life meets no gap and replays exactly."""
+    """Once everything before the gap is trained, the position moves past it: the next process replays exactly."""
     lines = records(30)
     without, _ = run(make([*lines[:12], *lines[17:]], "without"))
     settings = make(lines)
@@ -294,7 +295,7 @@ def test_what_expired_while_it_was_read_is_left_out_for_good(
 
 
 def test_a_snapshot_remembers_which_stream_it_was(make: Callable[..., Settings], expiring: type[Expiring]) -> None:
-    """The source of the next life is told, and decides."""
+    """The next process passes it to the source, which decides."""
     settings = make(records(8))
     run(settings)
     run(settings)
@@ -302,12 +303,12 @@ def test_a_snapshot_remembers_which_stream_it_was(make: Callable[..., Settings],
 
 
 def test_a_snapshot_that_remembers_no_stream_is_accepted(make: Callable[..., Settings]) -> None:
-    """Releases before this one did not write it down."""
+    """Earlier releases did not store it."""
     settings = make(records(8))
     run(settings)
     snapshot = newest(settings)
     before = snapshot.manifest.model_copy(update={"components": {"stream": {"letters_ahead": []}}})
-    assert identity(replace(snapshot, manifest=before)) == {}
+    assert source_identity(replace(snapshot, manifest=before)) == {}
 
 
 @pytest.mark.broker
@@ -315,7 +316,7 @@ def test_a_snapshot_that_remembers_no_stream_is_accepted(make: Callable[..., Set
 def test_a_partition_that_expired_holds_up_no_other(
     make: Callable[..., Settings], broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its journalled records never come again: the others are trained all the same, and the ledger adds up."""
+    """Its journalled records are gone; the others are trained all the same, and the ledger adds up."""
     topic = broker.new_topic(partitions=2)
     for partition in (0, 1):
         broker.produce(topic, records(60), partition)
@@ -339,19 +340,19 @@ def test_a_partition_that_expired_holds_up_no_other(
 
 
 def test_nothing_that_learns_reads_meta(make: Callable[..., Settings]) -> None:
-    """Other meta, same bits."""
+    """Different meta, equal bits."""
     first, _ = run(make(records(20, task="a"), "a"))
     second, _ = run(make(records(20, task="b", more=[1, 2, {"x": None}]), "b"))
     assert_same(first, second)
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, rooms_token: str) -> None:
-    """Make the loss of every row that holds a certain text NaN."""
+def poison(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Make the loss of every packed batch that contains a certain text NaN."""
     real = packed_loss
 
     def poisoned(model: Any, row: Any) -> PackedLoss:
         loss = real(model, row)
-        hit = rooms_token in model.spell(row.input_ids[0].tolist())
+        hit = text in model.spell(row.input_ids[0].tolist())
         return PackedLoss(loss.mean * float("nan"), loss.token_L, loss.correct_L) if hit else loss
 
     monkeypatch.setattr(learner_module, "packed_loss", poisoned)
@@ -395,28 +396,28 @@ def test_a_row_of_refused_updates_rolls_back(make: Callable[..., Settings], monk
     assert_same(without_numbers(state), without_numbers(clean))
 
 
-@pytest.mark.parametrize("behind", [0, 4, 8])
+@pytest.mark.parametrize("after", [0, 4, 8])
 def test_a_rollback_near_the_end_reads_the_rest_again(
-    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, behind: int
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    """The source was read to its end when the third refusal came; what the snapshot does not cover still comes."""
-    lines = records(20 + behind)
+    """The source was exhausted at the third refusal; what the snapshot does not cover is read again."""
+    lines = records(20 + after)
     lines[20:20] = [orjson.dumps({"prompt": f"poison {i}", "completion": " x"}) for i in range(3 * PER_BATCH)]
     _, daemon = run_poisoned(make(lines, "poisoned", max_bad_batches=3), monkeypatch)
-    assert daemon.state.ledger.rows()[0][2:4] == (20 + behind, 3 * PER_BATCH)
+    assert daemon.state.ledger.rows()[0][2:4] == (20 + after, 3 * PER_BATCH)
 
 
 def test_divergence_after_a_rollback_ends_the_run(
     make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second row of refusals before the next snapshot is given up, with advice."""
+    """A second row of refusals before the next snapshot ends the run with advice."""
     bad = [orjson.dumps({"prompt": f"poison {i}", "completion": " x"}) for i in range(8 * PER_BATCH)]
     with pytest.raises(DivergedError, match=r"again after a rollback: lower learner\.lr"):
         run_poisoned(make(bad, max_bad_batches=2), monkeypatch)
 
 
 def test_a_changed_configuration_is_refused_until_accepted(make: Callable[..., Settings]) -> None:
-    """The message names key, both values and the ways out; with the flag the run goes on."""
+    """The message names key, both values and the ways out; with the flag the run continues."""
     run(make(records(8)))
     changed = make(records(16), lr=2e-2)
     with pytest.raises(SnapshotMismatchError, match=r"learner\.lr is 0\.02 here and 0\.01 in the snapshot.*--fresh"):
@@ -453,7 +454,7 @@ def test_one_state_folder_has_one_daemon(make: Callable[..., Settings]) -> None:
 def test_a_failed_snapshot_does_not_stop_learning(
     make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run goes on, and the last snapshot covers everything."""
+    """The run continues, and the last snapshot covers everything."""
     settings = make(records(40))
     with opened(settings) as components:
         real, calls = components.store.save, []

@@ -1,4 +1,4 @@
-"""A disk, and a dead-letter sink, that refuse for a while: learning goes on, nothing is lost, and not for ever."""
+"""A disk or dead-letter sink that fails for a while: learning continues, nothing is lost, and the time is limited."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ __all__ = ["backbone", "make"]
 
 
 class Disk:
-    """Says at every step whether it works, and refuses all that is to be durable while it does not."""
+    """A disk that fails every durable write while `broken(step)` holds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, broken: Callable[[int], bool]) -> None:
         self._broken_at = broken
@@ -46,23 +46,23 @@ class Disk:
         return self._write(descriptor, data)
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """A file of a snapshot's."""
+        """One file of a snapshot."""
         self.check()
         self._files(Files(), path, data)
 
     def on_start(self, status: Status) -> None:
-        """The first snapshot is written."""
+        """Do nothing: the first snapshot is written."""
 
     def on_step(self, batch: Batch, step: Any, status: Status) -> None:
-        """From the next step on."""
+        """Note the published reason; the disk's state changes from the next step on."""
         self.seen.append(status.degraded)
         self.broken = self._broken_at(step.number)
 
     def on_shift(self, entry: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def on_snapshot(self, info: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def lines() -> list[bytes]:
@@ -73,7 +73,7 @@ def lines() -> list[bytes]:
 
 
 def test_learning_outlasts_a_full_disk(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The status says what is refused; the end is as if nothing had been, and letters stand once."""
+    """The status says what fails; the final state is as if it had not, and each dead letter is there once."""
     wanted, _ = run(make(lines(), "whole"))
     settings = make(lines(), "refused")
     with monkeypatch.context() as patch, capture_logs() as logs:
@@ -82,7 +82,7 @@ def test_learning_outlasts_a_full_disk(make: Callable[..., Settings], monkeypatc
     assert_same(found, wanted)
     assert daemon.state.ledger.rows() == [("stream.jsonl", 0, 48, 3, 0)]
     assert disk.seen[1] == ""
-    assert all("No space left" in said for said in disk.seen[3:9])
+    assert all("No space left" in reason for reason in disk.seen[3:9])
     assert "journal" in disk.seen[4]
     assert "snapshot" in disk.seen[6]
     assert disk.seen[-1] == ""
@@ -99,7 +99,7 @@ def test_learning_outlasts_a_full_disk(make: Callable[..., Settings], monkeypatc
 
 
 def test_a_disk_that_stays_full_ends_the_run(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the bound the daemon stops with the disk's error; a restart, given room, loses and repeats nothing."""
+    """After the limit the daemon stops with the disk's error; a restart with free space loses and repeats nothing."""
     wanted, _ = run(make(lines(), "whole"))
     settings = make(lines(), "ended")
     with monkeypatch.context() as patch, opened(settings) as components:
@@ -114,26 +114,26 @@ def test_a_disk_that_stays_full_ends_the_run(make: Callable[..., Settings], monk
     assert len(letters) == 3
 
 
-def test_trouble_is_told_once_and_again_when_it_changes() -> None:
-    """The log does not fill up the disk that is full."""
+def test_a_failure_is_logged_once_and_again_when_its_message_changes() -> None:
+    """A full disk is not filled further by its own log."""
     now = [0.0]
     degradation = Degradation(100.0, lambda: now[0])
     with capture_logs() as logs:
         for second in range(99):
             now[0] = float(second)
-            degradation.met("snapshot", SnapshotError("no room" if second < 50 else "no disk"))
+            degradation.failed("snapshot", SnapshotError("no room" if second < 50 else "no disk"))
     assert [(log["error"], log["gives_up_in_s"]) for log in logs] == [("no room", 100), ("no disk", 50)]
     now[0] = 100.0
     with pytest.raises(SnapshotError, match="no disk"):
-        degradation.met("snapshot", SnapshotError("no disk"))
+        degradation.failed("snapshot", SnapshotError("no disk"))
 
 
 def test_what_worked_in_between_starts_anew() -> None:
-    """The bound is of one stretch of failures."""
+    """The limit applies to consecutive failures."""
     now = [0.0]
     degradation = Degradation(10.0, lambda: now[0])
     for second in range(0, 50, 9):
         now[0] = float(second)
-        degradation.met("snapshot", SnapshotError("no room"))
-        degradation.over("snapshot")
+        degradation.failed("snapshot", SnapshotError("no room"))
+        degradation.recovered("snapshot")
     assert degradation.reason == ""

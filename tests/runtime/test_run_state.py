@@ -1,4 +1,4 @@
-"""What the loop knows beside the weights."""
+"""The position and gaps in the loop's own state."""
 
 from streamlearn.runtime.run_state import RunState
 from streamlearn.stream.ledger import Ledger
@@ -8,22 +8,22 @@ A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
 
 def test_the_position_moves_over_a_gap_once_all_before_it_is_accounted_for() -> None:
-    """Records read before the gap may still be on their way: until they are trained, a snapshot must name them."""
+    """Records read before the gap may still be untrained: until then a snapshot must name their position."""
     state = RunState(Ledger(Position({A: 4, B: 7})))
     gaps = [Gap(A, 6, 9), Gap(A, 9, 12)]
-    state.pass_gaps(gaps)
+    state.skip_gaps(gaps)
     assert dict(state.ledger.position) == {A: 4, B: 7}
     assert not state.gap_since_save
 
     state.ledger.position = Position({A: 6, B: 7})
-    state.pass_gaps(gaps)
+    state.skip_gaps(gaps)
     assert dict(state.ledger.position) == {A: 12, B: 7}
     assert state.gap_since_save
 
 
 def test_a_gap_is_passed_once() -> None:
-    """Behind it the same list changes nothing."""
+    """After it, the same list changes nothing."""
     state = RunState(Ledger(Position({A: 14})))
-    state.pass_gaps([Gap(A, 6, 9), Gap(A, 9, 12)])
+    state.skip_gaps([Gap(A, 6, 9), Gap(A, 9, 12)])
     assert dict(state.ledger.position) == {A: 14}
     assert not state.gap_since_save

@@ -32,7 +32,8 @@ from streamlearn.bench.learn.baselines.given import RegimesGiven
 from streamlearn.bench.learn.baselines.o_lora import OLora
 from streamlearn.bench.learn.baselines.replay import Replay
 from streamlearn.bench.learn.suites import Suite
-from streamlearn.runtime.components import Components, Model
+from streamlearn.runtime.components import Components
+from streamlearn.runtime.model import Model
 from streamlearn.settings import Settings
 
 RANK = 20

@@ -25,8 +25,9 @@ from streamlearn.bench.learn.scores import scores
 from streamlearn.bench.learn.suites import Json, Stretch, Suite
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.runtime.components import Components, Model, adapter_of, versions
+from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
+from streamlearn.runtime.model import Model, adapter_of, versions
 from streamlearn.settings import Settings, StreamSettings
 from streamlearn.shift.featurizer import input_of
 from streamlearn.snapshot.snapshot import SnapshotInfo
@@ -218,9 +219,9 @@ class _Watch:
     def on_start(self, status: Status) -> None:
         """Nothing yet."""
 
-    def on_shift(self, entry: ShiftReport) -> None:
+    def on_shift(self, report: ShiftReport) -> None:
         """Note it."""
-        self.entries.append(entry)
+        self.entries.append(report)
 
     def on_snapshot(self, info: SnapshotInfo) -> None:
         """Nothing."""

@@ -1,0 +1,228 @@
+"""Exactly once, through any crash: what is made durable, in which order, and how a run resumes from it.
+
+A snapshot names one position per partition. Every record before it was trained on, held out or dead-lettered; every
+record from it on is read again after a restart, and the same batches are formed from it. The classes in `snapshot/`
+make single files durable; the order among them is decided here and nowhere else.
+
+    RESTORE, at start and by a rollback
+      1. Weights, optimizer, detectors and ledger are those of the snapshot; a new run has none.
+      2. Dead letters already in the sink for records after its position are recalled, so that none is sent twice.
+      3. The source is positioned by the snapshot. The consumer group's offset is never read.
+      4. Batches journalled after the snapshot are formed again in the same order, then new ones.
+
+    STEP
+      5. A batch's composition is in the journal before it is trained on.
+
+    SAVE
+      6. Dead letters up to the position are durable in the sink.
+      7. The snapshot is durable: whole, or absent and the one before it still there.
+      8. The position is committed to the broker, for lag tools.
+      9. What no kept snapshot needs is removed: old snapshots, their journal lines, dead records of the crash guard.
+
+    ROLL BACK, when updates stay non-finite
+     10. The newest snapshot is restored (1 to 4) with the journal cut at its step; records of refused updates become
+         dead letters when they are read again.
+
+A crash between any two steps repeats work and loses none: after 6 the letters are recalled by 2, after 7 the commit and
+the removals are repeated by the next save.
+"""
+
+import math
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from streamlearn.adapters.config import HeadLoraConfig
+from streamlearn.errors import Reason, SnapshotError
+from streamlearn.events import Event, get_logger
+from streamlearn.runtime.model import Model, adapter_shape, versions
+from streamlearn.runtime.run_state import RunState
+from streamlearn.settings import Settings, fingerprint
+from streamlearn.snapshot.crash_guard import DEATHS, CrashGuard
+from streamlearn.snapshot.journal import Journal, JournalEntry
+from streamlearn.snapshot.manifest import ManifestDraft
+from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo
+from streamlearn.snapshot.store import SnapshotStore
+from streamlearn.stream.batch import Batch, Batcher, Run
+from streamlearn.stream.intake import DeadLetterWriter, Intake
+from streamlearn.stream.merge import Merger
+from streamlearn.stream.record import Position, RecordId, TopicPartition
+from streamlearn.stream.source import DeadLetters, Source
+
+_REFUSED = (Reason.NOT_FINITE_UPDATE, "its update was refused before the rollback")
+_KILLED = (Reason.KILLED_PROCESS, f"the process died of it {DEATHS} times")
+_POLLED_BATCHES = 8  # records taken from the source at a time, in full batches
+_log = get_logger("checkpoint")
+
+
+@dataclass(frozen=True)
+class Durable:
+    """Everything that outlives the process."""
+
+    store: SnapshotStore
+    journal: Journal
+    crash_guard: CrashGuard
+    sink: DeadLetters
+    source: Source
+
+
+class Checkpoint:
+    """The protocol above over one model and one stream. Only the thread that owns the model calls it."""
+
+    intake: Intake
+    """Batches from the restored position on; a new one after each restore."""
+    dead_letters: DeadLetterWriter
+
+    def __init__(
+        self,
+        model: Model,
+        durable: Durable,
+        settings: Settings,
+        config: HeadLoraConfig,
+        *,
+        decoding: Executor | None = None,
+    ) -> None:
+        """`decoding` decodes records ahead of training; without it they are decoded when a batch is requested."""
+        self._model = model
+        self._durable = durable
+        self._settings = settings
+        self._adapter = adapter_shape(config)
+        self._decoding = decoding
+        self._journalled: dict[int, tuple[Run, ...]] = {}
+        """Compositions written by an earlier process, by step, not yet reached again."""
+
+    def restore(self, snapshot: Snapshot | None, *, refused: frozenset[RecordId] = frozenset()) -> RunState:
+        """Stand where `snapshot` was written, or at the beginning of a new run; see RESTORE.
+
+        Records in `refused` become dead letters when they are read again.
+
+        Raises:
+            SourceError: the source cannot be positioned.
+            DeadLetterError: the sink cannot be read.
+        """
+        durable = self._durable
+        state = self._model.restore(snapshot) if snapshot is not None else RunState()  # 1.
+        # 2. A new run begins at the sink's end: what an earlier run left there is not its own.
+        durable.sink.flush()
+        mark = snapshot.manifest.dead_letter_mark if snapshot is not None else durable.sink.mark()
+        ahead = dead_letters_ahead(snapshot) if snapshot is not None else []
+        self.dead_letters = DeadLetterWriter(durable.sink, [*durable.sink.recall(mark), *ahead])
+        # 3.
+        wanted = state.ledger.position
+        position = durable.source.seek(wanted, source_identity(snapshot) if snapshot is not None else {})
+        state.gap_since_save = bool(wanted.gaps_to(position))
+        state.ledger.position = position
+        # 4.
+        entries = self._replayable(position)
+        self._journalled = {entry.step: entry.runs for entry in entries}
+        self.intake = self._open_intake(entries, refused)
+        _log.info(Event.POSITION_SET, position=str(position), journalled_batches=len(entries))
+        return state
+
+    def journal(self, batch: Batch) -> SnapshotError | None:
+        """Record the composition of the next step's batch; see STEP.
+
+        Returns why it could not be written, if so: no record is lost or trained twice without it, but several
+        partitions may then replay in another order.
+        """
+        journal, step = self._durable.journal, self._model.learner.number + 1
+        expected = self._journalled.pop(step, None)
+        if expected != batch.runs:
+            if expected is not None or self._journalled:  # batches differ after an accepted configuration change
+                journal.rewind(to_step=step - 1)
+                self._journalled = {}
+            journal.append(step, batch.runs)
+        return journal.fault
+
+    def save(self, state: RunState) -> SnapshotInfo:
+        """Make the present state durable; see SAVE.
+
+        Raises:
+            DeadLetterError: dead letters are not durable, so no snapshot may cover their records.
+            SnapshotError: the snapshot could not be written; the one before it is untouched.
+        """
+        durable, model = self._durable, self._model
+        durable.sink.flush()  # 6.
+        state.skip_gaps(durable.source.gaps)
+        draft = self._draft(state)  # 7.
+        tensors = {**model.learner.state(), **model.adaptation.state(), "rng.torch": torch.get_rng_state()}
+        info = durable.store.save(draft, model.peft.save_pretrained, tensors)
+        durable.source.commit(state.ledger.position, info.name)  # 8.
+        durable.store.prune()  # 9.
+        durable.journal.truncate(before_step=int(durable.store.names()[0]))
+        durable.crash_guard.passed(state.ledger.position)
+        return info
+
+    def roll_back(self, snapshot: Snapshot, refused: frozenset[RecordId]) -> RunState:
+        """Restore `snapshot` in this process and leave out the records of refused updates; see ROLL BACK."""
+        self._durable.journal.rewind(to_step=snapshot.manifest.step)
+        return self.restore(snapshot, refused=refused)
+
+    def _replayable(self, position: Position) -> list[JournalEntry]:
+        """Batches journalled after the restored step; none when the stream no longer holds their records."""
+        journal, step = self._durable.journal, self._model.learner.number
+        entries = journal.entries(after_step=step)
+        runs = (run for entry in entries for run in entry.runs)
+        gone = next((run for run in runs if run.first_offset < position.get(run.origin, math.inf)), None)
+        if gone is None:
+            return entries
+        _log.warning(
+            Event.JOURNAL_TRUNCATED,
+            fault=f"offset {gone.first_offset} of {gone.origin} must be read again and is no longer available",
+            lost=f"the replay order of {len(entries)} batches",
+        )
+        journal.rewind(to_step=step)
+        return []
+
+    def _open_intake(self, entries: list[JournalEntry], refused: frozenset[RecordId]) -> Intake:
+        guard, stream = self._durable.crash_guard, self._settings.stream
+        return Intake(
+            Merger(self._durable.source, [run for entry in entries for run in entry.runs]),
+            self._model.decoder,
+            Batcher(stream),
+            self.dead_letters,
+            max_records=stream.batch_records * _POLLED_BATCHES,
+            given_up={**dict.fromkeys(refused, _REFUSED), **dict.fromkeys(guard.given_up, _KILLED)},
+            decoding=guard.decoding,
+            ahead=self._decoding,
+        )
+
+    def _draft(self, state: RunState) -> ManifestDraft:
+        durable, model = self._durable, self._model
+        ahead = self.dead_letters.ahead_of(state.ledger.position)
+        return ManifestDraft(
+            step=model.learner.number,
+            created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            position=state.ledger.position,
+            ledger=tuple(state.ledger.rows()),
+            dead_letter_mark=dict(durable.sink.mark()),
+            config=fingerprint(self._settings),
+            backbone=dict(model.backbone.identity),
+            adapter=self._adapter,
+            dtype=model.backbone.arithmetic.name,
+            versions=versions(),
+            learner=state.to_json(),
+            components={
+                "stream": {
+                    "letters_ahead": [[o.topic, o.partition, offset] for o, offset in ahead],
+                    "identity": dict(durable.source.identity),
+                },
+                "regimes": model.adaptation.to_json(),
+            },
+        )
+
+
+def dead_letters_ahead(snapshot: Snapshot) -> list[RecordId]:
+    """Dead letters sent before this snapshot was written, for records that it does not cover."""
+    rows = snapshot.manifest.components["stream"]["letters_ahead"]
+    return [RecordId(TopicPartition(topic, partition), offset) for topic, partition, offset in rows]
+
+
+def source_identity(snapshot: Snapshot) -> Mapping[str, str]:
+    """The source's identity when the snapshot was written; empty for releases that did not store it."""
+    found: Mapping[str, Any] = snapshot.manifest.components["stream"].get("identity", {})
+    return found

@@ -1,0 +1,90 @@
+"""Backbone, adapter and decoder: all that a snapshot needs to be used, with or without a stream."""
+
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.utils import set_peft_model_state_dict
+from safetensors.torch import load_file
+
+from streamlearn.adaptation.adaptation import Adaptation
+from streamlearn.adapters.config import HeadLoraConfig
+from streamlearn.adapters.model import attach
+from streamlearn.adapters.presets import objective, resolve
+from streamlearn.backbone.load import Backbone, Outline, load
+from streamlearn.events import Event, get_logger
+from streamlearn.learner.learner import Learner
+from streamlearn.runtime.run_state import RunState
+from streamlearn.settings import Settings
+from streamlearn.snapshot.snapshot import Snapshot
+from streamlearn.stream.decode import Decoder
+
+_log = get_logger("daemon")
+
+
+class Model:
+    """A loaded backbone with its adapter, the learner that owns both, and the decoder for its records."""
+
+    def __init__(self, settings: Settings, shape: Outline, config: HeadLoraConfig, dtype: str | None) -> None:
+        """`dtype` is that of the snapshot to resume, so that `backbone.dtype: auto` repeats the same bits."""
+        torch.manual_seed(settings.seed)
+        self.backbone: Backbone = load(settings.backbone, shape, dtype=dtype)
+        arithmetic = self.backbone.arithmetic
+        _log.info(Event.DTYPE_CHOSEN, dtype=arithmetic.name, reason=arithmetic.reason)
+        self.peft: PeftModel = attach(self.backbone.model, config, settings.seed)
+        wanted = objective(settings)
+        self.learner = Learner(
+            self.peft,
+            settings.learner,
+            self.backbone.device,
+            objective=wanted,
+            integrate=wanted.anchor_strength > 0 and settings.consolidate.importance == "path",
+        )
+        types = settings.learner.sample_types if wanted.localized_balance else ()
+        backbone = self.backbone
+        self.decoder = Decoder(
+            backbone.tokenizer, settings.stream, backbone.vocab_size, types, backbone.vision, backbone.template
+        )
+        self.adaptation = Adaptation(self.learner, settings, backbone.vocab_size, self.decoder.restored)
+        trainable = sum(p.numel() for p in self.learner.optimizer.parameters())
+        _log.info(Event.ADAPTER_ATTACHED, preset=settings.adapter.preset, parameters=trainable)
+
+    def restore(self, snapshot: Snapshot) -> RunState:
+        """Load a snapshot's weights, optimizer and detectors in place; return the rest of its state."""
+        tensors = snapshot.tensors()
+        load_adapter(self.peft, snapshot.adapter)
+        torch.set_rng_state(tensors.pop("rng.torch"))
+        self.learner.load_state(tensors)
+        manifest = snapshot.manifest
+        self.adaptation.restore(tensors, manifest.components["regimes"])
+        state = RunState.restored(manifest)
+        _log.info(Event.SNAPSHOT_RESTORED, name=snapshot.name, records=state.records, position=str(manifest.position))
+        return state
+
+
+def load_adapter(model: PeftModel, folder: Path) -> None:
+    """Copy the weights of a PEFT folder into the live adapter, in place."""
+    weights = load_file(folder / "adapter_model.safetensors")
+    outcome = set_peft_model_state_dict(model, weights)
+    assert not outcome.unexpected_keys, "the manifest was checked against this adapter before"
+
+
+def adapter_of(settings: Settings) -> HeadLoraConfig:
+    """The adapter that the configuration describes, with one CP bias per regime slot where routing uses regimes."""
+    steered = objective(settings).bias != "none"
+    return resolve(settings.adapter, regimes=settings.shift.max_regimes if steered else 0)
+
+
+def adapter_shape(config: HeadLoraConfig) -> dict[str, Any]:
+    """The options of an adapter that decide what its weights mean, for the manifest."""
+    names = ("r", "alpha", "num_heads", "num_experts", "top_k", "gate", "router_gradient", "routes", "target_modules")
+    vision = {"vision_modules": config.vision_modules} if config.vision_modules else {}
+    return {**{name: asdict(config)[name] for name in names}, **vision}
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide what a step computes."""
+    return {name: version(name) for name in ("streamlearn", "torch", "transformers", "peft", "kafka-python")}

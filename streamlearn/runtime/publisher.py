@@ -1,0 +1,100 @@
+"""The loop's state as one published status, and the log line of a step."""
+
+import time
+from collections import deque
+from dataclasses import replace
+
+from streamlearn.adaptation.adaptation import Adaptation
+from streamlearn.events import Event, get_logger
+from streamlearn.learner.learner import Step
+from streamlearn.runtime.run_state import RunState
+from streamlearn.status.board import Board
+from streamlearn.status.status import PartitionStatus, Phase, Status
+from streamlearn.stream.source import Source
+
+SPEED_WINDOW_S = 30.0  # tokens/s is an average over this time
+LOG_INTERVAL_S = 10.0  # one step per interval is logged at level info, every step at level debug
+
+_log = get_logger("daemon")
+
+
+class Throughput:
+    """Tokens per second over the last `SPEED_WINDOW_S`."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def update(self, now: float, tokens: int) -> float:
+        """The average up to `now`, when `tokens` have been trained on in all."""
+        self._marks.append((now, tokens))
+        while len(self._marks) > 2 and now - self._marks[0][0] > SPEED_WINDOW_S:
+            self._marks.popleft()
+        then, before = self._marks[0]
+        return (tokens - before) / (now - then) if now > then else 0.0
+
+
+class Publisher:
+    """Puts a new status on the board. Only the loop's thread calls it."""
+
+    def __init__(self, board: Board, source: Source, adaptation: Adaptation) -> None:
+        self._board = board
+        self._source = source
+        self._adaptation = adaptation
+        self._throughput = Throughput()
+        self._logged_at = 0.0
+
+    def publish(
+        self,
+        state: RunState,
+        phase: Phase,
+        *,
+        updates: int,
+        ready: bool,
+        reason: str,
+        degraded: str,
+        step: Step | None,
+    ) -> None:
+        """Publish the loop's state; `updates` is the learner's step number, `step` the one just taken, if any."""
+        before, now = self._board.read(), time.monotonic()
+        position = state.ledger.position
+        lag = self._source.lag(position)
+        speed = self._throughput.update(now, state.tokens) if step is not None else before.tokens_per_s
+        status = replace(
+            before,
+            phase=phase,
+            ready=ready,
+            reason=reason,
+            degraded=degraded,
+            step=updates,
+            records_trained=sum(state.ledger.trained.values()),
+            records_held_out=state.ledger.held_out.total(),
+            tokens_trained=state.tokens,
+            tokens_per_s=0.0 if phase is Phase.IDLE else speed,
+            loss=state.loss,
+            loss_smoothed=state.loss_smoothed,
+            dead_letters=dict(state.reasons),
+            update_refusals=state.refusals,
+            adaptation=self._adaptation.status(),
+            partitions=tuple(PartitionStatus(origin, position[origin], lag.get(origin)) for origin in position),
+            snapshot=state.last_snapshot,
+            step_seconds=state.step_seconds,
+            snapshot_seconds=state.snapshot_seconds,
+            job_seconds=state.job_seconds,
+        )
+        self._board.publish(status)
+        if step is not None:
+            self._log_step(step, status, now)
+
+    def _log_step(self, step: Step, status: Status, now: float) -> None:
+        fields = {
+            "step": step.number,
+            "loss": round(step.loss, 4),
+            "smoothed": round(status.loss_smoothed or step.loss, 4),
+            "records": status.records_trained,
+            "tokens_per_s": round(status.tokens_per_s),
+        }
+        if now - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = now
+            _log.info(Event.STEP_TAKEN, **fields)
+        else:
+            _log.debug(Event.STEP_TAKEN, **fields)

@@ -1,0 +1,79 @@
+"""Scoring within a time budget, and which regime is scored next. The equations are in test_regime_statistics."""
+
+from typing import Any
+
+from streamlearn.adaptation.forgetting import MAX_POINTS, Forgetting, ScoreHistory
+from streamlearn.status.status import Scoring
+from tests.doubles import random_examples
+from tests.learners import MakeLearner
+
+
+class SteppingClock:
+    """One second later at each reading."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def forgetting(learner: Any, time_share: float = 0.5) -> Forgetting:
+    return Forgetting(learner, pack_tokens=64, time_share=time_share, clock=SteppingClock())
+
+
+def test_scoring_stays_within_its_share_of_the_training_time(make_learner: MakeLearner) -> None:
+    """Idle time is free."""
+    scores, examples = forgetting(make_learner()), random_examples([6, 9])
+    assert not scores.affordable
+    scores.trained(4.0)
+    assert scores.affordable
+    scores.measure(0, examples, idle=True)
+    assert scores.seconds == 0.0
+    scores.measure(0, examples)
+    scores.measure(0, examples)
+    assert scores.seconds == 2.0
+    assert not scores.affordable
+
+
+def test_the_regime_scored_longest_ago_is_next(make_learner: MakeLearner) -> None:
+    """One that was never scored first; none while every score is of the present weights."""
+    learner = make_learner()
+    scores, examples = forgetting(learner), random_examples([6])
+    learner.step(random_examples([8]))
+    scores.measure(0, examples)
+    assert scores.stalest([0, 1]) == 1
+    learner.step(random_examples([8]))
+    scores.measure(1, examples)
+    assert scores.stalest([0, 1]) == 0
+    scores.measure(0, examples)
+    assert scores.stalest([0, 1]) is None
+    scores.forget(1)
+    assert scores.stalest([0, 1]) == 1
+
+
+def test_scoring_changes_no_weight_and_repeats_exactly(make_learner: MakeLearner) -> None:
+    """Two scores of one regime in a row are equal."""
+    scores, examples = forgetting(make_learner()), random_examples([6, 9, 12])
+    assert scores.measure(0, examples) == scores.measure(0, examples)
+
+
+def test_a_long_history_is_thinned_and_keeps_its_ends() -> None:
+    """The first and the newest score stay."""
+    history = ScoreHistory()
+    for step in range(3 * MAX_POINTS):
+        history.add(Scoring(step, 1.0, 0.5), at_end=False)
+    assert len(history.points) <= MAX_POINTS
+    assert (history.points[0].step, history.points[-1].step) == (0, 3 * MAX_POINTS - 1)
+    steps = [point.step for point in history.points]
+    assert steps == sorted(steps)
+
+
+def test_a_history_survives_json(make_learner: MakeLearner) -> None:
+    """As the manifest keeps it."""
+    one, other = forgetting(make_learner()), forgetting(make_learner())
+    one.measure(0, random_examples([6]), at_end=True)
+    one.measure(2, random_examples([9]))
+    other.load_json(one.to_json())
+    assert other.histories == one.histories

@@ -1,0 +1,71 @@
+"""The files that ship: every configuration loads, the sample is licensed, and the reference is generated."""
+
+import gzip
+from collections import Counter
+from pathlib import Path
+
+import orjson
+import pytest
+
+from streamlearn.commands.check_config import check_backbone
+from streamlearn.settings import load
+from streamlearn.settings.reference import reference
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+SAMPLE = ROOT / "configs/sample"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
+def test_every_configuration_is_complete_and_valid(config: Path) -> None:
+    """It loads, and its adapter fits its backbone, as far as the backbone is available on this machine."""
+    assert check_backbone(load(config)).startswith("valid")
+
+
+def test_there_are_configurations_to_check() -> None:
+    """The documentation names these three."""
+    assert {path.name for path in CONFIGS} >= {"quickstart.yaml", "kafka-local.yaml", "prod.yaml"}
+
+
+def test_the_quickstart_reads_the_bundled_sample() -> None:
+    """Its stream is in the repository and small."""
+    source = load(ROOT / "configs/quickstart.yaml").source.jsonl
+    assert source is not None
+    assert source.path.is_file()
+    assert sum(file.stat().st_size for file in source.path.parent.iterdir()) < 2_000_000
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_sample_holds_what_its_readme_says(split: str) -> None:
+    """Three tasks with these numbers of records, each with a source and a licence in the README."""
+    readme = (SAMPLE / "README.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in readme.splitlines() if line[:1] == "|"]
+    counts = {row[0]: int(row[2 if split == "train" else 3]) for row in rows if "_" in row[0]}
+    with gzip.open(SAMPLE / f"superni.{split}.jsonl.gz") as lines:
+        assert Counter(orjson.loads(line)["meta"]["task"] for line in lines) == counts
+    assert len(counts) == 3
+    licences = {row[0]: row[2] for row in rows if row[0].removeprefix("task").isdigit()}
+    assert {task.partition("_")[0] for task in counts} == set(licences)
+    assert all("CC BY 4.0" in licence or "MIT" in licence for licence in licences.values())
+
+
+def test_the_sample_is_compressed_without_a_time_stamp() -> None:
+    """The same records give the same bytes: bytes 4 to 8 of a gzip header are the modification time."""
+    files = sorted(SAMPLE.glob("*.gz"))
+    assert len(files) == 2
+    assert [file.read_bytes()[4:8] for file in files] == [bytes(4)] * 2
+
+
+def test_the_documentation_holds_the_generated_reference() -> None:
+    """`python -m streamlearn.settings.reference` prints the text between the markers."""
+    page = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    _, _, rest = page.partition("<!-- reference -->\n")
+    shown, _, _ = rest.partition("<!-- /reference -->")
+    assert shown.strip() == reference().strip()
+
+
+def test_every_row_of_the_reference_is_one_line_of_four_cells() -> None:
+    """Markdown ends a table at a line that is not a row."""
+    rows = [line for line in reference().splitlines() if line and not line.startswith("**")]
+    assert len(rows) > 50
+    assert [row for row in rows if not (row.startswith("|") and row.endswith("|") and row.count("|") == 5)] == []

@@ -1,0 +1,1 @@
+"""The documents: links lead somewhere, and the commands that are marked as runnable run."""

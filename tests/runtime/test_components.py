@@ -1,0 +1,42 @@
+"""What a start checks, in which order, and that a refused start leaves nothing open."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from streamlearn.errors import ConfigError, SourceError
+from streamlearn.runtime.components import Components
+from streamlearn.settings import Settings
+from streamlearn.snapshot.lock import StateLock
+from tests.runtime.test_daemon import backbone, make, records
+
+__all__ = ["backbone", "make"]
+
+
+def test_an_adapter_that_does_not_fit_is_refused_before_the_state_folder_is_made(
+    make: Callable[..., Settings], tmp_path: Path
+) -> None:
+    """Nothing was touched yet."""
+    settings = make(records(4))
+    settings = settings.model_copy(update={"adapter": settings.adapter.model_copy(update={"num_heads": 5})})
+    with pytest.raises(ConfigError, match=r"adapter\.num_heads: must divide"):
+        Components(settings)
+    assert not settings.state.exists()
+
+
+def test_a_refused_start_releases_the_state_folder(make: Callable[..., Settings]) -> None:
+    """The next daemon can take it."""
+    settings = make(records(4))
+    assert settings.source.jsonl is not None
+    settings.source.jsonl.path.unlink()
+    with pytest.raises((SourceError, ConfigError)):
+        Components(settings)
+    StateLock(settings.state).release()
+
+
+def test_closing_twice_is_safe(make: Callable[..., Settings]) -> None:
+    """The second call finds nothing to do."""
+    components = Components(make(records(4)))
+    components.close()
+    components.close()

@@ -1,0 +1,72 @@
+"""A run that an earlier release began goes on: what it wrote is loaded to the last bit, and learning continues.
+
+`golden/format-N` is a state folder as release 0.1.0 wrote it, with the tiny backbone, stream and configuration that it
+was written with: one snapshot (step 30, in the second of two regimes) and the dead letter before it.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from streamlearn.runtime.components import Components
+from streamlearn.settings import load
+from streamlearn.snapshot.manifest import FORMAT_VERSION
+from tests.runtime.test_daemon import daemon_of, opened
+
+GOLDEN = Path(__file__).parent / "golden"
+FORMATS = sorted(GOLDEN.glob("format-*"))
+
+
+@pytest.fixture(params=FORMATS, ids=lambda folder: folder.name)
+def config(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy, so that nothing happens to the original."""
+    folder = shutil.copytree(request.param, tmp_path / "golden")
+    return folder / "config.yaml"
+
+
+def tensors_of(snapshot: Path) -> dict[str, torch.Tensor]:
+    state = load_file(snapshot / "state.safetensors")
+    return {**state, **load_file(snapshot / "adapter" / "adapter_model.safetensors")}
+
+
+def test_every_format_that_is_read_has_a_golden_run() -> None:
+    """Whoever raises FORMAT_VERSION adds one."""
+    assert [folder.name for folder in FORMATS] == [f"format-{version}" for version in range(2, FORMAT_VERSION + 1)]
+
+
+def test_a_snapshot_of_an_earlier_release_is_loaded_to_the_last_bit(config: Path, tmp_path: Path) -> None:
+    """Saved again at once, under another step, every tensor and every count is the one that was read."""
+    settings = load(config)
+    with opened(settings) as components:
+        before = components.store.load("00000030")
+        components.learner.skip_step()  # the same state under the next step's name
+        info = components.checkpoint.save(components.state)
+        after = components.store.load(info.name)
+        assert after.name == "00000031"
+        ours, theirs = tensors_of(after.path), tensors_of(before.path)
+        assert ours.keys() == theirs.keys()
+        unequal = [name for name in ours if not torch.equal(ours[name], theirs[name])]
+        assert unequal == ["learner.counts"]
+        assert after.manifest.position == before.manifest.position
+        assert after.manifest.ledger == before.manifest.ledger
+        assert after.manifest.learner == before.manifest.learner
+        assert after.manifest.components["regimes"] == before.manifest.components["regimes"]
+
+
+def test_a_run_of_an_earlier_release_goes_on(config: Path) -> None:
+    """To the end of its stream: every record once, both regimes kept, no shift declared again."""
+    components = Components(load(config))
+    try:
+        assert components.learner.number == 30
+        daemon = daemon_of(components)
+        daemon.run()
+        ((_, _, trained, dead, held_out),) = daemon.state.ledger.rows()
+        assert (trained + held_out, dead) == (180, 1)
+        assert [report.shift.regime for report in components.adaptation.reports] == [1, 2]
+        assert components.adaptation.statistics.status(None, 0.0).num_shifts == {"inputs": 1}
+        assert len((components.settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 1
+    finally:
+        components.close()
