@@ -1,5 +1,6 @@
 """The snapshots commands: list, show and verify the snapshots of a state folder."""
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -61,27 +62,27 @@ def verify_snapshots(
 
 def table(infos: "list[SnapshotInfo]") -> "RenderableType":
     """One row per snapshot."""
-    from rich.table import Table  # noqa: PLC0415 - not needed for --help
+    from streamlearn.commands.tables import Column, FittedTable  # noqa: PLC0415 - not needed for --help
 
     if not infos:
         return "no snapshots yet"
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column("snapshot", no_wrap=True)
-    shown.add_column("written (UTC)", no_wrap=True)
-    shown.add_column("bytes", justify="right", no_wrap=True)
-    shown.add_column("position", overflow="fold")
-    for info in infos:
-        shown.add_row(info.name, _seconds(info.created_at), f"{info.bytes:,}", str(info.position))
-    return shown
+    return FittedTable(
+        [
+            Column("snapshot", [info.name for info in infos], 9, is_text=True),
+            Column("written (UTC)", [_seconds(info.created_at) for info in infos], 2, is_text=True),
+            Column("bytes", [f"{info.bytes:,}" for info in infos], 1),
+            Column("position", [str(info.position) for info in infos], 9, is_text=True),
+        ]
+    )
 
 
 def _seconds(created_at: str) -> str:
-    """An ISO 8601 time in UTC, to the second.
+    """An ISO 8601 time, to the second.
 
     >>> _seconds("2026-01-31T12:34:56.789+00:00")
     '2026-01-31 12:34:56'
     """
-    return created_at.partition(".")[0].replace("T", " ")
+    return f"{datetime.fromisoformat(created_at):%Y-%m-%d %H:%M:%S}"
 
 
 def _store(config: "Path") -> "SnapshotStore":
