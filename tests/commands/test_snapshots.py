@@ -37,8 +37,8 @@ def test_list_has_a_row_per_snapshot_newest_last(config: Path) -> None:
     """Name, time to the second, size and position."""
     rows = [line.split() for line in invoke("list", "--config", str(config)).output.splitlines()]
     assert rows[0] == ["snapshot", "written", "(UTC)", "bytes", "position"]
-    assert [row[:3] for row in rows[1:]] == [[name, "2026-01-31", "12:00:00"] for name in ("00000003", "00000042")]
-    assert [row[4:] for row in rows[1:]] == [["orders-0", "at", "12"], ["orders-0", "at", "168"]]
+    assert [row[:3] for row in rows[2:]] == [[name, "2026-01-31", "12:00:00"] for name in ("00000003", "00000042")]
+    assert [row[4:] for row in rows[2:]] == [["orders-0", "at", "12"], ["orders-0", "at", "168"]]
 
 
 def test_an_empty_list_is_a_sentence(config: Path) -> None:
