@@ -30,7 +30,7 @@ def measure_speed(
 def measure_flood(
     as_json: JsonOption = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of one quiet and one flooded interval.")] = 5,
-    stretch_s: Annotated[float, typer.Option(min=1, help="Length of an interval, seconds.")] = 15.0,
+    interval_s: Annotated[float, typer.Option(min=1, help="Length of an interval, seconds.")] = 15.0,
 ) -> None:
     """Measure health checks and training under a flood of connections.
 
@@ -38,7 +38,7 @@ def measure_flood(
     """
     from streamlearn.bench import flood  # noqa: PLC0415
 
-    flood.report(rounds=rounds, stretch_s=stretch_s, as_json=as_json)
+    flood.report(rounds=rounds, stretch_s=interval_s, as_json=as_json)
 
 
 @app.command("detect")

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from streamlearn.adaptation.adaptation import ShiftReport
-from streamlearn.commands.tables import Column, FittedTable
+from streamlearn.commands.fitted_table import Column, FittedTable
 from streamlearn.learner.evaluation import ExampleScore
 from streamlearn.learner.learner import Step
 from streamlearn.snapshot.snapshot import SnapshotInfo

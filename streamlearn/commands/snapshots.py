@@ -62,7 +62,7 @@ def verify_snapshots(
 
 def table(infos: "list[SnapshotInfo]") -> "RenderableType":
     """One row per snapshot."""
-    from streamlearn.commands.tables import Column, FittedTable  # noqa: PLC0415 - not needed for --help
+    from streamlearn.commands.fitted_table import Column, FittedTable  # noqa: PLC0415 - not needed for --help
 
     if not infos:
         return "no snapshots yet"

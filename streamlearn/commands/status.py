@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streamlearn.commands.client import request
-from streamlearn.commands.tables import Column, FittedTable
+from streamlearn.commands.fitted_table import Column, FittedTable
 from streamlearn.serve.views import RegimesView, ShiftsView, StatusView
 from streamlearn.settings import Settings
 from streamlearn.status.status import RegimeStatus, ShiftStatus

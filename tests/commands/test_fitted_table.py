@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from streamlearn.commands.tables import Column, FittedTable
+from streamlearn.commands.fitted_table import Column, FittedTable
 
 TABLE = FittedTable(
     [
