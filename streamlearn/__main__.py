@@ -1,4 +1,4 @@
-"""`python -m streamlearn` is `streamlearn`."""
+"""Entry point of `python -m streamlearn`, the same as `streamlearn`."""
 
 from streamlearn.commands.cli import main
 

@@ -1,20 +1,26 @@
-"""What can go wrong, and what happens next.
+"""Errors that are raised on purpose, and what each means for the operator or the daemon.
 
-    StreamlearnError
-    ├── ConfigError               the operator mends the configuration            exit 78
-    │   └── SnapshotMismatchError the snapshot was made by another setup          exit 78
-    ├── UsageError                the operator mends the command line             exit 64
-    ├── SourceError               the stream cannot be read; restart later        exit 74
-    │   └── OffsetGapError        records that were never trained are gone        exit 74
-    ├── DeadLetterError           bad records cannot be set aside; stop, not drop exit 74
-    ├── SnapshotError             state cannot be written or read                 exit 74
-    │   └── SnapshotDamagedError  a checksum fails; the one before is tried
-    ├── StateLockedError          another daemon owns the state folder            exit 75
-    ├── DivergedError             updates stay non-finite after a rollback        exit 70
-    ├── RecordError               one record is unusable: it becomes a dead letter
-    └── in serve/jobs.py          QueueFullError, QueueClosedError, ExampleError, LayerError: a client's request fails
+    StreamlearnError                  any of these                                               exit 70
+    ├── ConfigError                   the operator corrects the configuration                    exit 78
+    │   └── SnapshotMismatchError     the snapshot belongs to another setup                      exit 78
+    ├── UsageError                    the operator corrects the command line                     exit 64
+    ├── SourceError                   the stream cannot be read; restart later                   exit 74
+    │   ├── OffsetGapError            untrained records were deleted; the operator decides       exit 74
+    │   └── CredentialsError          the operator replaces a certificate, key or password       exit 78
+    ├── DeadLetterError               unusable records cannot be set aside; the daemon stops     exit 74
+    ├── SnapshotError                 state cannot be written or read                            exit 74
+    │   └── SnapshotDamagedError      a checksum fails; the previous snapshot is tried           exit 74
+    ├── StateLockedError              another daemon uses the state folder                       exit 75
+    ├── DivergedError                 updates are still not finite after a rollback              exit 70
+    ├── RecordError                   one record is unusable; it becomes a dead letter           -
+    ├── QueueFullError                a client's request fails; it may retry                     -
+    ├── QueueClosedError              a client's request fails; the daemon is stopping           -
+    ├── ExampleError                  a client's request fails; it corrects the example          -
+    ├── LayerError                    a client's request fails; it corrects the layer's name     -
+    └── RunFailedError                a run of `bench learn` failed; the message has its output  exit 70
 
-Exit codes follow sysexits.h. A message says what must hold, what was found, where, and what to do.
+Exit codes follow sysexits.h; `-` never ends the process. A message states what must hold, what was found, where, and
+what to do.
 """
 
 from enum import StrEnum
@@ -22,7 +28,7 @@ from typing import ClassVar
 
 
 class StreamlearnError(Exception):
-    """Root of everything this package raises on purpose."""
+    """Base class of every error that this package raises on purpose."""
 
     exit_code: ClassVar[int] = 70
 
@@ -40,23 +46,23 @@ class UsageError(StreamlearnError):
 
 
 class SourceError(StreamlearnError):
-    """The stream cannot be read; a restart goes on from the last snapshot."""
+    """The stream cannot be read; a restart resumes from the last snapshot."""
 
     exit_code: ClassVar[int] = 74
 
 
 class OffsetGapError(SourceError):
-    """Records between the position and the log's start are gone; the operator decides how to go on."""
+    """Records between the position and the start of the log were deleted; the operator decides how to continue."""
 
 
 class CredentialsError(SourceError):
-    """A certificate, key or password cannot be used. While a daemon runs it waits, for somebody may be replacing it."""
+    """A certificate, key or password cannot be used. A running daemon waits: it may be about to be replaced."""
 
     exit_code: ClassVar[int] = 78
 
 
 class DeadLetterError(StreamlearnError):
-    """A bad record could not be set aside; stopping loses nothing, going on would."""
+    """An unusable record could not be written to the dead letters; to continue would lose it, to stop does not."""
 
     exit_code: ClassVar[int] = 74
 
@@ -68,7 +74,7 @@ class SnapshotError(StreamlearnError):
 
 
 class SnapshotDamagedError(SnapshotError):
-    """A snapshot's content differs from its manifest; start-up tries the one before."""
+    """The content of a snapshot differs from its manifest; a start tries the previous one."""
 
 
 class SnapshotMismatchError(ConfigError):
@@ -76,13 +82,13 @@ class SnapshotMismatchError(ConfigError):
 
 
 class StateLockedError(StreamlearnError):
-    """Another daemon holds the state folder."""
+    """Another daemon holds the lock of the state folder."""
 
     exit_code: ClassVar[int] = 75
 
 
 class DivergedError(StreamlearnError):
-    """The loss or the gradient stays non-finite although the last good snapshot was restored."""
+    """Loss or gradient is still not finite after the last good snapshot was restored."""
 
     exit_code: ClassVar[int] = 70
 
@@ -108,7 +114,7 @@ class Reason(StrEnum):
 
 
 class RecordError(StreamlearnError):
-    """One record is unusable."""
+    """One record is unusable; it becomes a dead letter."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)

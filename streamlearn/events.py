@@ -1,7 +1,7 @@
-"""Log events, named once, and how they are written.
+"""Names of the log events, and how events are written.
 
-An event is past tense with fields: `snapshot_written step=18204 seconds=0.21`. On a terminal it is one readable line,
-everywhere else one JSON object a line, serialised by orjson.
+An event is a verb in the past tense with fields: `snapshot_written name=00018204 seconds=0.21`. On a terminal it is one
+readable line; elsewhere it is one JSON object per line, serialised by orjson.
 """
 
 import logging
@@ -14,7 +14,7 @@ import structlog
 
 
 class Event(StrEnum):
-    """Every event the daemon logs, in the order of the data's way."""
+    """Every event that the daemon logs."""
 
     DAEMON_STARTED = "daemon_started"
     DAEMON_STOPPED = "daemon_stopped"
@@ -60,7 +60,7 @@ Logger = structlog.stdlib.BoundLogger
 
 
 def get_logger(component: str) -> Logger:
-    """A logger whose events carry the component that emits them."""
+    """Return a logger that adds the field `component` to its events."""
     logger: Logger = structlog.get_logger(component=component)
     return logger
 
@@ -68,7 +68,10 @@ def get_logger(component: str) -> Logger:
 def configure_logging(
     level: str = "info", style: Literal["auto", "json", "console"] = "auto", stream: TextIO | None = None
 ) -> None:
-    """Send events to `stream` (standard error unless told); `auto` is console on a terminal and JSON elsewhere."""
+    """Write events of at least `level` to `stream`, by default standard error.
+
+    The style `auto` is `console` on a terminal and `json` elsewhere.
+    """
     target = stream if stream is not None else sys.stderr
     console = style == "console" or (style == "auto" and target.isatty())
     shared: list[Any] = [
@@ -81,7 +84,9 @@ def configure_logging(
         plain = structlog.dev.plain_traceback
         shared.append(structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=plain))
     else:
-        frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)  # locals hold records and secrets
+        frames = structlog.tracebacks.ExceptionDictTransformer(
+            show_locals=False
+        )  # local variables may hold records and secrets
         shared.append(structlog.processors.ExceptionRenderer(frames))
         shared.append(structlog.processors.JSONRenderer(serializer=_to_json))
     structlog.configure(

@@ -1,4 +1,4 @@
-"""Log lines: one JSON object each where a machine reads, and never what a variable holds."""
+"""Log lines: one JSON object each in the style `json`, and no local variables in tracebacks."""
 
 import io
 
@@ -8,8 +8,8 @@ import pytest
 from streamlearn.events import Event, configure_logging, get_logger
 
 
-def test_an_event_is_one_json_object_a_line() -> None:
-    """Name, level, time, room and fields, by orjson; what it cannot serialise is spelled."""
+def test_an_event_is_one_json_object_per_line() -> None:
+    """Name, level, time, component and fields; what orjson cannot serialise is written as text."""
     stream = io.StringIO()
     configure_logging("info", "json", stream)
     get_logger("snapshot").info(Event.SNAPSHOT_WRITTEN, name="00000001", seconds=0.25, origin={1})
@@ -29,7 +29,7 @@ def test_an_event_is_one_json_object_a_line() -> None:
 
 @pytest.mark.parametrize("style", ["json", "console"])
 def test_a_traceback_holds_no_local_variable(style: str) -> None:
-    """Locals hold records and passwords."""
+    """They may hold records and passwords."""
     stream = io.StringIO()
     configure_logging("info", style, stream)  # type: ignore[arg-type]
     canary = "".join(["hunter", "2"])

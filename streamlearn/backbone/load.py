@@ -252,6 +252,25 @@ def would_be_fetched(settings: BackboneSettings) -> bool:
     return False
 
 
+def locate(settings: BackboneSettings) -> Path | None:
+    """Return the model's folder, or None for a pinned hub id that is not on this machine. Uses no network.
+
+    Raises:
+        ConfigError: no such model, no pinned revision, or no safetensors.
+    """
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
+    from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
+
+    name, revision = settings.model, settings.revision or ""
+    is_local = name.startswith("builtin:") or Path(name).expanduser().is_dir()
+    if is_local or not (re.fullmatch(r"[\w.-]+/[\w.-]+", name) and re.fullmatch(r"[0-9a-f]{40}", revision)):
+        return _folder(settings)
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES), local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
 def device_of(settings: BackboneSettings) -> torch.device:
     """Where the model will be.
 

@@ -1,31 +1,38 @@
-"""Everything that a start needs, looked at one after the other, with what to do about what is wrong.
+"""The doctor command: every precondition of a start, checked in order, with what to do about each fault.
 
-Nothing is changed: no offset is committed, no snapshot written, no record trained, no model fetched. Every check goes
-through the same door as a start does; one that needs another that failed is left out and says so.
+Nothing is changed: no offset is committed, no snapshot written, no record trained on, no model fetched. Each check
+calls the code that a start calls. A check is skipped if one that it depends on failed.
+
+Not checked, because it takes as long as a start: that every weight is in the safetensors files, and that the tokenizer
+and the image processor load.
 """
 
 import importlib.util
 import os
 import shutil
 import socket
+import ssl
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from connectors.open import open_dead_letters, open_source
 from streamlearn.adapters.check import check as check_adapter
-from streamlearn.backbone import load as backbone_room
 from streamlearn.backbone.arithmetic import choose
-from streamlearn.backbone.load import Outline, device_of
+from streamlearn.backbone.load import Outline, device_of, locate, outline
+from streamlearn.backbone.load import identity as backbone_identity
 from streamlearn.errors import (
     ConfigError,
     DeadLetterError,
     SnapshotDamagedError,
+    SnapshotError,
     SnapshotMismatchError,
     SourceError,
     StateLockedError,
@@ -42,37 +49,41 @@ from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.stream.record import Position
 
 CODECS = {"lz4": "lz4", "snappy": "snappy", "zstd": "zstandard"}
-"""Kafka's name of a codec -> the module that unpacks it; gzip is Python's own."""
+"""Kafka's name of a codec -> the module that decompresses it; gzip is in the standard library."""
+STATE_FILES = ("journal.jsonl", "in-hand", "deaths.json")
+"""Files of the state folder that a start opens for writing; the lock is checked by taking it."""
 SPARE = 2
-"""Snapshots beyond snapshot.keep that may be on the disk: the one being written, and the one that it replaces."""
+"""Snapshots beyond snapshot.keep that may be on disk: the one being written, and the one that it replaces."""
 POLL_S, PATIENCE_S = 3.0, 10.0
-EARLIEST_CLOCK = 1_767_225_600  # 2026: an unset clock says 1970
+EARLIEST_CLOCK = 1_767_225_600  # 2026: a clock that was never set reads 1970
 UNKNOWN_BYTES = 1 << 30
+"""Size assumed for a snapshot before there is one."""
 
 
 class Level(StrEnum):
-    """How it stands."""
+    """Outcome of a check."""
 
     OK = "ok"
     WARNING = "warning"
     FAILED = "failed"
-    LEFT_OUT = "left out"
+    SKIPPED = "skipped"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's."""
+    """The result of one check."""
 
     name: str
     level: Level
     text: str
-    """What was found and, where something is wrong, what to do."""
+    """What was found and, if something is wrong, what to do."""
     exit_code: int = 0
+    """What `run` would exit with; 0 unless the check failed."""
 
 
 @dataclass
 class Doctor:
-    """One configuration's checks, in the order of a start."""
+    """The checks of one configuration, in the order of a start."""
 
     settings: Settings
     _shape: Outline | None = None
@@ -81,7 +92,7 @@ class Doctor:
     _failed: set[str] = field(default_factory=set)
 
     def examine(self) -> Iterator[Finding]:
-        """Each finding as soon as it is there."""
+        """Run the checks; yields each finding as soon as it is known."""
         checks: tuple[tuple[str, Callable[[], tuple[Level, str]], tuple[str, ...]], ...] = (
             ("clock", self._clock, ()),
             ("backbone", self._backbone, ()),
@@ -97,7 +108,7 @@ class Doctor:
         for name, check, needs in checks:
             missing = sorted(self._failed & set(needs))
             if missing:
-                yield Finding(name, Level.LEFT_OUT, f"needs {', '.join(missing)}")
+                yield Finding(name, Level.SKIPPED, f"needs {', '.join(missing)}")
                 continue
             try:
                 level, text = check()
@@ -109,25 +120,22 @@ class Doctor:
 
     def _clock(self) -> tuple[Level, str]:
         now = time.time()
-        said = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+        text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
         if now < EARLIEST_CLOCK:
-            return Level.WARNING, f"{said}: not set; TLS certificates will look invalid. Training does not depend on it"
-        return Level.OK, said
+            return Level.WARNING, (
+                f"{text}: the clock is not set, so TLS certificates will look invalid. Training does not depend on it"
+            )
+        return Level.OK, text
 
     def _backbone(self) -> tuple[Level, str]:
-        config = adapter_of(self.settings)
-        if backbone_room.would_be_fetched(self.settings.backbone):
+        config, model = adapter_of(self.settings), self.settings.backbone.model
+        if locate(self.settings.backbone) is None:
             self._failed.add("backbone")
-            return Level.WARNING, (
-                f"{self.settings.backbone.model} is not on this machine: the first start fetches it from the hub"
-            )
-        shape = self._shape = backbone_room.outline(self.settings.backbone)
+            return Level.WARNING, f"{model} is not on this machine: the first start fetches it from the hub"
+        shape = self._shape = outline(self.settings.backbone)
         self.settings = with_backbone_defaults(self.settings, is_vision=shape.is_vision)
         check_adapter(config, shape.linears, shape.tower_linears)
-        return (
-            Level.OK,
-            f"{self.settings.backbone.model} in {shape.folder}, adapter {self.settings.adapter.preset} fits",
-        )
+        return Level.OK, f"{model} in {shape.folder}, adapter {self.settings.adapter.preset} fits"
 
     def _arithmetic(self) -> tuple[Level, str]:
         device = device_of(self.settings.backbone)
@@ -137,15 +145,14 @@ class Doctor:
     def _state(self) -> tuple[Level, str]:
         folder = self.settings.state
         if not folder.exists():
-            above = next(parent for parent in folder.parents if parent.exists())
-            if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-                raise ConfigError(f"{folder}: cannot be made, {above} takes no folders from this user; set state")
-            return Level.OK, f"{folder} will be made"
+            if obstacle := _obstacle_to_create(folder):
+                raise ConfigError(f"{folder}: cannot be created, {obstacle}; set state to another folder")
+            return Level.OK, f"{folder} will be created"
         try:
             StateLock(folder).release()
         except StateLockedError as error:
             self._locked = True
-            return Level.WARNING, f"a daemon is running on it: {error}"
+            return Level.WARNING, f"a daemon is running: {error}"
         started = time.monotonic()
         try:
             with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as file:
@@ -153,15 +160,16 @@ class Doctor:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise ConfigError(f"{folder}: must take files, found: {error.strerror}") from error
-        return Level.OK, f"{folder}, a durable write took {1e3 * (time.monotonic() - started):.1f} ms"
+            raise ConfigError(f"{folder}: expected a writable folder, found: {error.strerror}; set state") from error
+        seconds = time.monotonic() - started
+        for path in (folder / name for name in STATE_FILES):
+            if obstacle := _obstacle_to_append(path):
+                raise SnapshotError(f"{path}: expected a file that this user may read and write, found: {obstacle}")
+        return Level.OK, f"{folder}, a durable write took {1e3 * seconds:.1f} ms"
 
     def _snapshots(self) -> tuple[Level, str]:
         store = SnapshotStore(self.settings.state / "snapshots", keep=self.settings.snapshot.keep)
-        names = store.names()
-        if not names:
-            return Level.OK, "none yet: a start begins a new run"
-        damaged = []
+        names, damaged = store.names(), list[str]()
         for name in reversed(names):
             try:
                 store.verify(name)
@@ -171,14 +179,20 @@ class Doctor:
             self._snapshot = store.load(name)
             break
         if self._snapshot is None:
-            raise ConfigError(f"all {len(names)} are damaged, first {damaged[0]}; --fresh sets them aside")
+            moved_aside = sorted(map(str, store.folder.glob("damaged-*")))
+            if not damaged and not moved_aside:
+                return Level.OK, "none yet: a start begins a new run"
+            raise SnapshotError(
+                f"expected a valid snapshot in {store.folder}, found only damaged ones: "
+                f"{'; '.join(damaged or moved_aside)}; restore one from a copy, or start anew with --fresh, which "
+                "keeps them"
+            )
         assert self._shape is not None
-        backbone = backbone_room.identity(self.settings.backbone, self._shape)
+        backbone = backbone_identity(self.settings.backbone, self._shape)
         adapter = adapter_shape(adapter_of(self.settings))
-        compatibility.check(self._snapshot.manifest, fingerprint(self.settings), backbone, adapter, accept=False)
-        text = (
-            f"{len(names)}, a start goes on from {self._snapshot.manifest.step} at {self._snapshot.manifest.position}"
-        )
+        manifest = self._snapshot.manifest
+        compatibility.check(manifest, fingerprint(self.settings), backbone, adapter, accept=False)
+        text = f"{len(names)}, a start resumes after step {manifest.step} at {manifest.position}"
         return (Level.WARNING, f"{text}; damaged: {'; '.join(damaged)}") if damaged else (Level.OK, text)
 
     def _disk(self) -> tuple[Level, str]:
@@ -187,12 +201,12 @@ class Doctor:
         store = SnapshotStore(folder / "snapshots", keep=self.settings.snapshot.keep)
         try:
             largest = max((info.bytes for info in store.infos()), default=UNKNOWN_BYTES)
-        except SnapshotMismatchError:  # another format's; the check of snapshots says so
+        except SnapshotMismatchError:  # of another format; the check of snapshots reports it
             largest = UNKNOWN_BYTES
         wanted = largest * (self.settings.snapshot.keep + SPARE)
-        text = f"{free / 2**30:.1f} GiB free, {wanted / 2**30:.1f} GiB may be wanted for snapshots"
+        text = f"{free / 2**30:.1f} GiB free, snapshots may need {wanted / 2**30:.1f} GiB"
         if free < largest * SPARE:
-            raise ConfigError(f"{folder}: {text}; make room, or point state to another disk")
+            raise ConfigError(f"{folder}: {text}; free some space, or set state to a folder on another disk")
         return (Level.OK if free >= wanted else Level.WARNING), text
 
     def _codecs(self) -> tuple[Level, str]:
@@ -211,19 +225,19 @@ class Doctor:
         with closing(open_source(self.settings.source, start_timeout_s=PATIENCE_S)) as source:
             found = source.seek(position, remembered)
             deadline = time.monotonic() + POLL_S
-            read = 0
-            while not read and not source.exhausted and time.monotonic() < deadline:
-                read = len(source.poll(max_records=1, timeout_s=POLL_S / 4))
+            num_read = 0
+            while not num_read and not source.exhausted and time.monotonic() < deadline:
+                num_read = len(source.poll(max_records=1, timeout_s=POLL_S / 4))
             lag = sum(source.lag(found).values())
         text = f"next {found}, {lag} offsets behind the end"
-        if lag and not read:
-            raise SourceError(f"{text}, but no record came in {POLL_S:g} s: is reading the topics allowed (ACL READ)?")
+        if lag and not num_read:
+            raise SourceError(
+                f"{text}, but no record arrived in {POLL_S:g} s: check that this user may read the topics (ACL READ)"
+            )
         lost = "; ".join(f"{origin} [{start}, {stop})" for origin, start, stop in position.gaps_to(found))
-        return (
-            (Level.WARNING, f"{text}; a start leaves out {lost}, as the configuration says")
-            if lost
-            else (Level.OK, text)
-        )
+        if lost:
+            return Level.WARNING, f"{text}; a start skips {lost}, as source.kafka.offset.gap.policy allows"
+        return Level.OK, text
 
     def _dead_letters(self) -> tuple[Level, str]:
         if self.settings.dead_letters.topic is not None:
@@ -231,44 +245,80 @@ class Doctor:
                 sink.mark()
             return Level.OK, f"topic {self.settings.dead_letters.topic}"
         file = self.settings.dead_letters.file or self.settings.state / "dead_letters.jsonl"
-        above = next(each for each in (file, *file.parents) if each.exists())
-        if not os.access(above, os.W_OK):
-            raise DeadLetterError(f"{file}: {above} cannot be written; set dead_letters.file or dead_letters.topic")
+        obstacle = _obstacle_to_append(file) if file.exists() else _obstacle_to_create(file)
+        if obstacle:
+            raise DeadLetterError(f"{file}: cannot be written, {obstacle}; set dead_letters.file or dead_letters.topic")
         return Level.OK, f"{file}"
 
     def _http(self) -> tuple[Level, str]:
         serve = self.settings.serve
         if not serve.enabled:
-            return Level.OK, "serve.enabled is false"
+            return Level.OK, "off: serve.enabled is false"
         if serve.token_file is not None or token_path(self.settings).exists():
             obtain(self.settings)
-        for path in (serve.tls_certfile, serve.tls_keyfile):
-            if path is not None and not os.access(path, os.R_OK):
-                raise ConfigError(f"{path}: cannot be read, and serve.tls_certfile and serve.tls_keyfile need it")
-        if self._locked or serve.port == 0:
-            return Level.OK, f"{serve.host}:{serve.port or 'any port'}"
-        family = socket.AF_INET6 if ":" in serve.host else socket.AF_INET
-        try:
-            socket.create_server((serve.host.strip("[]"), serve.port), family=family).close()
-        except OSError as error:
-            raise ConfigError(
-                f"serve: {serve.host}:{serve.port} cannot be bound: {error.strerror}; set serve.port, 0 is any free one"
-            ) from error
-        return Level.OK, f"{serve.host}:{serve.port} is free"
+        if serve.tls_certfile is not None:
+            _check_certificate(serve.tls_certfile, serve.tls_keyfile)
+        ports = [("serve.port", serve.host, serve.port)]
+        if hasattr(serve, "health_port") and serve.health_port:
+            ports.append(("serve.health_port", serve.health_host, serve.health_port))
+        if self._locked:
+            return Level.OK, "in use by the running daemon"
+        return Level.OK, ", ".join(_check_port(*port) for port in ports)
 
 
-STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILED: "red", Level.LEFT_OUT: "dim"}
+def _obstacle_to_create(path: Path) -> str | None:
+    """What keeps this user from creating a file or folder that does not exist yet."""
+    above = next(parent for parent in path.parents if parent.exists())
+    if not above.is_dir():
+        return f"{above} is not a folder"
+    return None if os.access(above, os.W_OK | os.X_OK) else f"no write permission in {above}"
 
 
-def row(finding: Finding) -> Table:
-    """One line for a person; long texts wrap beneath themselves."""
+def _obstacle_to_append(file: Path) -> str | None:
+    """What keeps this user from reading and appending to a file; None if it can, or if there is no such file."""
+    try:
+        file.open("r+b").close()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error.strerror
+    return None
+
+
+def _check_certificate(certificate: Path, key: Path | None) -> None:
+    """Refuse what TLS cannot use."""
+    for path in (certificate, key):
+        if path is not None and not os.access(path, os.R_OK):
+            raise ConfigError(f"{path}: cannot be read, but serve.tls_certfile or serve.tls_keyfile names it")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
+    except OSError as error:
+        raise ConfigError(
+            f"serve.tls_certfile {certificate} and serve.tls_keyfile {key}: expected a PEM certificate chain and its "
+            f"unencrypted key, found: {error}"
+        ) from error
+
+
+def _check_port(key: str, host: str, port: int) -> str:
+    """Refuse an address that cannot be bound."""
+    if port == 0:
+        return f"{host}, any free port"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]"), port), family=family).close()
+    except OSError as error:
+        raise ConfigError(f"{host}:{port} cannot be bound: {error.strerror}; set {key}") from error
+    return f"{host}:{port} is free"
+
+
+STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILED: "red", Level.SKIPPED: "dim"}
+
+
+def finding_row(finding: Finding) -> Table:
+    """A finding as one row for a terminal; a long text wraps within its column."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(width=12)
     table.add_column(width=8)
     table.add_column(overflow="fold")
-    table.add_row(finding.name, f"[{STYLES[finding.level]}]{finding.level}[/]", _escaped(finding.text))
+    table.add_row(finding.name, Text(finding.level, style=STYLES[finding.level]), Text(finding.text))
     return table
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")

@@ -1,4 +1,4 @@
-"""The eval command: the same figures from the running daemon or from a snapshot on disk."""
+"""The eval command: the same measurements from the running daemon or from a snapshot on disk."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from rich.table import Table
 from connectors.lines import read_lines
 from streamlearn.adapters.check import check
 from streamlearn.backbone.load import identity, outline
-from streamlearn.commands.client import ask
+from streamlearn.commands.client import request
 from streamlearn.errors import ConfigError, SnapshotError, UsageError
 from streamlearn.jobs.evaluate import evaluate
 from streamlearn.jobs.queue import EvalJob
@@ -26,45 +26,45 @@ Examples = list[Mapping[str, Any]]
 
 
 def read_examples(file: Path) -> Examples:
-    """The records of a JSONL file, gzip when it ends in .gz.
+    """Read the records of a JSONL file, gzip if the name ends in .gz.
 
     Raises:
-        UsageError: a line is not a JSON object; names which.
+        UsageError: a line is not a JSON object, or there is none; names the record.
     """
     examples: Examples = []
     for number, line in enumerate(read_lines(file), start=1):
         try:
             value = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            raise UsageError(f"{file}: record {number} is not JSON: {error}") from error
+            raise UsageError(f"{file}: record {number} is not valid JSON: {error}") from error
         if not isinstance(value, dict):
-            raise UsageError(f"{file}: record {number} must be a JSON object, found {type(value).__name__}")
+            raise UsageError(f"{file}: expected a JSON object in record {number}, found {type(value).__name__}")
         examples.append(value)
     if not examples:
-        raise UsageError(f"{file}: holds no record")
+        raise UsageError(f"{file}: expected at least one record, found none")
     return examples
 
 
-def ask_daemon(settings: Settings, examples: Examples, *, generate: bool, max_new_tokens: int) -> EvalResult:
-    """POST /v1/eval to the daemon that runs under this configuration.
+def evaluate_daemon(settings: Settings, examples: Examples, *, generate: bool, max_new_tokens: int) -> EvalResult:
+    """Send the examples to the daemon that runs with this configuration (POST /v1/eval).
 
     Raises:
-        SourceError: it does not answer.
-        UsageError: it refuses the request; carries its message.
+        SourceError: no daemon answers.
+        UsageError: the daemon refuses the request; carries its message.
     """
     body = orjson.dumps({"examples": examples, "generate": generate, "max_new_tokens": max_new_tokens})
-    otherwise = "start it, or evaluate a snapshot with --snapshot"
-    return EvalResult.model_validate_json(ask(settings, "/v1/eval", body, otherwise=otherwise))
+    advice = "start it with `streamlearn run`, or evaluate a snapshot with --snapshot"
+    return EvalResult.model_validate_json(request(settings, "/v1/eval", body, advice=advice))
 
 
-def from_snapshot(
+def evaluate_snapshot(
     settings: Settings, name: str, examples: Examples, *, generate: bool, max_new_tokens: int
 ) -> EvalResult:
-    """Load the backbone and one snapshot and evaluate it; safe beside a running daemon.
+    """Load the backbone and one snapshot and evaluate them in this process. Safe while a daemon is running.
 
     Raises:
-        SnapshotError: there is no such snapshot, or it is damaged.
-        ConfigError: it belongs to another setup.
+        SnapshotError: there is no snapshot, or it is damaged.
+        ConfigError: there is none of this name, or it belongs to another backbone, adapter or configuration.
     """
     snapshot = _find(settings, name)
     config, shape = adapter_of(settings), outline(settings.backbone)
@@ -90,21 +90,21 @@ def _find(settings: Settings, name: str) -> Snapshot:
     store = SnapshotStore(settings.state / "snapshots", keep=settings.snapshot.keep)
     names = store.names()
     if not names:
-        raise SnapshotError(f"{store.folder} holds no snapshot: run the daemon first")
+        raise SnapshotError(f"{store.folder}: expected a snapshot, found none; run the daemon first")
     wanted = names[-1] if name == "newest" else name
     if wanted not in names:
-        raise ConfigError(f"--snapshot {name}: not in {store.folder}, which holds {', '.join(names)}")
+        raise ConfigError(f"--snapshot {name}: no such snapshot in {store.folder}, found {', '.join(names)}")
     return store.load(wanted)
 
 
 def table(result: EvalResult) -> Table:
-    """The figures, one a line."""
+    """The measurements, one per line."""
     shown = Table(box=None, show_header=False, pad_edge=False)
     rows = {
-        "step": f"{result.step}",
-        "examples": f"{result.examples}",
-        "scored tokens": f"{result.tokens}",
-        "loss, nats per token": f"{result.loss:.6f}",
+        "step": f"{result.step:,}",
+        "examples": f"{result.examples:,}",
+        "scored tokens": f"{result.tokens:,}",
+        "loss (nats per token)": f"{result.loss:.6f}",
         "perplexity": f"{result.perplexity:.3f}",
         "token accuracy": f"{result.token_accuracy:.4f}",
         "exact match": None if result.exact_match is None else f"{result.exact_match:.4f}",

@@ -1,8 +1,8 @@
-"""One run of the daemon as a process: logging, HTTP, the loop, and an orderly end."""
+"""The run command: one daemon process with its logging, HTTP endpoint and loop, and an orderly end."""
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -39,10 +39,10 @@ def run_daemon(
     accept_config_change: bool,
     segment_by: str | None = None,
 ) -> None:
-    """Run until the stream ends or one of `signals`, which are installed, comes.
+    """Run until the stream ends or one of `signals`, which must be installed, arrives.
 
     Raises:
-        StreamlearnError: as errors.py says; the board and the log have it too.
+        StreamlearnError: see errors.py; also published on the board.
     """
     configure_logging(settings.log.level, settings.log.style)
     dump_stacks_on_abort()
@@ -52,12 +52,12 @@ def run_daemon(
     board = Board(loading, clock, on_publish=manager.on_publish)
     jobs = JobQueue(settings.serve.queue_size)
     _log.info(Event.DAEMON_STARTED, state=str(settings.state), versions=versions())
-    signals.opening()
+    signals.raise_on_signal()
     try:
         with _health(settings, board), _http(settings, board, jobs, clock) as endpoint:
             try:
-                accept = accept_config_change
-                _learn(settings, board, jobs, signals, endpoint, fresh=fresh, accept=accept, by=segment_by)
+                build = partial(Components, settings, fresh=fresh, accept_config_change=accept_config_change)
+                _train(build, board, jobs, signals, endpoint, segment_by)
             except StreamlearnError as error:
                 board.publish(Status(Phase.FAILED, reason=str(error), started_at=board.read().started_at))
                 raise
@@ -67,47 +67,46 @@ def run_daemon(
         _log.info(Event.DAEMON_STOPPED, reason=str(stop), records=0)
 
 
-def _learn(
-    settings: Settings,
+def _train(
+    build: Callable[[], Components],
     board: Board,
     jobs: JobQueue,
     signals: StopSignals,
     endpoint: str | None,
-    *,
-    fresh: bool,
-    accept: bool,
-    by: str | None,
+    segment_by: str | None,
 ) -> None:
+    """Train until the stream ends or a signal stops the loop, then print the closing tables."""
     started = time.monotonic()
-    components = Components(settings, fresh=fresh, accept_config_change=accept)
-    _introduce(components, board)
-    watch = ProgressDisplay(by, endpoint)
+    components = build()
+    _publish_identity(components, board)
+    display = ProgressDisplay(segment_by, endpoint)
     try:
-        daemon = Daemon(components, board, jobs, observer=watch)
-        signals.ask(daemon.stop)
+        daemon = Daemon(components, board, jobs, observer=display)
+        signals.call_on_signal(daemon.stop)
         daemon.run()
-        watch.close()
+        display.close()
         seconds = round(time.monotonic() - started, 1)
         _log.info(Event.DAEMON_STOPPED, records=board.read().records_trained, seconds=seconds)
-        compare = by is not None and not daemon.stopped  # whoever stops a daemon does not want to wait for a comparison
+        compare = segment_by is not None and not daemon.stopped  # a stop must not wait for a comparison
         if compare:
             daemon.score_all()
-        watch.report(board.read(), str(settings.state), partial(_frozen, components) if compare else None)
+        frozen = partial(_score_frozen, components) if compare else None
+        display.report(board.read(), str(components.settings.state), frozen)
     finally:
-        watch.close()
+        display.close()
         components.close()
 
 
-def _frozen(components: Components, examples: Sequence[Example]) -> Sequence[ExampleScore]:
-    """Scores under the backbone alone."""
+def _score_frozen(components: Components, examples: Sequence[Example]) -> Sequence[ExampleScore]:
+    """Score the examples with the frozen backbone, without the adapter."""
     learner = components.learner
     with learner.model.disable_adapter():
         work = score(learner.model, examples, learner.device, pack_tokens=components.settings.stream.batch_tokens)
         return run_to_end(work)
 
 
-def _introduce(components: Components, board: Board) -> None:
-    """Publish what the daemon works with."""
+def _publish_identity(components: Components, board: Board) -> None:
+    """Publish which backbone, arithmetic, device and adapter the daemon uses."""
     backbone = components.model.backbone
     board.publish(
         replace(

@@ -1,14 +1,17 @@
-"""The status command: what the running daemon says about itself, as tables for a terminal."""
+"""The status command: the running daemon's progress, regimes and shifts as tables for a terminal."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from rich import box
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from streamlearn.commands.client import ask
+from streamlearn.commands.client import request
+from streamlearn.commands.fitted_table import Column, FittedTable
 from streamlearn.serve.views import RegimesView, ShiftsView, StatusView
 from streamlearn.settings import Settings
 from streamlearn.status.status import RegimeStatus, ShiftStatus
@@ -18,23 +21,25 @@ SHOWN_SHIFTS = 10
 PATHS = {"status": "/v1/status", "regimes": "/v1/regimes", "shifts": "/v1/shifts"}
 
 
-def ask_all(settings: Settings) -> dict[str, Any]:
-    """The three answers, one shortly after the other.
+def fetch(settings: Settings) -> dict[str, Any]:
+    """The daemon's three answers, read shortly after one another.
 
     Raises:
         SourceError: no daemon answers.
     """
-    otherwise = "start it with `streamlearn run`, or look at its log"
-    return {name: orjson.loads(ask(settings, path, otherwise=otherwise)) for name, path in PATHS.items()}
+    advice = "start it with `streamlearn run`, or read its log"
+    return {name: orjson.loads(request(settings, path, advice=advice)) for name, path in PATHS.items()}
 
 
 def tables(answers: dict[str, Any]) -> RenderableType:
-    """Headline figures, regimes, the last shifts."""
+    """Overview, regimes and the newest shifts."""
     status = StatusView.model_validate(answers["status"])
     regimes = RegimesView.model_validate(answers["regimes"]).regimes
     shifts = ShiftsView.model_validate(answers["shifts"])
-    parts: list[RenderableType] = [_headline(status), ""]
-    parts.append(_regimes(regimes) if regimes else Text("no regime yet: the first begins with the first records"))
+    parts: list[RenderableType] = [_overview(status), ""]
+    if status.degraded:
+        parts.insert(0, Text(f"degraded: {status.degraded}", style="yellow"))
+    parts.append(_regimes(regimes) if regimes else Text("no regime yet: the first one begins with the first records"))
     if shifts.shifts:
         newest = shifts.shifts[-SHOWN_SHIFTS:]
         total = sum(shifts.total.values())
@@ -42,90 +47,83 @@ def tables(answers: dict[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def _headline(status: StatusView) -> Table:
-    """Two columns of figures."""
+@dataclass(frozen=True)
+class _Pairs:
+    """Names and values, in two columns of pairs if they fit, else in one."""
+
+    left: dict[str, str]
+    right: dict[str, str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        columns = (self.left, self.left.values(), self.right, self.right.values())
+        fits = sum(max(map(cell_len, column)) + 2 for column in columns) <= options.max_width
+        sides = [self.left, self.right] if fits else [self.left | self.right]
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for pairs in zip(*(side.items() for side in sides), strict=True):
+            table.add_row(*(cell for name, value in pairs for cell in (Text(name, style="dim"), Text(value))))
+        yield table
+
+
+def _overview(status: StatusView) -> _Pairs:
     lags = [row.lag for row in status.partitions if row.lag is not None]
     loss, forgetting, snapshot = status.prequential_loss_nats, status.forgetting, status.last_snapshot
     held_out = f", {status.records_held_out:,} held out" if status.records_held_out else ""
     dead = f", {status.records_dead_lettered:,} dead letters" if status.records_dead_lettered else ""
     left = {
         "phase": status.phase + (f": {status.reason}" if status.reason else ""),
-        **({"degraded": status.degraded} if status.degraded else {}),
         "step": f"{status.step:,}",
         "records": f"{status.records_trained:,} trained{held_out}{dead}",
         "tokens/s": f"{status.tokens_per_s:,.0f}",
         "lag": f"{sum(lags):,} records" if lags else "unknown",
     }
     right = {
-        "loss, smoothed": _number(loss.smoothed, "{:.3f} nats/token"),
+        "loss (smoothed)": _number(loss.smoothed, "{:.3f} nats/token"),
         "forgetting (AF)": _number(forgetting.average_forgetting, "{:.4f}", "no past regime scored yet"),
         "transfer (BWT)": _number(forgetting.backward_transfer, "{:+.4f}", "no past regime scored yet"),
-        "regime": f"{status.current_regime or '-'} of {status.num_regimes} remembered",
+        "regime": f"{status.current_regime or '-'}, {status.num_regimes} remembered",
         "snapshot": f"step {snapshot.step:,}, {_age(snapshot.age_s)} ago" if snapshot else "none yet",
     }
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for (name, value), (other, figure) in zip(left.items(), right.items(), strict=True):
-        table.add_row(Text(name, style="dim"), Text(value), Text(other, style="dim"), Text(figure))
-    return table
+    return _Pairs(left, right)
 
 
-def _regimes(regimes: tuple[RegimeStatus, ...]) -> Table:
-    table = _table("regimes")
-    table.add_column("")
-    for name in ("regime", "records", "visits", "hold-out", "loss", "accuracy", "best", "at end", "scored at"):
-        table.add_column(name, justify="right")
-    for regime in regimes:
-        now = regime.now
-        table.add_row(
-            "*" if regime.current else "",
-            f"{regime.number}",
-            f"{regime.records:,}",
-            f"{regime.visits}",
-            f"{regime.holdout_records}",
-            _number(None if now is None else now.loss, "{:.3f}"),
-            _number(None if now is None else now.accuracy, "{:.3f}"),
-            _number(regime.best_accuracy, "{:.3f}"),
-            _number(regime.end_accuracy, "{:.3f}"),
-            f"step {now.step:,}" if now else "-",
-            style="bold" if regime.current else "",
-        )
-    table.caption = "* the stream is in it; loss and accuracies are of its hold-out records"
-    return table
+def _regimes(regimes: tuple[RegimeStatus, ...]) -> FittedTable:
+    scored = [regime.now for regime in regimes]
+    return FittedTable(
+        [
+            Column("regime", [f"{'* ' if regime.current else ''}{regime.number}" for regime in regimes], 9),
+            Column("records", [f"{regime.records:,}" for regime in regimes], 9),
+            Column("visits", [f"{regime.visits}" for regime in regimes], 3),
+            Column("held\nout", [f"{regime.holdout_records}" for regime in regimes], 2),
+            Column("hold-out\nloss", [_number(now.loss if now else None, "{:.3f}") for now in scored], 8),
+            Column("accuracy\nnow", [_number(now.accuracy if now else None, "{:.3f}") for now in scored], 9),
+            Column("accuracy\nbest", [_number(regime.best_accuracy, "{:.3f}") for regime in regimes], 6),
+            Column("accuracy\nat end", [_number(regime.end_accuracy, "{:.3f}") for regime in regimes], 5),
+            Column("scored\nat step", [f"{now.step:,}" if now else "-" for now in scored], 4),
+        ],
+        title="regimes",
+        caption="* current regime. Loss (nats per token) and accuracy are of hold-out records.",
+        bold_rows=frozenset(number for number, regime in enumerate(regimes) if regime.current),
+    )
 
 
-def _shifts(shifts: tuple[ShiftStatus, ...], title: str) -> Table:
-    table = _table(title)
-    table.add_column("kind")
-    for name in ("record", "onset", "regime"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for name in ("statistic", "threshold", "probed tokens", "seconds", "mean CKA"):
-        table.add_column(name, justify="right")
-    for shift in shifts:
-        probed, first = bool(shift.probe_tokens), shift.previous is None  # the first of all needs no evidence
-        table.add_row(
-            shift.kind,
-            f"{shift.declared_at:,}",
-            f"{shift.onset:,}",
-            f"{shift.regime}",
-            "known" if shift.known else "new",
-            "-" if first else f"{shift.statistic:.3g}",
-            "-" if first else f"{shift.threshold:.3g}",
-            f"{shift.probe_tokens:,}" if probed else "-",
-            f"{shift.probe_seconds:.1f}" if probed else "-",
-            _number(shift.mean_similarity, "{:.3f}"),
-        )
-    return table
-
-
-def _table(title: str) -> Table:
-    return Table(
+def _shifts(shifts: tuple[ShiftStatus, ...], title: str) -> FittedTable:
+    is_first = [shift.previous is None for shift in shifts]  # the first regime is no shift and needs no evidence
+    probed = [bool(shift.probe_tokens) for shift in shifts]
+    evidence = list(zip(shifts, is_first, strict=True))
+    probes = list(zip(shifts, probed, strict=True))
+    return FittedTable(
+        [
+            Column("kind", ["start" if first else shift.kind for shift, first in evidence], 9, is_text=True),
+            Column("declared\nat", [f"{shift.declared_at:,}" for shift in shifts], 8),
+            Column("first\nrecord", [f"{shift.onset:,}" for shift in shifts], 9),
+            Column("regime", [f"{shift.regime} {'known' if shift.known else 'new':5}" for shift in shifts], 9),
+            Column("statistic", ["-" if first else f"{shift.statistic:.3g}" for shift, first in evidence], 6),
+            Column("threshold", ["-" if first else f"{shift.threshold:.3g}" for shift, first in evidence], 5),
+            Column("probe\ntokens", [f"{shift.probe_tokens:,}" if done else "-" for shift, done in probes], 3),
+            Column("probe\nsecs", [f"{shift.probe_seconds:.1f}" if done else "-" for shift, done in probes], 2),
+            Column("mean\nCKA", [_number(shift.mean_similarity, "{:.3f}") for shift in shifts], 4),
+        ],
         title=title,
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
     )
 
 

@@ -1,11 +1,11 @@
-"""What a service manager is told (sd_notify(3)): ready, how it goes, that it still goes, and that it ends.
+"""Notifications to the service manager (sd_notify(3)): readiness, status, watchdog and stop.
 
     READY=1      the backbone is loaded, the position is set, the first record is about to be read
     STATUS=      one line for `systemctl status`, at most every five seconds
-    WATCHDOG=1   the loop turned; from the loop's own thread, so a hung step stops it, whatever HTTP still answers
+    WATCHDOG=1   the loop is alive; sent by the loop's own thread, so it stops if a step hangs, even if HTTP answers
     STOPPING=1   the last snapshot is being written
 
-Without NOTIFY_SOCKET nobody is told. When the watchdog bites, systemd sends SIGABRT and the interpreter writes the
+Nothing is sent without NOTIFY_SOCKET. When the watchdog expires, systemd sends SIGABRT and the interpreter writes the
 stack of every thread to standard error (`dump_stacks_on_abort`).
 """
 
@@ -21,14 +21,14 @@ from streamlearn.events import Event, get_logger
 from streamlearn.status.status import Phase, Status
 
 STATUS_EVERY_S = 5.0
-_BEATS = 4  # signs of life in one interval of the watchdog
+_BEATS = 4  # notifications per watchdog interval; systemd recommends at least two
 _MICROSECONDS = 1e6
 
 _log = get_logger("daemon")
 
 
 class ServiceManager:
-    """The other end of NOTIFY_SOCKET. Called at every publication and heartbeat, so most calls send nothing."""
+    """Sender to NOTIFY_SOCKET. Called at every publication and heartbeat; most calls send nothing."""
 
     def __init__(
         self, address: str | None, *, watchdog_s: float | None = None, clock: Callable[[], float] = time.monotonic
@@ -37,20 +37,20 @@ class ServiceManager:
         self._watchdog_s = watchdog_s
         self._clock = clock
         self._ready = False
-        self._said = ""
+        self._status_line = ""
         self._phase: Phase | None = None
-        self._said_at = self._beat_at = float("-inf")
+        self._status_at = self._beat_at = float("-inf")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
-        """As systemd started this process; a WATCHDOG_PID that is another's is not ours to feed."""
+        """From the variables that systemd sets; a watchdog of another process (WATCHDOG_PID) is not served."""
         ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         interval = environ.get("WATCHDOG_USEC", "")
         watchdog_s = int(interval) / _MICROSECONDS if ours and interval.isdigit() else None
         return cls(environ.get("NOTIFY_SOCKET") or None, watchdog_s=watchdog_s)
 
     def on_publish(self, status: Status) -> None:
-        """The loop published this, or said again that it turns."""
+        """Send what is due after a publication or a heartbeat of the loop."""
         if self._address is None:
             return
         now, lines = self._clock(), []
@@ -60,8 +60,8 @@ class ServiceManager:
         if status.phase is Phase.STOPPING and self._phase is not Phase.STOPPING:
             lines.append("STOPPING=1")
         text = one_line(status)
-        if text != self._said and (status.phase is not self._phase or now - self._said_at >= STATUS_EVERY_S):
-            self._said, self._said_at = text, now
+        if text != self._status_line and (status.phase is not self._phase or now - self._status_at >= STATUS_EVERY_S):
+            self._status_line, self._status_at = text, now
             lines.append(f"STATUS={text}")
         self._phase = status.phase
         if self._watchdog_s is not None and now - self._beat_at >= self._watchdog_s / _BEATS:
@@ -78,23 +78,21 @@ class ServiceManager:
                 sender.setblocking(False)
                 sender.connect(address)
                 sender.send(text.encode())
-        except (
-            OSError
-        ) as error:  # a manager that does not listen ends us by its own watchdog; learning goes on till then
+        except OSError as error:  # training goes on; without notifications the manager's watchdog ends the process
             _log.warning(Event.SERVICE_MANAGER_UNREACHABLE, address=self._address, error=str(error))
 
 
 def one_line(status: Status) -> str:
-    """The status for people."""
+    """The status as one line for `systemctl status`."""
     if status.phase in (Phase.STARTING, Phase.RESTORING, Phase.STOPPING, Phase.FAILED):
         return f"{status.phase}: {status.reason}".replace("\n", " ")
-    lag = [partition.lag for partition in status.partitions]
-    known = [each for each in lag if each is not None]
+    lags = [partition.lag for partition in status.partitions]
+    known = [lag for lag in lags if lag is not None]
     parts = [
         f"{status.phase}: step {status.step}",
         f"{status.records_trained} records",
         f"{status.tokens_per_s:.0f} tokens/s",
-        f"lag {sum(known) if known and len(known) == len(lag) else 'unknown'}",
+        f"lag {sum(known) if known and len(known) == len(lags) else 'unknown'}",
         f"{len(status.adaptation.regimes)} regimes",
         f"snapshot {status.snapshot.name}" if status.snapshot else "no snapshot yet",
     ]
@@ -106,6 +104,6 @@ def one_line(status: Status) -> str:
 
 
 def dump_stacks_on_abort() -> None:
-    """From now on SIGABRT and fatal signals write every thread's stack to standard error before the process dies."""
+    """Write every thread's stack to standard error on SIGABRT and on fatal signals."""
     if not faulthandler.is_enabled() and sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)

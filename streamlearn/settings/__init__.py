@@ -1,9 +1,9 @@
-"""The configuration: one frozen section per room, read from YAML, overridden by the environment.
+"""The configuration: one frozen section per package, read from YAML, overridden by environment variables.
 
     source.kafka.bootstrap_servers   <-   STREAMLEARN_SOURCE__KAFKA__BOOTSTRAP_SERVERS
 
-Kafka's dotted names (`bootstrap.servers`) are accepted wherever an underscore stands. Unknown keys are refused with the
-nearest known one, and everything that can be checked without the model or the broker is checked here.
+Keys may be spelled with dots instead of underscores, as Kafka's are (`bootstrap.servers`). An unknown key is an error
+that suggests the nearest known one. Everything that can be checked without the model or the broker is checked here.
 """
 
 from streamlearn.settings.file import load

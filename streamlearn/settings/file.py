@@ -1,4 +1,4 @@
-"""From a YAML file and the environment to checked settings, or to errors that say which key is wrong."""
+"""Loading: a YAML file and environment variables become checked settings, or an error that names every wrong key."""
 
 import difflib
 import os
@@ -17,13 +17,13 @@ from streamlearn.settings.settings import ENV_PREFIX, Settings
 
 
 def load(path: Path) -> Settings:
-    """Read, override from the environment, check, and resolve paths against the file's folder.
+    """Read a configuration file, apply environment variables, check it and resolve its relative paths.
 
     `packaged:NAME` loads a configuration that ships with the package. Relative paths from the environment are then
     resolved against the current directory.
 
     Raises:
-        ConfigError: names every wrong key, what was found and the nearest known key.
+        ConfigError: the file cannot be read, or a key is wrong; names every wrong key and the nearest known one.
     """
     packaged = packaged_name(path)
     if packaged is not None:
@@ -33,27 +33,25 @@ def load(path: Path) -> Settings:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML: {_told(error)}") from None  # the error itself shows the line
+        raise ConfigError(f"{path}: not valid YAML: {_fault(error)}") from None  # the error itself quotes the line
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: a mapping of sections must stand here, found {type(raw).__name__}")
+        raise ConfigError(f"{path}: expected a mapping of sections, found {type(raw).__name__}")
     if packaged is not None:
         raw = with_absolute_paths(raw, path.resolve().parent)
     unknown = [name for name in os.environ if name.upper().startswith(ENV_PREFIX) and not _env_name_is_known(name)]
     if unknown:
-        raise ConfigError(
-            "\n".join(f"{name}: unknown setting in the environment, {_nearest_env(name)}" for name in unknown)
-        )
+        raise ConfigError("\n".join(f"{name}: unknown environment variable, {_nearest_env(name)}" for name in unknown))
     try:
         settings = Settings(**raw)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{path}: {line}" for line in explain(error))) from None  # it shows what was found
+        raise ConfigError("\n".join(f"{path}: {line}" for line in explain(error))) from None  # it quotes what was found
     except SettingsError as error:
-        raise ConfigError(f"a section or a list in the environment must be JSON: {error}") from None
+        raise ConfigError(f"expected JSON in the environment variable of a section or list: {error}") from None
     return _resolved(settings, path.resolve().parent if packaged is None else Path.cwd())
 
 
 def explain(error: ValidationError) -> list[str]:
-    """One line a fault: dotted key, what is wrong, what was found, the nearest known key."""
+    """One line per fault: dotted key, what is wrong, what was found, the nearest known key."""
     lines = []
     for fault in error.errors():
         location = [part for part in fault["loc"] if isinstance(part, str)]
@@ -62,10 +60,10 @@ def explain(error: ValidationError) -> list[str]:
             *parents, name = location
             known = _section_keys(parents)
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            options = f"did you mean {'.'.join([*parents, near[0]])}?" if near else f"known here: {', '.join(known)}"
+            options = f"did you mean {'.'.join([*parents, near[0]])}?" if near else f"known keys: {', '.join(known)}"
             lines.append(f"{key}: unknown key, {options}")
         elif fault["type"] == "missing":
-            lines.append(f"{key}: required, not found")
+            lines.append(f"{key}: required, but missing")
         else:
             found = fault["input"]
             scalar = isinstance(found, str | int | float | bool) and _may_be_shown(location)
@@ -75,15 +73,15 @@ def explain(error: ValidationError) -> list[str]:
 
 
 def _may_be_shown(location: list[str]) -> bool:
-    """Whether a wrong value is told: that of a plain setting, never a secret, never text where a section belongs."""
+    """Whether a message may quote a wrong value: only that of a plain setting that is no secret."""
     *parents, name = location or [""]
     section = _section_model(parents)
     field = section.model_fields.get(name) if section else None
     return field is not None and section_type(field.annotation) is None and "password" not in name
 
 
-def _told(error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """Where and what is wrong, without the text that stands there: it may be a secret."""
+def _fault(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """What is wrong and where, without quoting the file: the text may be a secret."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return str(error)
     steps = ((error.context, error.context_mark), (error.problem, error.problem_mark))
@@ -124,21 +122,21 @@ def _nearest_env(name: str) -> str:
             if near:
                 right = "__".join([*parts[:depth], near[0], *parts[depth + 1 :]]).upper()
                 return f"did you mean {ENV_PREFIX}{right}?"
-            return f"known here: {', '.join(known) or 'nothing'}"
-    return "it names a section, not a value"
+            return f"known keys: {', '.join(known) or 'none'}"
+    return "which names a section, not a value"
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Plain YAML; dots in keys are underscores, and a key that stands twice is an error."""
+    """Plain YAML in which dots in keys become underscores and a duplicate key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping with unique keys."""
+        """Build a mapping, refusing duplicate keys."""
         seen: dict[str, yaml.Mark] = {}
         for key_node, _ in node.value:
             key = str(self.construct_object(key_node, deep=True)).replace(".", "_")
             if key in seen:
                 raise yaml.MarkedYAMLError(
-                    f"the first {key}", seen[key], f"{key} stands a second time; keep one", key_node.start_mark
+                    f"first {key}", seen[key], f"duplicate key {key}; keep one", key_node.start_mark
                 )
             seen[key] = key_node.start_mark
         values: dict[Any, Any] = super().construct_mapping(node, deep=deep)
@@ -146,7 +144,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _resolved(settings: Settings, folder: Path) -> Settings:
-    """Relative paths mean: relative to the configuration file."""
+    """Make relative paths absolute, starting at the configuration file's folder."""
 
     def visit(section: BaseModel) -> dict[str, Any]:
         changed: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The frozen model, its experts, and how they learn, notice and remember."""
+"""Settings of the frozen model, its experts, their training, shift detection and consolidation."""
 
 from typing import Literal
 
@@ -11,127 +11,132 @@ class BackboneSettings(Section):
     """The frozen model."""
 
     model: str = "builtin:nano"
-    """builtin:nano, a local folder (./, ../, / or ~ in front; relative to the configuration file), or a hub id."""
+    """builtin:nano, builtin:nano-vl, a Hugging Face hub id, or a local folder. A folder starts with ./, ../, / or ~; it
+    is relative to the configuration file."""
     revision: str | None = None
-    """Commit of a hub id, 40 hex digits; required for a hub id."""
+    """Commit of the hub model, 40 hex digits; required for a hub id."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Arithmetic of a step; auto asks the machine which is faster."""
+    """Precision of a training step; auto measures which is faster on this machine."""
     device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU when there is one."""
+    """cpu, cuda, cuda:1, ...; auto uses a GPU if there is one."""
 
 
 Bias = Literal["none", "soft", "claims"]
 
 
 class AdapterSettings(Section):
-    """The trainable experts: a preset, and what to change of it."""
+    """The trainable experts: a preset, and values that replace the preset's."""
 
     preset: Literal["streamlearn", "mh-moe", "cp-moe", "loramoe", "mot", "lora"] = "streamlearn"
-    """A row of options on the one adapter layer and its objective."""
+    """Defaults of the keys below and of the objective."""
     rank: PositiveInt | None = None
     """Rank of an expert."""
     alpha: PositiveFloat | None = None
-    """LoRA alpha; the update is scaled by alpha / rank."""
+    """LoRA alpha; an expert's output is scaled by alpha / rank."""
     num_heads: PositiveInt | None = None
-    """Slices of a token's vector that are routed on their own; must divide every target's input size."""
+    """Slices of a token's vector, each routed separately; must divide the input size of every target."""
     num_experts: PositiveInt | None = None
-    """Experts in each head's bank."""
+    """Experts per head."""
     top_k: PositiveInt | None = None
     """Experts selected per head and token."""
     router_gradient: Literal["straight_through", "native", "selected", "none"] | None = None
-    """How a router learns from the task loss; none leaves it at its random start."""
+    """How the router gets a gradient from the task loss; none leaves it as initialised."""
     target_modules: tuple[str, ...] | None = None
-    """Names of the linears that get an adapter, for example gate_proj, up_proj, down_proj."""
+    """Names of the linear layers that get an adapter, for example gate_proj, up_proj, down_proj."""
     vision_modules: tuple[str, ...] | None = None
-    """Names of linears of the vision tower or projector that get one too, for example linear_1; none unless given."""
+    """Names of linear layers of the vision tower or projector that get one too, such as linear_1; none by default."""
     bias: Bias | None = None
-    """How a new regime steers routing: none, soft (CKA times bias_strength), claims (experts of its own)."""
+    """How routing depends on the regime: none, soft (CKA times bias_strength), or claims (experts of its own)."""
     bias_strength: NonNegativeFloat | None = None
-    """alpha of CP-MoE eq. 10, for the soft bias."""
+    """Strength of the soft bias; alpha in CP-MoE eq. 10."""
     experts_claimed: PositiveInt = 1
-    """Experts per head that a regime claims; with more than one, tokens choose among them."""
+    """Experts per head that a regime claims; with more than one, the router chooses among them per token."""
 
 
 class LearnerSettings(Section):
-    """The optimizer, its objective and its guards."""
+    """The optimizer, its objective and its safeguards."""
 
     lr: PositiveFloat = 1e-4
     """Learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's moment decays (MH-MoE A.3.4)."""
+    """Decay rates of AdamW's moments (MH-MoE A.3.4)."""
     eps: PositiveFloat = 1e-6
     """AdamW's epsilon (MH-MoE A.3.4)."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay (MH-MoE A.3.4)."""
     warmup_steps: NonNegativeInt = 0
-    """Steps over which the learning rate rises from zero."""
+    """Steps over which the learning rate rises linearly from zero."""
     router_lr: NonNegativeFloat | None = None
-    """Learning rate of the routers, as a part of lr: 1 as fast as the experts, 0 frozen."""
+    """Learning rate of the routers as a multiple of lr: 1 as fast as the experts, 0 frozen. By default the preset's."""
     balance_strength: NonNegativeFloat | None = None
-    """gamma of CP-MoE eq. 15: how strongly tokens are spread over a bank's experts."""
+    """Weight of the load-balancing loss over a head's experts; gamma in CP-MoE eq. 15. By default the preset's."""
     localized_balance: NonNegativeFloat | None = None
-    """beta of LoRAMoE eq. 9: how strongly sample types are kept to their experts."""
+    """Weight of the localized balancing constraint; beta in LoRAMoE eq. 9. By default the preset's."""
     sample_types: tuple[str, str] = ("downstream", "world_knowledge")
-    """Values of the record field sample_type: the first half of a bank's experts is for the first, the rest for the
-    second (LoRAMoE)."""
+    """Values of the record field sample_type: the first half of a head's experts is for the first, the other half for
+    the second (LoRAMoE)."""
     ffn_steps: PositiveInt = 50
-    """Length of MoT's stage I, in steps: MLP experts alone, normalised gradients."""
+    """Steps of MoT's stage I, which trains only the MLP experts, with normalised gradients."""
     attention_steps: PositiveInt = 50
-    """Length of MoT's stage II, in steps: attention experts alone; stage III, MLP experts again, has no end."""
+    """Steps of MoT's stage II, which trains only the attention experts. Stage III trains the MLP experts again, without
+    end."""
     max_grad_norm: PositiveFloat = 1.0
-    """Gradients are scaled down to this global norm."""
+    """Maximum global norm of the gradient; a larger one is scaled down to it."""
     max_bad_batches: PositiveInt = 3
-    """So many batches with a non-finite loss or gradient in a row roll back to the last snapshot."""
+    """Consecutive batches with a non-finite loss or gradient that cause a rollback to the last snapshot."""
 
 
 class ProbeSettings(Section):
-    """The transient expert that looks at a new regime before anything is learned from it."""
+    """The transient expert that probes a new regime before it is trained on."""
 
     enabled: bool = True
-    """Whether new regimes are probed; without it experts are claimed by use alone."""
+    """Whether new regimes are probed; if not, experts are claimed by their use only."""
     warmup_tokens: PositiveInt | None = None
-    """Tokens of the new regime that it is trained on; unless given 10,000 of text, 100,000 of image-text (CP-MoE)."""
+    """Tokens of the new regime that the transient expert is trained on; by default 10,000 for text and 100,000 for
+    image-text (CP-MoE)."""
     lr: PositiveFloat = 1e-2
-    """Its learning rate; it has few steps and is thrown away."""
+    """Learning rate of the transient expert; high, since it is trained for few steps and then discarded."""
     similarity_tokens: PositiveInt = 1024
-    """Tokens on which CKA is taken."""
+    """Tokens on which CKA similarity is computed."""
 
 
 class ConsolidateSettings(Section):
-    """What protects old knowledge."""
+    """Protection of what earlier regimes taught."""
 
     anchor_strength: NonNegativeFloat | None = None
-    """lambda of CP-MoE eq. 15: how strongly important weights are held; 0 holds nothing."""
+    """Weight of the penalty that holds important weights at their anchors; 0 for none; lambda in CP-MoE eq. 15. By
+    default the preset's."""
     importance: Literal["path", "transient"] = "path"
-    """Where importance is measured: along the training of the experts themselves, or along the transient expert's."""
+    """Where importance is measured: path, along the experts' training; transient, along the transient expert's."""
     coordinates: Literal["bank", "random", "invariant"] = "bank"
-    """How a transient expert's importance is carried over: it starts from the bank's A, from an A of its own (CP-MoE as
-    written), or is summed over the rank so that no rotation of it matters."""
+    """How a transient expert's importance maps to the experts: bank starts it from their A; random gives it its own A
+    (as published in CP-MoE); invariant sums over the rank, so that rotations do not matter."""
     damping: PositiveFloat = 1e-3
-    """xi of CP-MoE eq. 7."""
+    """Damping of importance; xi in CP-MoE eq. 7."""
 
 
 class ShiftSettings(Section):
-    """When a new regime is declared, and how many are remembered."""
+    """When a shift is declared, and how many regimes are remembered."""
 
     enabled: bool = True
-    """Whether shifts are looked for; without it the whole stream is one regime."""
+    """Whether shifts are detected; if not, the whole stream is one regime."""
     false_alarms_per_million: PositiveFloat = 1.0
-    """Expected false alarms per million records of a stationary stream; thresholds are quantiles for it."""
+    """Expected false alarms per million records of a stationary stream; the detectors' thresholds are quantiles at this
+    level."""
     lookahead_records: NonNegativeInt = 16
-    """Records held back from training, so that a shift is known before its first record is trained on."""
+    """Records buffered before training, so that a shift is detected before its first record is trained on."""
     min_dwell_records: PositiveInt = 64
-    """Records before a new regime may be left again."""
+    """Minimum records in a new regime before the stream may be found to leave it."""
     max_regimes: int = Field(default=32, ge=2, le=256)
-    """Regimes remembered; each takes about 27 kB of memory and 36 kB of a snapshot."""
+    """Maximum regimes remembered; each takes about 27 kB of memory and 36 kB of a snapshot."""
 
 
 class HoldoutSettings(Section):
-    """Records of each regime that are never trained on: they tell, all the time, what was forgotten."""
+    """Records of each regime that are never trained on and measure forgetting continuously."""
 
     every_records: NonNegativeInt = 20
-    """Every so many records of a regime one is kept out; 0 keeps none."""
+    """Interval, in records of a regime, at which one is held out; 0 holds out none."""
     records_per_regime: PositiveInt = 16
-    """Records kept for each regime, a uniform sample of those kept out."""
+    """Maximum hold-out records kept per regime, a uniform sample of those held out."""
     time_share: float = Field(default=0.01, ge=0.0, le=0.5)
-    """Part of the training time that may go to scoring them; idle time is free."""
+    """Maximum fraction of training time spent on scoring hold-out records; idle time does not count."""

@@ -1,4 +1,4 @@
-"""The configuration reference, generated from the settings' own docstrings.
+"""The configuration reference, generated from the settings' docstrings.
 
 python -m streamlearn.settings.reference
 """
@@ -16,7 +16,7 @@ from streamlearn.settings.settings import Settings
 
 
 def reference() -> str:
-    """All settings as one Markdown table a section."""
+    """Every setting, as one Markdown table per section."""
     parts = []
     for title, model in _sections(Settings, ""):
         rows = [
@@ -59,11 +59,13 @@ def _default(field: Any) -> str:
         return "required"
     if field.default is None:
         return "-"
+    if isinstance(field.default, bool):
+        return f"`{str(field.default).lower()}`"  # as YAML has it
     return f"`{list(field.default) if isinstance(field.default, tuple) else field.default}`"
 
 
 def _meaning(field: Any) -> str:
-    return " ".join(field.description.split())  # a row is one line
+    return " ".join(field.description.split())  # a Markdown row must be one line
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every section is, and what several of them check."""
+"""Base class of every section, and checks that several sections share."""
 
 import ipaddress
 from typing import Any
@@ -7,13 +7,13 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """One room's settings: frozen, unknown keys refused."""
+    """One package's settings: frozen; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 def section_type(annotation: Any) -> type[BaseModel] | None:
-    """The section behind a field's annotation (`X` or `X | None`), or None for a plain value."""
+    """The section in a field's annotation (`X` or `X | None`), or None for a plain value."""
     for candidate in (annotation, *getattr(annotation, "__args__", ())):
         if isinstance(candidate, type) and issubclass(candidate, Section):
             return candidate
@@ -21,7 +21,7 @@ def section_type(annotation: Any) -> type[BaseModel] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address stands for this machine alone."""
+    """Whether a host name or address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""The whole configuration, and what of it a snapshot is bound to."""
+"""The whole configuration, and the part of it that a snapshot depends on."""
 
 import hashlib
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ ENV_PREFIX = "STREAMLEARN_"
 
 
 class Settings(BaseSettings):
-    """A whole configuration file."""
+    """The sections and top-level keys of a configuration file."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -37,33 +37,33 @@ class Settings(BaseSettings):
     )
 
     state: Path = Path("state")
-    """Folder of snapshots, journal and lock, relative to the configuration file."""
+    """Folder of snapshots, journal and lock; relative to the configuration file. One daemon per folder."""
     seed: NonNegativeInt = 0
-    """Seed of everything random."""
+    """Seed of all random numbers."""
     source: SourceSettings
-    """Where records come from."""
+    """The connector that records are read from."""
     stream: StreamSettings = StreamSettings()
-    """Records and batches."""
+    """Limits of a record, and batches."""
     dead_letters: DeadLetterSettings = DeadLetterSettings()
-    """Unusable records."""
+    """Where unusable records go."""
     backbone: BackboneSettings = BackboneSettings()
     """The frozen model."""
     adapter: AdapterSettings = AdapterSettings()
-    """The experts."""
+    """The trainable experts."""
     shift: ShiftSettings = ShiftSettings()
-    """Regimes."""
+    """Shift detection and regimes."""
     learner: LearnerSettings = LearnerSettings()
-    """Optimizer, objective and guards."""
+    """Optimizer, objective and safeguards."""
     probe: ProbeSettings = ProbeSettings()
     """Transient experts."""
     consolidate: ConsolidateSettings = ConsolidateSettings()
     """Importance and anchors."""
     holdout: HoldoutSettings = HoldoutSettings()
-    """Live forgetting."""
+    """Records that measure forgetting."""
     snapshot: SnapshotSettings = SnapshotSettings()
-    """Durable state."""
+    """When and how snapshots are written."""
     serve: ServeSettings = ServeSettings()
-    """HTTP."""
+    """HTTP endpoint."""
     log: LogSettings = LogSettings()
     """Logging."""
 
@@ -74,7 +74,8 @@ class Settings(BaseSettings):
                 raise ValueError("dead_letters.topic needs source.kafka: use dead_letters.file with a jsonl source")
             if self.dead_letters.topic in self.source.kafka.topics:
                 raise ValueError(
-                    f"dead_letters.topic {self.dead_letters.topic} is a source topic: it would feed itself"
+                    f"dead_letters.topic must not be one of source.kafka.topics, found {self.dead_letters.topic}: "
+                    "dead letters would be read as records"
                 )
         return self
 
@@ -87,31 +88,31 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment over what `load` read from YAML; no .env files, no secrets folder."""
+        """Environment variables, then the values that `load` read from YAML; no .env files, no secrets folder."""
         del settings_cls, dotenv_settings, file_secret_settings
         return env_settings, init_settings
 
 
 WARMUP_TOKENS = {False: 10_000, True: 100_000}
-"""CP-MoE (arXiv 2605.20247) section 4, by whether the backbone sees."""
+"""probe.warmup_tokens by whether the backbone reads images; CP-MoE (arXiv 2605.20247) section 4."""
 FINGERPRINTED = ("seed", "stream", "shift", "backbone", "adapter", "learner", "probe", "consolidate", "holdout")
-"""Sections that decide what a record does to the weights; the others may change between runs."""
+"""Sections that decide how records change the weights; the others may change between runs."""
 
 
 def with_backbone_defaults(settings: Settings, *, is_vision: bool) -> Settings:
-    """What was left open because it depends on the backbone; `sees`: it reads images."""
+    """Fill in the values that depend on whether the backbone reads images."""
     tokens = settings.probe.warmup_tokens or WARMUP_TOKENS[is_vision]
     return settings.model_copy(update={"probe": settings.probe.model_copy(update={"warmup_tokens": tokens})})
 
 
 def fingerprint(settings: Settings) -> dict[str, Any]:
-    """The values of the fingerprinted sections, JSON-ready: what a snapshot's manifest keeps.
+    """The values of the fingerprinted sections, JSON-ready, as a snapshot's manifest stores them.
 
-    The device is left out: a run may move to another machine, only not bit for bit.
+    The device is left out: a run may continue on another machine, though not bit for bit.
     """
     return settings.model_dump(mode="json", include=set(FINGERPRINTED), exclude={"backbone": {"device"}})
 
 
 def digest(values: Mapping[str, Any]) -> str:
-    """SHA-256 of canonical JSON, hex."""
+    """SHA-256 of the values as canonical JSON, in hex."""
     return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()

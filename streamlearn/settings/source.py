@@ -1,4 +1,4 @@
-"""Where records come from, where unusable ones go, and how they become batches."""
+"""Settings of the source, the dead letters, record limits and batches."""
 
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -15,66 +15,66 @@ from streamlearn.settings.section import Section, is_loopback
 
 _KAFKA_REFUSED = {
     "enable_auto_commit": "offsets are committed after each snapshot; remove the key",
-    "auto_offset_reset": "use offset.start (earliest or latest) for partitions that no snapshot knows",
+    "auto_offset_reset": "use offset.start (earliest or latest), which applies to topics without a snapshot",
     "group_protocol": "partitions are assigned, not subscribed to; remove the key",
     "sasl_jaas_config": "use sasl.mechanism, sasl.plain.username and sasl.plain.password.file",
     "ssl_truststore_location": "use ssl.cafile with a PEM file",
     "ssl_keystore_location": "use ssl.certfile and ssl.keyfile with PEM files",
-    "value_deserializer": "records are decoded by stream; remove the key",
+    "value_deserializer": "records are decoded as `stream` configures; remove the key",
 }
 
 
 class KafkaSettings(Section):
-    """An Apache Kafka cluster, in Kafka's own names."""
+    """An Apache Kafka cluster; keys have Kafka's names."""
 
     bootstrap_servers: str
-    """Comma-separated host:port of some brokers."""
+    """Comma-separated host:port of one or more brokers."""
     topics: tuple[str, ...] = Field(min_length=1)
-    """Topics to learn from; every partition of each is read, new partitions as they appear."""
+    """Topics to learn from. Every partition is read, including those added later."""
     group_id: str = "streamlearn"
-    """Where offsets are committed after each snapshot, for lag tools alone. Use an id that no consumer group shares."""
+    """Group to which offsets are committed after each snapshot, for lag monitoring only. No consumer may use it."""
     client_id: str = "streamlearn"
-    """Name in the broker's logs and quotas."""
+    """Client name in the brokers' logs and quotas."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "SASL_SSL"
-    """PLAINTEXT is accepted for loopback brokers, elsewhere only with allow_plaintext."""
+    """PLAINTEXT and SASL_PLAINTEXT need brokers on this machine or allow_plaintext."""
     allow_plaintext: bool = False
-    """Accept an unencrypted connection to a broker that is not on this machine."""
+    """Whether to allow unencrypted connections to brokers on other machines."""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
-    """Required with the SASL protocols."""
+    """Required for the SASL protocols."""
     sasl_plain_username: str | None = None
-    """User for PLAIN and SCRAM."""
+    """User name for PLAIN and SCRAM."""
     sasl_plain_password: SecretStr | None = None
     """Password for PLAIN and SCRAM; prefer sasl.plain.password.file."""
     sasl_plain_password_file: Path | None = None
-    """File whose first line is the password, for example a systemd credential."""
+    """File with the password in its first line, for example a systemd credential."""
     ssl_cafile: Path | None = None
-    """PEM file of the authorities that may sign the broker's certificate; the system's own when absent."""
+    """PEM file of the CAs that may sign the brokers' certificates; by default the system's CAs."""
     ssl_certfile: Path | None = None
-    """PEM client certificate."""
+    """Client certificate (PEM)."""
     ssl_keyfile: Path | None = None
-    """PEM client key."""
+    """Key of the client certificate (PEM)."""
     offset_start: Literal["earliest", "latest"] = "earliest"
-    """Where a topic begins that no snapshot knows; partitions that are added to it later begin at their earliest."""
+    """Where to start in a topic without a snapshot. Partitions added later always start at their earliest offset."""
     offset_gap_policy: Literal["fail", "earliest", "latest"] = "fail"
-    """What to do when retention deleted untrained records: stop, go on with the first that is left, or at the end."""
+    """What to do if retention deleted untrained records: stop (fail), or continue at the earliest or latest offset."""
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
-    """Whether records of open and aborted transactions are read."""
+    """read_uncommitted also reads records of open and aborted transactions."""
     request_timeout_ms: PositiveInt = 30_000
-    """How long one request to a broker may take."""
+    """Timeout of a request to a broker, milliseconds."""
     max_poll_records: PositiveInt = 500
-    """Records returned by one poll."""
+    """Maximum records per poll."""
     max_partition_fetch_bytes: PositiveInt = 1 << 20
-    """Bytes fetched per partition and request."""
+    """Maximum bytes per partition and fetch request."""
     fetch_max_bytes: PositiveInt = 8 << 20
-    """Bytes fetched per request."""
+    """Maximum bytes per fetch request."""
     max_decompressed_bytes: PositiveInt = 256 << 20
-    """Bytes that one compressed batch may unpack to; a larger one is a batch that cannot be read."""
+    """Maximum decompressed size of a record batch, bytes; a larger batch is treated as unreadable."""
     metadata_max_age_ms: PositiveInt = 60_000
-    """How often topics are looked at for new partitions."""
+    """Interval at which topics are checked for new partitions, milliseconds."""
     stall_timeout_s: PositiveFloat = 60.0
-    """With lag and no record for this long, the consumer is closed and built anew."""
+    """Time without a record, despite lag, after which the consumer is rebuilt, seconds."""
     lag_interval_s: PositiveFloat = 10.0
-    """How often end offsets are asked for."""
+    """Interval at which end offsets are requested to compute lag, seconds."""
 
     @model_validator(mode="before")
     @classmethod
@@ -94,13 +94,13 @@ class KafkaSettings(Section):
         unencrypted = self.security_protocol in ("PLAINTEXT", "SASL_PLAINTEXT")
         if unencrypted and not loopback and not self.allow_plaintext:
             raise ValueError(
-                f"security.protocol is {self.security_protocol} and {self.bootstrap_servers} is not on this machine: "
+                f"security.protocol is {self.security_protocol}, but {self.bootstrap_servers} is not on this machine: "
                 "use SSL or SASL_SSL, or set allow_plaintext: true"
             )
         if self.security_protocol == "SASL_PLAINTEXT" and self.sasl_mechanism == "PLAIN" and not loopback:
-            raise ValueError("PLAIN over SASL_PLAINTEXT sends the password in clear: use SASL_SSL")
+            raise ValueError("PLAIN over SASL_PLAINTEXT sends the password in clear text: use SASL_SSL")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
-            raise ValueError("ssl.keyfile is the key of ssl.certfile: set both, or neither")
+            raise ValueError("ssl.keyfile is the key of ssl.certfile: set both or neither")
         if self.security_protocol.startswith("SASL"):
             password = self.sasl_plain_password is not None or self.sasl_plain_password_file is not None
             if self.sasl_mechanism is None or self.sasl_plain_username is None or not password:
@@ -112,14 +112,14 @@ class KafkaSettings(Section):
 
 
 class JsonlSettings(Section):
-    """A JSONL file as a stream: one record a line, gzip when the name ends in .gz."""
+    """A JSONL file as a stream: one record per line, gzip if the name ends in .gz."""
 
     path: Path
-    """The file, relative to the configuration file."""
+    """Path of the file, relative to the configuration file."""
     follow: bool = False
-    """Wait for lines to be appended instead of stopping at the end; not for gzip."""
+    """Whether to wait for appended lines at the end of the file instead of stopping; not with gzip."""
     poll_interval_s: PositiveFloat = 0.2
-    """How often a followed file is looked at."""
+    """Interval at which a followed file is checked for new lines, seconds."""
 
     @model_validator(mode="after")
     def _followable(self) -> Self:
@@ -129,7 +129,7 @@ class JsonlSettings(Section):
 
 
 class SourceSettings(Section):
-    """Where records come from: exactly one connector."""
+    """The connector that records are read from; exactly one."""
 
     kafka: KafkaSettings | None = None
     """Read Kafka topics."""
@@ -145,51 +145,52 @@ class SourceSettings(Section):
 
 
 class DeadLetterSettings(Section):
-    """Where unusable records go, with the reason."""
+    """Where unusable records are written, with the reason."""
 
     topic: str | None = None
-    """A topic of source.kafka's cluster; without it, a file."""
+    """Topic in the cluster of source.kafka; it must exist."""
     file: Path | None = None
-    """A JSONL file; dead_letters.jsonl in the state folder when neither is set."""
+    """JSONL file, relative to the configuration file; dead_letters.jsonl in the state folder if neither key is set."""
 
     @model_validator(mode="after")
     def _at_most_one(self) -> Self:
         if self.topic is not None and self.file is not None:
-            raise ValueError("topic and file exclude each other: keep one")
+            raise ValueError("topic and file exclude each other: set one of them")
         return self
 
 
 class StreamSettings(Section):
-    """What a record may hold, and how records become batches."""
+    """Limits of a record, and how records are grouped into batches."""
 
     max_record_bytes: PositiveInt = 1 << 20
-    """Largest record value, bytes."""
+    """Maximum size of a record value, bytes."""
     max_string_chars: PositiveInt = 1 << 18
-    """Longest string in a record, characters."""
+    """Maximum length of a string in a record, characters."""
     max_depth: PositiveInt = 32
-    """Deepest nesting of a record's JSON."""
+    """Maximum nesting depth of a record's JSON."""
     max_items: PositiveInt = 1 << 16
-    """Longest list or object in a record."""
+    """Maximum elements of a list or object in a record."""
     max_images: PositiveInt = 8
-    """Most images in a record."""
+    """Maximum images per record."""
     max_image_pixels: PositiveInt = 16_000_000
-    """Largest image, width times height; told from its header, before it is decoded."""
+    """Maximum width times height of an image, pixels; read from its header before it is decoded."""
     max_tokens: PositiveInt = 1024
-    """Longest record after tokenising, tokens."""
+    """Maximum length of a record after tokenization, tokens."""
     overlong: Literal["truncate", "dead_letter"] = "truncate"
-    """What happens to a longer one: the prompt loses its beginning (plain text its end), or it is a dead letter."""
+    """What happens to a longer record: truncate removes the start of the prompt (the end of plain text); dead_letter
+    sets it aside."""
     batch_tokens: PositiveInt = 2048
-    """A batch is closed by the record that would exceed this many tokens."""
+    """Maximum tokens per batch; a record that would exceed it starts the next batch."""
     batch_records: PositiveInt = 8
-    """A batch is closed at this many records."""
+    """Maximum records per batch."""
 
     @model_validator(mode="after")
     def _a_record_fits(self) -> Self:
         if self.max_tokens > self.batch_tokens:
             raise ValueError(
-                f"max_tokens {self.max_tokens} exceeds batch_tokens {self.batch_tokens}: the longest record must fit "
-                "into a batch"
+                f"max_tokens {self.max_tokens} exceeds batch_tokens {self.batch_tokens}: "
+                "the longest record must fit in a batch"
             )
         if self.max_tokens < 2:
-            raise ValueError("max_tokens must be at least 2: one token predicts the next")
+            raise ValueError("max_tokens must be at least 2, since one token predicts the next")
         return self

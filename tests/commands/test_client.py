@@ -1,4 +1,4 @@
-"""A request carries the token to the daemon and nowhere else."""
+"""The token is sent to the daemon and nowhere else."""
 
 import http.server
 import threading
@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from streamlearn.commands.client import ask
+from streamlearn.commands.client import request
 from streamlearn.errors import UsageError
 from streamlearn.settings import Settings
 
 
 class Elsewhere(http.server.BaseHTTPRequestHandler):
-    """Redirects whoever asks for /moved, and remembers who came."""
+    """Redirects GET /moved and records every path that was requested."""
 
-    came: list[str]
+    requested: list[str]
 
     def do_GET(self) -> None:
-        """Any path."""
-        self.came.append(self.path)
+        """Answer any path."""
+        self.requested.append(self.path)
         self.send_response(302 if self.path == "/moved" else 200)
         self.send_header("Location", "/stolen")
         self.send_header("Content-Length", "2")
@@ -28,12 +28,12 @@ class Elsewhere(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"ok")
 
     def log_message(self, *_: Any) -> None:
-        """Quietly."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def server() -> Iterator[http.server.ThreadingHTTPServer]:
-    Elsewhere.came = []
+    Elsewhere.requested = []
     listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
     thread = threading.Thread(target=listening.serve_forever)
     thread.start()
@@ -49,17 +49,17 @@ def settings(tmp_path: Path, port: int) -> Settings:
 
 
 def test_a_redirect_is_not_followed(server: http.server.ThreadingHTTPServer, tmp_path: Path) -> None:
-    """It is an answer that says nothing about the daemon."""
+    """It is reported as a refusal; the token never reaches the target."""
     with pytest.raises(UsageError, match="answered 302"):
-        ask(settings(tmp_path, server.server_port), "/moved")
-    assert Elsewhere.came == ["/moved"]
+        request(settings(tmp_path, server.server_port), "/moved")
+    assert Elsewhere.requested == ["/moved"]
 
 
-def test_no_proxy_is_asked(
+def test_no_proxy_is_used(
     server: http.server.ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the environment names, the daemon on this machine is asked directly."""
+    """The request goes straight to the daemon, whatever proxy the environment names."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
-    assert ask(settings(tmp_path, server.server_port), "/v1/status") == b"ok"
-    assert Elsewhere.came == ["/v1/status"]
+    assert request(settings(tmp_path, server.server_port), "/v1/status") == b"ok"
+    assert Elsewhere.requested == ["/v1/status"]

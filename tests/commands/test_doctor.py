@@ -1,5 +1,6 @@
-"""`streamlearn doctor`: each thing that a start would stumble over is found, named, and nothing is changed."""
+"""`streamlearn doctor`: every fault that a start would fail on is found and named, and nothing is changed."""
 
+import io
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,13 +8,15 @@ from typing import Any
 
 import orjson
 import pytest
+import torch
+from rich.console import Console
 
 from connectors.jsonl import JsonlSource
-from streamlearn.commands.doctor import Doctor, Finding, Level, row
+from streamlearn.commands.doctor import STATE_FILES, Doctor, Finding, Level, finding_row
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
-from streamlearn.settings import Settings
+from streamlearn.settings import ServeSettings, Settings
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import Phase, Status
@@ -31,7 +34,7 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make(tmp_path: Path, backbone: Path) -> Make:
-    """Settings over a file of twelve records; whole sections may be replaced."""
+    """Settings for a file of one record; whole sections may be replaced."""
 
     def build(**sections: Any) -> Settings:
         (tmp_path / "stream.jsonl").write_bytes(orjson.dumps({"text": "hello small world"}) + b"\n")
@@ -86,25 +89,29 @@ def test_a_healthy_setup_is_found_healthy_and_left_as_it_was(make: Make, tmp_pat
     before = tree(tmp_path)
     found = examined(settings)
     assert {f.level for f in found.values()} == {Level.OK}
-    assert "goes on from" in found["snapshots"].text
+    assert "resumes after step 1 at" in found["snapshots"].text
     assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize(
     ("sections", "name", "words", "code"),
     [
+        ({"backbone": {"model": "owner/name"}}, "backbone", "needs a pinned commit of 40 hex digits, found None", 78),
+        ({"backbone": {"model": "owner/name", "revision": "main"}}, "backbone", "found 'main'", 78),
+        ({"dead_letters": {"file": "/dev/null/x.jsonl"}}, "dead letters", "/dev/null is not a folder", 74),
+        ({"dead_letters": {"file": "/usr"}}, "dead letters", "Is a directory", 74),
         ({"source": {"jsonl": {"path": "/nowhere/x.jsonl"}}}, "source", "/nowhere/x.jsonl", 74),
         ({"adapter": {"num_heads": 3}}, "backbone", "num_heads: must divide", 78),
         ({"backbone": {"model": "/nowhere"}}, "backbone", "no such folder", 78),
-        ({"state": "/dev/null/state"}, "state folder", "cannot be made", 78),
+        ({"state": "/dev/null/state"}, "state folder", "cannot be created, /dev/null is not a folder", 78),
         ({"serve": {"port": 0, "token_file": "/nowhere/token"}}, "http", "token cannot be read", 78),
         ({"serve": {"port": 0, "tls_certfile": "/nowhere/c", "tls_keyfile": "/nowhere/k"}}, "http", "/nowhere/c", 78),
     ],
 )
-def test_what_would_stop_a_start_is_named(
+def test_what_a_start_would_refuse_is_named(
     make: Make, sections: dict[str, Any], name: str, words: str, code: int
 ) -> None:
-    """With the exit code that the start would end with; what needs it is left out."""
+    """With the exit code that the start would end with; checks that depend on it are skipped."""
     found = examined(make(**sections))
     assert (found[name].level, found[name].exit_code) == (Level.FAILED, code)
     assert words in found[name].text
@@ -120,20 +127,20 @@ def test_a_port_that_is_taken_is_found(make: Make) -> None:
 
 
 class Expired(JsonlSource):
-    """Begins four lines behind where it should, as a topic may whose gaps are allowed."""
+    """A source that starts four lines late, as a topic does if gaps are allowed."""
 
     def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
         return Position({origin: line + 4 for origin, line in super().seek(position, identity).items()})
 
 
-def test_what_a_start_would_leave_out_is_told(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_start_would_skip_is_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the exact offsets, while there is still time to change the policy."""
     settings = make()
     learn(settings)
     monkeypatch.setattr("streamlearn.commands.doctor.open_source", lambda source, **_: Expired(source.jsonl))
     found = examined(settings)["source"]
     assert found.level is Level.WARNING
-    assert "leaves out stream.jsonl-0 [1, 5)" in found.text
+    assert "a start skips stream.jsonl-0 [1, 5)" in found.text
 
 
 def test_a_running_daemon_is_no_fault(make: Make) -> None:
@@ -147,7 +154,7 @@ def test_a_running_daemon_is_no_fault(make: Make) -> None:
 
 
 def test_damage_and_change_are_told_apart(make: Make) -> None:
-    """A damaged newest snapshot is a warning; another adapter, and nothing whole at all, are faults."""
+    """A damaged newest snapshot is a warning; another adapter, and no valid snapshot at all, are faults."""
     settings = make()
     learn(settings)
     other = examined(make(adapter={"num_heads": 4, "num_experts": 2}))["snapshots"]
@@ -163,15 +170,96 @@ def test_damage_and_change_are_told_apart(make: Make) -> None:
     found = examined(settings)["snapshots"]
     assert found.level is Level.FAILED
     assert "--fresh" in found.text
+    assert found.exit_code == 74
+    for each in (settings.state / "snapshots").iterdir():
+        each.rename(each.with_name(f"damaged-{each.name}"))
+    found = examined(settings)["snapshots"]
+    assert (found.level, found.exit_code) == (Level.FAILED, 74)
+    assert "damaged-0000000" in found.text
 
 
-def test_a_finding_is_one_row_whatever_it_says() -> None:
-    """Brackets are text, not style."""
-    assert row(Finding("source", Level.FAILED, "topics [a], [/b]")).row_count == 1
+def test_a_finding_is_one_row_of_plain_text() -> None:
+    """Brackets are text, not markup."""
+    assert finding_row(Finding("source", Level.FAILED, "topics [a], [/b]")).row_count == 1
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_findings_wrap_within_their_column(width: int) -> None:
+    """Nothing is truncated, and names and levels stay readable."""
+    console = Console(file=io.StringIO(), width=width)
+    text = "expected a regular file, found a folder; " * 5
+    console.print(finding_row(Finding("dead letters", Level.SKIPPED, text)))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert printed.split() == ["dead", "letters", "skipped", *text.split()]
+    assert max(map(len, printed.splitlines())) <= width
+
+
+def test_a_hub_model_that_would_be_fetched_is_a_warning(make: Make) -> None:
+    """No model is fetched, and what needs it is skipped."""
+    found = examined(make(backbone={"model": "owner/name", "revision": "0" * 40, "dtype": "float32"}))
+    assert found["backbone"].level is Level.WARNING
+    assert "the first start fetches it" in found["backbone"].text
+    assert found["snapshots"] == Finding("snapshots", Level.SKIPPED, "needs backbone")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_device_that_this_machine_lacks_is_found(make: Make, backbone: Path) -> None:
+    found = examined(make(backbone={"model": str(backbone), "device": "cuda"}))["arithmetic"]
+    assert (found.level, found.exit_code) == (Level.FAILED, 78)
+    assert "backbone.device cuda" in found.text
+
+
+@pytest.mark.parametrize("name", STATE_FILES)
+def test_a_state_file_that_cannot_be_written_is_found(make: Make, name: str) -> None:
+    """With exit code 74, as the start itself."""
+    settings = make()
+    (settings.state / name).mkdir(parents=True)
+    found = examined(settings)["state folder"]
+    assert (found.level, found.exit_code) == (Level.FAILED, 74)
+    assert f"{settings.state / name}: expected a file that this user may read and write, found: Is a dir" in found.text
+
+
+def test_state_files_are_those_that_a_start_writes(make: Make) -> None:
+    """Of every file that a run leaves in its state folder."""
+    settings = make()
+    learn(settings)
+    written = {path.name for path in settings.state.iterdir() if path.is_file()}
+    assert written - {"lock", "dead_letters.jsonl"} <= set(STATE_FILES)
+
+
+def test_a_snapshot_of_another_format_is_found(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 78, as the start."""
+    settings = make()
+    learn(settings)
+    monkeypatch.setattr("streamlearn.snapshot.manifest.FORMAT_VERSION", 99)
+    found = examined(settings)["snapshots"]
+    assert (found.level, found.exit_code) == (Level.FAILED, 78)
+    assert "format" in found.text
+
+
+def test_a_certificate_that_tls_cannot_use_is_found(make: Make, tmp_path: Path) -> None:
+    """A file that exists but is not PEM."""
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).write_text("not PEM")
+    tls = {"tls_certfile": tmp_path / "cert.pem", "tls_keyfile": tmp_path / "key.pem"}
+    found = examined(make(serve={"port": 0, **tls}))["http"]
+    assert (found.level, found.exit_code) == (Level.FAILED, 78)
+    assert f"serve.tls_certfile {tmp_path / 'cert.pem'}" in found.text
+
+
+@pytest.mark.skipif("health_port" not in ServeSettings.model_fields, reason="serve.health_port does not exist yet")
+def test_a_health_port_that_is_taken_is_found(make: Make) -> None:
+    """Checked on its own address, beside serve.port."""
+    with socket.create_server(("0.0.0.0", 0)) as taken:  # noqa: S104 - the setting's default
+        port = taken.getsockname()[1]
+        found = examined(make(serve={"port": 0, "health_port": port}))["http"]
+    assert (found.level, found.exit_code) == (Level.FAILED, 78)
+    assert f"0.0.0.0:{port} cannot be bound" in found.text
+    assert "set serve.health_port" in found.text
 
 
 @pytest.mark.broker
-def test_a_cluster_is_asked(make: Make, broker: Broker) -> None:
+def test_a_cluster_is_checked(make: Make, broker: Broker) -> None:
     """Topics, dead letters and lag."""
     topic, dead = broker.new_topic(), broker.new_topic()
     broker.produce(topic, [b'{"text": "hello small world"}'] * 5)

@@ -1,4 +1,4 @@
-"""What a service manager hears, and from whom."""
+"""Notifications to the service manager: readiness, status, watchdog, stop."""
 
 import os
 import socket
@@ -19,14 +19,14 @@ RUNNING = Status(Phase.RUNNING, ready=True, step=3, records_trained=24, tokens_p
 
 
 class Manager:
-    """The other end."""
+    """The service manager's socket."""
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(address)
         self._socket.setblocking(False)
 
-    def heard(self) -> list[str]:
+    def received(self) -> list[str]:
         """Lines since the last call."""
         lines = []
         while True:
@@ -36,7 +36,7 @@ class Manager:
                 return lines
 
     def close(self) -> None:
-        """Go away."""
+        """Close the socket."""
         self._socket.close()
 
 
@@ -53,7 +53,7 @@ def manager(address: str) -> Iterator[Manager]:
 
 
 class Time:
-    """Stands still unless moved."""
+    """A clock that stands still unless moved."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -62,18 +62,18 @@ class Time:
         return self.now
 
 
-def test_ready_is_said_once_and_not_while_loading(address: str, manager: Manager) -> None:
+def test_ready_is_sent_once_and_not_while_loading(address: str, manager: Manager) -> None:
     time = Time()
     ours = ServiceManager(address, clock=time)
     ours.on_publish(LOADING)
-    assert manager.heard() == ["STATUS=starting: the backbone is being loaded"]
+    assert manager.received() == ["STATUS=starting: the backbone is being loaded"]
     ours.on_publish(RUNNING)
-    assert manager.heard() == ["READY=1", f"STATUS={one_line(RUNNING)}"]
+    assert manager.received() == ["READY=1", f"STATUS={one_line(RUNNING)}"]
     time.now += 60
     ours.on_publish(RUNNING)
-    assert manager.heard() == []
+    assert manager.received() == []
     ours.on_publish(replace(RUNNING, phase=Phase.STOPPING, ready=False, reason="the daemon is stopping"))
-    assert manager.heard() == ["STOPPING=1", "STATUS=stopping: the daemon is stopping"]
+    assert manager.received() == ["STOPPING=1", "STATUS=stopping: the daemon is stopping"]
 
 
 def test_a_status_line_is_not_sent_for_every_step(address: str, manager: Manager) -> None:
@@ -82,46 +82,46 @@ def test_a_status_line_is_not_sent_for_every_step(address: str, manager: Manager
     for step in range(128):
         ours.on_publish(replace(RUNNING, step=step))
         time.now += STATUS_EVERY_S / 64
-    assert [line.split(",")[0] for line in manager.heard()] == [
+    assert [line.split(",")[0] for line in manager.received()] == [
         "READY=1",
         "STATUS=running: step 0",
         "STATUS=running: step 64",
     ]
 
 
-def test_the_watchdog_is_fed_by_the_loop_alone(address: str, manager: Manager) -> None:
-    """Four times an interval while the loop turns, and never while it does not."""
+def test_only_a_running_loop_serves_the_watchdog(address: str, manager: Manager) -> None:
+    """Four times per interval while the loop publishes."""
     time = Time()
     environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "8000000", "WATCHDOG_PID": str(os.getpid())}
     ours = ServiceManager.from_environment(environ)
     ours._clock = time
-    fed = []
+    served = []
     for _ in range(64):
         ours.on_publish(RUNNING)
-        fed.append("WATCHDOG=1" in manager.heard())
+        served.append("WATCHDOG=1" in manager.received())
         time.now += 0.125
-    assert [i for i, each in enumerate(fed) if each] == [0, 16, 32, 48]
+    assert [i for i, each in enumerate(served) if each] == [0, 16, 32, 48]
 
 
 @pytest.mark.parametrize("changes", [{"WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": ""}, {"WATCHDOG_USEC": "soon"}])
-def test_another_process_s_watchdog_is_left_alone(address: str, manager: Manager, changes: dict[str, str]) -> None:
+def test_the_watchdog_of_another_process_is_not_served(address: str, manager: Manager, changes: dict[str, str]) -> None:
     environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "8000000", "WATCHDOG_PID": str(os.getpid()), **changes}
     ServiceManager.from_environment(environ).on_publish(RUNNING)
-    assert "WATCHDOG=1" not in manager.heard()
+    assert "WATCHDOG=1" not in manager.received()
 
 
-def test_a_manager_that_is_gone_stops_nothing(tmp_path: Path) -> None:
-    """It is said in the log; without an address nothing is said at all."""
+def test_an_unreachable_manager_stops_nothing(tmp_path: Path) -> None:
+    """It is logged; without an address nothing is sent or logged."""
     with structlog.testing.capture_logs() as events:
-        ServiceManager(str(tmp_path / "nobody")).on_publish(RUNNING)
+        ServiceManager(str(tmp_path / "absent")).on_publish(RUNNING)
     assert [event["event"] for event in events] == [Event.SERVICE_MANAGER_UNREACHABLE]
     with structlog.testing.capture_logs() as events:
         ServiceManager.from_environment({}).on_publish(RUNNING)
     assert events == []
 
 
-def test_the_line_says_how_it_goes() -> None:
-    """Lag is that of all partitions together, and unknown while one of them is."""
+def test_the_status_line_sums_up_the_status() -> None:
+    """Lag is the sum over all partitions, and unknown while one of them is."""
     partitions = tuple(PartitionStatus(TopicPartition("t", i), 5, lag) for i, lag in enumerate((3, 4)))
     status = replace(
         RUNNING, partitions=partitions, snapshot=SnapshotStatus("00000002", 2, 0.0), dead_letters={"empty": 2}

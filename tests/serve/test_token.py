@@ -11,7 +11,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from streamlearn.commands.client import ask
+from streamlearn.commands.client import request
 from streamlearn.errors import ConfigError
 from streamlearn.serve.token import MIN_CHARS, obtain
 from streamlearn.settings import ServeSettings, Settings
@@ -123,7 +123,7 @@ def test_our_own_commands_use_https_and_the_token(certificate: tuple[Path, Path]
     token.chmod(0o600)
     try:
         ours = settings(tmp_path, **serve, token_file=token, port=daemon.server.port)
-        assert b'"phase"' in ask(ours, "/v1/status")
+        assert b'"phase"' in request(ours, "/v1/status")
         trusted = ssl.create_default_context(cafile=os.fspath(chain))
         anonymous = httpx.get(f"https://127.0.0.1:{daemon.server.port}/v1/status", verify=trusted)
         assert anonymous.status_code == 401

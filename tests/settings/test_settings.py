@@ -1,4 +1,4 @@
-"""A configuration works, or it is refused with the key, what was found and what to write instead."""
+"""A configuration is loaded, or refused with the key, what was found and what to write instead."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def write(folder: Path, tree: Any) -> Path:
 
 
 def kafka(**changed: Any) -> dict[str, Any]:
-    """A minimal configuration on a local broker; `_` in a name stands for Kafka's dot."""
+    """A minimal configuration for a local broker; `_` in a name becomes Kafka's dot."""
     return {"source": {"kafka": LOCAL | {name.replace("_", "."): value for name, value in changed.items()}}}
 
 
@@ -35,7 +35,7 @@ def jsonl(**sections: Any) -> dict[str, Any]:
 
 
 def test_a_minimal_file_has_defaults_for_the_rest(tmp_path: Path) -> None:
-    """A source is all that must be said."""
+    """Only the source is required."""
     settings = load(write(tmp_path, jsonl()))
     assert settings.stream == StreamSettings()
     assert settings.source.kafka is None
@@ -50,8 +50,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {"source": {"kafka": LOCAL | {"bootstrap.sevrers": "a:1"}}},
         "source.kafka.bootstrap_sevrers: unknown key, did you mean source.kafka.bootstrap_servers?",
     ),
-    "a key like no other": (jsonl(log={"xyzzy": 1}), "log.xyzzy: unknown key, known here: level, style"),
-    "no source": ({}, "source: required, not found"),
+    "a key like no other": (jsonl(log={"xyzzy": 1}), "log.xyzzy: unknown key, known keys: level, style"),
+    "no source": ({}, "source: required, but missing"),
     "an empty source": ({"source": {}}, "exactly one of kafka and jsonl must be set, found none"),
     "two sources": ({"source": {"kafka": LOCAL, "jsonl": {"path": "a"}}}, "found kafka and jsonl"),
     "no topics": (kafka(topics=[]), "source.kafka.topics"),
@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "gzip followed": ({"source": {"jsonl": {"path": "a.gz", "follow": True}}}, "gzip and cannot be followed"),
     "two dead letter sinks": (jsonl(dead_letters={"topic": "a", "file": "b"}), "topic and file exclude each other"),
     "a dead letter topic without Kafka": (jsonl(dead_letters={"topic": "a"}), "dead_letters.topic needs source.kafka"),
-    "a dead letter topic that is read": (kafka() | {"dead_letters": {"topic": "t"}}, "it would feed itself"),
+    "a dead letter topic that is read": (kafka() | {"dead_letters": {"topic": "t"}}, "must not be one of .* found t: "),
     "auto commit": (kafka(enable_auto_commit=False), "enable.auto.commit is not supported: offsets are committed"),
     "an unknown gap policy": (kafka(offset_gap_policy="skip"), "source.kafka.offset_gap_policy: .*'latest'.*'skip'"),
     "auto offset reset": (kafka(auto_offset_reset="latest"), "auto.offset.reset is not supported: use offset.start"),
@@ -78,19 +78,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a password in clear": (
         {"source": {"kafka": SASL | {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
                                      "allow_plaintext": True}}},
-        "sends the password in clear",
+        "sends the password in clear text",
     ),
     "SASL without a user": ({"source": {"kafka": {"bootstrap.servers": "b:1", "topics": ["t"]}}}, "SASL_SSL needs"),
-    "a list": ("- a\n", "a mapping of sections must stand here, found list"),
-    "nothing": ("", "a mapping of sections must stand here, found NoneType"),
-    "not YAML": ("a: [", "not YAML"),
-    "a Python object": ("a: !!python/object/apply:os.getcwd []", "not YAML"),
+    "a list": ("- a\n", "expected a mapping of sections, found list"),
+    "nothing": ("", "expected a mapping of sections, found NoneType"),
+    "not valid YAML": ("a: [", "not valid YAML"),
+    "a Python object": ("a: !!python/object/apply:os.getcwd []", "not valid YAML"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("tree", "words"), REFUSED.values(), ids=REFUSED.keys())
 def test_refuses_with_key_and_remedy(tmp_path: Path, tree: Any, words: str) -> None:
-    """Every fault is a ConfigError that begins with the file and names what to change."""
+    """Every fault is a ConfigError that starts with the file and names what to change."""
     file = write(tmp_path, tree)
     with pytest.raises(ConfigError, match=words) as refused:
         load(file)
@@ -99,7 +99,7 @@ def test_refuses_with_key_and_remedy(tmp_path: Path, tree: Any, words: str) -> N
 
 
 def test_names_every_fault_at_once(tmp_path: Path) -> None:
-    """One line a fault."""
+    """One line per fault."""
     with pytest.raises(ConfigError) as refused:
         load(write(tmp_path, jsonl(stream={"max_tokn": 9, "batch_records": 0}, lgo={})))
     assert len(str(refused.value).splitlines()) == 3
@@ -110,15 +110,15 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load(tmp_path / "absent.yaml")
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_bytes(b"a: \xff\xfe")
-    with pytest.raises(ConfigError, match="not YAML"):
+    with pytest.raises(ConfigError, match="not valid YAML"):
         load(file)
 
 
 def test_the_environment_overrides_one_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file's other values in the same section stay."""
+    """Other values of the same section keep what the file says."""
     monkeypatch.setenv("STREAMLEARN_STREAM__MAX_TOKENS", "77")
     monkeypatch.setenv("STREAMLEARN_SOURCE__KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:7")
     monkeypatch.setenv("STREAMLEARN_SEED", "5")
@@ -135,13 +135,13 @@ def test_the_environment_overrides_one_value(tmp_path: Path, monkeypatch: pytest
         ("STREAMLEARN_STREAM__MAX_TOKN", "did you mean STREAMLEARN_STREAM__MAX_TOKENS?"),
         ("STREAMLEARN_STRAEM__MAX_TOKENS", "did you mean STREAMLEARN_STREAM__MAX_TOKENS?"),
         ("STREAMLEARN_SOURCE__KAFKA__TOPIC", "did you mean STREAMLEARN_SOURCE__KAFKA__TOPICS?"),
-        ("STREAMLEARN_LOG__XYZZY", "known here: level, style"),
-        ("STREAMLEARN_SEED__DEEPER", "STREAMLEARN_SEED__DEEPER: unknown setting"),
-        ("STREAMLEARN_", "STREAMLEARN_: unknown setting"),
+        ("STREAMLEARN_LOG__XYZZY", "known keys: level, style"),
+        ("STREAMLEARN_SEED__DEEPER", "STREAMLEARN_SEED__DEEPER: unknown environment variable"),
+        ("STREAMLEARN_", "STREAMLEARN_: unknown environment variable"),
     ],
 )
 def test_an_unknown_variable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str) -> None:
-    """A typo in the environment is as loud as one in the file."""
+    """A typo in the environment is refused like one in the file."""
     monkeypatch.setenv(name, "1")
     with pytest.raises(ConfigError) as refused:
         load(write(tmp_path, jsonl()))
@@ -155,7 +155,7 @@ def test_an_environment_value_is_checked_too(tmp_path: Path, monkeypatch: pytest
 
 
 def test_kafka_keys_may_have_dots_or_underscores(tmp_path: Path) -> None:
-    """Both spellings mean the same; topics may be one string with commas."""
+    """Both spellings are the same key; topics may be one comma-separated string."""
     dotted = load(write(tmp_path, kafka(group_id="g", topics="t, u,", max_poll_records=7))).source.kafka
     assert dotted is not None
     assert (dotted.group_id, dotted.topics, dotted.max_poll_records) == ("g", ("t", "u"), 7)
@@ -165,13 +165,13 @@ def test_kafka_keys_may_have_dots_or_underscores(tmp_path: Path) -> None:
     )
 
 
-def test_plain_text_to_another_host_must_be_asked_for(tmp_path: Path) -> None:
+def test_plain_text_to_another_host_must_be_allowed(tmp_path: Path) -> None:
     tree = {"source": {"kafka": LOCAL | {"bootstrap.servers": "broker:9092", "allow_plaintext": True}}}
     assert load(write(tmp_path, tree)).source.kafka is not None
 
 
-def test_relative_paths_begin_at_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the daemon was started from does not matter; absolute paths and ~ stay what they are."""
+def test_relative_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory does not matter; absolute paths and ~ keep their meaning."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -204,8 +204,8 @@ def test_a_password_is_never_shown(tmp_path: Path, how: Any) -> None:
         {"sasl.jaas.config": "canary-3141"},
     ],
 )
-def test_a_password_is_never_part_of_a_message(tmp_path: Path, change: dict[str, Any]) -> None:
-    """Whatever else is wrong with the section."""
+def test_a_message_never_contains_a_password(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Whatever else is wrong in the section."""
     with pytest.raises(ConfigError) as refused:
         load(write(tmp_path, {"source": {"kafka": SASL | change}}))
     assert "canary-3141" not in str(refused.value)
@@ -228,7 +228,7 @@ def test_a_password_is_never_part_of_a_message(tmp_path: Path, change: dict[str,
     ],
 )
 def test_the_fingerprint_holds_what_alters_results(tmp_path: Path, change: dict[str, Any], alters: bool) -> None:
-    """A snapshot may be resumed with another log level or folder, not with another learning rate."""
+    """A snapshot resumes with another log level or folder, but not with another learning rate."""
     base, other = (load(write(tmp_path, tree)) for tree in (jsonl(), jsonl() | change))
     assert (digest(fingerprint(base)) != digest(fingerprint(other))) is alters
 
@@ -239,7 +239,7 @@ def test_the_digest_does_not_depend_on_order() -> None:
 
 
 def test_every_field_is_documented() -> None:
-    """`use_attribute_docstrings` is what the reference of settings is made from."""
+    """The configuration reference is generated from these docstrings."""
 
     def undocumented(model: Any, at: str) -> list[str]:
         return [f"{at}{name}" for name, field in model.model_fields.items() if not field.description]
