@@ -62,10 +62,9 @@ class RegimeStatistics:
             self.changed(left)
 
     def declared(self, shift: ShiftStatus) -> None:
-        """A shift of any kind was acted on, or the first regime was entered, which is no shift."""
+        """A shift of any kind was acted on, or the first regime was entered: listed, and not counted as a shift."""
         self.num_regime_entries[shift.kind] += 1
-        if shift.previous is not None:
-            self._shifts = (*self._shifts[1 - MAX_SHIFTS :], shift)
+        self._shifts = (*self._shifts[1 - MAX_SHIFTS :], shift)
 
     def count(self, slots: Sequence[int], first: int) -> None:
         """Count records that are done; `first` is the ordinal of the first."""
@@ -145,7 +144,7 @@ class RegimeStatistics:
             load_HK.copy_(tensors[f"{_LOAD}{name}"])
         self.visits_by_slot = {int(slot): RegimeVisits(**row) for slot, row in values["presences"].items()}
         self.num_regime_entries = Counter(values["num_shifts"])
-        self._shifts = tuple(shift for shift in shifts if shift.previous is not None)[-MAX_SHIFTS:]
+        self._shifts = tuple(shifts)[-MAX_SHIFTS:]
         self._regimes = {}
         self._stale = set(self.visits_by_slot)
         self._transfer = None

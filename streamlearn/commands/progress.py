@@ -43,7 +43,7 @@ class Measured(NamedTuple):
 
 
 @dataclass
-class Segment:
+class SegmentProgress:
     """Consecutive records with the same label."""
 
     label: str
@@ -85,7 +85,7 @@ class Segments:
 
     def __init__(self, key: str | None) -> None:
         self.key = key
-        self.all: deque[Segment] = deque(maxlen=100)  # the stream may be endless
+        self.all: deque[SegmentProgress] = deque(maxlen=100)  # the stream may be endless
 
     def add(self, batch: Batch, step: Step) -> None:
         """Assign one step's records to segments."""
@@ -94,7 +94,7 @@ class Segments:
             groups.setdefault(self._label(record.value), []).append(Measured(loss, example))
         for label, measured in groups.items():
             if not self.all or self.all[-1].label != label:
-                self.all.append(Segment(label))
+                self.all.append(SegmentProgress(label))
             self.all[-1].add(measured, step, len(measured) / len(batch.records))
 
     def _label(self, value: bytes | None) -> str:
@@ -192,7 +192,7 @@ def _regime(adaptation: AdaptationStatus) -> str:
     return f"regime {adaptation.current.number}, {count} shift{'s' if count != 1 else ''}"
 
 
-def _segments(segments: Sequence[Segment], frozen: Scorer | None) -> FittedTable:
+def _segments(segments: Sequence[SegmentProgress], frozen: Scorer | None) -> FittedTable:
     """One row per segment."""
     speeds = [f"{segment.tokens / segment.seconds:,.0f}" if segment.seconds else "-" for segment in segments]
     columns = [

@@ -103,7 +103,7 @@ class ShiftsView(ApiModel):
     total: dict[str, int]
     """Shifts ever detected, by kind; the first regime is not counted."""
     shifts: tuple[ShiftStatus, ...]
-    """The newest shifts; the first entry of a run is its first regime."""
+    """The newest shifts. The first entry of a run is its first regime, with `previous` null."""
 
 
 class StatusView(ApiModel):

@@ -254,7 +254,8 @@ def test_the_status_shows_both_regimes_and_their_shift(make: Callable[..., Setti
     assert found.average_forgetting >= 0
     assert found.backward_transfer == first.now.accuracy - first.end_accuracy
     assert found.num_shifts == {"inputs": 1}  # the first regime is entered without a shift
-    (probed,) = found.shifts
+    first_regime, probed = found.shifts
+    assert (first_regime.previous, first_regime.probe_tokens, first_regime.mean_similarity) == (None, 0, None)
     assert (probed.kind, probed.regime, probed.known, probed.previous) == ("inputs", 2, False, 1)
     assert probed.onset == PER_TASK + 1
     assert probed.probe_tokens >= 300

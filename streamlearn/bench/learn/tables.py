@@ -9,7 +9,7 @@ from streamlearn.bench.learn.methods import METHODS
 Summary = Mapping[str, Any]
 
 
-class Column(NamedTuple):
+class ScoreColumn(NamedTuple):
     """A column of the table of methods."""
 
     heading: str
@@ -17,20 +17,24 @@ class Column(NamedTuple):
     meaning: str
 
 
-COLUMNS: Mapping[str, Column] = {
-    "AP": Column("AP", 3, "final token accuracy, mean over tasks"),
-    "AF": Column("AF", 3, "average forgetting: drop from a task's best accuracy to its final one"),
-    "BWT": Column("BWT", 3, "backward transfer: change since the end of a task; positive when later tasks helped"),
-    "ZST": Column("ZST", 3, "zero-shot transfer: final token accuracy on tasks that were never trained on"),
-    "FWT": Column("FWT", 3, "forward transfer: gain over the frozen backbone just before a task's first record"),
-    "exact_match": Column("EM", 2, "exact match of generated answers, on tasks with at most twelve different answers"),
-    "rouge_l": Column("ROUGE-L", 2, "text overlap of generated answers, on all other tasks"),
-    "prequential_loss": Column("preq.", 2, "prequential loss: of each record before training on it, nats per token"),
-    "boundaries_found": Column("found", 1, "true boundaries detected within 64 records"),
-    "false_shifts": Column("false", 1, "shifts declared without a boundary"),
-    "n_eff": Column("N_eff", 1, "effective number of token kinds per expert (MH-MoE eq. 9), 1 to 16"),
-    "tokens_per_s": Column("tokens/s", 0, "training throughput, without evaluation; measured on a shared machine"),
-    "peak_memory_mib": Column("MiB", 0, "peak memory of the process"),
+COLUMNS: Mapping[str, ScoreColumn] = {
+    "AP": ScoreColumn("AP", 3, "final token accuracy, mean over tasks"),
+    "AF": ScoreColumn("AF", 3, "average forgetting: drop from a task's best accuracy to its final one"),
+    "BWT": ScoreColumn("BWT", 3, "backward transfer: change since the end of a task; positive when later tasks helped"),
+    "ZST": ScoreColumn("ZST", 3, "zero-shot transfer: final token accuracy on tasks that were never trained on"),
+    "FWT": ScoreColumn("FWT", 3, "forward transfer: gain over the frozen backbone just before a task's first record"),
+    "exact_match": ScoreColumn(
+        "EM", 2, "exact match of generated answers, on tasks with at most twelve different answers"
+    ),
+    "rouge_l": ScoreColumn("ROUGE-L", 2, "text overlap of generated answers, on all other tasks"),
+    "prequential_loss": ScoreColumn(
+        "preq.", 2, "prequential loss: of each record before training on it, nats per token"
+    ),
+    "boundaries_found": ScoreColumn("found", 1, "true boundaries detected within 64 records"),
+    "false_shifts": ScoreColumn("false", 1, "shifts declared without a boundary"),
+    "n_eff": ScoreColumn("N_eff", 1, "effective number of token kinds per expert (MH-MoE eq. 9), 1 to 16"),
+    "tokens_per_s": ScoreColumn("tokens/s", 0, "training throughput, without evaluation; measured on a shared machine"),
+    "peak_memory_mib": ScoreColumn("MiB", 0, "peak memory of the process"),
 }
 """Figure -> its column."""
 DIFFERENCES: Mapping[str, tuple[str, int]] = {
