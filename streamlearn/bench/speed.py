@@ -238,7 +238,7 @@ def loop_speed() -> float:
         batches = []
         while (batch := components.intake.next_batch(timeout_s=0.0)) is not None or not components.source.exhausted:
             batches += [batch] if batch is not None else []
-        batches += components.intake.last_batches()
+        batches += components.intake.flush()
         started = time.perf_counter()
         for batch in batches:
             components.learner.step(batch.examples)

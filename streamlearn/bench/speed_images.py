@@ -84,4 +84,4 @@ def _batches(components: Components) -> Any:
     while (batch := components.intake.next_batch(timeout_s=0.0)) is not None or not components.source.exhausted:
         if batch is not None:
             yield batch
-    yield from components.intake.last_batches()
+    yield from components.intake.flush()

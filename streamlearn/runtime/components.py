@@ -34,20 +34,20 @@ from streamlearn.learner.learner import Learner
 from streamlearn.runtime.run_state import RunState
 from streamlearn.settings import Settings, fingerprint, with_backbone_defaults
 from streamlearn.snapshot import compatibility
-from streamlearn.snapshot.crash_guard import DEATHS, CrashGuard
+from streamlearn.snapshot.crash_guard import MAX_CRASHES, CrashGuard
 from streamlearn.snapshot.journal import Journal, JournalEntry
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.manifest import ManifestDraft
 from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.batch import Batcher, Run
+from streamlearn.stream.batch import Batcher, PartitionRun
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.intake import DeadLetterWriter, Intake
 from streamlearn.stream.merge import Merger
 from streamlearn.stream.record import Position, RecordId, TopicPartition
 
 _REFUSED = (Reason.NOT_FINITE_UPDATE, "its update was refused before the rollback")
-_KILLED = (Reason.KILLED_PROCESS, f"the process died of it {DEATHS} times")
+_KILLED = (Reason.KILLED_PROCESS, f"the process died of it {MAX_CRASHES} times")
 _log = get_logger("daemon")
 
 
@@ -180,7 +180,7 @@ class Components:
         self.journal.rewind(to_step=last)
         return []
 
-    def journal_batch(self, runs: tuple[Run, ...]) -> None:
+    def journal_batch(self, runs: tuple[PartitionRun, ...]) -> None:
         """Write down the batch of the next step, unless a life before this one wrote down the same."""
         step = self.learner.number + 1
         before = self._ahead.pop(step, None)

@@ -159,7 +159,7 @@ class Daemon:
             elif self.components.source.exhausted:
                 _log.info(Event.SOURCE_EXHAUSTED, records=self.state.records)
                 before = self.state
-                for last in self.components.intake.last_batches():
+                for last in self.components.intake.flush():
                     if self.state is before:
                         yield last
                 if self.state is before:  # else a rollback: the source stands where there is more

@@ -86,4 +86,4 @@ def _with_words(tokens: NDArray[np.int32], images: Sequence[RecordImage]) -> NDA
     if not images:
         return tokens
     blind = np.isin(tokens, [token for image in images for token in set(image.inputs.token_ids)])
-    return np.concatenate([*(image.words for image in images), tokens[~blind]])
+    return np.concatenate([*(image.visual_words for image in images), tokens[~blind]])

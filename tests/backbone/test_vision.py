@@ -180,7 +180,7 @@ def test_an_example_comes_back_from_its_bytes(backbone: Backbone) -> None:
         if example.images:
             bare = Example(example.input_ids, example.labels)
             again = decoder.restored(bare, [image.data for image in example.images])
-            assert again.places == example.places
+            assert again.image_starts == example.image_starts
             assert (again.positions is None) == (example.positions is None)
             if again.positions is not None and example.positions is not None:
                 assert np.array_equal(again.positions, example.positions)
@@ -225,7 +225,7 @@ def test_an_image_is_never_cut_off(backbone: Backbone) -> None:
     kept = decoder.decode_value({"prompt": f"{long}<image> what?", "completion": " a", "image": image})
     assert len(kept) == 200
     ids = kept.images[0].inputs.token_ids
-    assert tuple(kept.input_ids[kept.places[0] : kept.places[0] + len(ids)].tolist()) == ids
+    assert tuple(kept.input_ids[kept.image_starts[0] : kept.image_starts[0] + len(ids)].tolist()) == ids
     with pytest.raises(RecordError, match="no image may be cut off"):
         decoder.decode_value({"prompt": f"<image>{long}", "completion": " a", "image": image})
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from streamlearn.snapshot.journal import Journal
+from tests.snapshot.histories import JOURNAL, LATER, Allowed, Lines, State, opened, start_on, write_down
 from tests.snapshot.kit import save
-from tests.snapshot.lives import JOURNAL, LATER, Allowed, Lines, State, opened, start_on, write_down
 
 CALLS = (
     "openat", "mkdir", "mkdirat", "write", "pwrite64", "writev", "ftruncate", "truncate", "fallocate", "fsync",

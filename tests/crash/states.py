@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.snapshot.crash_disk import CrashDisk, Tree
-from tests.snapshot.lives import a_drawn_life, fault
+from tests.snapshot.histories import a_drawn_life, fault
 
 SAVE_TOO_EVERY = 8
 TAKEN = 0.3
