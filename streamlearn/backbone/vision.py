@@ -67,7 +67,7 @@ class ProcessorVision:
         return ImageInputs(tuple(ids), features)
 
     def positions(self, input_ids: NDArray[np.int32], inputs: Sequence[ImageInputs]) -> NDArray[np.int64] | None:
-        """See `VisionProcessor.positions`: three coordinates a token in the Qwen family (multimodal rotary embedding)."""
+        """See `VisionProcessor.positions`: three coordinates per token in the Qwen family (multimodal RoPE)."""
         if self._rope is None or not inputs:
             return None
         ids = torch.from_numpy(input_ids.astype(np.int64))[None]

@@ -132,7 +132,7 @@ class Journal:
             if end < len(data):
                 _log.warning(
                     Event.JOURNAL_TRUNCATED,
-                    fault=f"{self._path}: expected complete lines after byte {end}, found {len(data) - end} other bytes",
+                    fault=f"{self._path}: expected complete lines, found {len(data) - end} other bytes at byte {end}",
                     lost="the replay order of the batches after that byte",
                 )
                 os.truncate(self._path, end)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,7 @@ def test_a_record_is_given_up_after_three_crashes_in_decoding(tmp_path: Path) ->
 def test_crashes_with_different_causes_do_not_add_up(tmp_path: Path) -> None:
     """A process that is killed at random times gives nothing up."""
     for step in range(1, 12):
-        run_processes(
-            tmp_path, lambda guard, at=step: train(guard, at // 2), lambda guard, at=step: decode(guard, BATCH[at % 3])
-        )  # type: ignore[misc]
+        run_processes(tmp_path, partial(train, step=step // 2), partial(decode, record=BATCH[step % 3]))
         assert given_up(tmp_path) == []
 
 

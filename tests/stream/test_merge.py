@@ -53,7 +53,7 @@ def test_live_records_come_as_the_source_returns_them(order: list[TopicPartition
 def test_a_journalled_order_is_repeated_exactly(
     restart: tuple[list[Record], list[Record], int], max_records: int
 ) -> None:
-    """In whatever order the records arrive, the journalled ones keep their old order; the others follow, none is lost."""
+    """The journalled records keep their old order in whatever order they arrive; the others follow, none is lost."""
     before, now, journalled = restart
     source = MemorySource(now)
     merger = Merger(source, runs_of([record.id for record in before[:journalled]]))
