@@ -38,14 +38,10 @@ def main() -> None:
     """Run the requested test and print its figures; exit with 1 if it failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--kills", type=int, default=300, help="SIGKILLs of a learning daemon (the default test)"
-    )
+    what.add_argument("--kills", type=int, default=300, help="SIGKILLs of a learning daemon (the default test)")
     what.add_argument("--states", type=int, help="states that a power loss may leave, each loaded")
     what.add_argument("--mutations", type=int, help="mutations of the newest snapshot, each to be detected")
-    what.add_argument(
-        "--at-calls", action="store_true", help="a kill at every system call of a save, prune and append"
-    )
+    what.add_argument("--at-calls", action="store_true", help="a kill at every system call of a save, prune and append")
     what.add_argument("--stops", type=int, help="SIGTERMs of a learning daemon")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
