@@ -1,6 +1,6 @@
 """Due times of chores, log ends, and the detection of stalled partitions.
 
-Due to bugs in kafka-python a partition may stop being fetched for good while its log grows; only a new consumer helps.
+Because of bugs in kafka-python, a partition may stop being fetched although its log grows; only a new consumer helps.
 Only time spent polling counts as silence, so a long training step between two polls is not a stall.
 """
 

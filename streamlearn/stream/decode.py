@@ -315,18 +315,18 @@ class Decoder:
         if answer is None:
             return _Draft(ids[:limit], labels[:limit], None)
         bos = ids[:1] if answer > 0 and ids[:1] == self._encoder.bos else []
-        room = limit - len(bos)
+        space = limit - len(bos)
         # An answer that is itself too long keeps its beginning, after bos or else after the prompt's last token.
-        start = min(len(ids) - room, max(answer - 1 + len(bos), 0))
+        start = min(len(ids) - space, max(answer - 1 + len(bos), 0))
         if image_starts:
-            end = start + room - len(draft.images[-1].inputs.token_ids)
+            end = start + space - len(draft.images[-1].inputs.token_ids)
             if not start <= image_starts[0] <= image_starts[-1] < end:
                 raise RecordError(
                     Reason.TOO_MANY_TOKENS,
                     f"a record may hold at most {limit} tokens (max_tokens), found {len(ids)}, and images cannot be "
                     "truncated",
                 )
-        kept = bos + ids[start : start + room], [IGNORED] * len(bos) + labels[start : start + room]
+        kept = bos + ids[start : start + space], [IGNORED] * len(bos) + labels[start : start + space]
         moved = tuple(image_start - start + len(bos) for image_start in image_starts)
         return _Draft(*kept, answer, draft.images, moved)
 

@@ -77,7 +77,7 @@ class Encoder:
 
     def text(self, text: str) -> list[int]:
         """Encode a record's text; names of control tokens are encoded letter by letter."""
-        return self._letters(text)[0]
+        return self._encode_literally(text)[0]
 
     def chat(self, messages: list[Message]) -> tuple[list[int], list[bool]]:
         """Encode messages; return the tokens and whether each belongs to an assistant turn. The last must be one.
@@ -184,7 +184,7 @@ class Encoder:
         base = 0
         for piece, control in self._pieces(whole):
             text = unmask(piece)
-            tokens, offsets = ([control], [0]) if control is not None else self._letters(text)
+            tokens, offsets = ([control], [0]) if control is not None else self._encode_literally(text)
             ids += tokens
             starts += [base + start for start in offsets]
             base += len(text)
@@ -201,7 +201,7 @@ class Encoder:
             end = match.end()
         yield whole[end:], None
 
-    def _letters(self, text: str) -> tuple[list[int], list[int]]:
+    def _encode_literally(self, text: str) -> tuple[list[int], list[int]]:
         """Token ids of text in which no control token is recognized, and where each starts."""
         encoding = self._plain.encode(text, add_special_tokens=False)
         if not self._forged.isdisjoint(encoding.ids):

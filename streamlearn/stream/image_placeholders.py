@@ -72,7 +72,8 @@ class ImagePlaceholders:
         image_token, remaining = self.vision.image_token, iter(images)
         if ids.count(image_token) != len(images):
             raise RecordError(
-                Reason.BAD_FORM, f"{len(images)} images need as many placeholders, found {ids.count(image_token)}"
+                Reason.BAD_FORM,
+                f"a record must have one placeholder per image, found {ids.count(image_token)} for {len(images)} images",
             )
         new_ids: list[int] = []
         new_labels: list[int] = []

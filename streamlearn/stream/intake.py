@@ -1,9 +1,9 @@
-"""From a source to batches: read, decode, send unusable records to the dead letters, batch.
+"""The intake: reads records from a source, decodes them, and forms batches; unusable records become dead letters.
 
 Only this module decides what happens to a record: it ends up in a batch's `records` or in its `dead_lettered`.
 
-Where records hold images and a core is free, records are decoded ahead of time in another thread while the learner
-works. The order of the stream does not change.
+If records hold images and a core is free, they are decoded ahead of time in another thread while the learner works.
+The order of the stream does not change.
 """
 
 from collections import deque
@@ -118,9 +118,9 @@ class Intake:
 
     def _decode_ahead(self, executor: Executor, timeout_s: float) -> None:
         """Submit the available records for decoding, and batch decoded ones until a batch is full."""
-        room = self._max_records - len(self._pending)
-        if room > 0:
-            for record in self._merger.take(max_records=room, timeout_s=timeout_s):
+        capacity = self._max_records - len(self._pending)
+        if capacity > 0:
+            for record in self._merger.take(max_records=capacity, timeout_s=timeout_s):
                 self._pending.append((record, executor.submit(self._decode, record)))
         while self._pending and not self._closed:
             record, outcome = self._pending.popleft()

@@ -1,6 +1,6 @@
 """Parsing of a record's bytes to a JSON object and its fields: bounded and strict; the only error is a RecordError.
 
-orjson parses: it refuses NaN, infinities, lone surrogates and bad UTF-8, and bounds its own recursion. It accepts two
+orjson parses: it refuses NaN, infinities, lone surrogates and bad UTF-8, and limits its own recursion. It accepts two
 things that a strict parser must not: duplicate keys (the last one wins) and integers beyond 64 bits (they become
 floats). Both are found without a second parse of an ordinary record:
 
