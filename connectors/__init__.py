@@ -1,1 +1,1 @@
-"""Where records come from and where unusable ones go: one module a system, all behind `streamlearn.stream.source`."""
+"""Connectors: sources of records and sinks of dead letters, which implement `streamlearn.stream.source`."""

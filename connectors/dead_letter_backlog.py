@@ -1,60 +1,60 @@
-"""Dead letters that no sink has taken yet, in memory, up to a bound.
+"""A bounded in-memory backlog of dead letters that the sink has not accepted yet.
 
-They need no file of their own: no snapshot covers their records before they are written, so whoever starts again reads
-those records again.
+The backlog needs no file: no snapshot covers these records before their dead letters are durable, so a restarted daemon
+reads them again.
 """
 
 from collections.abc import Collection, Iterator
 
-from connectors.dead_letter_headers import Origin
 from streamlearn.errors import DeadLetterError
+from streamlearn.stream.record import RecordId
 from streamlearn.stream.source import DeadLetter
 
 MAX_BYTES = 64 << 20
-"""Of keys, values and messages; behind it the daemon stops rather than drop one."""
-_PER_LETTER = 500  # bytes of headers and objects, about
+"""Maximum size of keys, values and messages in bytes; beyond it the daemon stops rather than drop a dead letter."""
+_OVERHEAD_BYTES = 500  # headers and objects of one dead letter, approximately
 
 
 class DeadLetterBacklog:
-    """Letters in order."""
+    """Dead letters in order."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._letters: list[DeadLetter] = []
+        self._dead_letters: list[DeadLetter] = []
         self.bytes = 0
 
     def __len__(self) -> int:
-        return len(self._letters)
+        return len(self._dead_letters)
 
     def __iter__(self) -> Iterator[DeadLetter]:
-        return iter(self._letters)
+        return iter(self._dead_letters)
 
-    def add(self, letter: DeadLetter) -> None:
-        """One more.
+    def add(self, dead_letter: DeadLetter) -> None:
+        """Append one dead letter.
 
         Raises:
-            DeadLetterError: there is no room for it.
+            DeadLetterError: the backlog is full.
         """
-        size = _size(letter)
-        if self._letters and self.bytes + size > self._max_bytes:
+        size = _size(dead_letter)
+        if self._dead_letters and self.bytes + size > self._max_bytes:
             raise DeadLetterError(
-                f"dead letters must be taken, and {len(self)} wait ({self.bytes >> 20} MiB) because they were not: "
-                "mend what the log tells of; a restart reads their records again"
+                f"the dead-letter sink must accept dead letters, found {len(self)} waiting ({self.bytes >> 20} MiB): "
+                "fix the error in the log, then restart; the restart reads their records again"
             )
-        self._letters.append(letter)
+        self._dead_letters.append(dead_letter)
         self.bytes += size
 
     def clear(self) -> None:
-        """All of them are written."""
-        self._letters.clear()
+        """Remove all of them, after they were written."""
+        self._dead_letters.clear()
         self.bytes = 0
 
-    def drop(self, written: Collection[Origin]) -> None:
-        """Those about these records are written."""
-        self._letters = [each for each in self._letters if (each.record.origin, each.record.offset) not in written]
-        self.bytes = sum(map(_size, self._letters))
+    def drop(self, written: Collection[RecordId]) -> None:
+        """Remove those of these records, which are written already."""
+        self._dead_letters = [each for each in self._dead_letters if each.record.id not in written]
+        self.bytes = sum(map(_size, self._dead_letters))
 
 
-def _size(letter: DeadLetter) -> int:
-    record = letter.record
-    return _PER_LETTER + len(letter.message) + len(record.value or b"") + len(record.key or b"")
+def _size(dead_letter: DeadLetter) -> int:
+    record = dead_letter.record
+    return _OVERHEAD_BYTES + len(dead_letter.message) + len(record.value or b"") + len(record.key or b"")

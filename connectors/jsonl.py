@@ -1,25 +1,25 @@
-"""A JSONL file as a source: replayed once, or followed while another program appends to it."""
+"""A JSONL file as a source: read once, or followed while another program appends to it."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from connectors.lines import DAMAGE, MAX_LINE_BYTES, LineCounter, LineReader
+from connectors.lines import MAX_LINE_BYTES, READ_ERRORS, LineCounter, LineReader
 from streamlearn.errors import SourceError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import JsonlSettings
 from streamlearn.stream.record import Gap, Position, Record, TopicPartition
 
 _POLL_BYTES = 8 << 20
-"""A poll that has this much returns early, whatever max_records says."""
+"""A poll returns early once it holds this many bytes, even below max_records."""
 
 _COUNT_BYTES = 64 << 20
-"""How far one `lag` call counts ahead in a followed file: 0.05 s."""
+"""Maximum number of bytes that one `lag` call counts ahead in a followed file: 0.05 s."""
 
 
 class JsonlSource:
-    """One partition whose offsets are line numbers, from 0. Blank lines are no records but keep their number.
+    """One partition; the offset of a record is its line number, from 0. Blank lines are skipped but numbered.
 
-    Replaying, a last line without newline is a record; following, it waits for its newline.
+    A last line without a newline is a record in a file that is read once; in a followed file it waits for its newline.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class JsonlSource:
         self._log = get_logger("connectors")
 
     def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
-        """Open the file and go behind as many lines as `position` says; 0 when it does not name this file.
+        """Open the file and skip the lines before `position`; none if it does not name this file.
 
         Raises:
             OffsetGapError: the file has fewer lines.
             SourceError: the file cannot be read.
         """
-        del identity  # it has none
+        del identity  # a file has none
         self.close()
         self._reader = self._open_at(position.get(self._origin, 0))
         self._failure = None
@@ -64,7 +64,7 @@ class JsonlSource:
 
         Raises:
             OffsetGapError: a followed file was truncated or replaced.
-            SourceError: the file is damaged behind everything returned so far.
+            SourceError: the file is damaged after the last line returned.
         """
         deadline = self._clock() + timeout_s
         while not (records := self._take(max_records)):
@@ -75,29 +75,29 @@ class JsonlSource:
         return records
 
     def commit(self, position: Position, note: str) -> None:
-        """A file has nobody to tell."""
+        """Do nothing: a file has no consumer groups."""
 
     def lag(self, position: Position) -> Mapping[TopicPartition, int]:
-        """Known lines behind `position`, blank ones included. The first call on a replayed file reads it once."""
+        """Known lines after `position`, blank ones included. The first call reads the whole file unless it is followed."""
         try:
             known = self._counter.count(_COUNT_BYTES)
-        except DAMAGE:
-            return {}  # poll says so when it gets there
+        except READ_ERRORS:
+            return {}  # poll raises the error when it gets there
         return {self._origin: max(0, known - position.get(self._origin, 0))}
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """Empty: a file's name is all there is."""
+        """Always empty: a file has no id besides its name."""
         return {}
 
     @property
     def gaps(self) -> Sequence[Gap]:
-        """None: lines do not expire."""
+        """Always empty: lines do not expire."""
         return ()
 
     @property
     def exhausted(self) -> bool:
-        """Whether a replayed file has been returned whole."""
+        """Whether every line of a file that is not followed has been returned."""
         return not self._follow and self._next is None and self._failure is None
 
     def close(self) -> None:
@@ -130,9 +130,9 @@ class JsonlSource:
         return records
 
     def _read_ahead(self) -> None:
-        """Hold the next record ready. A fault waits until everything before it was returned."""
+        """Read the next record. An error is raised only after all records before it were returned."""
         self._next = None
-        assert self._reader is not None, "seek comes first"
+        assert self._reader is not None, "seek must be called first"
         try:
             while (line := self._reader.next_line()) is not None:
                 if line.strip():

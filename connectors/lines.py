@@ -1,6 +1,6 @@
 """Numbered lines of a file, plain or gzip, in bounded memory.
 
-The topic of such a file is its name, the partition 0 and a record's offset the number of its line, from 0.
+As a source, the file's name is the topic, the partition is 0, and a record's offset is its line number from 0.
 """
 
 import gzip
@@ -13,16 +13,16 @@ from typing import BinaryIO, cast
 from streamlearn.errors import OffsetGapError, SourceError
 
 MAX_LINE_BYTES = 64 << 20
-"""Of a longer line one byte more than this is returned, so that a decoder with any sane limit refuses it."""
+"""Of a longer line one byte more than this is returned, so that a decoder with any reasonable limit refuses it."""
 
 _CHUNK_BYTES = 1 << 20
 
-DAMAGE = (OSError, EOFError, zlib.error)
-"""What reading raises: the disk, a gzip cut short or not gzip at all, a damaged deflate block."""
+READ_ERRORS = (OSError, EOFError, zlib.error)
+"""What reading raises: disk errors, a truncated or invalid gzip file, a damaged deflate block."""
 
 
 class LineReader:
-    """Walks through a file line by line; the file may still be growing."""
+    """Reads a file line by line; the file may still be growing."""
 
     def __init__(self, path: Path, *, growing: bool = False, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         """Open the file.
@@ -31,7 +31,7 @@ class LineReader:
             SourceError: it cannot be opened.
         """
         self.number = 0
-        """Of the next line."""
+        """Number of the next line."""
         self._path = path
         self._growing = growing
         self._max_line_bytes = max_line_bytes
@@ -40,42 +40,42 @@ class LineReader:
         try:
             self._stream = _open(path)
         except OSError as error:
-            raise SourceError(f"{path} must be a readable file: {error.strerror}") from error
+            raise SourceError(f"{path} must be a readable file, found: {error.strerror}") from error
 
     def next_line(self) -> bytes | None:
-        """Return the next line without its newline, or None when there is none yet (growing) or none at all.
+        """Return the next line without its newline; None at the end of the file, or of a growing file so far.
 
         Raises:
-            SourceError: the file is damaged here.
+            SourceError: the file is damaged at this line.
         """
         try:
             return self._next_line()
-        except DAMAGE as error:
+        except READ_ERRORS as error:
             raise self._damaged(error) from error
 
     def skip_to(self, number: int) -> None:
-        """Go behind the first `number` lines.
+        """Skip the first `number` lines.
 
         Raises:
-            OffsetGapError: the file has fewer.
+            OffsetGapError: the file has fewer lines.
             SourceError: the file is damaged before that line.
         """
         try:
             while self.number < number and self._drop_line():
                 self.number += 1
-        except DAMAGE as error:
+        except READ_ERRORS as error:
             raise self._damaged(error) from error
         if self.number < number:
             raise OffsetGapError(
                 f"{self._path} must have the {number} lines that were trained, found {self.number}: it was truncated "
-                "or replaced. Put the original back, or start with --fresh"
+                "or replaced. Restore the original, or start over with --fresh"
             )
 
     def check_identity(self) -> None:
-        """Look whether the path still names the file that is being read, at full length.
+        """Check that the path still names the open file, and that the file was not truncated.
 
         Raises:
-            OffsetGapError: the file was truncated, or another one stands in its place.
+            OffsetGapError: the file was truncated or replaced.
         """
         handle = os.fstat(self._stream.fileno())
         read = self._stream.tell()
@@ -86,8 +86,8 @@ class LineReader:
         else:
             return
         raise OffsetGapError(
-            f"{self._path} {fault} ({self.number} lines). A followed file may only grow: put the original back, or "
-            "start with --fresh"
+            f"{self._path} {fault} ({self.number} lines). A followed file may only grow: restore the original, or "
+            "start over with --fresh"
         )
 
     def close(self) -> None:
@@ -111,7 +111,10 @@ class LineReader:
         return line.removesuffix(b"\n")
 
     def _drop_line(self) -> bool:
-        """Read up to the next newline; whether anything was there. What comes later of this line is dropped then."""
+        """Read up to the next newline; return whether there was anything to read.
+
+        If the line is incomplete so far, the rest of it is dropped by the next call.
+        """
         found = False
         while chunk := self._stream.readline(_CHUNK_BYTES):
             found = True
@@ -123,8 +126,8 @@ class LineReader:
 
     def _damaged(self, error: Exception) -> SourceError:
         return SourceError(
-            f"{self._path} must be readable, and is not behind its first {self.number} lines: {error}. Repair or "
-            "replace it, then restart"
+            f"{self._path} must be readable, found after line {self.number}: {error}. Repair or replace the file, then "
+            "restart"
         )
 
 
@@ -139,7 +142,7 @@ class LineCounter:
         self._finished = False
 
     def count(self, max_bytes: int) -> int:
-        """Return the lines known so far; a growing file is read up to `max_bytes` further, a finite one to its end."""
+        """Return the number of lines so far; read a growing file up to `max_bytes` further, a finite one to its end."""
         if self._finished:
             return self._lines
         with _open(self._path) as stream:
@@ -157,7 +160,7 @@ class LineCounter:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Every line of a file that is not blank, without its newline.
+    """Yield every line of a file that is not blank, without its newline.
 
     Raises:
         SourceError: the file cannot be opened or is damaged.
@@ -176,7 +179,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _is_another_file(path: Path, handle: os.stat_result) -> bool:
-    """Whether `path` names a file other than the open one. A path that is gone for the moment does not."""
+    """Whether `path` names a file other than the open one; False while the path does not exist."""
     try:
         return not os.path.samestat(path.stat(), handle)
     except OSError:

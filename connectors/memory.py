@@ -1,4 +1,4 @@
-"""A source and a dead-letter sink that live in memory: for tests, doctests and embedding.
+"""A source and a dead-letter sink in memory: for tests, doctests and embedding.
 
 >>> source = MemorySource(records_from([b'{"text": "a"}', b'{"text": "b"}']))
 >>> source.seek(Position())
@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from streamlearn.errors import OffsetGapError
-from streamlearn.stream.record import Gap, Position, Record, TopicPartition
+from streamlearn.stream.record import Gap, Position, Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter
 
 
 def records_from(values: Iterable[bytes], topic: str = "memory", partition: int = 0, start: int = 0) -> list[Record]:
-    """One record a value, offsets counted up from `start`."""
+    """Return one record per value, with offsets from `start`."""
     origin = TopicPartition(topic, partition)
     return [Record(origin, offset, value) for offset, value in enumerate(values, start)]
 
@@ -27,7 +27,8 @@ def records_from(values: Iterable[bytes], topic: str = "memory", partition: int 
 class MemorySource:
     """Records given at once or appended later, returned in the order in which they were given.
 
-    Endless sources wait for `append`, also from another thread; finite ones are exhausted behind the last record.
+    An endless source waits for `append`, which may come from another thread; a finite one is exhausted after the last
+    record.
     """
 
     def __init__(self, records: Iterable[Record] = (), *, endless: bool = False) -> None:
@@ -41,7 +42,7 @@ class MemorySource:
         self.append(*records)
 
     def append(self, *records: Record) -> None:
-        """Add records at the end of their logs; offsets must rise within a partition and may leave gaps."""
+        """Append records to their logs; offsets must increase within a partition and may have gaps."""
         with self._changed:
             for record in records:
                 assert record.offset >= self._ends.get(record.origin, 0), (
@@ -55,13 +56,15 @@ class MemorySource:
         """Go to `position`; partitions that it does not name begin at 0.
 
         Raises:
-            OffsetGapError: a named offset lies behind the end of its log.
+            OffsetGapError: a named offset lies past the end of its log.
         """
-        del identity  # it has none
+        del identity  # a memory source has none
         for origin, offset in position.items():
             end = self._ends.get(origin, 0)
             if offset > end:
-                raise OffsetGapError(f"{origin} must reach offset {offset}, it ends at {end}: start with --fresh")
+                raise OffsetGapError(
+                    f"the log of {origin} must reach offset {offset}, found its end at {end}: start over with --fresh"
+                )
         self._start = {**dict.fromkeys(self._ends, 0), **position}
         self._cursor = 0
         return Position(dict(self._start))
@@ -70,19 +73,19 @@ class MemorySource:
         """Return the next records; an endless source waits up to `timeout_s` for the first."""
         with self._changed:
             if self._endless:
-                self._changed.wait_for(self._behind, timeout_s)
+                self._changed.wait_for(self._has_next, timeout_s)
             records: list[Record] = []
-            while len(records) < max_records and self._behind():
+            while len(records) < max_records and self._has_next():
                 records.append(self._log[self._cursor])
                 self._cursor += 1
             return records
 
     def commit(self, position: Position, note: str) -> None:
-        """Keep what was committed in `commits`."""
+        """Append to `commits`."""
         self.commits.append((position, note))
 
     def lag(self, position: Position) -> Mapping[TopicPartition, int]:
-        """Records at or behind `position`, counted."""
+        """Number of records at or after `position`."""
         left = dict.fromkeys(self._ends, 0)
         for record in self._log:
             left[record.origin] += record.offset >= position.get(record.origin, 0)
@@ -90,25 +93,25 @@ class MemorySource:
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """Empty: it lives as long as the object."""
+        """Empty: the topics live only as long as this object."""
         return {}
 
     @property
     def gaps(self) -> Sequence[Gap]:
-        """None: nothing is deleted."""
+        """Always empty: nothing is deleted."""
         return ()
 
     @property
     def exhausted(self) -> bool:
         """Whether a finite source has returned everything."""
         with self._changed:
-            return not self._endless and not self._behind()
+            return not self._endless and not self._has_next()
 
     def close(self) -> None:
         """Nothing to release."""
 
-    def _behind(self) -> bool:
-        """Move the cursor over what lies before the start; whether a record is left."""
+    def _has_next(self) -> bool:
+        """Move the cursor past records before the start; return whether a record is left."""
         while self._cursor < len(self._log):
             record = self._log[self._cursor]
             if record.offset >= self._start.get(record.origin, 0):
@@ -118,29 +121,32 @@ class MemorySource:
 
 
 class MemoryDeadLetters:
-    """Letters in a list. Give the list to the next instance to play a restart; unflushed letters are lost with it."""
+    """Dead letters in a list.
 
-    def __init__(self, letters: list[DeadLetter] | None = None) -> None:
-        self.letters: list[DeadLetter] = letters if letters is not None else []
+    To simulate a restart, give the list to the next instance; dead letters that were not flushed are lost.
+    """
+
+    def __init__(self, flushed: list[DeadLetter] | None = None) -> None:
+        self.flushed: list[DeadLetter] = flushed if flushed is not None else []
         self._unflushed: list[DeadLetter] = []
 
-    def recall(self, mark: Mapping[str, Any] | None) -> frozenset[tuple[TopicPartition, int]]:
-        """Origins and offsets of the letters flushed after `mark`."""
+    def recall(self, mark: Mapping[str, Any] | None) -> frozenset[RecordId]:
+        """The records of the dead letters flushed after `mark`."""
         start = mark["letters"] if mark is not None else 0
-        return frozenset((letter.record.origin, letter.record.offset) for letter in self.letters[start:])
+        return frozenset(dead_letter.record.id for dead_letter in self.flushed[start:])
 
-    def send(self, letter: DeadLetter) -> None:
-        """Buffer one letter until `flush`."""
-        self._unflushed.append(letter)
+    def send(self, dead_letter: DeadLetter) -> None:
+        """Buffer one dead letter until `flush`."""
+        self._unflushed.append(dead_letter)
 
     def flush(self) -> None:
-        """Move what was sent into `letters`."""
-        self.letters += self._unflushed
+        """Move what was sent into `flushed`."""
+        self.flushed += self._unflushed
         self._unflushed.clear()
 
     def mark(self) -> Mapping[str, Any]:
-        """How many letters were flushed."""
-        return {"letters": len(self.letters)}
+        """The number of dead letters flushed."""
+        return {"letters": len(self.flushed)}
 
     def close(self) -> None:
         """Nothing to release."""

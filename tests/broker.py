@@ -1,4 +1,4 @@
-"""A real Apache Kafka for tests: one node in a temporary folder, started, killed and asked from Python."""
+"""A real Apache Kafka for tests: one node in a temporary folder, controlled from Python."""
 
 import contextlib
 import gc
@@ -30,10 +30,10 @@ _STOP_TIMEOUT_S = 30.0
 
 
 class Broker:
-    """One Kafka process and its log folder. `kill` and `start` again plays a crash: acknowledged records survive."""
+    """One Kafka process and its log folder. `kill` and `start` simulate a crash: acknowledged records survive."""
 
     listeners: Sequence[str] = ("PLAINTEXT", "CONTROLLER", "SASL_PLAINTEXT")
-    """Each is named after its protocol and has a port of its own."""
+    """Each is named after its protocol and has its own port."""
 
     def __init__(self, home: Path, folder: Path) -> None:
         self._home = home
@@ -51,7 +51,7 @@ class Broker:
     # --- the process --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start and wait until it serves."""
+        """Start and wait until it accepts requests."""
         assert self._process is None, "already running"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -73,12 +73,12 @@ class Broker:
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it as a crash would, in the middle of anything."""
+        """Kill the process at once, like a crash."""
         self._end(signal.SIGKILL)
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Inside, connections stay open and new ones are accepted by the system, and nothing is ever answered."""
+        """Suspend the process: connections stay open, the system accepts new ones, and no request is answered."""
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGSTOP)
         try:
@@ -87,24 +87,24 @@ class Broker:
             os.killpg(self._process.pid, signal.SIGCONT)
 
     def flip_byte(self, topic: str, marker: bytes, partition: int = 0) -> None:
-        """Damage the log on disk where `marker` stands; the broker sends what the disk holds and does not look."""
+        """Damage the log on disk at `marker`; the broker sends it without a check."""
         for segment in (self._folder / "logs" / f"{topic}-{partition}").glob("*.log"):
             with segment.open("r+b") as log:
-                place = log.read().index(marker)
-                log.seek(place)
+                start = log.read().index(marker)
+                log.seek(start)
                 log.write(bytes([marker[0] ^ 0x01]))
 
     # --- topics and records -------------------------------------------------------------------------------------------
 
     def new_topic(self, *, partitions: int = 1, **configs: str) -> str:
-        """Make a topic under a name of its own; a configuration's underscores stand for dots."""
+        """Create a topic with a unique name; underscores in the names of `configs` stand for dots."""
         self._topics += 1
         name = f"topic{self._topics}"
         self.create_topic(name, partitions=partitions, **configs)
         return name
 
     def create_topic(self, name: str, *, partitions: int = 1, **configs: str) -> None:
-        """Make a topic and wait until it has leaders."""
+        """Create a topic and wait for its leaders."""
         options = {"num_partitions": partitions, "replication_factor": 1, "configs": _dotted(configs)}
         with self._admin() as admin:
             admin.create_topics({name: options}, wait_for_metadata=True)
@@ -125,25 +125,25 @@ class Broker:
                 time.sleep(0.05)
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
-        """Do what retention does: drop every record below the offset `before`."""
+        """Delete every record below the offset `before`, like retention does."""
         with self._admin() as admin:
             admin.delete_records({TopicPartition(topic, partition): before})
 
     def produce(self, topic: str, values: Sequence[bytes | None], partition: int = 0, **options: Any) -> None:
-        """Append raw values, acknowledged; options go to each send (key, headers)."""
+        """Append raw values and wait for the acknowledgements; `options` go to each send (key, headers)."""
         with contextlib.closing(KafkaProducer(bootstrap_servers=self.servers)) as producer:
             sent = [producer.send(topic, value, partition=partition, **options) for value in values]
             for future in sent:
                 future.get(timeout=30)
 
     def produce_compressed(self, topic: str, codec: str, value: bytes) -> None:
-        """Append one value in a batch of its own, packed with `codec`."""
+        """Append one value as its own batch, compressed with `codec`."""
         options = {"compression_type": codec, "max_request_size": len(value) + 1024}
         with contextlib.closing(KafkaProducer(bootstrap_servers=self.servers, **options)) as producer:
             producer.send(topic, value).get(timeout=30)
 
     def transact(self, topic: str, values: Sequence[bytes], *, commit: bool, partition: int = 0) -> None:
-        """Append values in one transaction and commit or abort it; the marker takes an offset of its own."""
+        """Append values in one transaction and commit or abort it; the marker has its own offset."""
         options = {"transactional_id": f"test-{topic}"}
         with contextlib.closing(KafkaProducer(bootstrap_servers=self.servers, **options)) as producer:
             producer.init_transactions()
@@ -157,7 +157,7 @@ class Broker:
                 producer.abort_transaction()
 
     def read_all(self, topic: str) -> list[Any]:
-        """Every message of a topic, by partition and offset, as kafka-python gives it."""
+        """Return every message of a topic by partition and offset, as kafka-python's type."""
         consumer = KafkaConsumer(
             bootstrap_servers=self.servers,
             auto_offset_reset="earliest",
@@ -176,18 +176,18 @@ class Broker:
         return sorted(messages, key=lambda message: (message.partition, message.offset))
 
     def committed(self, group: str) -> dict[tuple[str, int], tuple[int, str]]:
-        """Topic and partition to offset and metadata, as a group's lag tool sees them."""
+        """Return a group's committed offsets and metadata by topic and partition."""
         with self._admin() as admin:
             offsets = admin.list_group_offsets(group)[group]
         return {(at.topic, at.partition): (stored.offset, stored.metadata) for at, stored in offsets.items()}
 
     def settings(self, *topics: str, **overrides: Any) -> KafkaSettings:
-        """Settings that reach this broker."""
+        """Return settings for this broker."""
         values = {"bootstrap_servers": self.servers, "security_protocol": "PLAINTEXT", "topics": topics, **overrides}
         return KafkaSettings(**values)
 
     def sasl_settings(self, *topics: str, password_file: Path) -> KafkaSettings:
-        """Settings that reach the listener which wants a password."""
+        """Return settings for the listener that requires a password."""
         return self.settings(
             *topics,
             bootstrap_servers=self._addresses["SASL_PLAINTEXT"],
@@ -197,7 +197,7 @@ class Broker:
             sasl_plain_password_file=password_file,
         )
 
-    # --- below --------------------------------------------------------------------------------------------------------
+    # --- configuration and process ------------------------------------------------------------------------------------
 
     def _admin(self) -> Any:
         return KafkaAdminClient(bootstrap_servers=self.servers)
@@ -230,7 +230,7 @@ class Broker:
         }
 
     def _users(self) -> list[str]:
-        """What formatting the storage is told of users, beside what the properties say."""
+        """Options for users when the storage is formatted."""
         return []
 
     def _configure(self) -> None:
@@ -256,19 +256,19 @@ class Broker:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One broker for the whole session; tests share it and use topics of their own."""
+    """One broker for the whole session; each test uses its own topics."""
     yield from running(Broker(needed_kafka(), tmp_path_factory.mktemp("kafka")))
 
 
 def running(kafka: Broker) -> Iterator[Broker]:
-    """Start it, and end it when the tests that use it have."""
+    """Start a broker, and kill it after the tests that use it."""
     kafka.start()
     yield kafka
     kafka.kill()
 
 
 def needed_kafka() -> Path:
-    """Where Kafka lies; the test is skipped where it or Java is not there."""
+    """Return Kafka's folder; skip the test if Kafka or Java is missing."""
     home = kafka_home()
     if home is None:
         pytest.skip("no Apache Kafka: set KAFKA_HOME to an unpacked distribution")
@@ -279,7 +279,7 @@ def needed_kafka() -> Path:
 
 @pytest.fixture
 def leaked_sockets() -> Iterator[None]:
-    """kafka-python leaves sockets of failed connections to the garbage collector: collect them where nobody minds."""
+    """Collect, without warnings, the sockets that kafka-python leaves to the garbage collector."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
@@ -287,7 +287,7 @@ def leaked_sockets() -> Iterator[None]:
 
 
 def kafka_home() -> Path | None:
-    """$KAFKA_HOME, or the one that lies beside the repository."""
+    """Return $KAFKA_HOME, or the Kafka in the shared folder beside the repository."""
     beside = Path(__file__).resolve().parents[2] / "shared" / "kafka"
     home = Path(os.environ.get("KAFKA_HOME", beside))
     return home if (home / "bin" / "kafka-server-start.sh").exists() else None

@@ -1,1 +1,1 @@
-"""Apache Kafka through kafka-python: the only package that imports it."""
+"""Apache Kafka through kafka-python; only this package imports it."""

@@ -1,7 +1,8 @@
-"""From `KafkaSettings` to connected clients, and from kafka-python's exceptions to messages that say what to do.
+"""Kafka clients built from `KafkaSettings`, and kafka-python's exceptions translated to messages that say what to do.
 
-kafka-python reports a wrong password, a wrong protocol and a dead broker in the same words, and a client that could not
-bootstrap leaves a thread behind. So a broker must accept a plain TCP connection before a client is built.
+kafka-python reports a wrong password, a wrong protocol and an unreachable broker with the same message, and a client
+that could not bootstrap leaves a thread running. A broker must therefore accept a plain TCP connection before a client
+is built.
 """
 
 import contextlib
@@ -15,32 +16,32 @@ from kafka.errors import KafkaError, TopicAuthorizationFailedError, UnsupportedC
 from kafka.structs import TopicPartition as KafkaTopicPartition
 
 from connectors.kafka import codecs
-from connectors.kafka.security import refusal, secure_options
+from connectors.kafka.security import explain_failures, secure_options
 from streamlearn.errors import SourceError
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import TopicPartition
 
 CLIENT_ERRORS = (KafkaError, OSError)
-"""What any call on a client may raise when the cluster is away."""
+"""What any call of a client may raise while the cluster is unreachable."""
 
 _TCP_TIMEOUT_S = 1.0
 _BACKOFF_MIN_S = 0.1
 _BACKOFF_MAX_S = 2.0
 _CLOSE_TIMEOUT_MS = 5_000
-_ADMIN_TIMEOUT_MS = 10_000  # training stands still while an offset commit waits
-_HEADROOM_BYTES = 8 << 20  # one message may exceed fetch.max.bytes; it is delivered all the same, up to this much
+_ADMIN_TIMEOUT_MS = 10_000  # training waits for an offset commit
+_HEADROOM_BYTES = 8 << 20  # one message may exceed fetch.max.bytes by this much and is still delivered
 
 _CLIENT_LOG = logging.getLogger("kafka")
-_CLIENT_LOG.addHandler(logging.NullHandler())  # else each failed attempt prints four lines; our events say it once
+_CLIENT_LOG.addHandler(logging.NullHandler())  # otherwise each failed attempt prints four lines; our events log it once
 
 
 def new_consumer(settings: KafkaSettings, bootstrap_s: float, **options: Any) -> Any:
-    """A consumer of raw bytes without a group: reading depends on no coordinator, and no position but ours exists.
+    """Build a consumer of raw bytes without a group: it needs no coordinator, and no other positions exist.
 
     Raises:
         SourceError: no broker answered within `bootstrap_s`.
     """
-    codecs.bound(settings.max_decompressed_bytes)
+    codecs.limit_decompression(settings.max_decompressed_bytes)
     return _new(
         KafkaConsumer,
         settings,
@@ -60,7 +61,7 @@ def new_consumer(settings: KafkaSettings, bootstrap_s: float, **options: Any) ->
 
 
 def new_producer(settings: KafkaSettings, bootstrap_s: float, **options: Any) -> Any:
-    """An idempotent producer of raw bytes that waits for every in-sync replica.
+    """Build an idempotent producer of raw bytes that waits for every in-sync replica.
 
     Raises:
         SourceError: no broker answered within `bootstrap_s`.
@@ -81,7 +82,7 @@ def new_producer(settings: KafkaSettings, bootstrap_s: float, **options: Any) ->
 
 
 def new_admin(settings: KafkaSettings, bootstrap_s: float) -> Any:
-    """An admin client, for the topics' partitions and for offset commits.
+    """Build an admin client, for topic descriptions and offset commits.
 
     Raises:
         SourceError: no broker answered within `bootstrap_s`.
@@ -91,7 +92,7 @@ def new_admin(settings: KafkaSettings, bootstrap_s: float) -> Any:
 
 
 def close_quietly(client: Any) -> None:
-    """Close a consumer or an admin client; what fails now has no consequence."""
+    """Close a client and ignore errors, which have no consequence at this point."""
     with contextlib.suppress(*CLIENT_ERRORS, RuntimeError):
         if isinstance(client, KafkaConsumer):
             client.close(autocommit=False, timeout_ms=_CLOSE_TIMEOUT_MS)
@@ -100,7 +101,7 @@ def close_quietly(client: Any) -> None:
 
 
 def is_reachable(settings: KafkaSettings) -> bool:
-    """Whether any bootstrap server accepts a TCP connection; blocks at most a second for each."""
+    """Return whether any bootstrap server accepts a TCP connection; blocks at most a second for each."""
     for server in settings.bootstrap_servers.split(","):
         host, _, port = server.strip().rpartition(":")
         with contextlib.suppress(OSError, ValueError):
@@ -117,10 +118,10 @@ def wait_until_reachable(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> None:
-    """Return once a bootstrap server accepts connections, trying with growing pauses; `on_wait` runs before the first.
+    """Return once a bootstrap server accepts connections. Retries with growing pauses, and calls `on_wait` first.
 
     Raises:
-        SourceError: none did within `timeout_s`.
+        SourceError: none accepted a connection within `timeout_s`.
     """
     deadline = clock() + timeout_s
     pause_s = _BACKOFF_MIN_S
@@ -129,7 +130,7 @@ def wait_until_reachable(
             on_wait()
         if clock() + pause_s > deadline:
             raise SourceError(
-                f"a Kafka broker must answer at {settings.bootstrap_servers}; none accepted a connection for "
+                f"a Kafka broker must be reachable at {settings.bootstrap_servers}, none accepted a connection for "
                 f"{timeout_s:.0f} s. Start the broker, or correct bootstrap.servers"
             )
         sleep(pause_s)
@@ -137,37 +138,40 @@ def wait_until_reachable(
 
 
 def describe(error: BaseException) -> str:
-    """The error in one line, with what to do where that is known."""
+    """Return the error in one line, with what to do if that is known."""
     text = str(error) or type(error).__name__
     if isinstance(error, TopicAuthorizationFailedError):
-        return f"{text}: the user needs READ and DESCRIBE on the source topics, and WRITE too on the dead-letter topic"
+        return (
+            f"{text}: grant the user READ and DESCRIBE on the source topics, and READ, WRITE and DESCRIBE on the "
+            "dead-letter topic"
+        )
     if isinstance(error, UnsupportedCodecError):
-        return f"{text}: the topic is compressed; pip install 'streamlearn[codecs]'"
+        return f"{text}: the topic is compressed; run pip install 'streamlearn[codecs]'"
     return text
 
 
 def to_kafka(origin: TopicPartition) -> Any:
-    """The client's own type for a partition."""
+    """Return kafka-python's type of a partition."""
     return KafkaTopicPartition(origin.topic, origin.partition)
 
 
 def _new(client: Any, settings: KafkaSettings, bootstrap_s: float, **options: Any) -> Any:
     connection = _connection(settings)
-    with _overheard() as failures:
+    with _connection_failures() as failures:
         try:
             return client(bootstrap_timeout_ms=int(bootstrap_s * 1000), **{**connection, **options})
         except KafkaError as error:
             raise SourceError(
-                f"{settings.bootstrap_servers} accepts connections and must speak {settings.security_protocol}; "
-                f"for {bootstrap_s:.0f} s it did not: {refusal(failures or [describe(error)])}"
+                f"{settings.bootstrap_servers} accepts TCP connections but no {settings.security_protocol} connection "
+                f"succeeded for {bootstrap_s:.0f} s: {explain_failures(failures or [describe(error)])}"
             ) from error
 
 
 def _connection(settings: KafkaSettings) -> dict[str, Any]:
-    """Address, identity and encryption, shared by every client.
+    """Address, credentials and encryption, shared by every client.
 
     Raises:
-        CredentialsError: a certificate, a key or the password's file cannot be used.
+        CredentialsError: a certificate, a key or the password file cannot be used.
     """
     return {
         "bootstrap_servers": [server.strip() for server in settings.bootstrap_servers.split(",")],
@@ -180,8 +184,8 @@ def _connection(settings: KafkaSettings) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _overheard() -> Iterator[list[str]]:
-    """Why connections failed, in order. The client only logs it."""
+def _connection_failures() -> Iterator[list[str]]:
+    """Collect the reasons of failed connections, in order. kafka-python only logs them."""
     failures: list[str] = []
 
     class Listener(logging.Handler):

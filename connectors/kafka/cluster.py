@@ -1,4 +1,4 @@
-"""What the cluster says about topics, and what it is told about progress: everything that is not reading records."""
+"""Administrative requests to the cluster: topic descriptions and offset commits."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,12 +14,12 @@ from streamlearn.errors import SourceError
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import Position
 
-_COORDINATOR_PATIENCE_S = 2.0  # a cluster's first commit creates the offsets topic, which takes a second
+_COORDINATOR_TIMEOUT_S = 2.0  # a cluster's first commit creates the offsets topic, which takes a second
 _COORDINATOR_PAUSE_S = 0.2
 
 
 class Cluster:
-    """An admin client that is built on first use and anew after any failure (its coordinator cache never ages)."""
+    """An admin client, built on first use and again after any failure, because its coordinator cache never expires."""
 
     def __init__(
         self,
@@ -36,31 +36,34 @@ class Cluster:
         self._admin: Any = None
 
     def topics(self, names: Iterable[str], *, to: Sequence[ACLOperation] = ()) -> dict[str, Topic]:
-        """Describe topics that we want to do something with.
+        """Describe topics on which the operations `to` must be allowed.
 
         Raises:
-            SourceError: one does not exist, the user may not see it or not do that, or the cluster does not answer.
+            SourceError: a topic does not exist, an operation is not allowed, or the cluster does not answer.
         """
         try:
             found = {entry["name"]: entry for entry in self._client().describe_topics(list(names))}
         except KafkaError as error:
             self.close()
-            raise SourceError(f"{self._settings.bootstrap_servers} does not describe its topics: {error}") from error
+            raise SourceError(
+                f"{self._settings.bootstrap_servers} did not answer a request for its topics: {error}"
+            ) from error
         return {name: topic_of(self._settings, name, found.get(name, {"error_code": 3}), to) for name in names}
 
     def commit(self, group: str, position: Position, note: str) -> None:
         """Store `position` as the group's offsets, with `note` as their metadata; blocks a few seconds at most.
 
         Raises:
-            SourceError: the cluster refuses or does not answer.
+            SourceError: the cluster refuses the commit or does not answer.
         """
         offsets = {to_kafka(origin): OffsetAndMetadata(offset, note, -1) for origin, offset in position.items()}
-        deadline = self._clock() + _COORDINATOR_PATIENCE_S
-        while refusal := self._try_commit(group, offsets):
+        deadline = self._clock() + _COORDINATOR_TIMEOUT_S
+        while error := self._try_commit(group, offsets):
             self.close()
-            if not refusal.retriable or self._clock() > deadline:
+            if not error.retriable or self._clock() > deadline:
                 raise SourceError(
-                    f"group {group} must be this daemon's own and writable (READ on it): {describe(refusal)}"
+                    f"offsets of group {group} could not be committed: {describe(error)}. Use a group.id that no "
+                    "other consumer uses, and grant the user READ on the group"
                 )
             self._sleep(_COORDINATOR_PAUSE_S)
 
@@ -71,7 +74,7 @@ class Cluster:
             self._admin = None
 
     def _try_commit(self, group: str, offsets: dict[Any, Any]) -> Any:
-        """Commit once; the error, or None."""
+        """Commit once; return the error, or None."""
         try:
             answers = self._client().alter_group_offsets(group, offsets)
         except KafkaError as error:
@@ -82,8 +85,8 @@ class Cluster:
         if self._admin is None:
             if not is_reachable(self._settings):
                 raise SourceError(
-                    f"a Kafka broker must answer at {self._settings.bootstrap_servers}; none accepts a connection. "
-                    "Start the broker, or correct bootstrap.servers"
+                    f"a Kafka broker must be reachable at {self._settings.bootstrap_servers}, none accepts a "
+                    "connection. Start the broker, or correct bootstrap.servers"
                 )
             self._admin = new_admin(self._settings, self._bootstrap_s)
         return self._admin

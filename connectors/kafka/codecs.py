@@ -1,7 +1,8 @@
-"""Compressed batches, unpacked up to a bound: kafka-python has none, and 6 kB of zstd can hold 200 MiB.
+"""Decompression of batches with a size limit: kafka-python has none, and 6 kB of zstd can expand to 200 MiB.
 
-It also has no place to put one. So `bound` replaces the functions that its record readers call, in the modules that
-`PLACES` names and nowhere else in this project; a test holds them against the installed release.
+kafka-python has no hook for a limit either. `limit_decompression` therefore replaces the functions that its record
+readers call, in the modules in `PATCHED_FUNCTIONS` and nowhere else in this project; a test checks that the installed
+release has them.
 """
 
 import struct
@@ -23,11 +24,11 @@ Payload = bytes | memoryview
 
 
 class DecompressedTooLargeError(KafkaError):  # type: ignore[misc]  # kafka-python ships no types
-    """A batch holds more than the bound; what was unpacked of it is gone. Reading it again ends the same way."""
+    """A batch expands beyond the limit. Reading it again has the same result."""
 
 
-class _Output(bytearray):
-    """What is unpacked so far."""
+class _BoundedOutput(bytearray):
+    """The output so far."""
 
     def __init__(self, name: str, max_bytes: int) -> None:
         super().__init__()
@@ -35,36 +36,36 @@ class _Output(bytearray):
         self._max_bytes = max_bytes
 
     def reserve(self, size: int) -> None:
-        """Refuse so many bytes more, before they exist.
+        """Check that `size` more bytes fit, before they are produced.
 
         Raises:
-            DecompressedTooLargeError: they would cross the bound.
+            DecompressedTooLargeError: they would exceed the limit.
         """
         if len(self) + size > self._max_bytes:
             raise DecompressedTooLargeError(
-                f"a batch must unpack to max.decompressed.bytes at most, {self._max_bytes}, and this one of "
-                f"{self._name} holds more: raise the setting if its producer means it"
+                f"a {self._name} batch must expand to at most {self._max_bytes} bytes (max.decompressed.bytes), found "
+                "more: raise the setting if its producer is meant to write such batches"
             )
 
     def drain(self, read: Callable[[int], bytes]) -> None:
-        """Take everything that `read` gives, a chunk at a time."""
+        """Append everything that `read` returns, a chunk at a time."""
         while chunk := read(_CHUNK_BYTES):
             self.reserve(len(chunk))
             self += chunk
 
 
 def gzip_decode(payload: Payload, *, max_bytes: int) -> bytearray:
-    """Every member of a gzip file."""
-    out = _Output("gzip", max_bytes)
+    """Decompress every member of a gzip file."""
+    out = _BoundedOutput("gzip", max_bytes)
     with GzipFile(fileobj=BytesIO(payload), mode="rb") as file:
         out.drain(file.read)
     return out
 
 
 def snappy_decode(payload: bytes, *, max_bytes: int) -> bytearray:
-    """Raw snappy, or the blocks that Java's producers write. A block cannot grow beyond the size that it states."""
+    """Decompress raw snappy, or the blocks that Java's producers write. A block never exceeds the size it states."""
     snappy = _library("snappy", codec.snappy)
-    out = _Output("snappy", max_bytes)
+    out = _BoundedOutput("snappy", max_bytes)
     for block in _xerial_blocks(payload) if payload.startswith(_XERIAL_MAGIC) else [payload]:
         out.reserve(_snappy_size(block))
         out += snappy.decompress(block)
@@ -72,23 +73,23 @@ def snappy_decode(payload: bytes, *, max_bytes: int) -> bytearray:
 
 
 def lz4_decode(payload: bytes, *, max_bytes: int) -> bytearray:
-    """One lz4 frame."""
-    out = _Output("lz4", max_bytes)
+    """Decompress one lz4 frame."""
+    out = _BoundedOutput("lz4", max_bytes)
     frame = _library("lz4", codec.lz4).LZ4FrameDecompressor()
-    fed = payload
+    unread = payload
     while not frame.eof:
-        chunk = frame.decompress(fed, _CHUNK_BYTES)
+        chunk = frame.decompress(unread, _CHUNK_BYTES)
         if not chunk and not frame.eof:
-            raise ValueError(f"an lz4 frame must be whole, found its first {len(payload)} bytes")
+            raise ValueError(f"expected a complete lz4 frame, found only its first {len(payload)} bytes")
         out.reserve(len(chunk))
         out += chunk
-        fed = b""
+        unread = b""
     return out
 
 
 def zstd_decode(payload: bytes, *, max_bytes: int) -> bytearray:
-    """Every zstd frame, one after another."""
-    out = _Output("zstd", max_bytes)
+    """Decompress consecutive zstd frames."""
+    out = _BoundedOutput("zstd", max_bytes)
     decompressor = _library("zstd", codec.zstd).ZstdDecompressor()
     with decompressor.stream_reader(BytesIO(payload), read_across_frames=True) as frames:
         out.drain(frames.read)
@@ -96,13 +97,13 @@ def zstd_decode(payload: bytes, *, max_bytes: int) -> bytearray:
 
 
 DECODERS = {decode.__name__: decode for decode in (gzip_decode, snappy_decode, lz4_decode, zstd_decode)}
-PLACES = {codec: tuple(DECODERS), default_records: tuple(DECODERS), legacy_records: tuple(DECODERS)[:3]}
-"""Where kafka-python 3.0 looks the functions up; zstd came after the legacy formats."""
+PATCHED_FUNCTIONS = {codec: tuple(DECODERS), default_records: tuple(DECODERS), legacy_records: tuple(DECODERS)[:3]}
+"""The names that kafka-python 3.0 looks up, by module; the legacy formats have no zstd."""
 
 
-def bound(max_bytes: int) -> None:
-    """Let every consumer of this process unpack at most `max_bytes` of a batch; the last call holds."""
-    for module, names in PLACES.items():
+def limit_decompression(max_bytes: int) -> None:
+    """Limit the decompressed size of a batch for every consumer of this process; the last call wins."""
+    for module, names in PATCHED_FUNCTIONS.items():
         for name in names:
             assert hasattr(module, name), f"kafka-python moved {name} out of {module.__name__}"
             setattr(module, name, partial(DECODERS[name], max_bytes=max_bytes))
@@ -115,21 +116,21 @@ def _library(name: str, found: Any) -> Any:
 
 
 def _xerial_blocks(payload: bytes) -> Iterator[bytes]:
-    place = _XERIAL_HEADER_BYTES
-    while place < len(payload):
-        (size,) = struct.unpack_from(">i", payload, place)
-        place += 4
-        if not 0 < size <= len(payload) - place:  # kafka-python goes round for ever on a negative one
-            raise ValueError(f"a snappy block must have 1 to {len(payload) - place} bytes, states {size}")
-        yield payload[place : place + size]
-        place += size
+    start = _XERIAL_HEADER_BYTES
+    while start < len(payload):
+        (size,) = struct.unpack_from(">i", payload, start)
+        start += 4
+        if not 0 < size <= len(payload) - start:  # kafka-python loops forever on a negative size
+            raise ValueError(f"a snappy block must have 1 to {len(payload) - start} bytes, found the size {size}")
+        yield payload[start : start + size]
+        start += size
 
 
 def _snappy_size(block: bytes) -> int:
-    """The size that a block states in front: a varint, its lowest bits first."""
+    """The decompressed size at the start of a block: a varint, lowest bits first."""
     size = 0
-    for place, byte in enumerate(block[:_VARINT_MAX_BYTES]):
-        size |= (byte & 0x7F) << 7 * place
+    for index, byte in enumerate(block[:_VARINT_MAX_BYTES]):
+        size |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             return size
-    raise ValueError("a snappy block must state its size in front")
+    raise ValueError("a snappy block must begin with its size")

@@ -1,4 +1,4 @@
-"""Dead letters in a Kafka topic: key and value untouched, the reason in headers as Kafka Connect writes them."""
+"""Dead letters in a Kafka topic: key and value unchanged, the reason in headers like Kafka Connect's."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -8,7 +8,7 @@ from kafka.admin import ACLOperation
 from kafka.errors import KafkaError
 
 from connectors.dead_letter_backlog import DeadLetterBacklog
-from connectors.dead_letter_headers import PREFIX, Origin, headers_of, origin_of, own_headers
+from connectors.dead_letter_headers import PREFIX, headers_of, own_headers, record_of
 from connectors.kafka.clients import (
     CLIENT_ERRORS,
     close_quietly,
@@ -21,36 +21,36 @@ from connectors.kafka.clients import (
 from connectors.kafka.cluster import Cluster
 from streamlearn.errors import CredentialsError, DeadLetterError, SourceError
 from streamlearn.settings import KafkaSettings
-from streamlearn.stream.record import TopicPartition
+from streamlearn.stream.record import RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter
 
 _BOOTSTRAP_S = 30.0
-_MEND_S = 10.0
-"""Training stands still meanwhile."""
+_RECONNECT_S = 10.0
+"""Timeout of a reconnection, during which training waits."""
 _POLL_MS = 500
-_OPERATIONS = (ACLOperation.READ, ACLOperation.WRITE)  # after an outage the topic is asked what arrived
+_OPERATIONS = (ACLOperation.READ, ACLOperation.WRITE)  # READ: after an outage the topic is read for what arrived
 _MAX_UNACKNOWLEDGED = 1_000
-"""So many letters bring about a `flush`."""
+"""Number of unacknowledged dead letters that triggers a `flush`."""
 _MAX_REQUEST_BYTES = 64 << 20  # the topic's own max.message.bytes decides, not the client
 _NO_VALUE = PREFIX + "value.absent"
-"""Marks a letter whose record had neither key nor value: kafka-python sends no such thing, so its value is empty."""
+"""Marks a record without key and value. kafka-python cannot send such a message, so its value is empty."""
 
 
 class KafkaDeadLetters:
-    """A topic that exists. Other daemons may write to it too: a letter is known by the record that it is about."""
+    """An existing topic. Other daemons may write to it too: a dead letter is identified by its record."""
 
     def __init__(self, settings: KafkaSettings, topic: str) -> None:
         """Connect.
 
         Raises:
-            DeadLetterError: no broker, wrong credentials, no such topic, or it may not be read and written.
-            CredentialsError: a certificate, a key or the password's file cannot be used.
+            DeadLetterError: no broker, wrong credentials, no such topic, or READ or WRITE is not allowed on it.
+            CredentialsError: a certificate, a key or the password file cannot be used.
         """
         self._settings = settings
         self._topic = topic
-        self._waiting = DeadLetterBacklog()
+        self._backlog = DeadLetterBacklog()
         self._sent: list[Any] = []
-        self._broken = False
+        self._failed = False
         self._cluster = Cluster(settings)
         self._reader: Any = None
         self._producer: Any = None
@@ -63,12 +63,12 @@ class KafkaDeadLetters:
             raise
         except SourceError as error:
             self.close()
-            raise DeadLetterError(f"dead letters must have their topic {topic}: {error}") from error
+            raise DeadLetterError(f"the dead-letter topic {topic} must be usable: {error}") from error
 
-    def recall(self, mark: Mapping[str, Any] | None) -> frozenset[Origin]:
-        """Origins and offsets of the letters behind `mark`; all of them when the mark is of another topic.
+    def recall(self, mark: Mapping[str, Any] | None) -> frozenset[RecordId]:
+        """Records of the dead letters after `mark`; all of them when the mark belongs to another topic.
 
-        Reads the topic from there to its end, so the first start on a long topic takes its time.
+        Reads the topic from there to its end, so the first start on a long topic may take long.
 
         Raises:
             DeadLetterError: the topic cannot be read.
@@ -76,34 +76,36 @@ class KafkaDeadLetters:
         try:
             self._ends = self._end_offsets()
             starts = self._starts(mark)
-            found = (origin_of(message.headers) for message in self._read(starts))
-            return frozenset(origin for origin in found if origin is not None)
+            found = (record_of(message.headers) for message in self._read(starts))
+            return frozenset(record for record in found if record is not None)
         except CLIENT_ERRORS as error:
-            raise self._failed("read", error) from error
+            raise self._fail("read", error) from error
 
-    def send(self, letter: DeadLetter) -> None:
-        """Hand one letter to the producer, which sends it in the background.
+    def send(self, dead_letter: DeadLetter) -> None:
+        """Give one dead letter to the producer, which sends it in the background.
 
         Raises:
-            DeadLetterError: too many wait because the brokers take none.
+            DeadLetterError: the backlog is full because the brokers accept none.
         """
-        self._waiting.add(letter)
-        if self._broken:
+        self._backlog.add(dead_letter)
+        if self._failed:
             return
-        with suppress(DeadLetterError):  # the next `flush` tells
-            self._produce(letter)
+        with suppress(DeadLetterError):  # the next `flush` raises it
+            self._produce(dead_letter)
             if len(self._sent) >= _MAX_UNACKNOWLEDGED:
                 self.flush()
 
     def flush(self) -> None:
-        """Block until the brokers hold every letter. After a failure the topic says which are there; the rest go again.
+        """Block until the brokers hold every dead letter.
+
+        After a failure the topic is read for those that arrived, and the others are sent again.
 
         Raises:
-            DeadLetterError: they did not take one; all are tried again at the next time.
+            DeadLetterError: one was not accepted; the next call tries again.
         """
-        if self._broken:
-            self._mend()
-        if not self._waiting:
+        if self._failed:
+            self._reconnect()
+        if not self._backlog:
             return
         try:
             self._producer.flush(timeout=2 * self._settings.request_timeout_ms / 1000)
@@ -111,16 +113,16 @@ class KafkaDeadLetters:
                 sent.get(timeout=0)
             self._ends = self._end_offsets()
         except CLIENT_ERRORS as error:
-            raise self._failed("written", error) from error
+            raise self._fail("written", error) from error
         self._sent.clear()
-        self._waiting.clear()
+        self._backlog.clear()
 
     def mark(self) -> Mapping[str, Any]:
         """The topic's name and the end of each of its partitions at the last `flush`."""
         return {"topic": self._topic, "ends": [[origin.partition, end] for origin, end in self._ends.items()]}
 
     def close(self) -> None:
-        """Close every connection; letters that were not flushed may be lost. Safe to call twice."""
+        """Close every connection; dead letters that were not flushed may be lost. Safe to call twice."""
         self._cluster.close()
         self._disconnect()
 
@@ -134,9 +136,9 @@ class KafkaDeadLetters:
             if client is not None:
                 close_quietly(client)
 
-    def _produce(self, letter: DeadLetter) -> None:
-        record = letter.record
-        headers = own_headers(record) + [(name, value.encode()) for name, value in headers_of(letter).items()]
+    def _produce(self, dead_letter: DeadLetter) -> None:
+        record = dead_letter.record
+        headers = own_headers(record) + [(name, value.encode()) for name, value in headers_of(dead_letter).items()]
         value = record.value
         if value is None and record.key is None:
             headers.append((_NO_VALUE, b"true"))
@@ -144,10 +146,14 @@ class KafkaDeadLetters:
         try:
             self._sent.append(self._producer.send(self._topic, value, key=record.key, headers=headers))
         except (*CLIENT_ERRORS, ValueError, AssertionError) as error:
-            raise self._failed("written", error) from error
+            raise self._fail("written", error) from error
 
-    def _mend(self) -> None:
-        """New clients after a failure, and what is not in the topic sent again.
+    def _reconnect(self) -> None:
+        """Recover from a failure.
+
+        1. Build new clients.
+        2. Read the topic for the dead letters that arrived, and drop them from the backlog.
+        3. Send the others again.
 
         Raises:
             DeadLetterError: the cluster does not answer yet.
@@ -155,22 +161,22 @@ class KafkaDeadLetters:
         self._disconnect()
         self._sent.clear()
         if not is_reachable(self._settings):
-            raise self._failed("written", KafkaError("no broker accepts a connection"))
+            raise self._fail("written", KafkaError("no broker accepts a connection"))
         try:
-            self._connect(_MEND_S)
+            self._connect(_RECONNECT_S)  # 1.
         except SourceError as error:
-            raise self._failed("written", error) from error
-        self._waiting.drop(self.recall(self.mark()))
-        self._broken = False
-        for letter in self._waiting:
-            self._produce(letter)
+            raise self._fail("written", error) from error
+        self._backlog.drop(self.recall(self.mark()))  # 2.
+        self._failed = False
+        for dead_letter in self._backlog:  # 3.
+            self._produce(dead_letter)
 
     def _end_offsets(self) -> dict[TopicPartition, int]:
         ends = self._reader.end_offsets([to_kafka(origin) for origin in self._partitions])
         return {origin: ends[to_kafka(origin)] for origin in self._partitions}
 
     def _starts(self, mark: Mapping[str, Any] | None) -> dict[TopicPartition, int]:
-        """Where to read each partition from: the mark, as far as the log still holds it."""
+        """The offset to read each partition from: the mark, if the log still holds it."""
         begins = self._reader.beginning_offsets([to_kafka(origin) for origin in self._partitions])
         marked = dict(mark["ends"]) if mark is not None and mark.get("topic") == self._topic else {}
         starts = {}
@@ -180,24 +186,25 @@ class KafkaDeadLetters:
         return starts
 
     def _read(self, starts: Mapping[TopicPartition, int]) -> Iterator[Any]:
-        """Every message from `starts` to the known ends, by our own assignment."""
-        waiting = {
+        """Yield every message from `starts` to the known ends."""
+        unread = {
             to_kafka(origin): self._ends[origin] for origin, start in starts.items() if start < self._ends[origin]
         }
-        self._reader.assign(list(waiting))
-        for partition in waiting:
+        self._reader.assign(list(unread))
+        for partition in unread:
             self._reader.seek(partition, starts[TopicPartition(*partition)])
-        patience_ms = self._settings.request_timeout_ms
-        while waiting:
+        remaining_ms = self._settings.request_timeout_ms
+        while unread:
             messages = self._reader.poll(timeout_ms=_POLL_MS)
             for batch in messages.values():
                 yield from batch
-            patience_ms = self._settings.request_timeout_ms if messages else patience_ms - _POLL_MS
-            if patience_ms <= 0:
+            remaining_ms = self._settings.request_timeout_ms if messages else remaining_ms - _POLL_MS
+            if remaining_ms <= 0:
                 raise KafkaError(f"no message for {self._settings.request_timeout_ms} ms before the end of the topic")
-            waiting = {partition: end for partition, end in waiting.items() if self._reader.position(partition) < end}
+            unread = {partition: end for partition, end in unread.items() if self._reader.position(partition) < end}
 
-    def _failed(self, what: str, error: Exception) -> DeadLetterError:
-        self._broken = True
-        said = str(error) if isinstance(error, SourceError) else describe(error)
-        return DeadLetterError(f"dead letters cannot be {what}: topic {self._topic}: {said}")
+    def _fail(self, what: str, error: Exception) -> DeadLetterError:
+        """Note the failure and return the error to raise."""
+        self._failed = True
+        reason = str(error) if isinstance(error, SourceError) else describe(error)
+        return DeadLetterError(f"dead letters cannot be {what}: topic {self._topic}: {reason}")

@@ -1,4 +1,4 @@
-"""Put JSONL lines into a topic, each durable before it is counted."""
+"""Producing of JSONL lines to a topic; each line is durable before it is counted."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from streamlearn.settings import KafkaSettings
 
 _BOOTSTRAP_S = 30.0
 _MAX_IN_FLIGHT = 2_000
-"""Lines sent and not yet acknowledged; the producer itself would buffer without limit."""
+"""Maximum number of unacknowledged lines; the producer itself buffers without limit."""
 
 
 def feed(
@@ -23,13 +23,13 @@ def feed(
     *,
     report: Callable[[int], None] | None = None,
 ) -> int:
-    """Produce every line as a value without a key and return how many there were.
+    """Produce every line as a value without a key; return the number of lines.
 
-    Lines of one partition keep their order. `report` gets the number acknowledged so far, every thousand lines and at
-    the end. Blocks until the brokers hold everything.
+    Lines of one partition keep their order. `report` is called with the number acknowledged so far, every thousand
+    lines and at the end. Blocks until the brokers hold every line.
 
     Raises:
-        SourceError: no broker, no such topic, or a line that the brokers refuse; the message names it, from 0.
+        SourceError: no broker, no such topic, or the brokers refused a line; the message gives its number, from 0.
     """
     cluster = Cluster(settings)
     try:
@@ -73,6 +73,6 @@ def _produce(producer: Any, topic: str, lines: Iterable[bytes], report: Callable
 
 def _refused(topic: str, number: int, error: Exception) -> SourceError:
     return SourceError(
-        f"topic {topic} must take every line; line {number} was refused: {describe(error)}. The {number} before it are "
-        "in the topic; some after it may be too"
+        f"topic {topic} refused line {number}: {describe(error)}. The {number} lines before it are in the topic; some "
+        "lines after it may be too"
     )

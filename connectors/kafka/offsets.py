@@ -1,4 +1,4 @@
-"""Where reading begins in each partition, and whether the log still holds that offset."""
+"""The offset at which reading begins in each partition, and the check that the log still holds it."""
 
 from collections.abc import Collection, Mapping
 from typing import Literal
@@ -17,21 +17,22 @@ def starting_offsets(
     offset_start: Literal["earliest", "latest"],
     gap_policy: GapPolicy = "fail",
 ) -> dict[TopicPartition, int]:
-    """The first offset to read of every partition that exists.
+    """Return the first offset to read of every existing partition.
 
-    1. A partition that `position` names goes on there, or behind a gap: see `going_on`.
+    1. A partition that `position` names continues at its offset, or after a gap: see `resume_offset`.
     2. Another partition of a topic that `position` names was created later: it begins at its earliest record.
-    3. A partition of an unknown topic begins where `offset_start` says.
+    3. A partition of a new topic begins where `offset_start` says.
 
     Raises:
-        OffsetGapError: a named offset is gone and must not be, was never reached, or its whole partition is gone.
+        OffsetGapError: a named offset was deleted and gaps are not allowed, was never reached, or its whole partition
+            is gone.
     """
     known_topics = {origin.topic for origin in position}
     check_partitions_exist({origin: position[origin] for origin in position}, begins)
     starts = {}
     for origin in sorted(begins):
         if origin in position:  # 1.
-            starts[origin] = going_on(origin, position[origin], begins[origin], ends[origin], gap_policy)
+            starts[origin] = resume_offset(origin, position[origin], begins[origin], ends[origin], gap_policy)
         elif origin.topic in known_topics or offset_start == "earliest":  # 2., 3.
             starts[origin] = begins[origin]
         else:  # 3.
@@ -39,22 +40,25 @@ def starting_offsets(
     return starts
 
 
-def going_on(origin: TopicPartition, offset: int, begin: int, end: int, gap_policy: GapPolicy) -> int:
-    """`offset` while the log holds it; where its beginning has overtaken it, what `gap_policy` says.
+def resume_offset(origin: TopicPartition, offset: int, begin: int, end: int, gap_policy: GapPolicy) -> int:
+    """Return `offset` if the log holds it; if retention deleted it, the offset that `gap_policy` chooses.
 
     Raises:
-        OffsetGapError: it lies before the log and the policy is to fail, or behind it; the message names the gap.
+        OffsetGapError: the offset was deleted and the policy is `fail`, or it lies past the end; the message names the
+            gap.
     """
     if offset < begin and gap_policy == "fail":
         raise OffsetGapError(
-            f"{origin} goes on at offset {offset}, its log begins at {begin}: the {begin - offset} offsets [{offset}, "
-            f"{begin}) were deleted before they were trained. Set offset.gap.policy to earliest (or latest) to go on "
-            "without them, or start with --fresh to forget what was learned; and raise the topic's retention.ms"
+            f"{origin} must resume at offset {offset}, its log begins at {begin}: the {begin - offset} offsets "
+            f"[{offset}, {begin}) were deleted before they were trained. Set offset.gap.policy to earliest (or latest) "
+            "to continue without them, or start over with --fresh. Raise the topic's "
+            "retention.ms"
         )
     if offset > end:
         raise OffsetGapError(
-            f"{origin} goes on at offset {offset}, its log ends at {end}: [{end}, {offset}) was trained and "
-            "is gone: the topic was deleted and created again, or truncated. Start with --fresh to learn the new log"
+            f"{origin} must resume at offset {offset}, its log ends at {end}: [{end}, {offset}) was trained and "
+            "is gone. The topic was truncated, or deleted and created again. Start over with --fresh to learn the new "
+            "log"
         )
     if offset < begin:
         return begin if gap_policy == "earliest" else end
@@ -62,7 +66,7 @@ def going_on(origin: TopicPartition, offset: int, begin: int, end: int, gap_poli
 
 
 def check_partitions_exist(position: Offsets, existing: Collection[TopicPartition]) -> None:
-    """Every named partition of a topic that is read must exist.
+    """Check that every named partition of an existing topic exists.
 
     Raises:
         OffsetGapError: a partition with trained records is gone.
@@ -71,6 +75,6 @@ def check_partitions_exist(position: Offsets, existing: Collection[TopicPartitio
     for origin, offset in position.items():
         if origin.topic in topics and origin not in existing:
             raise OffsetGapError(
-                f"{origin} was trained up to offset {offset} and does not exist any more: the topic was deleted and "
-                "created again with fewer partitions. Start with --fresh to learn the new one"
+                f"{origin} was trained up to offset {offset} and no longer exists: the topic was deleted and created "
+                "again with fewer partitions. Start over with --fresh to learn the new one"
             )

@@ -1,4 +1,4 @@
-"""Who we are to a broker and how we know it: credentials, certificates, and what to do when they are refused."""
+"""Credentials, certificates, and advice for when a broker refuses them."""
 
 import ssl
 from collections.abc import Sequence
@@ -8,26 +8,30 @@ from typing import Any
 from streamlearn.errors import CredentialsError
 from streamlearn.settings import KafkaSettings
 
-_SAYS_NOTHING = ("socket disconnected", "timed out", "Unable to bootstrap")
-"""What a client reports when it does not know why. It does so too when a broker's reason and its end of the connection
-arrive together: kafka-python drops what was read with the end."""
+_UNSPECIFIC = ("socket disconnected", "timed out", "Unable to bootstrap")
+"""What kafka-python reports when it does not know the cause. It also does so when a broker's reason arrives together
+with the end of the connection, because it then drops the reason."""
 
 _ADVICE = (
-    ("SaslAuthenticationFailed", "sasl.plain.username and the password must be those of a user of the broker"),
-    ("UnsupportedSaslMechanism", "sasl.mechanism must be one that the broker offers"),
-    ("mismatch", "bootstrap.servers must name the broker as its certificate does, and so must advertised.listeners"),
-    ("CERTIFICATE_VERIFY_FAILED", "ssl.cafile must hold the authority that signed the broker's certificate"),
-    ("_ALERT_", "ssl.certfile and ssl.keyfile must be a certificate of ours that the broker trusts"),
+    ("SaslAuthenticationFailed", "set sasl.plain.username and the password to those of a user of the broker"),
+    ("UnsupportedSaslMechanism", "set sasl.mechanism to one that the broker supports"),
+    (
+        "mismatch",
+        "the broker's certificate must match the host names in bootstrap.servers and in the broker's "
+        "advertised.listeners",
+    ),
+    ("CERTIFICATE_VERIFY_FAILED", "the broker's certificate must be signed by a CA in ssl.cafile"),
+    ("_ALERT_", "ssl.certfile and ssl.keyfile must be a client certificate that the broker trusts, and its key"),
 )
-"""What a cause says -> what to look at; the first that fits."""
-_NO_ADVICE = "a wrong security.protocol, sasl.mechanism, user or password can look like this: check them first"
+"""Part of a reason -> what to do; the first match applies."""
+_NO_ADVICE = "a wrong security.protocol, sasl.mechanism, user name or password can cause this: check them first"
 
 
 def secure_options(settings: KafkaSettings) -> dict[str, Any]:
-    """What a client is told of protocol, encryption and identity.
+    """Return a client's options for protocol, encryption and credentials.
 
     Raises:
-        CredentialsError: a certificate, a key or the password's file cannot be used.
+        CredentialsError: a certificate, a key or the password file cannot be used.
     """
     options: dict[str, Any] = {"security_protocol": settings.security_protocol}
     if settings.security_protocol.endswith("SSL"):
@@ -41,34 +45,34 @@ def secure_options(settings: KafkaSettings) -> dict[str, Any]:
     return options
 
 
-def refusal(failures: Sequence[str]) -> str:
-    """Of why connections failed, what tells most, and what to do about it."""
-    telling = [failure for failure in failures if not any(words in failure for words in _SAYS_NOTHING)]
-    cause = (telling or failures)[0]
-    advice = next((what for words, what in _ADVICE if words in cause), _NO_ADVICE)
-    return f"{cause}; {advice}"
+def explain_failures(failures: Sequence[str]) -> str:
+    """Return the most specific reason for which connections failed, and what to do about it."""
+    specific = [failure for failure in failures if not any(text in failure for text in _UNSPECIFIC)]
+    reason = (specific or failures)[0]
+    advice = next((advice for text, advice in _ADVICE if text in reason), _NO_ADVICE)
+    return f"{reason}; {advice}"
 
 
 def _context(settings: KafkaSettings) -> ssl.SSLContext:
-    """TLS 1.2 or newer; the broker's certificate must be trusted and for the name that it was asked by."""
+    """TLS 1.2 or newer; the broker's certificate must be trusted and match the host name."""
     try:
         context = ssl.create_default_context(cafile=settings.ssl_cafile)
     except (OSError, ssl.SSLError) as error:
         raise CredentialsError(
-            f"ssl.cafile must be a PEM file of authorities: {settings.ssl_cafile}: {error}"
+            f"ssl.cafile must be a PEM file of CA certificates: {settings.ssl_cafile}: {error}"
         ) from error
     if settings.ssl_certfile is not None:
-        _identify(context, settings.ssl_certfile, settings.ssl_keyfile)
+        _load_client_certificate(context, settings.ssl_certfile, settings.ssl_keyfile)
     return context
 
 
-def _identify(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
+def _load_client_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
     try:
-        context.load_cert_chain(certificate, key, password="")  # else an encrypted key is asked for on the terminal
+        context.load_cert_chain(certificate, key, password="")  # otherwise OpenSSL prompts for an encrypted key
     except (OSError, ssl.SSLError) as error:
         raise CredentialsError(
-            "ssl.certfile and ssl.keyfile must be a PEM certificate and its own PEM key, not encrypted: "
-            f"{certificate}, {key or 'no key beside it'}: {error}"
+            "ssl.certfile and ssl.keyfile must be a PEM certificate and its unencrypted PEM key: "
+            f"{certificate}, {key or 'no ssl.keyfile'}: {error}"
         ) from error
 
 
@@ -77,7 +81,7 @@ def _password(settings: KafkaSettings) -> str:
     if settings.sasl_plain_password is not None:
         return settings.sasl_plain_password.get_secret_value()
     path = settings.sasl_plain_password_file
-    assert path is not None, "settings refuse SASL without a password"
+    assert path is not None, "the settings refuse SASL without a password"
     try:
         return path.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
-"""Kafka topics as a source: every partition assigned, never subscribed, positions kept here and nowhere else.
+"""Kafka topics as a source: all partitions are assigned, not subscribed, and only this module keeps positions.
 
-kafka-python's consumer is disposable. After any error that its own retries do not cover, the next `poll` of the same
-object may spin without end, so it is closed and a new one goes on from the offsets kept here.
+kafka-python's consumer is disposable. After an error that its own retries do not cover, the next `poll` of the same
+object may loop forever. The consumer is then closed, and a new one continues from the offsets kept here.
 """
 
 import time
@@ -21,7 +21,7 @@ from connectors.kafka.clients import (
     wait_until_reachable,
 )
 from connectors.kafka.cluster import Cluster
-from connectors.kafka.offsets import going_on, starting_offsets
+from connectors.kafka.offsets import resume_offset, starting_offsets
 from connectors.kafka.partition_monitor import PartitionMonitor
 from connectors.kafka.topics import Topic, check_identity, identity_of
 from streamlearn.errors import OffsetGapError, SourceError
@@ -29,15 +29,15 @@ from streamlearn.events import Event, get_logger
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import Gap, Position, Record, TopicPartition
 
-_MAX_TRIES = 3
-"""So many rebuilds at one offset, then it is given up."""
+_MAX_REBUILDS = 3
+"""Maximum rebuilds per offset."""
 
 _BOOTSTRAP_S = 10.0
 _OFFSETS_TIMEOUT_MS = 10_000
-_SLOW_S = 10.0
-"""So long a broker that accepts connections may leave questions unanswered before it counts as unreachable."""
+_UNREACHABLE_AFTER_S = 10.0
+"""Maximum time without an answer from a broker that accepts connections; then it counts as unreachable."""
 _CHORE_TIMEOUT_MS = 1_000
-"""How long a question beside reading (end offsets, a position) may hold up training."""
+"""Maximum time that a request beside reading (end offsets, a position) may delay training."""
 
 
 class KafkaSource:
@@ -60,8 +60,8 @@ class KafkaSource:
         self._topics: dict[str, Topic] = {}
         self._next: dict[TopicPartition, int] = {}
         self._gaps: list[Gap] = []
-        self._tries: dict[TopicPartition, dict[int, int]] = {}
-        self._watch = PartitionMonitor(settings, clock)
+        self._failures: dict[TopicPartition, dict[int, int]] = {}
+        self._monitor = PartitionMonitor(settings, clock)
         self._reachable = True
         self._unanswered_since: float | None = None
         self._truncation: LogTruncationError | None = None
@@ -70,10 +70,9 @@ class KafkaSource:
     # --- the Source protocol ------------------------------------------------------------------------------------------
 
     def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
-        """Connect and go to `position`; a broker that is down is waited for, `start_timeout_s` at most.
+        """Connect and go to `position`; wait for an unreachable broker for at most `start_timeout_s`.
 
-        A partition that `position` does not name begins at its earliest record when another of its topic is named (it
-        was created since), else where `offset.start` says. A named offset that retention deleted is a gap, which
+        See `starting_offsets` for where each partition begins. A named offset that retention deleted is a gap, which
         `offset.gap.policy` may allow.
 
         Raises:
@@ -84,46 +83,46 @@ class KafkaSource:
         wait_until_reachable(
             self._settings,
             self._start_timeout_s,
-            on_wait=lambda: self._lost("no broker accepts a connection"),
+            on_wait=lambda: self._mark_unreachable("no broker accepts a connection"),
             clock=self._clock,
             sleep=self._sleep,
         )
         self._topics = self._cluster.topics(self._settings.topics, to=[ACLOperation.READ])
         check_identity(identity or {}, self.identity)
         self._consumer = new_consumer(self._settings, _BOOTSTRAP_S)
-        begins, ends = self._bounds([origin for topic in self._topics.values() for origin in topic.origins])
+        begins, ends = self._log_ranges([origin for topic in self._topics.values() for origin in topic.origins])
         settings = self._settings
         starts = starting_offsets(position, begins, ends, settings.offset_start, settings.offset_gap_policy)
-        self._skip(position, starts)
-        self._gaps.clear()  # the returned position tells of them
+        self._move_to(position, starts)
+        self._gaps.clear()  # the returned position shows them
         self._assign()
-        self._tries.clear()
+        self._failures.clear()
         self._truncation = None
-        self._watch.restart(ends)
-        self._found()
+        self._monitor.reset(ends)
+        self._mark_reachable()
         self._log.info(Event.SOURCE_OPENED, topics=list(self._topics), partitions=len(self._next))
         return Position(dict(self._next))
 
     def poll(self, *, max_records: int, timeout_s: float) -> Sequence[Record]:
-        """Return what is fetched, in offset order per partition; offsets may have gaps (compaction, transactions).
+        """Return fetched records, in offset order per partition; offsets may have gaps (compaction, transactions).
 
-        Blocks up to `timeout_s`, beyond it a second when the cluster does not answer or a few when a broken consumer is
-        replaced. A broker that is away gives nothing until it is back.
+        Blocks up to `timeout_s`; a second longer if the cluster does not answer, a few seconds longer if the consumer
+        must be replaced. While no broker is reachable it returns nothing.
 
         Raises:
-            OffsetGapError: retention overtook the position and `offset.gap.policy` is fail, a log was cut, or a topic
-                was deleted and created again.
-            SourceError: an offset cannot be read, whatever is tried, or the user may not read it.
+            OffsetGapError: retention overtook the position and `offset.gap.policy` is `fail`, a log was truncated, or
+                a topic was deleted and created again.
+            SourceError: an offset stays unreadable after `_MAX_REBUILDS`, or the user lacks permission.
         """
         started = self._clock()
-        self._look_after()
-        if self._consumer is None and not self._rebuild("lost"):
+        self._run_chores()
+        if self._consumer is None and not self._rebuild("the previous consumer was closed"):
             self._sleep(max(0.0, timeout_s - (self._clock() - started)))
             return ()
         records = self._fetch(min(max_records, self._settings.max_poll_records), timeout_s)
-        if records and not self._reachable and is_reachable(self._settings):  # they may have been fetched long before
-            self._found()
-        self._watch.polled(self._clock() - started, records)
+        if records and not self._reachable and is_reachable(self._settings):  # they may have been fetched earlier
+            self._mark_reachable()
+        self._monitor.observe_poll(self._clock() - started, records)
         for record in records:
             self._next[record.origin] = record.offset + 1
         return records
@@ -139,21 +138,22 @@ class KafkaSource:
     def lag(self, position: Position) -> Mapping[TopicPartition, int]:
         """Offsets between `position` and the ends; empty while the cluster does not answer. Blocks a second at most."""
         self._refresh_ends()
-        return {origin: self._left(origin, position.get(origin, 0), end) for origin, end in self._watch.ends.items()}
+        ends = self._monitor.ends
+        return {origin: self._remaining(origin, position.get(origin, 0), end) for origin, end in ends.items()}
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """The topics' ids, which brokers before Kafka 2.8 do not have."""
+        """The topics' ids; brokers before Kafka 2.8 have none."""
         return identity_of(self._topics.values())
 
     @property
     def gaps(self) -> Sequence[Gap]:
-        """What `offset.gap.policy` allowed `poll` to jump over since `seek`."""
+        """What `offset.gap.policy` allowed `poll` to skip since `seek`."""
         return tuple(self._gaps)
 
     @property
     def exhausted(self) -> bool:
-        """Never: more may be produced."""
+        """Always False: more records may be produced."""
         return False
 
     def close(self) -> None:
@@ -174,58 +174,69 @@ class KafkaSource:
         return [_record(message) for messages in polled.values() for message in messages]
 
     def _recover(self, error: Exception) -> None:
-        """Go on after an error out of the consumer, or find out that nobody can.
+        """Recover from an error of the consumer, if possible.
+
+        1. After a retriable error the consumer retries by itself.
+        2. A missing permission and a truncated log are fatal.
+        3. After any other error the consumer is replaced.
 
         Raises:
-            OffsetGapError: the position is not in the log, and must be.
-            SourceError: too many tries at one offset, or the user may not read.
+            OffsetGapError: the log was truncated, or the position is no longer in it and gaps are not allowed.
+            SourceError: an offset stays unreadable, or the user lacks permission.
         """
-        if isinstance(error, KafkaError) and error.retriable:
+        if isinstance(error, KafkaError) and error.retriable:  # 1.
             return
-        if isinstance(error, AuthorizationError):
+        if isinstance(error, AuthorizationError):  # 2.
             raise SourceError(f"every source topic must be readable: {describe(error)}") from error
         if isinstance(error, LogTruncationError):
             raise OffsetGapError(
-                f"the log was cut and lost records that were trained: {error}. Start with --fresh to learn the new log"
+                f"the log was truncated and lost records that were trained: {error}. Start over with --fresh to learn "
+                "the new log"
             ) from error
-        self._start_over(error)
+        self._replace_consumer(error)  # 3.
 
-    def _start_over(self, error: Exception) -> None:
-        """Go on with a new consumer, behind a gap that is allowed, or where the old one failed."""
+    def _replace_consumer(self, error: Exception) -> None:
+        """Continue with a new consumer: after a gap if gaps are allowed, otherwise at the offset that failed."""
         if not self._skip_gaps():
-            self._count_try(error)
+            self._count_failure(error)
         self._rebuild(describe(error))
 
-    def _count_try(self, error: Exception) -> None:
-        """Every partition that waits at the offset where it last failed comes one nearer to being given up."""
-        waiting = {origin: at for origin, at in self._next.items() if self._watch.ends.get(origin, 0) > at}
-        before = self._tries
-        self._tries = {origin: {at: 1 + before.get(origin, {}).get(at, 0)} for origin, at in waiting.items()}
-        stuck = [f"{origin} at offset {at}" for origin, at in waiting.items() if self._tries[origin][at] > _MAX_TRIES]
+    def _count_failure(self, error: Exception) -> None:
+        """Count a failure at the offset of every partition with unread records.
+
+        Raises:
+            SourceError: one of them has failed more than `_MAX_REBUILDS` times at the same offset.
+        """
+        unread = {origin: at for origin, at in self._next.items() if self._monitor.ends.get(origin, 0) > at}
+        before = self._failures
+        self._failures = {origin: {at: 1 + before.get(origin, {}).get(at, 0)} for origin, at in unread.items()}
+        stuck = [
+            f"{origin} at offset {at}" for origin, at in unread.items() if self._failures[origin][at] > _MAX_REBUILDS
+        ]
         if stuck:
             raise SourceError(
-                f"every record must be readable, and {' or '.join(stuck)} was not, {_MAX_TRIES + 1} times: "
-                f"{describe(error)}. Look at the log there with kafka-dump-log.sh; a restart tries again"
+                f"every record must be readable, {' or '.join(stuck)} failed {_MAX_REBUILDS + 1} times: "
+                f"{describe(error)}. Examine the log there with kafka-dump-log.sh; a restart tries again"
             ) from error
 
     def _rebuild(self, reason: str) -> bool:
-        """Replace the consumer and go on from our own offsets; whether that worked."""
+        """Replace the consumer and continue from our own offsets; return whether that worked."""
         self._drop_consumer()
         if not is_reachable(self._settings):
-            self._lost("no broker accepts a connection")
+            self._mark_unreachable("no broker accepts a connection")
             return False
         try:
             self._consumer = new_consumer(self._settings, _BOOTSTRAP_S)
         except SourceError as error:
-            self._lost(str(error))
+            self._mark_unreachable(str(error))
             return False
         self._assign()
-        self._watch.restart()
+        self._monitor.reset()
         self._log.warning(Event.SOURCE_REBUILT, reason=reason, position=Position(self._next).to_json())
         return True
 
     def _assign(self) -> None:
-        """Read every known partition from our own offset. What the consumer had buffered is fetched again."""
+        """Read every known partition from our own offset. Records that the consumer had buffered are fetched again."""
         self._consumer.assign([to_kafka(origin) for origin in self._next])
         for origin, offset in self._next.items():
             self._consumer.seek(to_kafka(origin), offset)
@@ -235,48 +246,48 @@ class KafkaSource:
             close_quietly(self._consumer)
             self._consumer = None
 
-    # --- looking after the cluster ------------------------------------------------------------------------------------
+    # --- chores -------------------------------------------------------------------------------------------------------
 
-    def _look_after(self) -> None:
-        """The chores between polls, each at its own interval."""
+    def _run_chores(self) -> None:
+        """Run the chores between polls, each at its own interval."""
         if self._consumer is None:
             return
         self._refresh_ends()
-        stalled = self._watch.stalled()
+        stalled = self._monitor.stalled_partitions()
         if stalled:
             error = SourceError(
-                f"no record of {stalled} for {self._settings.stall_timeout_s:g} s although its log goes on"
+                f"no record of {stalled} for {self._settings.stall_timeout_s:g} s although its log has unread records"
             )
-            self._start_over(error)
-        elif self._reachable and self._watch.discovery_is_due():
-            self._discover()
+            self._replace_consumer(error)
+        elif self._reachable and self._monitor.discovery_is_due():
+            self._discover_partitions()
 
     def _refresh_ends(self) -> None:
-        """Ask for the end of every log when `lag_interval_s` has passed."""
-        if self._consumer is None or not self._watch.ends_are_due():
+        """Request the end of every log, if `lag_interval_s` has passed."""
+        if self._consumer is None or not self._monitor.ends_are_due():
             return
         try:
             ends = self._consumer.end_offsets([to_kafka(origin) for origin in self._next], timeout_ms=_CHORE_TIMEOUT_MS)
-            reached = {origin: self._reached(origin) for origin in self._next}
+            fetch_offsets = {origin: self._fetch_offset(origin) for origin in self._next}
         except LogTruncationError as error:
-            self._truncation = error  # the client says it once, here or in its poll; ours raises it
+            self._truncation = error  # the client raises it once, here or in its poll; our next poll raises it
             return
         except CLIENT_ERRORS as error:
-            self._watch.ends_unknown()
-            self._unanswered(describe(error))
+            self._monitor.clear_ends()
+            self._note_no_answer(describe(error))
             return
         self._unanswered_since = None
-        self._found()
-        self._watch.learned({_origin(end): offset for end, offset in ends.items()}, reached)
+        self._mark_reachable()
+        self._monitor.update_ends({_origin(end): offset for end, offset in ends.items()}, fetch_offsets)
 
-    def _discover(self) -> None:
-        """Begin to read partitions that were created since; each from its first record."""
+    def _discover_partitions(self) -> None:
+        """Start reading new partitions, each from its first record."""
         try:
             topics = self._cluster.topics(self._settings.topics)
             added = [origin for topic in topics.values() for origin in topic.origins if origin not in self._next]
-            begins, _ = self._bounds(added)
+            begins, _ = self._log_ranges(added)
         except SourceError as error:
-            self._unanswered(str(error))
+            self._note_no_answer(str(error))
             return
         check_identity(self.identity, identity_of(topics.values()))
         self._topics = topics
@@ -287,7 +298,9 @@ class KafkaSource:
                 Event.PARTITIONS_CHANGED, added=[str(origin) for origin in added], partitions=len(self._next)
             )
 
-    def _bounds(self, origins: Sequence[TopicPartition]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    def _log_ranges(
+        self, origins: Sequence[TopicPartition]
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         """First and next offset of each log.
 
         Raises:
@@ -295,39 +308,39 @@ class KafkaSource:
         """
         if not origins:
             return {}, {}
-        asked = [to_kafka(origin) for origin in origins]
+        partitions = [to_kafka(origin) for origin in origins]
         try:
-            begins = self._consumer.beginning_offsets(asked, timeout_ms=_OFFSETS_TIMEOUT_MS)
-            ends = self._consumer.end_offsets(asked, timeout_ms=_OFFSETS_TIMEOUT_MS)
+            begins = self._consumer.beginning_offsets(partitions, timeout_ms=_OFFSETS_TIMEOUT_MS)
+            ends = self._consumer.end_offsets(partitions, timeout_ms=_OFFSETS_TIMEOUT_MS)
         except CLIENT_ERRORS as error:
             raise SourceError(
-                f"{self._settings.bootstrap_servers} does not tell its offsets: {describe(error)}"
+                f"{self._settings.bootstrap_servers} did not answer a request for offsets: {describe(error)}"
             ) from error
         return {_origin(key): offset for key, offset in begins.items()}, {_origin(key): at for key, at in ends.items()}
 
     def _skip_gaps(self) -> bool:
-        """Move every partition whose log does not hold our offset any more; whether there was one.
+        """Move every partition whose log no longer holds our offset; return whether there was one.
 
-        False too while the cluster does not answer.
+        Also returns False while the cluster does not answer.
 
         Raises:
-            OffsetGapError: `offset.gap.policy` does not allow it, a log was cut, or it is another topic's.
+            OffsetGapError: `offset.gap.policy` does not allow gaps, a log was truncated, or a topic was created again.
         """
         try:
             topics = self._cluster.topics(self._settings.topics)
-            begins, ends = self._bounds(list(self._next))
+            begins, ends = self._log_ranges(list(self._next))
         except SourceError:
             return False
         check_identity(self.identity, identity_of(topics.values()))
-        self._watch.ends.update(ends)
+        self._monitor.ends.update(ends)
         policy = self._settings.offset_gap_policy
-        return self._skip(
-            Position(dict(self._next)),
-            {origin: going_on(origin, at, begins[origin], ends[origin], policy) for origin, at in self._next.items()},
-        )
+        starts = {
+            origin: resume_offset(origin, at, begins[origin], ends[origin], policy) for origin, at in self._next.items()
+        }
+        return self._move_to(Position(dict(self._next)), starts)
 
-    def _skip(self, position: Position, starts: dict[TopicPartition, int]) -> bool:
-        """Go on at `starts` instead of `position`, and say what is lost; whether anything is."""
+    def _move_to(self, position: Position, starts: dict[TopicPartition, int]) -> bool:
+        """Continue at `starts` instead of `position`, and log the gaps; return whether there are any."""
         self._next = starts
         gaps = position.gaps_to(starts)
         for gap in gaps:
@@ -341,31 +354,31 @@ class KafkaSource:
         self._gaps += gaps
         return bool(gaps)
 
-    def _left(self, origin: TopicPartition, start: int, end: int) -> int:
-        """Offsets from `start` that may hold records; what was fetched behind the last record is markers alone."""
+    def _remaining(self, origin: TopicPartition, start: int, end: int) -> int:
+        """Offsets from `start` that may hold records, without the markers already fetched after the last record."""
         if start == self._next.get(origin):
-            start = max(start, self._watch.reached.get(origin, start))
+            start = max(start, self._monitor.fetch_offsets.get(origin, start))
         return max(0, end - start)
 
-    def _reached(self, origin: TopicPartition) -> int:
-        """The next offset to fetch, past markers that follow the last record."""
+    def _fetch_offset(self, origin: TopicPartition) -> int:
+        """The next offset to fetch, past any transaction markers after the last record."""
         position = self._consumer.position(to_kafka(origin), timeout_ms=_CHORE_TIMEOUT_MS)
         return max(self._next[origin], position or 0)
 
-    def _found(self) -> None:
+    def _mark_reachable(self) -> None:
         if not self._reachable:
             self._log.info(Event.SOURCE_REACHABLE)
         self._reachable = True
 
-    def _unanswered(self, reason: str) -> None:
-        """A chore's question got no answer: the cluster is slow, or away."""
+    def _note_no_answer(self, reason: str) -> None:
+        """Handle a chore's request without an answer: the cluster is slow or unreachable."""
         now = self._clock()
         self._unanswered_since = now if self._unanswered_since is None else self._unanswered_since
-        if now - self._unanswered_since >= _SLOW_S or not is_reachable(self._settings):
-            self._lost(reason)
+        if now - self._unanswered_since >= _UNREACHABLE_AFTER_S or not is_reachable(self._settings):
+            self._mark_unreachable(reason)
 
-    def _lost(self, reason: str) -> None:
-        """Say once that the cluster is away."""
+    def _mark_unreachable(self, reason: str) -> None:
+        """Log once that the cluster is unreachable."""
         if self._reachable:
             self._log.warning(Event.SOURCE_UNREACHABLE, servers=self._settings.bootstrap_servers, reason=reason)
         self._reachable = False

@@ -46,7 +46,7 @@ class HoldoutReservoirs:
         if every == 0 or self._seen[slot] % every:
             return False
         for image in example.images:
-            image.forget()
+            image.drop_inputs()
         kept, number = self._kept.setdefault(slot, []), int(self._seen[slot]) // every
         if len(kept) < self._settings.records_per_regime:
             kept.append(example)

@@ -36,7 +36,7 @@ _GRID = "image_grid_thw"  # the Qwen family's sizes of images, in patches
 
 
 class ProcessorVision:
-    """`Vision` by a Hugging Face processor."""
+    """`VisionProcessor` by a Hugging Face processor."""
 
     def __init__(self, processor: Any, model: Any) -> None:
         token = getattr(processor, "image_token", None)
@@ -57,7 +57,7 @@ class ProcessorVision:
         self._direct = all(self._same_without_text(Image.new("RGB", size, "teal")) for size in ((64, 64), (96, 40)))
 
     def inputs(self, image: Image.Image) -> ImageInputs:
-        """See `Vision.look`."""
+        """See `VisionProcessor.inputs`."""
         known = self._ids_of_size.get(image.size) if self._direct else None
         if known is not None:
             return ImageInputs(known, self._features(image))
@@ -67,7 +67,7 @@ class ProcessorVision:
         return ImageInputs(tuple(ids), features)
 
     def positions(self, input_ids: NDArray[np.int32], inputs: Sequence[ImageInputs]) -> NDArray[np.int64] | None:
-        """See `Vision.positions`: three coordinates a token in the Qwen family (multimodal rotary embedding)."""
+        """See `VisionProcessor.positions`: three coordinates per token in the Qwen family (multimodal RoPE)."""
         if self._rope is None or not inputs:
             return None
         ids = torch.from_numpy(input_ids.astype(np.int64))[None]

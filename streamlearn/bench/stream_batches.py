@@ -13,4 +13,4 @@ def stream_batches(components: Components) -> Iterator[Batch]:
     ) is not None or not components.source.exhausted:
         if batch is not None:
             yield batch
-    yield from components.checkpoint.intake.last_batches()
+    yield from components.checkpoint.intake.flush()

@@ -103,7 +103,7 @@ def _rows(examples: Sequence[Example], pack_tokens: int) -> Iterator[list[int]]:
 def prompt_of(example: Example) -> Prompt:
     """What stands before the first learned token."""
     end = example.prompt_length
-    images = tuple(image for image, place in zip(example.images, example.places, strict=True) if place < end)
+    images = tuple(image for image, start in zip(example.images, example.image_starts, strict=True) if start < end)
     positions = None if example.positions is None else example.positions[:, :end]
     return Prompt(example.input_ids[:end].tolist(), images, positions)
 

@@ -42,19 +42,19 @@ from streamlearn.events import Event, get_logger
 from streamlearn.runtime.model import Model, adapter_shape, versions
 from streamlearn.runtime.run_state import RunState
 from streamlearn.settings import Settings, fingerprint
-from streamlearn.snapshot.crash_guard import DEATHS, CrashGuard
+from streamlearn.snapshot.crash_guard import MAX_CRASHES, CrashGuard
 from streamlearn.snapshot.journal import Journal, JournalEntry
 from streamlearn.snapshot.manifest import ManifestDraft
 from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.batch import Batch, Batcher, Run
+from streamlearn.stream.batch import Batch, Batcher, PartitionRun
 from streamlearn.stream.intake import DeadLetterWriter, Intake
 from streamlearn.stream.merge import Merger
 from streamlearn.stream.record import Position, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetters, Source
 
 _REFUSED = (Reason.NOT_FINITE_UPDATE, "its update was refused before the rollback")
-_KILLED = (Reason.KILLED_PROCESS, f"the process died of it {DEATHS} times")
+_KILLED = (Reason.KILLED_PROCESS, f"the process died of it {MAX_CRASHES} times")
 _POLLED_BATCHES = 8  # records taken from the source at a time, in full batches
 _log = get_logger("checkpoint")
 
@@ -92,7 +92,7 @@ class Checkpoint:
         self._settings = settings
         self._adapter = adapter_shape(config)
         self._decoding = decoding
-        self._journalled: dict[int, tuple[Run, ...]] = {}
+        self._journalled: dict[int, tuple[PartitionRun, ...]] = {}
         """Compositions written by an earlier process, by step, not yet reached again."""
 
     def restore(self, snapshot: Snapshot | None, *, refused: frozenset[RecordId] = frozenset()) -> RunState:

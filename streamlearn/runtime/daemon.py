@@ -142,7 +142,7 @@ class Daemon:
             self.adaptation.look_ahead(batch)
         elif self.components.source.exhausted:
             _log.info(Event.SOURCE_EXHAUSTED, records=self.state.records)
-            for last in intake.last_batches():
+            for last in intake.flush():
                 self.adaptation.look_ahead(last)
             self._source_ended = True
         else:

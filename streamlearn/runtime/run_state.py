@@ -51,8 +51,8 @@ class RunState:
         """Count a batch and its step; `step` is None when no record of the batch was trained on."""
         refused = step is not None and step.refusal is not None
         self.ledger.account(batch, refused=refused, held_out=held_out)
-        self.reasons.update(str(rejected.reason) for rejected in batch.rejected)
-        self.records_since_save += len(batch.records) + len(batch.rejected)
+        self.reasons.update(str(dead_lettered.reason) for dead_lettered in batch.dead_lettered)
+        self.records_since_save += len(batch.records) + len(batch.dead_lettered)
         if step is None:
             return
         self.step_seconds = self.step_seconds.observe(step.seconds)

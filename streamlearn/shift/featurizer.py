@@ -89,4 +89,4 @@ def _with_visual_words(tokens: NDArray[np.int32], images: Sequence[RecordImage])
     if not images:
         return tokens
     is_placeholder = np.isin(tokens, [token for image in images for token in set(image.inputs.token_ids)])
-    return np.concatenate([*(image.words for image in images), tokens[~is_placeholder]])
+    return np.concatenate([*(image.visual_words for image in images), tokens[~is_placeholder]])

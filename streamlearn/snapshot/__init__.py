@@ -1,1 +1,1 @@
-"""Durable state: snapshots that survive a crash at any moment, the lock on their folder, the journal of batches."""
+"""Durable state: crash-safe snapshots, the lock on their folder, the batch journal, and the crash guard."""

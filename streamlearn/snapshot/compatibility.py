@@ -1,4 +1,4 @@
-"""Whether a snapshot may go on under today's configuration."""
+"""The check of a snapshot against the current configuration."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from streamlearn.errors import SnapshotMismatchError
 from streamlearn.snapshot.manifest import Manifest
 
 ACCEPTABLE = ("learner", "stream", "seed")
-"""Sections whose change alters what is learned next and nothing that was learned."""
+"""Sections that affect what is learned next but not what was learned already."""
 
 _ABSENT = object()
 
@@ -24,7 +24,7 @@ class Change:
     new: Any
 
     def __str__(self) -> str:
-        return f"{self.key} is {_shown(self.new)} here and {_shown(self.old)} in the snapshot"
+        return f"{self.key} is {_json_text(self.new)} here and {_json_text(self.old)} in the snapshot"
 
     @property
     def acceptable(self) -> bool:
@@ -40,14 +40,14 @@ def check(
     *,
     accept: bool = False,
 ) -> list[Change]:
-    """Return the changes that were accepted, none when nothing differs.
+    """Return the accepted changes; empty when nothing differs.
 
-    A backbone is the digest of its files when both sides know it: a moved folder is the same backbone, and then
-    `backbone.model` and `backbone.revision` may differ.
+    A backbone is identified by the digest of its files if both sides have one. The same files in another folder are the
+    same backbone, so `backbone.model` and `backbone.revision` may differ then.
 
     Raises:
-        SnapshotMismatchError: another backbone, another adapter shape, a changed value that can never be accepted, or
-            one that can and was not.
+        SnapshotMismatchError: the backbone or the adapter's shape differs, a value differs that can never be accepted,
+            or an acceptable change was not accepted.
     """
     name = f"snapshot {manifest.step:08d}"
     same_files = manifest.backbone.get("digest") is not None and manifest.backbone["digest"] == backbone.get("digest")
@@ -57,11 +57,14 @@ def check(
     changes = _changes(manifest.config, fingerprint)
     if same_files:
         changes = [change for change in changes if change.key not in ("backbone.model", "backbone.revision")]
-    _refuse(f"{name} cannot go on with another configuration", [one for one in changes if not one.acceptable])
+    _refuse(
+        f"{name} cannot be continued with this configuration", [change for change in changes if not change.acceptable]
+    )
     if changes and not accept:
         raise SnapshotMismatchError(
-            f"{name} was trained with another configuration: {_listed(changes)}; set {_back(changes)}, accept the "
-            f"{'change' if len(changes) == 1 else 'changes'} with --accept-config-change, or start anew with --fresh"
+            f"{name} was trained with another configuration: {_listing(changes)}; set {_old_values(changes)}, accept "
+            f"the {'change' if len(changes) == 1 else 'changes'} with --accept-config-change, or start over with "
+            "--fresh, which keeps the old snapshots in another folder"
         )
     return changes
 
@@ -69,22 +72,23 @@ def check(
 def _refuse(what: str, changes: list[Change]) -> None:
     if changes:
         raise SnapshotMismatchError(
-            f"{what}: {_listed(changes)}; set {_back(changes)}, or start anew with --fresh, which keeps the "
-            "snapshots aside"
+            f"{what}: {_listing(changes)}; set {_old_values(changes)}, or start over with --fresh, which keeps the "
+            "old snapshots in another folder"
         )
 
 
-def _listed(changes: list[Change]) -> str:
+def _listing(changes: list[Change]) -> str:
     return "; ".join(map(str, changes))
 
 
-def _back(changes: list[Change]) -> str:
-    return ", ".join(f"{change.key} back to {_shown(change.old)}" for change in changes)
+def _old_values(changes: list[Change]) -> str:
+    """What to set to undo the changes."""
+    return ", ".join(f"{change.key} back to {_json_text(change.old)}" for change in changes)
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[Change]:
-    """What differs; an option that the snapshot's release did not have and that is not set changes nothing."""
-    before, after = dict(_flat(_plain(old), prefix)), dict(_flat(_plain(new), prefix))
+    """The differing values. An unset option that the snapshot's release did not have is no change."""
+    before, after = dict(_flatten(_as_json(old), prefix)), dict(_flatten(_as_json(new), prefix))
     after = {key: value for key, value in after.items() if value is not None or key in before}
     return [
         Change(key, before.get(key, _ABSENT), after.get(key, _ABSENT))
@@ -93,18 +97,18 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -
     ]
 
 
-def _plain(values: Mapping[str, Any]) -> Any:
-    """As JSON gives it back, so that a tuple equals its list."""
+def _as_json(values: Mapping[str, Any]) -> Any:
+    """The values after a JSON round trip, so that a tuple equals the list read back."""
     return orjson.loads(orjson.dumps(dict(values)))
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 
 
-def _shown(value: Any) -> str:
+def _json_text(value: Any) -> str:
     return "absent" if value is _ABSENT else orjson.dumps(value).decode()

@@ -1,4 +1,4 @@
-"""The files of one snapshot folder: listed, hashed, and compared with what the manifest says of them."""
+"""The files of one snapshot folder: listed, hashed, and compared with the manifest."""
 
 import errno
 import hashlib
@@ -15,17 +15,17 @@ ADAPTER = "adapter"
 STATE = "state.safetensors"
 
 _DAMAGE = {errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EBADMSG}
-_DAMAGE.add(getattr(errno, "EUCLEAN", errno.EIO))  # Linux alone knows it
-"""Errors that say something of the files; all others (permission, open files, memory) say something of the process."""
+_DAMAGE.add(getattr(errno, "EUCLEAN", errno.EIO))  # exists on Linux only
+"""Errors caused by the files. All others (permission, open files, memory) are caused by this process."""
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Translate what the file system says while `path` is read.
+    """Translate the OSErrors that occur while `path` is read.
 
     Raises:
-        SnapshotDamagedError: the files are at fault; another snapshot may do.
-        SnapshotError: this process is at fault; another snapshot will not do.
+        SnapshotDamagedError: the files are at fault; another snapshot may be readable.
+        SnapshotError: this process is at fault; other snapshots would fail in the same way.
     """
     try:
         yield
@@ -35,12 +35,12 @@ def reading(path: Path) -> Iterator[None]:
         raise fault(f"{where}: must be readable, found: {error.strerror}") from error
 
 
-def tree(folder: Path) -> tuple[dict[str, Path], list[Path]]:
-    """Every file below `folder` by its relative name, and every folder, deepest first and `folder` last.
+def list_tree(folder: Path) -> tuple[dict[str, Path], list[Path]]:
+    """List every file below `folder` by relative name, and every folder, deepest first and `folder` last.
 
     Raises:
-        SnapshotDamagedError: something is neither a plain file nor a folder, for example a symlink.
-        OSError: it cannot be listed.
+        SnapshotDamagedError: an entry is neither a regular file nor a folder, for example a symlink.
+        OSError: the folder cannot be listed.
     """
     files: dict[str, Path] = {}
     folders: list[Path] = []
@@ -56,22 +56,23 @@ def _walk(folder: Path, prefix: str, files: dict[str, Path], folders: list[Path]
             elif entry.is_file(follow_symlinks=False):
                 files[prefix + entry.name] = folder / entry.name
             else:
-                raise SnapshotDamagedError(f"{entry.path}: plain files alone must stand here, found a link or a device")
+                kind = "a symbolic link" if entry.is_symlink() else "a device, socket or pipe"
+                raise SnapshotDamagedError(f"{entry.path}: expected a regular file or a folder, found {kind}")
     folders.append(folder)
 
 
-def entry_of(path: Path) -> FileEntry:
-    """Size and SHA-256 of a file. Raises OSError."""
+def hash_file(path: Path) -> FileEntry:
+    """Return the size and SHA-256 of a file. Raises OSError."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return FileEntry(bytes=file.tell(), sha256=digest)
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """A plain file's content, unless it is larger than any of its kind.
+    """Return a regular file's content of at most `limit` bytes.
 
     Raises:
-        SnapshotDamagedError: it is missing, unreadable or too large.
+        SnapshotDamagedError: the file is missing, unreadable or too large.
         SnapshotError: this process cannot read it.
     """
     with reading(path):
@@ -79,29 +80,37 @@ def read_bounded(path: Path, limit: int) -> bytes:
         with os.fdopen(descriptor, "rb") as file:
             data = file.read(limit + 1)
     if len(data) > limit:
-        raise SnapshotDamagedError(f"{path}: at most {limit} bytes must stand here, found more")
+        raise SnapshotDamagedError(f"{path}: expected at most {limit} bytes, found more")
     return data
 
 
 def compare(folder: Path, expected: Mapping[str, FileEntry]) -> None:
-    """Hold the folder against its manifest: the names, then every size, then every hash, cheapest first.
+    """Compare the folder with its manifest, cheapest checks first.
+
+    1. The names: nothing missing, nothing extra.
+    2. Every size.
+    3. Every hash.
 
     Raises:
-        SnapshotDamagedError: names the file, what must stand there and what was found.
+        SnapshotDamagedError: names the file, what was expected and what was found.
         SnapshotError: this process cannot read it.
     """
     with reading(folder):
-        found, _ = tree(folder)
+        found, _ = list_tree(folder)
         found.pop(MANIFEST, None)
-        if missing := sorted(expected.keys() - found.keys()):
-            raise SnapshotDamagedError(f"{folder}: {missing[0]} must be there, found nothing")
-        if extra := sorted(found.keys() - expected.keys()):
-            raise SnapshotDamagedError(f"{folder}: {extra[0]} must not be there, the manifest does not name it")
-        for name, entry in expected.items():
+        _compare_names(folder, expected, found)  # 1.
+        for name, entry in expected.items():  # 2.
             size = found[name].lstat().st_size
             if size != entry.bytes:
                 raise SnapshotDamagedError(f"{folder}: {name} must have {entry.bytes} bytes, found {size}")
-        for name, entry in expected.items():
-            digest = entry_of(found[name]).sha256
+        for name, entry in expected.items():  # 3.
+            digest = hash_file(found[name]).sha256
             if digest != entry.sha256:
                 raise SnapshotDamagedError(f"{folder}: {name} must have SHA-256 {entry.sha256}, found {digest}")
+
+
+def _compare_names(folder: Path, expected: Mapping[str, FileEntry], found: Mapping[str, Path]) -> None:
+    if missing := sorted(expected.keys() - found.keys()):
+        raise SnapshotDamagedError(f"{folder}: {missing[0]} is missing, the manifest names it")
+    if extra := sorted(found.keys() - expected.keys()):
+        raise SnapshotDamagedError(f"{folder}: unexpected file {extra[0]}, the manifest does not name it")

@@ -1,17 +1,18 @@
-"""What the daemon has in hand, written down first, so that the death of the process says what it died of.
+"""A crash guard: it finds the record that crashes the process, and gives it up after three crashes.
 
-    STATE/in-hand        two slots: the record that is being decoded, the batch that is being trained on
-    STATE/deaths.json    how often in a row a process died of the same, and which records are given up
+    STATE/in-hand        two slots: the record being decoded, and the batch being trained on
+    STATE/deaths.json    consecutive crashes with the same cause, and the records that were given up
 
-A record that kills (a decoder's segmentation fault, memory that is not there) would otherwise kill every process that
-comes after. A daemon that starts and finds a slot filled knows that the one before died there:
+A record that crashes the process (a segmentation fault in a decoder, memory that runs out) would crash every restart
+too. Each record or batch is therefore written to its slot before the work and cleared after it. A daemon that finds a
+filled slot at start-up knows what the process before it was working on when it crashed:
 
-    1. the first two times it does the same again: a death may have had any other reason;
-    2. then a batch is trained record by record, which takes less memory and finds out which one it is;
-    3. of what killed for the third time the record is given up, or the batch where no single record is to blame: it
-       becomes a dead letter without being looked at.
+    1. After the first and second crash the same work is tried again: the crash may have had another cause.
+    2. After two crashes a batch is trained record by record. That needs less memory and shows which record it is.
+    3. After the third crash the record is given up, or the whole batch if no single record can be blamed: it becomes a
+       dead letter without being processed.
 
-Slots are written without fsync: what a process wrote outlives it, and after a power loss there is nobody to blame.
+Slots are written without fsync: what a process wrote outlives it, and after a power loss no record is to blame.
 """
 
 import os
@@ -28,10 +29,10 @@ from streamlearn.events import Event, get_logger
 from streamlearn.snapshot.files import Files
 from streamlearn.stream.record import Position, RecordId, TopicPartition
 
-DEATHS = 3
-"""So many in a row of the same, and it is given up."""
-_SLOT = 1 << 16
-_DECODE, _TRAIN = 0, 1
+MAX_CRASHES = 3
+"""Consecutive crashes with the same cause after which the record is given up."""
+_SLOT_BYTES = 1 << 16
+_DECODE_SLOT, _TRAIN_SLOT = 0, 1
 _EMPTY = b"\n"
 _log = get_logger("snapshot")
 
@@ -40,105 +41,139 @@ Key = tuple[str, int, int]
 
 
 @dataclass
-class _Tally:
-    """The deaths file."""
+class _CrashHistory:
+    """The content of deaths.json."""
 
     decode: dict[str, Any] = field(default_factory=dict)
-    """{"record": key, "deaths": n}, or nothing."""
+    """{"record": key, "deaths": n}, or empty."""
     train: dict[str, Any] = field(default_factory=dict)
-    """{"step": n, "records": keys, "deaths": n}, or nothing."""
+    """{"step": n, "records": keys, "deaths": n}, or empty."""
     given_up: list[Key] = field(default_factory=list)
+
+    def to_json(self) -> bytes:
+        """One line of JSON."""
+        values = {"decode": self.decode, "train": self.train, "given_up": self.given_up}
+        return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "_CrashHistory":
+        """The inverse of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
+        values = orjson.loads(data)
+        given_up = [(str(topic), int(part), int(offset)) for topic, part, offset in values["given_up"]]
+        return cls(dict(values["decode"]), dict(values["train"]), given_up)
+
+    def add_decode_crash(self, found: dict[str, Any]) -> list[Key]:
+        """Count a crash that left this in the decode slot; return the records to give up."""
+        repeated = self.decode.get("record") == found["record"]
+        self.decode = {"record": found["record"], "deaths": self.decode["deaths"] + 1 if repeated else 1}
+        return _report(self.decode["deaths"], [found["record"]], "decoding")
+
+    def add_train_crash(self, found: dict[str, Any]) -> list[Key]:
+        """Count a crash that left this in the train slot; return the records to give up."""
+        repeated = _is_same_batch(self.train, found)
+        self.train = {**found, "deaths": self.train["deaths"] + 1 if repeated else 1}
+        at = found.get("at")
+        suspects = found["records"] if at is None else [found["records"][at]]
+        return _report(self.train["deaths"], suspects, f"training step {found['step']}")
+
+    def give_up(self, records: list[Key]) -> None:
+        """Add records to those given up, and restart the counts that reached the maximum."""
+        self.decode = {} if self.decode.get("deaths") == MAX_CRASHES else self.decode
+        self.train = {} if self.train.get("deaths") == MAX_CRASHES else self.train
+        self.given_up += [key for key in records if key not in self.given_up]
 
 
 class GuardedBatch:
-    """A batch in hand."""
+    """The batch that is being trained on."""
 
-    def __init__(self, slots: "CrashGuard", batch: dict[str, Any], *, one_by_one: bool) -> None:
+    def __init__(self, guard: "CrashGuard", slot: dict[str, Any], *, one_by_one: bool) -> None:
         self.one_by_one = one_by_one
-        """Whether it killed before, so that its records must be taken one at a time, each after `on_record`."""
-        self._slots, self._batch = slots, batch
+        """Whether this batch crashed before: train its records one at a time and call `on_record` before each."""
+        self._guard, self._slot = guard, slot
 
     def on_record(self, number: int) -> None:
-        """The batch's record `number` is next."""
-        self._slots.write(_TRAIN, {**self._batch, "at": number})
+        """Note that the batch's record `number` is next."""
+        self._guard.write(_TRAIN_SLOT, {**self._slot, "at": number})
 
 
 class CrashGuard:
-    """The two files. `decoding` may be called from a thread of its own."""
+    """The slots and the crash history. `decoding` may be called from another thread than the rest."""
 
     def __init__(self, state: Path, files: Files | None = None) -> None:
-        """Look what a dead process left, and count it.
+        """Open the files, and count the crash of the previous process if there was one.
 
         Raises:
             SnapshotError: the files cannot be read or written.
         """
         self._files = files if files is not None else Files()
-        self._path, self._deaths = state / "in-hand", state / "deaths.json"
+        self._path, self._history_path = state / "in-hand", state / "deaths.json"
         try:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            os.posix_fallocate(self._descriptor, 0, 2 * _SLOT)  # a disk that fills up later must not matter
+            os.posix_fallocate(self._descriptor, 0, 2 * _SLOT_BYTES)  # later writes work on a full disk too
         except OSError as error:
-            raise SnapshotError(f"{self._path}: must be writable, found: {error.strerror}") from error
-        self._tally = self._read_tally()
-        self._count()
+            raise _not_writable(self._path, error) from error
+        self._history = self._read_history()
+        self._count_crash()
 
     @property
     def given_up(self) -> frozenset[RecordId]:
-        """Records that killed the process too often."""
-        return frozenset(RecordId(TopicPartition(topic, part), offset) for topic, part, offset in self._tally.given_up)
+        """Records that crashed the process `MAX_CRASHES` times."""
+        return frozenset(
+            RecordId(TopicPartition(topic, partition), offset) for topic, partition, offset in self._history.given_up
+        )
 
     @contextmanager
     def decoding(self, record: RecordId) -> Iterator[None]:
-        """The record is decoded inside. Any error but ours leaves it in hand: it will end the process."""
-        self.write(_DECODE, {"record": _key(record)})
+        """Guard the decoding of a record. Any error but a StreamlearnError leaves the slot filled: it is a crash."""
+        self.write(_DECODE_SLOT, {"record": _key(record)})
         try:
             yield
         except StreamlearnError:
-            self._clear(_DECODE)
+            self._clear(_DECODE_SLOT)
             raise
-        self._clear(_DECODE)
+        self._clear(_DECODE_SLOT)
 
     @contextmanager
     def training(self, step: int, records: Sequence[RecordId]) -> Iterator[GuardedBatch]:
-        """The batch of `step` is trained on inside; as `decoding` otherwise."""
+        """Guard the training of `step`'s batch. Errors are treated as in `decoding`."""
         batch = {"step": step, "records": [_key(record) for record in records]}
-        known = self._tally.train
-        suspected = known.get("deaths", 0) >= DEATHS - 1 and _same(known, batch)
-        self.write(_TRAIN, batch)
+        last = self._history.train
+        suspected = last.get("deaths", 0) >= MAX_CRASHES - 1 and _is_same_batch(last, batch)
+        self.write(_TRAIN_SLOT, batch)
         try:
             yield GuardedBatch(self, batch, one_by_one=suspected)
         except StreamlearnError:
-            self._clear(_TRAIN)
+            self._clear(_TRAIN_SLOT)
             raise
-        self._clear(_TRAIN)
+        self._clear(_TRAIN_SLOT)
 
     def passed(self, position: Position) -> None:
-        """A snapshot covers every record before `position`: those among the given up will not be read again.
+        """Forget the given-up records before `position`: a snapshot covers them and they will not be read again.
 
         Raises:
             SnapshotError: the file cannot be written.
         """
-        left = [key for key in self._tally.given_up if key[2] >= position.get(TopicPartition(*key[:2]), 0)]
-        if left != self._tally.given_up:
-            self._tally.given_up = left
-            self._write_tally()
+        left = [key for key in self._history.given_up if key[2] >= position.get(TopicPartition(*key[:2]), 0)]
+        if left != self._history.given_up:
+            self._history.given_up = left
+            self._write_history()
 
     def forget(self) -> None:
-        """A new run begins: nothing is known of it.
+        """Clear the crash history, for a new run.
 
         Raises:
             SnapshotError: the file cannot be written.
         """
-        self._tally = _Tally()
-        self._write_tally()
+        self._history = _CrashHistory()
+        self._write_history()
 
-    def write(self, slot: int, what: dict[str, Any]) -> None:
-        """Fill a slot. A batch too long for it is not written down: then nobody is blamed."""
-        data = orjson.dumps(what, option=orjson.OPT_APPEND_NEWLINE)
-        self._write(slot, data if len(data) <= _SLOT else _EMPTY)
+    def write(self, slot: int, content: dict[str, Any]) -> None:
+        """Fill a slot. A batch too large for it leaves it empty: a crash is then not attributed to any record."""
+        data = orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
+        self._write(slot, data if len(data) <= _SLOT_BYTES else _EMPTY)
 
     def close(self) -> None:
-        """Release the file. Safe to call twice."""
+        """Close the file. Safe to call twice."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -148,82 +183,71 @@ class CrashGuard:
 
     def _write(self, slot: int, data: bytes) -> None:
         try:
-            os.pwrite(self._descriptor, data, slot * _SLOT)
+            os.pwrite(self._descriptor, data, slot * _SLOT_BYTES)
         except OSError as error:
-            raise SnapshotError(f"{self._path}: must be writable, found: {error.strerror}") from error
+            raise _not_writable(self._path, error) from error
 
-    def _left(self, slot: int) -> dict[str, Any] | None:
-        """What a dead process had in hand; None for nothing, or for what it died in the middle of writing."""
-        line, _, _ = os.pread(self._descriptor, _SLOT, slot * _SLOT).partition(b"\n")
+    def _read(self, slot: int) -> dict[str, Any] | None:
+        """What the previous process left in a slot; None for an empty slot or an incomplete write."""
+        line, _, _ = os.pread(self._descriptor, _SLOT_BYTES, slot * _SLOT_BYTES).partition(b"\n")
         try:
             found = orjson.loads(line)
         except ValueError:
             return None
         return found if isinstance(found, dict) else None
 
-    def _count(self) -> None:
-        """Enter what is left in the slots, and give up what is there for the third time."""
-        decode, train = self._left(_DECODE), self._left(_TRAIN)
+    def _count_crash(self) -> None:
+        """Add filled slots to the history, give up what reached the maximum, and clear the slots."""
+        decode, train = self._read(_DECODE_SLOT), self._read(_TRAIN_SLOT)
         if decode is None and train is None:
             return
-        tally = self._tally
-        blamed: list[Key] = []
-        if decode is not None:
-            again = tally.decode.get("record") == decode["record"]
-            tally.decode = {"record": decode["record"], "deaths": tally.decode["deaths"] + 1 if again else 1}
-            blamed += self._judge(tally.decode, [decode["record"]], "decoding")
-        if train is not None:
-            again = _same(tally.train, train)
-            tally.train = {**train, "deaths": tally.train["deaths"] + 1 if again else 1}
-            at = train.get("at")
-            suspects = train["records"] if at is None else [train["records"][at]]
-            blamed += self._judge(tally.train, suspects, f"training step {train['step']}")
-        tally.decode = {} if tally.decode.get("deaths") == DEATHS else tally.decode
-        tally.train = {} if tally.train.get("deaths") == DEATHS else tally.train
-        tally.given_up += [key for key in blamed if key not in tally.given_up]
-        self._write_tally()
-        self._clear(_DECODE)
-        self._clear(_TRAIN)
+        blamed = self._history.add_decode_crash(decode) if decode is not None else []
+        blamed += self._history.add_train_crash(train) if train is not None else []
+        self._history.give_up(blamed)
+        self._write_history()
+        self._clear(_DECODE_SLOT)
+        self._clear(_TRAIN_SLOT)
 
-    def _judge(self, entry: dict[str, Any], suspects: list[Key], doing: str) -> list[Key]:
-        deaths = entry["deaths"]
-        given_up = deaths >= DEATHS
-        _log.warning(Event.CRASH_DETECTED, doing=doing, records=suspects[:8], deaths=deaths, given_up=given_up)
-        return suspects if given_up else []
-
-    def _read_tally(self) -> _Tally:
+    def _read_history(self) -> _CrashHistory:
         try:
-            found = orjson.loads(self._deaths.read_bytes())
-            given_up = [(str(topic), int(part), int(offset)) for topic, part, offset in found["given_up"]]
-            return _Tally(dict(found["decode"]), dict(found["train"]), given_up)
+            return _CrashHistory.from_json(self._history_path.read_bytes())
         except FileNotFoundError:
-            return _Tally()
+            return _CrashHistory()
         except OSError as error:
-            raise SnapshotError(f"{self._deaths}: must be readable, found: {error.strerror}") from error
+            raise SnapshotError(f"{self._history_path}: must be readable, found: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise SnapshotError(
-                f"{self._deaths}: must be a tally of deaths, found: {error!r}. Remove the file; records that kill the "
-                f"process will be found again after {DEATHS} deaths"
+                f"{self._history_path}: expected a crash history, found: {error!r}. Remove the file; records that "
+                f"crash the process are found again after {MAX_CRASHES} crashes"
             ) from error
 
-    def _write_tally(self) -> None:
-        tally = self._tally
-        data = {"decode": tally.decode, "train": tally.train, "given_up": tally.given_up}
-        fresh = self._deaths.with_name(f"{self._deaths.name}.new")
+    def _write_history(self) -> None:
+        fresh = self._history_path.with_name(f"{self._history_path.name}.new")
         try:
             if fresh.exists():
                 self._files.remove(fresh)
-            self._files.write(fresh, orjson.dumps(data, option=orjson.OPT_APPEND_NEWLINE))
+            self._files.write(fresh, self._history.to_json())
             self._files.sync(fresh)
-            self._files.rename(fresh, self._deaths)
-            self._files.sync(self._deaths.parent)
+            self._files.rename(fresh, self._history_path)
+            self._files.sync(self._history_path.parent)
         except OSError as error:
-            raise SnapshotError(f"{self._deaths}: must be writable, found: {error.strerror}") from error
+            raise _not_writable(self._history_path, error) from error
+
+
+def _report(crashes: int, suspects: list[Key], during: str) -> list[Key]:
+    """Log a crash; return the suspects once they reached the maximum."""
+    given_up = crashes >= MAX_CRASHES
+    _log.warning(Event.CRASH_DETECTED, during=during, records=suspects[:8], crashes=crashes, given_up=given_up)
+    return suspects if given_up else []
+
+
+def _not_writable(path: Path, error: OSError) -> SnapshotError:
+    return SnapshotError(f"{path}: must be writable, found: {error.strerror}; check the disk and the permissions")
 
 
 def _key(record: RecordId) -> list[Any]:
     return [record.origin.topic, record.origin.partition, record.offset]
 
 
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _is_same_batch(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(one.get(name) == other[name] for name in ("step", "records"))

@@ -1,9 +1,9 @@
-"""In which order records became batches, so that a stream of several partitions replays bit for bit.
+"""The journal of batch compositions: a stream of several partitions replays bit for bit.
 
     {"step":7,"runs":[["orders",0,118,122,4],["orders",1,57,58,1]],"crc32":2774563121}
 
-One line a batch; a run is topic, partition, first offset, next offset and number of records that follow each other in
-the batch, runs in training order.
+One line per batch. A run is topic, partition, first offset, next offset and number of consecutive records of one
+partition in the batch; runs are in training order.
 """
 
 import errno
@@ -18,39 +18,39 @@ import orjson
 from streamlearn.errors import SnapshotError
 from streamlearn.events import Event, get_logger
 from streamlearn.snapshot.files import Files
-from streamlearn.stream.batch import Run
+from streamlearn.stream.batch import PartitionRun
 
-log = get_logger("snapshot")
+_log = get_logger("snapshot")
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One batch: the step that it becomes, and its records."""
+    """One batch: the step that trains on it, and its records."""
 
     step: int
-    runs: tuple[Run, ...]
+    runs: tuple[PartitionRun, ...]
 
     def to_line(self) -> bytes:
-        """One line of JSON, its newline included."""
+        """Return one line of JSON, including the newline."""
         body = {"step": self.step, "runs": [list(run) for run in self.runs]}
         return orjson.dumps({**body, "crc32": _checksum(self)}, option=orjson.OPT_APPEND_NEWLINE)
 
     @classmethod
     def from_line(cls, line: bytes) -> "JournalEntry":
-        """The inverse of `to_line`. Raises ValueError, KeyError or TypeError for anything else."""
+        """Read the output of `to_line`. Raises ValueError, KeyError or TypeError for anything else."""
         values = orjson.loads(line)
-        entry = cls(int(values["step"]), tuple(Run(*run) for run in values["runs"]))
+        entry = cls(int(values["step"]), tuple(PartitionRun(*run) for run in values["runs"]))
         if values["crc32"] != _checksum(entry):
             raise ValueError("the checksum differs")
         return entry
 
 
 class Journal:
-    """The file of batch compositions, written by one thread.
+    """The journal file, written by one thread.
 
-    A line is appended by one `write` and no fsync: kill -9 loses nothing that was written, a power loss may lose the
-    last lines. That costs no record, only the order in which several partitions are replayed after it: the snapshot's
-    position alone decides what is trained.
+    Each line is appended with one `write` and no fsync. kill -9 loses nothing that was written; a power loss may lose
+    the last lines. No record is lost with them, because the snapshot's position decides what is trained: after a power
+    loss the records of several partitions may only be replayed in another order.
     """
 
     def __init__(self, path: Path, files: Files | None = None) -> None:
@@ -59,12 +59,12 @@ class Journal:
         self._descriptor: int | None = None
         self._unwritten: list[JournalEntry] = []
         self.fault: SnapshotError | None = None
-        """Why the newest lines are not in the file; None when they are."""
+        """The reason why the newest lines are not in the file; None when they are."""
 
-    def append(self, step: int, runs: Iterable[Run]) -> None:
-        """Write down the batch of `step` before it is trained; steps only grow.
+    def append(self, step: int, runs: Iterable[PartitionRun]) -> None:
+        """Append the batch of `step` before it is trained; steps must increase.
 
-        A line that cannot be written leaves nothing in the file and is tried again before the next one; see `fault`.
+        A line that cannot be written leaves nothing in the file. It is retried before the next line; see `fault`.
         """
         self._unwritten.append(JournalEntry(step, tuple(runs)))
         lines = b"".join(entry.to_line() for entry in self._unwritten)
@@ -76,7 +76,7 @@ class Journal:
                 raise OSError(errno.ENOSPC, f"no room for {len(lines)} bytes")
         except OSError as error:
             self.fault = SnapshotError(
-                f"{self._path}: must be writable, found: {error.strerror}; see that the disk works"
+                f"{self._path}: must be writable, found: {error.strerror}; check the disk's free space and health"
             )
         except SnapshotError as error:
             self.fault = error
@@ -85,52 +85,55 @@ class Journal:
             self._unwritten.clear()
 
     def entries(self, after_step: int) -> list[JournalEntry]:
-        """The batches of later steps, in order; empty when there is no journal. A torn end is cut off the file.
+        """Return the batches after `after_step`, in order; empty when there is no journal.
+
+        An incomplete end is removed from the file first.
 
         Raises:
-            SnapshotError: the file cannot be read or cut.
+            SnapshotError: the file cannot be read or truncated.
         """
-        return [entry for entry in [*self._whole(), *self._unwritten] if entry.step > after_step]
+        return [entry for entry in [*self._load(), *self._unwritten] if entry.step > after_step]
 
     def truncate(self, before_step: int) -> None:
-        """Forget the batches of earlier steps: pass the oldest kept snapshot's. Atomic and durable.
+        """Remove the batches before `before_step`, the oldest kept snapshot's step. Atomic and durable.
 
         Raises:
-            SnapshotError: the file cannot be rewritten; no line that was to stay is lost.
+            SnapshotError: the file cannot be rewritten; no line that was to be kept is lost.
         """
         self._keep(lambda entry: entry.step >= before_step)
 
     def rewind(self, to_step: int) -> None:
-        """Forget the batches of later steps, so that other batches may take their numbers. Atomic and durable.
+        """Remove the batches after `to_step`, so that other batches can take their step numbers. Atomic and durable.
 
         Raises:
-            SnapshotError: the file cannot be rewritten; no line that was to stay is lost.
+            SnapshotError: the file cannot be rewritten; no line that was to be kept is lost.
         """
         self._keep(lambda entry: entry.step <= to_step)
 
     def close(self) -> None:
-        """Release the file. Safe to call twice."""
+        """Close the file. Safe to call twice."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
     def _open(self) -> int:
-        """The file for appending, its torn end cut off first: a line after it would be lost with it."""
+        """Open the file for appending, without its incomplete end: a line after that end would be lost with it."""
         if self._descriptor is None:
-            self._whole()
+            self._load()
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = os.open(self._path, flags, 0o600)
         return self._descriptor
 
-    def _whole(self) -> list[JournalEntry]:
+    def _load(self) -> list[JournalEntry]:
+        """Read the complete lines and truncate the file after them."""
         try:
             data = self._path.read_bytes()
             found, end = _parse(data)
             if end < len(data):
-                log.warning(
+                _log.warning(
                     Event.JOURNAL_TRUNCATED,
-                    fault=f"{self._path}: whole lines must follow byte {end}, found {len(data) - end} other bytes",
-                    lost="the replay order of the batches after that",
+                    fault=f"{self._path}: expected complete lines, found {len(data) - end} other bytes at byte {end}",
+                    lost="the replay order of the batches after that byte",
                 )
                 os.truncate(self._path, end)
         except FileNotFoundError:
@@ -141,12 +144,13 @@ class Journal:
 
     def _keep(self, wanted: Callable[[JournalEntry], bool]) -> None:
         self._unwritten = list(filter(wanted, self._unwritten))
-        found = self._whole()
+        found = self._load()
         kept = [entry for entry in found if wanted(entry)]
         if len(kept) < len(found):
             self._rewrite(kept)
 
     def _rewrite(self, entries: Sequence[JournalEntry]) -> None:
+        """Replace the file: write a new one beside it, sync it, rename it, sync the folder."""
         fresh = self._path.with_name(f"{self._path.name}.new")
         try:
             if fresh.exists():
@@ -154,14 +158,14 @@ class Journal:
             self._files.write(fresh, b"".join(entry.to_line() for entry in entries))
             self._files.sync(fresh)
             self._files.rename(fresh, self._path)
-            self.close()  # the descriptor is of the old file
+            self.close()  # the descriptor belongs to the old file
             self._files.sync(self._path.parent)
         except OSError as error:
             raise SnapshotError(f"{self._path}: could not be rewritten: {error.strerror}") from error
 
 
 def _parse(data: bytes) -> tuple[list[JournalEntry], int]:
-    """The entries up to the first line that is not whole, or does not follow, and where that line begins."""
+    """Return the entries before the first incomplete or out-of-order line, and the byte where that line begins."""
     entries: list[JournalEntry] = []
     end = 0
     for line in data.splitlines(keepends=True):

@@ -1,4 +1,4 @@
-"""One daemon per state folder."""
+"""The lock that admits one daemon per state folder."""
 
 import errno
 import fcntl
@@ -13,19 +13,19 @@ NAME = "lock"
 
 
 class StateLock:
-    """An exclusive lock on a state folder, held from construction until `release` or the process's death.
+    """An exclusive lock on a state folder, held from construction until `release` or until the process ends.
 
-    The kernel's lock decides, so a dead daemon's file blocks nobody; the PID inside is for the message alone. The
-    file is never removed: a newcomer would lock a new file while a third still held the old one. A process forked
-    without exec shares the lock and keeps it for as long as it lives.
+    The kernel's lock decides, so the file that a dead daemon leaves blocks nothing; the PID in it is only for the error
+    message. The file is never removed: otherwise one process could lock a new file while another still holds the old
+    one. A process forked without exec shares the lock and holds it until it ends.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Take the lock, creating the folder when it is missing. Never waits.
+        """Take the lock without waiting; create the folder if it is missing.
 
         Raises:
             StateLockedError: another process holds it.
-            SnapshotError: the folder cannot be written, or its file system has no locks.
+            SnapshotError: the folder is not writable, or its file system does not support locks.
         """
         self._path = folder / NAME
         self._descriptor: int | None = None
@@ -34,7 +34,8 @@ class StateLock:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise SnapshotError(
-                f"{self._path}: must be writable, found: {error.strerror}; set state to a folder"
+                f"{self._path}: must be writable, found: {error.strerror}; set `state` to a folder that this user can "
+                "write"
             ) from error
         try:
             self._take(descriptor)
@@ -51,13 +52,16 @@ class StateLock:
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise StateLockedError(
-                    f"{self._path.parent} must belong to one daemon, found it locked by process {_holder(descriptor)}: "
-                    "stop that one, or give this one its own state folder"
+                    f"{self._path.parent} must be used by one daemon only, found it locked by process "
+                    f"{_holder(descriptor)}: stop that process, or set another `state` folder for this daemon"
                 ) from error
-            raise SnapshotError(f"{self._path}: must be lockable, found: {error.strerror}; use a local disk") from error
+            raise SnapshotError(
+                f"{self._path}: must be on a file system with locks, found: {error.strerror}; put the `state` folder "
+                "on a local disk"
+            ) from error
 
     def release(self) -> None:
-        """Let the next daemon in. Safe to call twice."""
+        """Release the lock. Safe to call twice."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -72,5 +76,5 @@ class StateLock:
 
 
 def _holder(descriptor: int) -> str:
-    """The PID in the file; unknown in the instant before its holder has written it."""
+    """The PID in the file; unknown until the holder has written it."""
     return os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "(unknown)"

@@ -1,14 +1,14 @@
-r"""What a snapshot holds, written beside it: `manifest.json`.
+r"""The manifest of a snapshot, `manifest.json`.
 
 The manifest names every other file with its size and SHA-256, and is itself sealed: its field `sha256` is the SHA-256
-of the file's own bytes with those 64 digits replaced by zeros. The seal depends on no JSON library's way of spelling a
-number, and a shell can check it:
+of the file's own bytes with those 64 digits replaced by zeros. The seal does not depend on how a JSON library formats
+numbers, and a shell can check it:
 
     sed -E 's/^(  "sha256": ")[0-9a-f]{64}/\10000000000000000000000000000000000000000000000000000000000000000/' \
         manifest.json | sha256sum
 
-The order of checks on reading is fixed for every format to come: the seal, then `version`, then the keys. So a damaged
-manifest is never mistaken for one of another version.
+The order of the checks on reading is fixed for every future format: the seal, then `version`, then the keys. So a
+damaged manifest is never mistaken for one of another version.
 """
 
 import hashlib
@@ -35,9 +35,9 @@ from streamlearn.stream.record import Position
 
 FORMAT_VERSION = 2
 MAX_BYTES = 64 << 20
-"""Largest manifest, bytes: far above what the rooms keep, far below what hurts to read."""
+"""Maximum size of a manifest in bytes: far more than the components store, and still quick to read."""
 
-_SEAL = re.compile(rb'^  "sha256": "([0-9a-f]{64})"', re.MULTILINE)  # two spaces: a key of the outermost object alone
+_SEAL = re.compile(rb'^  "sha256": "([0-9a-f]{64})"', re.MULTILINE)  # two spaces: a key of the outermost object only
 _UNSEALED = "0" * 64
 
 
@@ -45,7 +45,7 @@ def _json_ready(value: Any, where: str = "") -> Any:
     """A deep copy in JSON's own types.
 
     Raises:
-        SnapshotError: a value that JSON would lose, above all NaN and the infinities, which become null.
+        SnapshotError: a value cannot be stored as JSON without loss; NaN and the infinities would become null.
     """
     if value is None or isinstance(value, str | bool):
         return value
@@ -58,8 +58,8 @@ def _json_ready(value: Any, where: str = "") -> Any:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: _json_ready(item, f"{where}.{key}" if where else key) for key, item in value.items()}
     raise SnapshotError(
-        f"a manifest holds finite numbers, 64-bit integers, strings, lists and mappings with string keys; found "
-        f"{value!r:.80} at {where or 'the top'}: keep it as a tensor, or as null when it means nothing yet"
+        f"a manifest can hold finite numbers, 64-bit integers, strings, lists and mappings with string keys; found "
+        f"{value!r:.80} at {where or 'the top level'}: store it as a tensor, or as null while it has no value"
     )
 
 
@@ -69,22 +69,22 @@ def _position(value: Any) -> Position:
     try:
         return Position.from_json(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"rows of topic, partition, offset must stand here: {error}") from error
+        raise ValueError(f"expected rows of topic, partition, offset: {error}") from error
 
 
 def _utc(value: str) -> str:
     if datetime.fromisoformat(value).utcoffset() != timedelta(0):
-        raise ValueError("an ISO time in UTC must stand here, for example 2026-01-31T12:00:00+00:00")
+        raise ValueError(f"expected an ISO time in UTC such as 2026-01-31T12:00:00+00:00, found {value}")
     return value
 
 
 JsonMap = Annotated[Mapping[str, Any], AfterValidator(_json_ready)]
-"""A mapping that survives JSON unchanged; anything else is a SnapshotError when the model is built."""
+"""A mapping that JSON stores without loss; any other raises SnapshotError when the model is built."""
 PositionRows = Annotated[Position, PlainValidator(_position), PlainSerializer(Position.to_json)]
 
 
 class LedgerRow(NamedTuple):
-    """What became of one partition's records since the stream began."""
+    """What happened to one partition's records since the stream began."""
 
     topic: str
     partition: int
@@ -103,54 +103,54 @@ class FileEntry(BaseModel):
 
 
 class ManifestDraft(BaseModel):
-    """All that the daemon knows about a snapshot before its files exist."""
+    """The part of a manifest that is known before the snapshot's files exist."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
 
     step: NonNegativeInt
-    """Updates taken."""
+    """Number of updates so far."""
     created_at: Annotated[str, AfterValidator(_utc)]
-    """When, ISO in UTC. Data for people: nothing is decided by it."""
+    """Creation time, ISO in UTC. For people only: the code decides nothing by it."""
     position: PositionRows
     """Per partition, the offset of the next record to train on."""
     ledger: tuple[LedgerRow, ...]
     """Per partition, how many records were trained, dead-lettered, and held out."""
     dead_letter_mark: JsonMap
-    """The sink's bookmark, as `DeadLetters.mark` gave it."""
+    """The sink's bookmark, as returned by `DeadLetters.mark`."""
     config: JsonMap
     """`settings.fingerprint` of the run."""
     backbone: JsonMap
-    """model, revision, and digest of its files."""
+    """Model, revision, and digest of the backbone's files."""
     adapter: JsonMap
-    """What decides the adapter's shape."""
+    """The options that decide the adapter's shape."""
     dtype: str
-    """Arithmetic of a step, as chosen."""
+    """Arithmetic of the training step."""
     versions: Mapping[str, str]
-    """streamlearn, torch, transformers, peft."""
+    """Versions of streamlearn, torch, transformers and peft."""
     learner: JsonMap
     """Prequential statistics and counters; tensors are in state.safetensors."""
     components: JsonMap = Field(alias="rooms")
-    """State of further components, each under its own name; `rooms` in the file."""
+    """State of further components, each under its own name. The key in the file is `rooms`."""
 
 
 class Manifest(ManifestDraft):
-    """A draft and the files that it turned into."""
+    """A complete manifest: a draft with the list of its files."""
 
     version: Literal[2]
-    """The format's, `FORMAT_VERSION`."""
+    """Version of the format, `FORMAT_VERSION`."""
     files: Mapping[str, FileEntry]
-    """Every file of the snapshot but the manifest, by name relative to its folder."""
+    """Every file of the snapshot except the manifest, by name relative to the snapshot's folder."""
 
     @classmethod
     def of(cls, draft: ManifestDraft, files: Mapping[str, FileEntry]) -> Self:
-        """The manifest of these files."""
+        """Complete a draft with the list of its files."""
         return cls(**dict(draft), version=FORMAT_VERSION, files=files)
 
     def to_bytes(self) -> bytes:
-        """The sealed file.
+        """Return the content of the sealed file.
 
         Raises:
-            SnapshotError: it would be larger than reading accepts, or a string is not UTF-8.
+            SnapshotError: it would be too large to be read back, or a string is not valid Unicode.
         """
         try:
             blank = orjson.dumps(
@@ -161,36 +161,40 @@ class Manifest(ManifestDraft):
             raise SnapshotError(f"the manifest of step {self.step} cannot be written as JSON: {error}") from error
         if len(blank) > MAX_BYTES:
             raise SnapshotError(
-                f"the manifest of step {self.step} must stay within {MAX_BYTES} bytes, found {len(blank)}: keep large "
-                "state as tensors"
+                f"the manifest of step {self.step} must have at most {MAX_BYTES} bytes, found {len(blank)}: store "
+                "large state as tensors"
             )
         seal = hashlib.sha256(blank).hexdigest()
         return _SEAL.sub(b'  "sha256": "' + seal.encode() + b'"', blank, count=1)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str) -> Self:
-        """Read back what `to_bytes` wrote; `where` begins each message.
+        """Read the output of `to_bytes`; each error message begins with `where`.
+
+        1. The seal.
+        2. The version of the format.
+        3. The keys.
 
         Raises:
             SnapshotDamagedError: a byte differs from what was written.
-            SnapshotMismatchError: it is whole, but another streamlearn wrote it.
+            SnapshotMismatchError: the file is intact, but another release of streamlearn wrote it.
         """
-        _check_seal(data, where)
+        _check_seal(data, where)  # 1.
         values = orjson.loads(data)
         del values["sha256"]
         found = values.get("version")
-        if found != FORMAT_VERSION:
+        if found != FORMAT_VERSION:  # 2.
             raise SnapshotMismatchError(
                 f"{where}: this streamlearn reads manifest format {FORMAT_VERSION}, found format {found}: run the "
-                f"release that wrote it ({values.get('versions')}) or start anew with --fresh"
+                f"release that wrote it ({values.get('versions')}) or start over with --fresh"
             )
         try:
-            return cls.model_validate(values)
+            return cls.model_validate(values)  # 3.
         except ValidationError as error:
             faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
             raise SnapshotMismatchError(
-                f"{where}: manifest format {FORMAT_VERSION} does not look like this: {faults}: run the release "
-                f"that wrote it ({values.get('versions')}) or start anew with --fresh"
+                f"{where}: expected the keys of manifest format {FORMAT_VERSION}, found {faults}: run the release "
+                f"that wrote it ({values.get('versions')}) or start over with --fresh"
             ) from error
 
 
@@ -198,9 +202,9 @@ def _check_seal(data: bytes, where: str) -> None:
     seals = _SEAL.findall(data)
     if len(seals) != 1:
         raise SnapshotDamagedError(
-            f"{where}: exactly one seal must stand in it, found {len(seals)} in {len(data)} bytes"
+            f"{where}: expected exactly one seal (the field sha256), found {len(seals)} in {len(data)} bytes"
         )
     expected = seals[0].decode()
     found = hashlib.sha256(_SEAL.sub(b'  "sha256": "' + _UNSEALED.encode() + b'"', data)).hexdigest()
     if found != expected:
-        raise SnapshotDamagedError(f"{where}: its content must have SHA-256 {expected}, found {found}")
+        raise SnapshotDamagedError(f"{where}: the content must have SHA-256 {expected}, found {found}")

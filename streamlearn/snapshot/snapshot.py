@@ -1,4 +1,4 @@
-"""One snapshot folder: what it is, at a glance and whole, and whether it is what was written."""
+"""One snapshot folder: its summary, its content, and the check that it is what was written."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from streamlearn.stream.record import Position
 
 @dataclass(frozen=True)
 class SnapshotInfo:
-    """A snapshot at a glance."""
+    """The summary of a snapshot."""
 
     name: str
     step: int
@@ -24,7 +24,7 @@ class SnapshotInfo:
 
     @classmethod
     def of(cls, manifest: Manifest) -> "SnapshotInfo":
-        """What the manifest says; `bytes` leaves the manifest itself out."""
+        """Summarize a manifest; `bytes` does not count the manifest itself."""
         size = sum(entry.bytes for entry in manifest.files.values())
         return cls(snapshot_name(manifest.step), manifest.step, manifest.created_at, size, manifest.position)
 
@@ -38,56 +38,60 @@ class Snapshot:
 
     @property
     def name(self) -> str:
-        """Its step, 8 digits or more."""
+        """The step, in 8 digits or more."""
         return self.path.name
 
     @property
     def adapter(self) -> Path:
-        """A PEFT folder."""
+        """The PEFT adapter folder."""
         return self.path / ADAPTER
 
     def tensors(self) -> dict[str, Tensor]:
-        """Read `state.safetensors` into memory, on the CPU.
+        """Read `state.safetensors` into CPU memory.
 
         Raises:
-            SnapshotDamagedError: it changed since it was verified.
-            SnapshotError: it cannot be read.
+            SnapshotDamagedError: the file changed since it was verified.
+            SnapshotError: this process cannot read it.
         """
         with reading(self.path / STATE):
             return tensor_file.read(self.path / STATE)
 
 
 def snapshot_name(step: int) -> str:
-    """The one name of a step's snapshot."""
+    """Return the folder name of a step's snapshot."""
     return f"{step:08d}"
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The sealed manifest of a snapshot folder, the other files unread.
+    """Read and check the manifest of a snapshot folder; the other files are not read.
 
     Raises:
-        SnapshotDamagedError: it is not what was written, or not this step's.
+        SnapshotDamagedError: the manifest was changed, or belongs to another step.
         SnapshotError: this process cannot read it.
         SnapshotMismatchError: it has another format.
     """
     if folder.is_symlink():
-        raise SnapshotDamagedError(f"{folder}: a folder must stand here, found a link")
+        raise SnapshotDamagedError(f"{folder}: expected a folder, found a symbolic link")
     manifest = Manifest.from_bytes(read_bounded(folder / MANIFEST, MAX_BYTES), where=str(folder / MANIFEST))
     if snapshot_name(manifest.step) != folder.name:
-        raise SnapshotDamagedError(f"{folder}: step {folder.name} must be in it, found step {manifest.step}")
+        raise SnapshotDamagedError(f"{folder}: expected the snapshot of step {folder.name}, found step {manifest.step}")
     return manifest
 
 
 def verify(folder: Path) -> Manifest:
-    """Hold every file of a snapshot folder against its manifest, and the manifest against its seal.
+    """Verify a snapshot folder and return its manifest.
+
+    1. The manifest against its seal.
+    2. Every other file against the manifest.
+    3. The length of the tensor file's header, before anything parses it.
 
     Raises:
-        SnapshotDamagedError: names the file, what must stand there and what was found.
+        SnapshotDamagedError: names the file, what was expected and what was found.
         SnapshotError: this process cannot read it.
         SnapshotMismatchError: the manifest has another format.
     """
-    manifest = read_manifest(folder)
-    compare(folder, manifest.files)
-    with reading(folder / STATE):
+    manifest = read_manifest(folder)  # 1.
+    compare(folder, manifest.files)  # 2.
+    with reading(folder / STATE):  # 3.
         tensor_file.check_header(folder / STATE)
     return manifest

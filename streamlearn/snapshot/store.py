@@ -1,12 +1,13 @@
-"""The folder of snapshots: one complete state each, named by its step, the newest valid one found again after a crash.
+"""The folder of snapshots: one complete state per step, and the newest valid one found after any crash.
 
     snapshots/00018204/{manifest.json, state.safetensors, adapter/...}
     snapshots/.staging-00018300    being written; removed at the next start
-    snapshots/.replaced-00018204   replaced by a later one of the same step; removed, or put back, at the next start
+    snapshots/.replaced-00018204   replaced by a later one of the same step; removed or put back at the next start
     snapshots/.pruned-00016000     being removed
     snapshots/damaged-00018100     moved aside
 
-Nothing but `prune` removes a complete snapshot. What was moved aside is the operator's to look at and to delete.
+Only `prune` removes a complete snapshot. Snapshots that were moved aside are kept for the operator to examine and
+delete.
 """
 
 import re
@@ -20,23 +21,25 @@ from torch import Tensor
 from streamlearn.errors import SnapshotDamagedError, SnapshotError
 from streamlearn.events import Event, get_logger
 from streamlearn.snapshot import tensors as tensor_file
-from streamlearn.snapshot.contents import ADAPTER, MANIFEST, STATE, entry_of, reading, tree
+from streamlearn.snapshot.contents import ADAPTER, MANIFEST, STATE, hash_file, list_tree, reading
 from streamlearn.snapshot.files import Files
 from streamlearn.snapshot.manifest import Manifest, ManifestDraft
 from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo, read_manifest, snapshot_name, verify
 
-log = get_logger("snapshot")
+_log = get_logger("snapshot")
 
 _NAME = re.compile(r"[0-9]{8,20}")
-_STATE_KEYS = ("position", "ledger", "dead_letter_mark", "config")  # and the step; the tensors follow from these
+_STATE_KEYS = ("position", "ledger", "dead_letter_mark", "config")  # with the step, they determine the tensors
 _STAGING, _REPLACED, _PRUNED, _DAMAGED = ".staging-", ".replaced-", ".pruned-", "damaged-"
 
 
 class SnapshotStore:
-    """Snapshots of one daemon. Reading is safe beside it; `save`, `newest`, `prune` and `set_aside` need its lock.
+    """The snapshots of one daemon.
 
-    It logs what it decides alone (SNAPSHOT_DAMAGED, SNAPSHOT_PRUNED, SNAPSHOT_PRUNE_FAILED); what it was told to do is
-    its caller's to log.
+    Other processes may read them at any time; `save`, `newest`, `prune` and `set_aside` require the state lock.
+
+    The store logs what it decides by itself (SNAPSHOT_DAMAGED, SNAPSHOT_PRUNED, SNAPSHOT_PRUNE_FAILED). Its caller logs
+    what the store was called for.
     """
 
     def __init__(self, folder: Path, *, keep: int, files: Files | None = None) -> None:
@@ -50,18 +53,19 @@ class SnapshotStore:
     ) -> SnapshotInfo:
         """Make one complete state durable. Every earlier snapshot stays untouched.
 
-        0. A snapshot of this very state (step, position, ledger, configuration) is returned as it is, nothing written.
-        1. Stage beside the target: `write_adapter` fills `adapter/`, then `state.safetensors`.
-        2. fsync every file, then every folder but the staging one.
-        3. Write the manifest, which names and hashes those files, fsync it and the staging folder.
-        4. Rename the staging folder to its step. One of the same step and another position (dead letters move the
-           position without a step) is first renamed away; a crash between the two renames is mended by `newest`.
-        5. fsync the snapshots' folder: from here on `newest` finds it, whatever happens.
+        0. If a snapshot of the same state exists (step, position, ledger, configuration), return it and write nothing.
+        1. Write into a staging folder beside the target: `write_adapter` fills `adapter/`, then `state.safetensors`.
+        2. fsync every file, then every folder except the staging folder.
+        3. Write the manifest, which names and hashes those files; fsync it, then the staging folder.
+        4. Rename the staging folder to the step's name. A snapshot of the same step at another position (dead letters
+           move the position without a step) is first renamed to `.replaced-*`; `newest` repairs a crash between the
+           two renames.
+        5. fsync the folder of snapshots. From here on `newest` finds the new snapshot after any crash.
 
-        Whatever goes wrong, nothing of the new snapshot remains, and no failed fsync is tried again.
+        If any step fails, nothing of the new snapshot remains. A failed fsync is never retried.
 
         Raises:
-            SnapshotError: it could not be written; the newest snapshot is the one before.
+            SnapshotError: it could not be written; the previous snapshot is still the newest.
         """
         name = snapshot_name(draft.step)
         staging = self.folder / (_STAGING + name)
@@ -69,33 +73,33 @@ class SnapshotStore:
             self._make_folder()
             kept = self._same_state(name, draft)  # 0.
             if kept is not None:
-                self.files.sync(self.folder)  # its writer may have died between 4. and 5.
+                self.files.sync(self.folder)  # the process that wrote it may have crashed between 4. and 5.
                 return SnapshotInfo.of(kept)
             manifest = self._stage(staging, draft, write_adapter, tensors)  # 1. to 3.
             self._publish(staging, self.folder / name)  # 4. and 5.
         except (OSError, SafetensorError) as error:
             raise SnapshotError(
-                f"snapshot {name} could not be written in {self.folder}: {error}; the snapshots before it are "
-                "untouched: see that the disk has room and works"
+                f"snapshot {name} could not be written in {self.folder}: {error}; earlier snapshots are untouched. "
+                "Check the disk's free space and health"
             ) from error
         finally:
-            with suppress(OSError, SnapshotError):  # what cannot be mended now is mended at the next start
-                self._sweep()
+            with suppress(OSError, SnapshotError):  # what cannot be repaired now is repaired at the next start
+                self._clean_up()
         return SnapshotInfo.of(manifest)
 
     def newest(self) -> Snapshot | None:
-        """Find the newest valid snapshot; None means that there never was one.
+        """Find the newest valid snapshot; None if there has never been a snapshot.
 
-        1. Mend what a dead process left half done.
-        2. Verify from the newest down until one is whole.
-        3. Move the damaged ones that are newer aside, to `damaged-<name>`.
+        1. Finish or undo what a crashed process left incomplete.
+        2. Verify from the newest snapshot down, until one is valid.
+        3. Move the newer, damaged ones aside, to `damaged-<name>`.
 
         Raises:
-            SnapshotError: there are snapshots and none is whole (all stay where they are), or none can be read.
-            SnapshotMismatchError: the newest whole one has another manifest format.
+            SnapshotError: no snapshot is valid (all stay where they are), or none can be read.
+            SnapshotMismatchError: the newest intact snapshot has another manifest format.
         """
         with reading(self.folder):
-            self._sweep()  # 1.
+            self._clean_up()  # 1.
         damaged: dict[str, SnapshotDamagedError] = {}
         for name in reversed(self.names()):  # 2.
             try:
@@ -104,18 +108,18 @@ class SnapshotStore:
                 damaged[name] = error
                 continue
             for newer, fault in damaged.items():  # 3.
-                self._report_damaged(newer, fault)
+                self._move_aside(newer, fault)
             return snapshot
         if damaged or self._leftovers(_DAMAGED):
             raise SnapshotError(
-                f"a valid snapshot must be in {self.folder}, found damaged ones alone: "
-                f"{'; '.join(map(str, damaged.values())) or 'moved aside as damaged-*'}; put a copy of one back, or "
-                "start anew with --fresh, which keeps them aside"
+                f"{self.folder} must hold a valid snapshot, found only damaged ones: "
+                f"{'; '.join(map(str, damaged.values())) or 'moved aside as damaged-*'}; restore one from a backup, or "
+                "start over with --fresh, which keeps these in another folder"
             )
         return None
 
     def names(self) -> list[str]:
-        """Names of the snapshots, oldest first, damaged ones that were not met yet included. Raises SnapshotError."""
+        """Names of the snapshots, oldest first, including damaged ones not yet detected. Raises SnapshotError."""
         with reading(self.folder):
             try:
                 found = [path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
@@ -124,43 +128,45 @@ class SnapshotStore:
         return sorted((name for name in found if name == snapshot_name(int(name))), key=int)
 
     def infos(self) -> list[SnapshotInfo]:
-        """The snapshots at a glance, oldest first, files unread; one whose manifest is damaged is left out."""
+        """Summaries from the manifests, oldest first; snapshots with a damaged manifest are left out."""
         infos = []
         for name in self.names():
-            with suppress(SnapshotDamagedError):  # `verify` tells of it
+            with suppress(SnapshotDamagedError):  # `verify` reports it
                 infos.append(SnapshotInfo.of(read_manifest(self._path(name))))
         return infos
 
     def verify(self, name: str) -> Manifest:
-        """Hold every file of a snapshot against its manifest, and the manifest against its seal.
+        """Compare a snapshot's manifest with its seal, and every other file with the manifest.
 
         Raises:
-            SnapshotDamagedError: names the file, what must stand there and what was found.
+            SnapshotDamagedError: names the file, what was expected and what was found.
             SnapshotError: there is no such snapshot, or this process cannot read it.
             SnapshotMismatchError: it has another manifest format.
         """
         return verify(self._path(name))
 
     def load(self, name: str) -> Snapshot:
-        """Verify a snapshot and return it; its tensors are read on demand. Raises as `verify` does."""
+        """Verify a snapshot and return it; its tensors are read on demand. Raises like `verify`."""
         return Snapshot(self.folder / name, self.verify(name))
 
     def prune(self, keep: int | None = None) -> None:
-        """Remove all but the newest `keep` (the store's own number unless told); a failure is logged, not raised."""
+        """Remove all but the newest `keep` snapshots (default: the store's `keep`). Failures are logged, not raised."""
         keep = self.keep if keep is None else keep
         assert keep >= 1, "the newest snapshot is never pruned"
         try:
             for name in self.names()[:-keep]:
                 pruned = self.folder / (_PRUNED + name)
                 self.files.rename(self.folder / name, pruned)
-                self.files.sync(self.folder)  # else a power loss could bring the name back without its files
+                self.files.sync(self.folder)  # otherwise a power loss could restore the name without its files
                 self.files.remove(pruned)
-                log.info(Event.SNAPSHOT_PRUNED, snapshot=name)
+                _log.info(Event.SNAPSHOT_PRUNED, snapshot=name)
         except (OSError, SnapshotError) as error:
-            log.warning(Event.SNAPSHOT_PRUNE_FAILED, folder=str(self.folder), error=str(error))
+            _log.warning(Event.SNAPSHOT_PRUNE_FAILED, folder=str(self.folder), error=str(error))
 
     def set_aside(self) -> Path | None:
-        """Make room for `--fresh`: rename the whole folder, delete nothing, and say its new name; None when empty.
+        """Rename the whole folder for `--fresh` and return its new path; None if it holds no snapshot.
+
+        Nothing is deleted.
 
         Raises:
             SnapshotError: it cannot be renamed.
@@ -173,7 +179,10 @@ class SnapshotStore:
             self.files.rename(self.folder, target)
             self.files.sync(self.folder.parent)
         except OSError as error:
-            raise SnapshotError(f"{self.folder} could not be renamed to {target}: {error.strerror}") from error
+            raise SnapshotError(
+                f"{self.folder} could not be renamed to {target}: {error.strerror}; check the permissions of "
+                f"{self.folder.parent}"
+            ) from error
         return target
 
     def _make_folder(self) -> None:
@@ -183,20 +192,21 @@ class SnapshotStore:
             self.files.sync(self.folder.parent)
 
     def _same_state(self, name: str, draft: ManifestDraft) -> Manifest | None:
-        if not self._is_whole(name):
+        """The manifest of a valid snapshot of the draft's state, if there is one."""
+        if not self._is_valid(name):
             return None
         found = read_manifest(self._path(name))
         same = all(getattr(found, key) == getattr(draft, key) for key in _STATE_KEYS)
         return found if same else None
 
-    def _is_whole(self, name: str) -> bool:
+    def _is_valid(self, name: str) -> bool:
         """Whether there is a valid snapshot of this name; a damaged one is moved aside."""
         if name not in self.names():
             return False
         try:
             self.verify(name)
         except SnapshotDamagedError as error:
-            self._report_damaged(name, error)
+            self._move_aside(name, error)
             return False
         return True
 
@@ -207,42 +217,44 @@ class SnapshotStore:
         write_adapter: Callable[[Path], None],
         tensors: Mapping[str, Tensor],
     ) -> Manifest:
+        """Steps 1 to 3 of `save`."""
         if staging.exists():
             self.files.remove(staging)
         self.files.make_folder(staging)  # 1.
         self.files.make_folder(staging / ADAPTER)
         write_adapter(staging / ADAPTER)
         tensor_file.write(staging / STATE, tensors)
-        files, folders = tree(staging)
+        files, folders = list_tree(staging)
         for path in [*files.values(), *folders[:-1]]:  # 2.
             self.files.sync(path)
-        manifest = Manifest.of(draft, {name: entry_of(path) for name, path in files.items()})  # 3.
+        manifest = Manifest.of(draft, {name: hash_file(path) for name, path in files.items()})  # 3.
         self.files.write(staging / MANIFEST, manifest.to_bytes())
         self.files.sync(staging / MANIFEST)
         self.files.sync(staging)
         return manifest
 
     def _publish(self, staging: Path, target: Path) -> None:
+        """Steps 4 and 5 of `save`."""
         if target.exists():  # 4.
             self.files.rename(target, self.folder / (_REPLACED + target.name))
         self.files.rename(staging, target)
         try:
             self.files.sync(self.folder)  # 5.
         except OSError:
-            self.files.rename(target, staging)  # whether the name would survive is unknown, so nobody may rely on it
+            self.files.rename(target, staging)  # the name may not survive a power loss, so it must not be relied on
             raise
 
     def _path(self, name: str) -> Path:
-        """Never join a stranger's text to a path: the name is looked up."""
+        """The path of a listed snapshot; untrusted text is never joined to a path."""
         if name not in self.names():
             raise SnapshotError(f"no snapshot {name!r:.40} in {self.folder}, found {', '.join(self.names()) or 'none'}")
         return self.folder / name
 
-    def _sweep(self) -> None:
-        """Put back what was replaced in vain, then remove what was being written or removed. Raises OSError."""
+    def _clean_up(self) -> None:
+        """Restore a snapshot whose replacement failed, then remove incomplete and pruned ones. Raises OSError."""
         for replaced in self._leftovers(_REPLACED):
             name = replaced.name.removeprefix(_REPLACED)
-            if self._is_whole(name):
+            if self._is_valid(name):
                 self.files.remove(replaced)
             else:
                 self.files.rename(replaced, self.folder / name)
@@ -252,15 +264,16 @@ class SnapshotStore:
     def _leftovers(self, prefix: str) -> list[Path]:
         return sorted(self.folder.glob(f"{prefix}*"))
 
-    def _report_damaged(self, name: str, fault: SnapshotDamagedError) -> None:
+    def _move_aside(self, name: str, fault: SnapshotDamagedError) -> None:
+        """Rename a damaged snapshot to `damaged-<name>` and log it; a failed rename is logged too."""
         aside = _unused(self.folder / (_DAMAGED + name))
         try:
             self.files.rename(self.folder / name, aside)
             self.files.sync(self.folder)
         except OSError as error:
-            log.error(Event.SNAPSHOT_DAMAGED, snapshot=name, fault=str(fault), moved_to=None, error=str(error))
+            _log.error(Event.SNAPSHOT_DAMAGED, snapshot=name, fault=str(fault), moved_to=None, error=str(error))
         else:
-            log.error(Event.SNAPSHOT_DAMAGED, snapshot=name, fault=str(fault), moved_to=str(aside))
+            _log.error(Event.SNAPSHOT_DAMAGED, snapshot=name, fault=str(fault), moved_to=str(aside))
 
 
 def _unused(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Tensors in one safetensors file: names, dtypes and shapes in its header, no code in it, and a bound on the header."""
+"""Tensors in one safetensors file: a bounded header with names, dtypes and shapes, and no code."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,41 +10,40 @@ from torch import Tensor
 from streamlearn.errors import SnapshotDamagedError, SnapshotError
 
 MAX_HEADER_BYTES = 8 << 20
-"""Largest header, bytes: some 80,000 tensors. A planted file cannot make start-up parse gigabytes of JSON."""
+"""Maximum header size in bytes, enough for some 80,000 tensors. It stops a planted file from making start-up parse
+gigabytes of JSON."""
 
-_LENGTH_BYTES = 8  # a safetensors file begins with its header's length, little-endian
+_LENGTH_BYTES = 8  # a safetensors file begins with the length of its header, little-endian
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Create `path` from tensors on any device. Not durable yet. Those that share memory come back apart.
+    """Create `path` from tensors on any device. Not durable yet. Tensors that share memory are stored separately.
 
     Raises:
         SafetensorError: the disk is full or broken.
-        SnapshotError: the header is so large that reading would refuse it.
+        SnapshotError: the header is too large to be read back.
     """
-    plain: dict[str, Tensor] = {}
+    dense: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
-        dense = (
-            tensor.detach().cpu().contiguous()
-        )  # safetensors knows no strides; copies where there are some, or a GPU
-        storage = dense.untyped_storage().data_ptr()
-        plain[name] = dense.clone() if storage in storages else dense  # safetensors refuses shared memory
+        contiguous = tensor.detach().cpu().contiguous()  # safetensors has no strides; this copies only where needed
+        storage = contiguous.untyped_storage().data_ptr()
+        dense[name] = contiguous.clone() if storage in storages else contiguous  # safetensors refuses shared memory
         storages.add(storage)
-    save_file(plain, path)
+    save_file(dense, path)
     length = header_bytes(path)
     if length > MAX_HEADER_BYTES:
         raise SnapshotError(
-            f"{path.name} must have a header of at most {MAX_HEADER_BYTES} bytes, found {length} for {len(plain)} "
-            "tensors: join small ones"
+            f"{path.name} must have a header of at most {MAX_HEADER_BYTES} bytes, found {length} for {len(dense)} "
+            "tensors: join small tensors"
         )
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of `path`, on the CPU and in memory of their own: the file may go away.
+    """Return the tensors of `path`, copied into CPU memory: they stay valid when the file is removed.
 
     Raises:
-        SnapshotDamagedError: it is not the safetensors file that it should be.
+        SnapshotDamagedError: the file is not a valid safetensors file.
     """
     check_header(path)
     try:
@@ -52,21 +51,21 @@ def read(path: Path) -> dict[str, Tensor]:
             # A tensor is a view of the mapped file; a late read error there would kill the process with SIGBUS.
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  not a dict
     except SafetensorError as error:
-        raise SnapshotDamagedError(f"{path}: a safetensors file must stand here, found: {error}") from error
+        raise SnapshotDamagedError(f"{path}: expected a safetensors file, found: {error}") from error
 
 
 def header_bytes(path: Path) -> int:
-    """The header's length as the file states it. Raises OSError."""
+    """Return the header's length as stated in the file. Raises OSError."""
     with path.open("rb") as file:
         return int.from_bytes(file.read(_LENGTH_BYTES), "little")
 
 
 def check_header(path: Path) -> None:
-    """Refuse a header that is larger than any of ours.
+    """Check the header's stated length before anything parses it.
 
     Raises:
-        SnapshotDamagedError: it is.
+        SnapshotDamagedError: the header is larger than `MAX_HEADER_BYTES`.
     """
     length = header_bytes(path)
     if length > MAX_HEADER_BYTES:
-        raise SnapshotDamagedError(f"{path}: its header must have at most {MAX_HEADER_BYTES} bytes, found {length}")
+        raise SnapshotDamagedError(f"{path}: the header must have at most {MAX_HEADER_BYTES} bytes, found {length}")

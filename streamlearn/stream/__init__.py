@@ -1,1 +1,1 @@
-"""From raw records to batches: what a record may hold, how it is decoded, how records become one packed row."""
+"""From raw records to batches: what a record may contain, how it is decoded, and which records form a batch."""

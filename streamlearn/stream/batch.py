@@ -1,6 +1,6 @@
-"""Which records make a batch: a function of their order and their lengths, never of time.
+"""Batching: which records form a batch depends on their order and lengths only, never on time.
 
-So one partition replays bit for bit: the same records form the same batches however often the daemon dies.
+A single partition therefore replays bit for bit: the same records form the same batches after any number of restarts.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,12 @@ from streamlearn.settings import StreamSettings
 from streamlearn.stream.decode import Example
 from streamlearn.stream.record import Record, RecordId, TopicPartition
 
-MAX_REJECTED = 1000
+MAX_DEAD_LETTERED = 1000
+"""Maximum number of dead-lettered records per batch."""
 
 
-class Run(NamedTuple):
-    """Neighbours of one partition in the order taken. Logs have gaps: `num_records` may be less than the distance."""
+class PartitionRun(NamedTuple):
+    """Consecutive records of one partition. Logs have gaps: `num_records` may be less than the offset difference."""
 
     topic: str
     partition: int
@@ -26,12 +27,12 @@ class Run(NamedTuple):
 
     @property
     def origin(self) -> TopicPartition:
-        """Whose records they are."""
+        """The partition of these records."""
         return TopicPartition(self.topic, self.partition)
 
 
-class Rejected(NamedTuple):
-    """A record that was set aside, and why."""
+class DeadLetteredRecord(NamedTuple):
+    """A record that became a dead letter, and the reason."""
 
     id: RecordId
     reason: Reason
@@ -39,15 +40,15 @@ class Rejected(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one step trains on, and every record that training on it is done with."""
+    """The records of one training step, and the records that became dead letters while the batch was filled."""
 
     records: tuple[Record, ...]
     """The records trained on, in order; `examples[i]` is `records[i]` decoded."""
     examples: tuple[Example, ...]
-    rejected: tuple[Rejected, ...] = ()
-    """Records set aside while the batch was filled; content not kept."""
-    runs: tuple[Run, ...] = ()
-    """All of them in the order taken, for the journal."""
+    dead_lettered: tuple[DeadLetteredRecord, ...] = ()
+    """The records that became dead letters; their content is not kept."""
+    runs: tuple[PartitionRun, ...] = ()
+    """All of these records in the order in which they were read, for the journal."""
 
     @property
     def num_tokens(self) -> int:
@@ -59,20 +60,20 @@ class Batch:
 class Batcher:
     """Fills batches in record order.
 
-    A batch is closed when it holds `batch_records` records, or by the record that would lift it over `batch_tokens`;
-    that record opens the next one. It is also closed, however full, after MAX_REJECTED rejected records, so that the
-    position moves on through a stretch of rubbish.
+    A batch is closed when it holds `batch_records` records or exactly `batch_tokens` tokens, or by the record that
+    would exceed `batch_tokens`; that record starts the next batch. A batch is also closed after MAX_DEAD_LETTERED
+    dead-lettered records, so that the position advances through a segment of unusable records.
     """
 
     settings: StreamSettings
     _records: list[Record] = field(default_factory=list)
     _examples: list[Example] = field(default_factory=list)
-    _rejected: list[Rejected] = field(default_factory=list)
+    _dead_lettered: list[DeadLetteredRecord] = field(default_factory=list)
     _order: list[RecordId] = field(default_factory=list)
     _tokens: int = 0
 
     def add(self, record: Record, example: Example) -> list[Batch]:
-        """Take a decoded record; return the batches that it closes: none, one, or two."""
+        """Add a decoded record; return the batches that it closes: none, one, or two."""
         closed = []
         if self._records and self._tokens + len(example.input_ids) > self.settings.batch_tokens:
             closed.append(self._close())
@@ -84,29 +85,29 @@ class Batcher:
             closed.append(self._close())
         return closed
 
-    def reject(self, record: Record, reason: Reason) -> list[Batch]:
-        """Enter a record that is not trained on into the batch being filled; return the batch if that closes it."""
+    def add_dead_lettered(self, record: Record, reason: Reason) -> list[Batch]:
+        """Add a record that became a dead letter; return the batch if this closes it."""
         self._order.append(record.id)
-        self._rejected.append(Rejected(record.id, reason))
-        return [self._close()] if len(self._rejected) == MAX_REJECTED else []
+        self._dead_lettered.append(DeadLetteredRecord(record.id, reason))
+        return [self._close()] if len(self._dead_lettered) == MAX_DEAD_LETTERED else []
 
     def flush(self) -> list[Batch]:
-        """Close what is there at the end of a finite stream; it may hold rejected records alone."""
+        """Close the last batch of a finite stream, if there is one; it may hold only dead-lettered records."""
         return [self._close()] if self._order else []
 
     def _close(self) -> Batch:
-        batch = Batch(tuple(self._records), tuple(self._examples), tuple(self._rejected), runs_of(self._order))
-        self._records, self._examples, self._rejected, self._order, self._tokens = [], [], [], [], 0
+        batch = Batch(tuple(self._records), tuple(self._examples), tuple(self._dead_lettered), runs_of(self._order))
+        self._records, self._examples, self._dead_lettered, self._order, self._tokens = [], [], [], [], 0
         return batch
 
 
-def runs_of(records: Sequence[RecordId]) -> tuple[Run, ...]:
-    """Consecutive records of one partition folded into runs."""
-    runs: list[Run] = []
+def runs_of(records: Sequence[RecordId]) -> tuple[PartitionRun, ...]:
+    """Group consecutive records of one partition into runs."""
+    runs: list[PartitionRun] = []
     for origin, offset in records:
         last = runs[-1] if runs else None
         if last is not None and last.origin == origin:
             runs[-1] = last._replace(next_offset=offset + 1, num_records=last.num_records + 1)
         else:
-            runs.append(Run(origin.topic, origin.partition, offset, offset + 1, 1))
+            runs.append(PartitionRun(origin.topic, origin.partition, offset, offset + 1, 1))
     return tuple(runs)

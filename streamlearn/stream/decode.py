@@ -1,10 +1,17 @@
-"""From a record to what the learner trains on: token ids, and which of them are learned.
+"""Decoding of records into training examples: token ids, and labels for those that are learned.
 
-A record has one form: `text` (every token is learned), `prompt` + `completion` (the completion), `messages` (every
-assistant turn), or `input_ids` with optional `labels`. `meta`, key, headers and timestamp are never looked at.
+A record has one of these forms:
 
-A prompt or messages may come with images (`image`, base64, one or a list). They stand where the prompt says `<image>`
-or where a message's content has a part `{"type": "image"}`, in order; before everything else where neither says so.
+    text                    every token is learned
+    prompt + completion     the completion is learned
+    messages                every assistant turn is learned
+    input_ids               with optional labels
+
+`meta`, the key, the headers and the timestamp are ignored.
+
+A prompt or messages may come with images: `image` holds one base64 string or a list of them. They take the places of
+`<image>` in the prompt, or of `{"type": "image"}` parts in a message's content, in order. Without such places they come
+first.
 """
 
 import difflib
@@ -18,13 +25,13 @@ from numpy.typing import NDArray
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.encode import IGNORED, Encoder, Message
-from streamlearn.stream.image_placeholders import ImagePlaceholders, placed
-from streamlearn.stream.images import RecordImage, Vision
+from streamlearn.stream.image_placeholders import ImagePlaceholders, with_image_parts
+from streamlearn.stream.images import RecordImage, VisionProcessor
 from streamlearn.stream.parse import json_type, parse, read_integers, read_list, read_string
 from streamlearn.stream.record import Record
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-MAX_MESSAGES = 256  # each answer renders all messages before it: 256 of 4 kB, the worst, take 1 s
+MAX_MESSAGES = 256  # each answer renders all messages before it: in the worst case 256 messages of 4 kB take 1 s
 _FORM_OF = {
     "text": "text",
     "prompt": "prompt + completion",
@@ -39,18 +46,18 @@ _WITH_IMAGES = ("prompt + completion", "messages")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """One record, ready to learn: `labels[t]` is the token at `t` itself, or -100 where nothing is learned."""
+    """One decoded record: `labels[t]` is the token at `t` itself, or -100 where nothing is learned."""
 
     input_ids: NDArray[np.int32]
     labels: NDArray[np.int32]
     sample_type: str | None = None
-    """LoRAMoE's type of the sample; None when the record names none."""
+    """LoRAMoE's type of the sample; None when the record has none."""
     images: tuple[RecordImage, ...] = ()
-    """The images that stand in it, in order."""
-    places: tuple[int, ...] = ()
-    """Index of each picture's first token."""
+    """The record's images, in order."""
+    image_starts: tuple[int, ...] = ()
+    """Index of each image's first token."""
     positions: NDArray[np.int64] | None = None
-    """(P, T) positions of the tokens where they are not 0, 1, 2, ..."""
+    """(P, T) positions of the tokens; None if they are 0, 1, 2, ..."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -68,7 +75,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """What is to be continued."""
+    """The input of a generation."""
 
     ids: list[int]
     images: tuple[RecordImage, ...] = ()
@@ -77,17 +84,17 @@ class Prompt:
 
 
 class _Draft(NamedTuple):
-    """Tokens before truncation; `answer` is where the last completion starts, None where nothing is a prompt."""
+    """Tokens before truncation; `answer` is the index where the last completion starts, None without a prompt."""
 
     ids: list[int]
     labels: list[int]
     answer: int | None
     images: tuple[RecordImage, ...] = ()
-    places: tuple[int, ...] = ()
+    image_starts: tuple[int, ...] = ()
 
 
 class Decoder:
-    """Bytes in, `Example` out; a record that cannot be used raises RecordError and nothing else."""
+    """Turns a record's bytes into an `Example`; the only error of an unusable record is RecordError."""
 
     def __init__(
         self,
@@ -95,13 +102,13 @@ class Decoder:
         settings: StreamSettings,
         vocab_size: int,
         sample_types: tuple[str, ...] = (),
-        vision: Vision | None = None,
+        vision: VisionProcessor | None = None,
         template: str | None = None,
     ) -> None:
-        """`template` is the chat template where it is not the tokenizer's own."""
+        """Build a decoder; `template` is a chat template that replaces the tokenizer's own."""
         self._settings = settings
         self._placeholders = ImagePlaceholders(vision, settings)
-        self._sample_types = sample_types  # empty: nobody asks for them, whatever stands there passes
+        self._sample_types = sample_types  # empty: sample types are not used, and any is accepted
         self._vocab_size = vocab_size
         self._encoder = Encoder(tokenizer, template, in_parts=vision is not None)
         self._drafts: dict[str, Callable[[Mapping[str, Any]], _Draft]] = {
@@ -112,7 +119,7 @@ class Decoder:
         }
 
     def decode(self, record: Record) -> Example:
-        """The example in a record's value.
+        """Decode a record's value.
 
         Raises:
             RecordError: with the reason, what must hold and what was found.
@@ -120,22 +127,23 @@ class Decoder:
         return self.decode_value(parse(record.value, self._settings))
 
     def decode_value(self, value: Mapping[str, Any]) -> Example:
-        """The same for an object that is parsed already, as in a request.
+        """Decode an object that is parsed already, as in a request.
 
         Raises:
             RecordError: with the reason, what must hold and what was found.
         """
-        draft = self._fit(self._drafts[self._form(value)](value))
+        draft = self._truncate(self._drafts[self._form(value)](value))
         input_ids, labels = (np.array(tokens, dtype=np.int64) for tokens in (draft.ids, draft.labels))
         labels[:1] = IGNORED  # nothing predicts the first token
         if not (labels != IGNORED).any():
             raise RecordError(
-                Reason.NOTHING_TO_LEARN, f"a record must hold a token to learn, found none in {len(labels)} tokens"
+                Reason.NOTHING_TO_LEARN, f"a record must contain a token to learn, found none in {len(labels)} tokens"
             )
         if input_ids.max() >= self._vocab_size:
             raise RecordError(
                 Reason.TOKEN_OUT_OF_RANGE,
-                f"the model knows tokens below {self._vocab_size}, its tokenizer gave {input_ids.max()}",
+                f"tokens must be below the model's vocabulary size {self._vocab_size}, its tokenizer returned "
+                f"{input_ids.max()}",
             )
         ids = input_ids.astype(np.int32)
         return Example(
@@ -143,25 +151,25 @@ class Decoder:
             labels.astype(np.int32),
             self._sample_type(value),
             draft.images,
-            draft.places,
+            draft.image_starts,
             self._placeholders.positions(ids, draft.images),
         )
 
     def restored(self, example: Example, data: Sequence[bytes]) -> Example:
-        """An example with its images again, from their bytes."""
-        assert self._placeholders.vision is not None, "bytes of images are kept by daemons that can see them"
+        """Return an example with its images, given their bytes."""
+        assert self._placeholders.vision is not None, "only a decoder with vision stores images"
         images = tuple(RecordImage(each, self._placeholders.vision, self._settings) for each in data)
         ids: list[int] = example.input_ids.tolist()
-        places: list[int] = []
-        behind = 0
+        image_starts: list[int] = []
+        end = 0
         for image in images:
-            own = list(image.inputs.token_ids)
-            places.append(next(at for at in range(behind, len(ids)) if ids[at : at + len(own)] == own))
-            behind = places[-1] + len(own)
+            tokens = list(image.inputs.token_ids)
+            image_starts.append(next(at for at in range(end, len(ids)) if ids[at : at + len(tokens)] == tokens))
+            end = image_starts[-1] + len(tokens)
         positions = self._placeholders.positions(example.input_ids, images)
         for image in images:
-            image.forget()
-        return replace(example, images=images, places=tuple(places), positions=positions)
+            image.drop_inputs()
+        return replace(example, images=images, image_starts=tuple(image_starts), positions=positions)
 
     @property
     def stop(self) -> frozenset[int]:
@@ -169,23 +177,22 @@ class Decoder:
         return self._encoder.stop
 
     def text(self, ids: Sequence[int]) -> str:
-        """Tokens as text, control tokens left out."""
-        return self._encoder.spell(ids)
+        """Decode tokens to text, without control tokens."""
+        return self._encoder.to_text(ids)
 
     def prompt(self, value: str | Sequence[Mapping[str, Any]], image: object = None) -> Prompt:
-        """What is to be continued: a text, or a conversation up to where the assistant speaks; `image` as in a record.
+        """Encode a text, or a conversation up to the assistant's next turn; `image` is as in a record.
 
         Raises:
-            RecordError: the messages do not fit, or the prompt is empty or longer than `max_tokens`.
+            RecordError: the messages are invalid, or the prompt is empty or longer than `max_tokens`.
         """
         images = self._placeholders.images({} if image is None else {"image": image})
         if isinstance(value, str):
-            ids = self._placeholders.before(self._encoder, read_string(value, "prompt", self._settings), images)
+            ids = self._placeholders.encode_prompt(self._encoder, read_string(value, "prompt", self._settings), images)
         else:
             turns = [self._message(turn, f"messages[{i}]") for i, turn in enumerate(value)]
-            ids = self._encoder.answerable(placed(turns, images))
-        ids, _, places = self._placeholders.expand(ids, [IGNORED] * len(ids), images)
-        del places
+            ids = self._encoder.generation_prompt(with_image_parts(turns, images))
+        ids, _, _ = self._placeholders.expand(ids, [IGNORED] * len(ids), images)
         if not 0 < len(ids) <= self._settings.max_tokens:
             raise RecordError(
                 Reason.TOO_MANY_TOKENS, f"a prompt must have 1 to {self._settings.max_tokens} tokens, found {len(ids)}"
@@ -197,12 +204,10 @@ class Decoder:
         if "image" in value:
             if self._placeholders.vision is None:
                 raise RecordError(
-                    Reason.BAD_FORM, "image: this backbone reads text alone; choose an image-text backbone.model"
+                    Reason.BAD_FORM, "image: this backbone reads only text; set backbone.model to an image-text model"
                 )
             if form not in _WITH_IMAGES:
-                raise RecordError(
-                    Reason.BAD_FORM, f"image must come with {' or '.join(_WITH_IMAGES)}, found it with {form}"
-                )
+                raise RecordError(Reason.BAD_FORM, f"image requires {' or '.join(_WITH_IMAGES)}, found it with {form}")
         return form
 
     def _sample_type(self, value: Mapping[str, Any]) -> str | None:
@@ -223,35 +228,37 @@ class Decoder:
             if name not in value:
                 raise RecordError(Reason.BAD_FORM, f"prompt and completion must come together, {name} is missing")
         prompt, completion = (read_string(value[name], name, self._settings) for name in ("prompt", "completion"))
-        # Encoded apart, as they are when the model answers: no token reaches over the border.
+        # Encoded separately, as in generation: no token spans the boundary.
         images = self._placeholders.images(value)
-        before = self._placeholders.before(self._encoder, prompt, images)
-        before, unlearned, places = self._placeholders.expand(before, [IGNORED] * len(before), images)
+        ids = self._placeholders.encode_prompt(self._encoder, prompt, images)
+        ids, labels, image_starts = self._placeholders.expand(ids, [IGNORED] * len(ids), images)
         answer = [*self._encoder.text(completion), *self._encoder.eos]
-        return _Draft(before + answer, unlearned + answer, len(before), images, places)
+        return _Draft(ids + answer, labels + answer, len(ids), images, image_starts)
 
     def _messages(self, value: Mapping[str, Any]) -> _Draft:
         turns = read_list(value["messages"], "messages", self._settings)
         if len(turns) > MAX_MESSAGES:
-            raise RecordError(Reason.TOO_LARGE, f"a record may hold {MAX_MESSAGES} messages, found {len(turns)}")
+            raise RecordError(
+                Reason.TOO_LARGE, f"a record may hold at most {MAX_MESSAGES} messages, found {len(turns)}"
+            )
         messages = [self._message(turn, f"messages[{i}]") for i, turn in enumerate(turns)]
         while messages and messages[-1]["role"] != "assistant":
             messages.pop()  # nothing is learned after the last answer
         if not messages:
-            raise RecordError(Reason.NOTHING_TO_LEARN, "messages must hold an assistant turn, found none")
+            raise RecordError(Reason.NOTHING_TO_LEARN, "messages must contain an assistant turn, found none")
         images = self._placeholders.images(value)
-        ids, learned = self._encoder.chat(placed(messages, images))
+        ids, learned = self._encoder.chat(with_image_parts(messages, images))
         labels = [token if learn else IGNORED for token, learn in zip(ids, learned, strict=True)]
-        ids, labels, places = self._placeholders.expand(ids, labels, images)
+        ids, labels, image_starts = self._placeholders.expand(ids, labels, images)
         starts = (t for t in range(len(ids)) if labels[t] != IGNORED and not (t and labels[t - 1] != IGNORED))
-        return _Draft(ids, labels, max(starts, default=0), images, places)
+        return _Draft(ids, labels, max(starts, default=0), images, image_starts)
 
     def _message(self, turn: object, where: str) -> Message:
         if not isinstance(turn, dict):
             raise RecordError(Reason.BAD_TYPE, f"{where} must be an object, found {json_type(turn)}")
         if set(turn) != {"role", "content"}:
             found = ", ".join(map(str, turn))[:80]
-            raise RecordError(Reason.BAD_FORM, f"{where} must have the keys role and content alone, found {found!r}")
+            raise RecordError(Reason.BAD_FORM, f"{where} must have exactly the keys role and content, found {found!r}")
         role = read_string(turn["role"], f"{where}.role", self._settings)
         if role not in ROLES:
             raise RecordError(Reason.BAD_FORM, f"{where}.role must be one of {', '.join(ROLES)}, found {role[:80]!r}")
@@ -278,8 +285,10 @@ class Decoder:
         ids = self._tokens(value, "input_ids")
         labels = self._tokens(value, "labels") if "labels" in value else ids.copy()
         if len(labels) != len(ids):
-            raise RecordError(Reason.BAD_FORM, f"labels must be as many as input_ids, {len(ids)}, found {len(labels)}")
-        self._placeholders.expand(ids, labels, ())  # refuses an image's token where there is no image
+            raise RecordError(
+                Reason.BAD_FORM, f"labels must be as long as input_ids, {len(ids)} tokens, found {len(labels)}"
+            )
+        self._placeholders.expand(ids, labels, ())  # refuses image tokens without an image
         return _Draft(ids, labels, None)
 
     def _tokens(self, value: Mapping[str, Any], name: str) -> list[int]:
@@ -293,34 +302,37 @@ class Decoder:
             )
         return tokens
 
-    def _fit(self, draft: _Draft) -> _Draft:
-        """At most `max_tokens`: a prompt loses its beginning (bos stays), what has no prompt loses its end."""
+    def _truncate(self, draft: _Draft) -> _Draft:
+        """Truncate to `max_tokens`: a prompt loses its beginning (bos stays), a record without a prompt its end."""
         limit = self._settings.max_tokens
-        ids, labels, answer, _, places = draft
+        ids, labels, answer, _, image_starts = draft
         if len(ids) <= limit:
             return draft
         if self._settings.overlong == "dead_letter":
             raise RecordError(
-                Reason.TOO_MANY_TOKENS, f"a record may hold {limit} tokens (max_tokens), found {len(ids)}"
+                Reason.TOO_MANY_TOKENS, f"a record may hold at most {limit} tokens (max_tokens), found {len(ids)}"
             )
         if answer is None:
             return _Draft(ids[:limit], labels[:limit], None)
         bos = ids[:1] if answer > 0 and ids[:1] == self._encoder.bos else []
-        room = limit - len(bos)
-        # An answer that alone is too long keeps its beginning, behind bos or else the prompt's last token.
-        start = min(len(ids) - room, max(answer - 1 + len(bos), 0))
-        if places and not start <= places[0] <= places[-1] < start + room - len(draft.images[-1].inputs.token_ids):
-            raise RecordError(
-                Reason.TOO_MANY_TOKENS,
-                f"a record may hold {limit} tokens (max_tokens), found {len(ids)}, and no image may be cut off",
-            )
-        kept = bos + ids[start : start + room], [IGNORED] * len(bos) + labels[start : start + room]
-        moved = tuple(place - start + len(bos) for place in places)
+        space = limit - len(bos)
+        # An answer that is itself too long keeps its beginning, after bos or else after the prompt's last token.
+        start = min(len(ids) - space, max(answer - 1 + len(bos), 0))
+        if image_starts:
+            end = start + space - len(draft.images[-1].inputs.token_ids)
+            if not start <= image_starts[0] <= image_starts[-1] < end:
+                raise RecordError(
+                    Reason.TOO_MANY_TOKENS,
+                    f"a record may hold at most {limit} tokens (max_tokens), found {len(ids)}, and images cannot be "
+                    "truncated",
+                )
+        kept = bos + ids[start : start + space], [IGNORED] * len(bos) + labels[start : start + space]
+        moved = tuple(image_start - start + len(bos) for image_start in image_starts)
         return _Draft(*kept, answer, draft.images, moved)
 
 
 def _form(value: Mapping[str, Any]) -> str:
-    """The one form that the keys name."""
+    """Return the record's form, which its keys decide."""
     for key in value:
         if key not in _KNOWN:
             name = str(key)[:80]
@@ -329,7 +341,9 @@ def _form(value: Mapping[str, Any]) -> str:
     forms = list(dict.fromkeys(form for key, form in _FORM_OF.items() if key in value))
     if len(forms) != 1:
         known = ", ".join(dict.fromkeys(_FORM_OF.values()))
-        raise RecordError(Reason.BAD_FORM, f"a record must be one of {known}, found {' and '.join(forms) or 'none'}")
+        raise RecordError(
+            Reason.BAD_FORM, f"a record must have one of the forms {known}, found {' and '.join(forms) or 'none'}"
+        )
     if not isinstance(value.get("sample_type", ""), str):
         raise RecordError(Reason.BAD_TYPE, f"sample_type must be a string, found {json_type(value['sample_type'])}")
     return forms[0]

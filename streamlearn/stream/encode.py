@@ -1,9 +1,9 @@
-"""From text to token ids, and which of them an assistant spoke.
+"""Encoding of text to token ids, with the assistant's turns marked.
 
-Text cannot forge a turn. Strings that name a control token, such as `<|im_end|>`, are encoded letter by letter wherever
-a record writes them, and as the control token where the chat template does. So the decoder keeps two private copies of
-the tokenizer's core: `encode_special_tokens`, which tells them apart, is a switch on the core that every call through
-transformers may turn again.
+Text cannot forge a turn. A string that names a control token, such as `<|im_end|>`, is encoded letter by letter where a
+record contains it, and as the control token where the chat template writes it. The encoder keeps two private copies of
+the tokenizer's core for this: `encode_special_tokens`, which makes the difference, is a flag of the core that any call
+through transformers may change.
 """
 
 import json
@@ -18,27 +18,35 @@ from tokenizers import Tokenizer
 from streamlearn.errors import ConfigError, Reason, RecordError
 
 IGNORED = -100
-"""Label of a token that is read and not learned."""
+"""Label of a token that is not learned."""
 Message = dict[str, Any]
 """`role`, and `content`: a string, or parts {"type": "image"} and {"type": "text", "text": ...}."""
-_FIXED_DATE = "{% macro strftime_now(format) %}01 Jan 2026{% endmacro %}"  # a replay must not depend on the day
-_MARKS = range(0xE000, 0xF900)  # private use: one of them stands for a control token's name during rendering
+_FIXED_DATE = "{% macro strftime_now(format) %}01 Jan 2026{% endmacro %}"  # a replay must not depend on the date
+_MARKS = range(0xE000, 0xF900)  # private use area: one of them masks the names of control tokens during rendering
 
 
 class Encoder:
-    """A tokenizer that knows who wrote what: a chat template has control tokens, a record's text has none."""
+    """A tokenizer in which only the chat template can write control tokens; a record's text cannot."""
 
     def __init__(self, tokenizer: Any, template: str | None = None, *, in_parts: bool = False) -> None:
-        """`template` stands for the tokenizer's own; `in_parts`: it wants every content as a list of parts."""
+        """Build an encoder.
+
+        Args:
+            tokenizer: a fast tokenizer of transformers.
+            template: a chat template that replaces the tokenizer's own.
+            in_parts: whether the template expects every content as a list of parts.
+        """
         core = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(core, Tokenizer):
-            raise ConfigError(f"the backbone needs a fast tokenizer (tokenizer.json), found {type(tokenizer).__name__}")
+            raise ConfigError(
+                f"the backbone must have a fast tokenizer (tokenizer.json), found {type(tokenizer).__name__}"
+            )
         self._tokenizer = tokenizer
         self._template = _dated(template) if template is not None else _template(tokenizer)
         self._in_parts = in_parts
         self.bos = _bos(core, tokenizer.bos_token_id)
         self.eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-        # Without the post-processor a token's offsets are its whole extent, leading space included.
+        # Without the post-processor a token's offsets cover the whole token, including its leading space.
         description = json.loads(core.to_str()) | {"post_processor": None, "truncation": None, "padding": None}
         controls = self._controls(description["added_tokens"])
         for token in controls:
@@ -54,7 +62,7 @@ class Encoder:
         self.stop = frozenset([*self.eos, *self._turn_end()])
 
     def _controls(self, added: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The special tokens, and what else the chat template writes by itself; longest first, as they match."""
+        """The special tokens and other tokens that the chat template writes by itself; longest first, for matching."""
         turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
         try:
             written = self._render([*turn, turn[0]], generate=True)
@@ -68,15 +76,15 @@ class Encoder:
         return sorted(chosen, key=lambda token: -len(token["content"]))
 
     def text(self, text: str) -> list[int]:
-        """Tokens of text as a record wrote it: names of control tokens are letters."""
-        return self._letters(text)[0]
+        """Encode a record's text; names of control tokens are encoded letter by letter."""
+        return self._encode_literally(text)[0]
 
     def chat(self, messages: list[Message]) -> tuple[list[int], list[bool]]:
-        """Tokens of the rendered messages, and whether each belongs to an assistant's turn; the last must be one.
+        """Encode messages; return the tokens and whether each belongs to an assistant turn. The last must be one.
 
-        1. Names of control tokens in the contents are masked: those in the rendering are then the template's own.
-        2. Turns are found in the rendering as the messages up to and including them less the messages before.
-        3. The names are put back and everything is encoded, positions counted in the unmasked text.
+        1. Mask the names of control tokens in the contents: those in the rendering are then the template's own.
+        2. Find each turn in the rendering: the rendering of the messages up to it, minus that of the messages before.
+        3. Restore the names and encode everything; positions refer to the unmasked text.
         """
         masked, unmask = self._mask(messages)  # 1.
         whole = self._render(masked)
@@ -87,17 +95,17 @@ class Encoder:
             learned |= (starts >= start) & (starts < end)
         return ids, learned.tolist()
 
-    def answerable(self, messages: list[Message]) -> list[int]:
-        """Tokens of a conversation, up to where the assistant begins to speak."""
+    def generation_prompt(self, messages: list[Message]) -> list[int]:
+        """Encode a conversation up to the start of the assistant's next turn."""
         masked, unmask = self._mask(messages)
         return self._encode(self._render(masked, generate=True), unmask)[0]
 
-    def spell(self, ids: Sequence[int]) -> str:
-        """Tokens as text, control tokens left out."""
+    def to_text(self, ids: Sequence[int]) -> str:
+        """Decode tokens to text, without control tokens."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def _turn_end(self) -> list[int]:
-        """The control token that the template writes behind an answer, where it writes one."""
+        """The control token that the template writes after an answer, if any."""
         answer = "\N{PILCROW SIGN}"
         try:
             whole = self._render([{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}])
@@ -108,7 +116,7 @@ class Encoder:
 
     def _render(self, messages: list[Message], *, generate: bool = False) -> str:
         if self._template is None:
-            raise RecordError(Reason.BAD_FORM, "messages need a chat template and the backbone's tokenizer has none")
+            raise RecordError(Reason.BAD_FORM, "messages need a chat template, the backbone's tokenizer has none")
         if self._in_parts:
             messages = [{**message, "content": _parts(message["content"])} for message in messages]
         try:
@@ -117,11 +125,11 @@ class Encoder:
                     messages, chat_template=self._template, tokenize=False, add_generation_prompt=generate
                 )
             )
-        except Exception as error:  # a template is its author's program and raises what it likes
+        except Exception as error:  # a template is a program and may raise any error
             raise RecordError(Reason.BAD_FORM, f"messages must fit the chat template: {str(error)[:200]}") from error
 
     def _every_turn(self, messages: list[Message], whole: str) -> list[tuple[int, int]]:
-        """Where each assistant turn stands in `whole`; empty when the template rewrites earlier turns."""
+        """The span of each assistant turn in `whole`; empty when the template rewrites earlier turns."""
         spans: list[tuple[int, int]] = []
         for i, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -136,23 +144,26 @@ class Encoder:
         return spans
 
     def _last_turn(self, messages: list[Message], whole: str) -> list[tuple[int, int]]:
+        """The span of the last turn only."""
         before = self._render(messages[:-1], generate=True)
         if not whole.startswith(before):
             raise RecordError(
                 Reason.BAD_FORM,
-                "messages cannot be learned: the chat template's generation prompt is no prefix of its assistant turn; "
-                "use prompt and completion",
+                "messages cannot be learned: the chat template's generation prompt must be a prefix of its assistant "
+                "turn, and is not; use prompt and completion",
             )
         return [(len(before), len(whole))]
 
     def _mask(self, messages: list[Message]) -> tuple[list[Message], Callable[[str], str]]:
+        """The messages with the names of control tokens masked, and the function that restores them."""
         contents = [part["text"] for message in messages for part in _parts(message["content"]) if "text" in part]
         if not any(self._name.search(content) for content in contents):
             return messages, str
         mark = next((chr(c) for c in _MARKS if not any(chr(c) in content for content in contents)), None)
         if mark is None:
             raise RecordError(
-                Reason.BAD_FORM, "messages name control tokens and use every private character: no mask left"
+                Reason.BAD_FORM,
+                "messages contain names of control tokens and every private-use character: none is left to mask them",
             )
 
         def mask(text: str) -> str:
@@ -162,25 +173,25 @@ class Encoder:
         return masked, lambda text: re.sub(f"{mark}([0-9]+){mark}", lambda m: self._names[int(m[1])], text)
 
     def _encode(self, whole: str, unmask: Callable[[str], str]) -> tuple[list[int], NDArray[np.int64]]:
-        """Token ids of a rendering and where each starts in the unmasked text."""
+        """Token ids of a rendering, and where each starts in the unmasked text."""
         if unmask is str:
             joint = self._joint.encode(whole, add_special_tokens=False)
             written = [control for _, control in self._pieces(whole) if control is not None]
-            if [token for token in joint.ids if token in self._forged] == written:  # exactly what transformers gives
+            if [token for token in joint.ids if token in self._forged] == written:  # exactly what transformers returns
                 return joint.ids, np.array([start for start, _ in joint.offsets])
         ids: list[int] = []
         starts: list[int] = []
         base = 0
         for piece, control in self._pieces(whole):
             text = unmask(piece)
-            tokens, offsets = ([control], [0]) if control is not None else self._letters(text)
+            tokens, offsets = ([control], [0]) if control is not None else self._encode_literally(text)
             ids += tokens
             starts += [base + start for start in offsets]
             base += len(text)
         return ids, np.array(starts)
 
     def _pieces(self, whole: str) -> Iterator[tuple[str, int | None]]:
-        """The rendering cut at the template's control tokens: text, and the token's id where it is one."""
+        """Split the rendering at the template's control tokens: each piece, with its id if it is a control token."""
         end = 0
         for match in self._marker.finditer(whole):
             yield whole[end : match.start()], None
@@ -190,27 +201,31 @@ class Encoder:
             end = match.end()
         yield whole[end:], None
 
-    def _letters(self, text: str) -> tuple[list[int], list[int]]:
+    def _encode_literally(self, text: str) -> tuple[list[int], list[int]]:
+        """Token ids of text in which no control token is recognized, and where each starts."""
         encoding = self._plain.encode(text, add_special_tokens=False)
         if not self._forged.isdisjoint(encoding.ids):
             name = next(name for name in self._names if self._ids[name] in encoding.ids)
-            raise RecordError(Reason.BAD_FORM, f"text must not name {name}: this tokenizer cannot spell it in letters")
+            raise RecordError(
+                Reason.BAD_FORM,
+                f"text must not contain {name}: this tokenizer can encode it only as the control token",
+            )
         return encoding.ids, [start for start, _ in encoding.offsets]
 
 
 def _unmasked_spans(
     whole: str, spans: Sequence[tuple[int, int]], unmask: Callable[[str], str]
 ) -> Iterator[tuple[int, int]]:
-    """The same spans in the unmasked text; each stretch is unmasked once, for a record may hold 128 spans of 1 MB.
+    """The same spans in the unmasked text; each part is unmasked once, because a record may hold 128 spans of 1 MB.
 
-    A border stands where a rendering ended, so it cuts no mask in two.
+    A boundary lies where a rendering ended, so it never splits a mask.
     """
-    behind, length = 0, 0
+    done, length = 0, 0
     for span in spans:
         unmasked = []
-        for border in span:
-            length += len(unmask(whole[behind:border]))
-            behind = border
+        for boundary in span:
+            length += len(unmask(whole[done:boundary]))
+            done = boundary
             unmasked.append(length)
         yield unmasked[0], unmasked[1]
 
@@ -232,19 +247,19 @@ def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _mapped(content: str | list[dict[str, str]], change: Callable[[str], str]) -> str | list[dict[str, str]]:
-    """The content with every text changed."""
+    """The content with `change` applied to every text."""
     if isinstance(content, str):
         return change(content)
     return [{**part, "text": change(part["text"])} if "text" in part else part for part in content]
 
 
 def _bos(core: Tokenizer, bos: int | None) -> list[int]:
-    """The bos token, when the tokenizer's own convention puts it before a text."""
+    """The bos token, if the tokenizer puts it before a text."""
     first = core.encode("a", add_special_tokens=True).ids[:1]
     return [bos] if bos is not None and first == [bos] else []
 
 
 def _marker(token: dict[str, Any]) -> str:
-    """Pattern of a control token in a rendering; some swallow the space beside them."""
+    """Pattern of a control token in a rendering; some include the whitespace beside them."""
     left, right = (r"\s*" if token[side] else "" for side in ("lstrip", "rstrip"))
     return f"{left}{re.escape(token['content'])}{right}"

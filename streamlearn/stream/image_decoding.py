@@ -1,8 +1,15 @@
-"""From the bytes in a record to an image that can be looked at, or to a RecordError; never to anything else.
+"""Decoding of an image from the bytes in a record; the only error is a RecordError.
 
-An image is base64 in the record itself: no address, no path. What can go wrong is refused before it costs anything, in
-this order: not base64, no known format by its first bytes (JPEG, PNG, WebP), more pixels than allowed by the header,
-more than one frame, damaged data. Pillow 12.2 and later: before it, a gzipped FITS file could fill the memory.
+The image is base64 in the record itself: URLs and paths are refused. Bad images are refused as cheaply as possible, in
+this order:
+
+1. not base64;
+2. the first bytes are not those of JPEG, PNG or WebP;
+3. the header states more pixels than allowed;
+4. more than one frame;
+5. damaged data.
+
+This requires Pillow 12.2 or later: in earlier releases a gzipped FITS file could exhaust the memory.
 """
 
 import base64
@@ -20,24 +27,23 @@ from streamlearn.stream.parse import json_type
 FORMATS = ("JPEG", "PNG", "WEBP")
 _BEGINNINGS: Mapping[str, bytes] = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "WEBP": b"RIFF"}
 
-# For good and for all: a switch back and forth would be every thread's.
+# Set once and for the whole process: filters are shared by all threads and must not be switched back and forth.
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
-assert not ImageFile.LOAD_TRUNCATED_IMAGES, "something in this process asked Pillow to accept damaged images"
+assert not ImageFile.LOAD_TRUNCATED_IMAGES, "other code in this process made Pillow accept damaged images"
 
 
 def decode_base64(item: object, where: str) -> bytes:
-    """The bytes that a base64 string stands for.
+    """Decode a base64 string.
 
     Raises:
-        RecordError: it is not one.
+        RecordError: `item` is not a base64 string.
     """
     if not isinstance(item, str):
         raise RecordError(Reason.BAD_TYPE, f"{where} must be a base64 string, found {json_type(item)}")
     if item.startswith(("data:", "http:", "https:", "file:")):
         raise RecordError(
             Reason.BAD_IMAGE,
-            f"{where} must be the image's bytes in base64 and nothing before them, found {item[:12]!r}; "
-            "images are never fetched",
+            f"{where} must hold only the image's bytes in base64, found {item[:12]!r}; images are never downloaded",
         )
     try:
         return base64.b64decode(item, validate=True)
@@ -46,10 +52,10 @@ def decode_base64(item: object, where: str) -> bytes:
 
 
 def open_image(data: bytes, where: str, limits: StreamSettings) -> Image.Image:
-    """The image in these bytes, upright, RGB.
+    """Decode an image to RGB, turned upright.
 
     Raises:
-        RecordError: it is none that can be used.
+        RecordError: the bytes are not a usable image.
     """
     kind = next((name for name, beginning in _BEGINNINGS.items() if data.startswith(beginning)), None)
     if kind is None:
@@ -64,22 +70,22 @@ def open_image(data: bytes, where: str, limits: StreamSettings) -> Image.Image:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise RecordError(
-            Reason.TOO_LARGE, f"{where} may have {limits.max_image_pixels} pixels (max_image_pixels): {error}"
+            Reason.TOO_LARGE, f"{where} may have at most {limits.max_image_pixels} pixels (max_image_pixels): {error}"
         ) from None
-    except Exception as error:  # noqa: BLE001 - a dozen decoders raise what they like; all of it means: not usable
-        said = " ".join(str(error).split())[:160]
+    except Exception as error:  # noqa: BLE001 - decoders raise errors of any type; each means: not usable
+        text = " ".join(str(error).split())[:160]
         raise RecordError(
-            Reason.BAD_IMAGE, f"{where} cannot be decoded as {kind}: {said or type(error).__name__}"
+            Reason.BAD_IMAGE, f"{where} cannot be decoded as {kind}: {text or type(error).__name__}"
         ) from None
 
 
 def _check(image: Image.Image, where: str, limits: StreamSettings) -> None:
-    """What the header alone tells; nothing is decoded yet."""
+    """Check the header before anything is decoded."""
     width, height = image.size
     if width * height > limits.max_image_pixels:
         raise RecordError(
             Reason.TOO_LARGE,
-            f"{where} may have {limits.max_image_pixels} pixels (max_image_pixels), found {width} x {height}",
+            f"{where} may have at most {limits.max_image_pixels} pixels (max_image_pixels), found {width} x {height}",
         )
     frames = getattr(image, "n_frames", 1)
     if frames != 1:

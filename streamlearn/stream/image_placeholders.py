@@ -1,7 +1,7 @@
-"""Images in the middle of text: where they stand, and what stands there instead.
+"""Images inside text: their places, and the tokens that stand for them.
 
-A record's words go through our own encoder with one placeholder for each image; then the placeholder's one image token
-becomes what the backbone's processor makes of that image.
+A record's text is encoded by our own encoder with one placeholder per image. The image token in each placeholder is
+then replaced by the tokens that the backbone's processor computes for that image.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.encode import IGNORED, Encoder, Message
-from streamlearn.stream.images import RecordImage, Vision
+from streamlearn.stream.images import RecordImage, VisionProcessor
 
 IMAGE_MARK = "<image>"
 
 
 class ImagePlaceholders:
-    """A decoder's way with images; without `vision` there are none."""
+    """The image handling of a decoder; without `vision`, records with images are refused."""
 
-    def __init__(self, vision: Vision | None, limits: StreamSettings) -> None:
+    def __init__(self, vision: VisionProcessor | None, limits: StreamSettings) -> None:
         self.vision = vision
         self._limits = limits
 
     def images(self, value: Mapping[str, Any]) -> tuple[RecordImage, ...]:
-        """The images of a record.
+        """Decode the images of a record.
 
         Raises:
             RecordError: one of them cannot be used.
@@ -34,26 +34,26 @@ class ImagePlaceholders:
         if "image" not in value:
             return ()
         if self.vision is None:
-            raise RecordError(Reason.BAD_FORM, "image: this backbone reads text alone")
-        several = isinstance(value["image"], list)
-        items = value["image"] if several else [value["image"]]
-        most = self._limits.max_images
-        if not 1 <= len(items) <= most:
-            raise RecordError(Reason.TOO_LARGE, f"image must hold 1 to {most} images (max_images), found {len(items)}")
+            raise RecordError(Reason.BAD_FORM, "image: this backbone reads only text")
+        is_list = isinstance(value["image"], list)
+        items = value["image"] if is_list else [value["image"]]
+        limit = self._limits.max_images
+        if not 1 <= len(items) <= limit:
+            raise RecordError(Reason.TOO_LARGE, f"image must hold 1 to {limit} images (max_images), found {len(items)}")
         return tuple(
-            RecordImage.from_base64(item, f"image[{i}]" if several else "image", self.vision, self._limits)
+            RecordImage.from_base64(item, f"image[{i}]" if is_list else "image", self.vision, self._limits)
             for i, item in enumerate(items)
         )
 
-    def before(self, encoder: Encoder, prompt: str, images: Sequence[RecordImage]) -> list[int]:
-        """A prompt's tokens, with the placeholder of each image in its place."""
+    def encode_prompt(self, encoder: Encoder, prompt: str, images: Sequence[RecordImage]) -> list[int]:
+        """Return a prompt's tokens with one placeholder per image."""
         pieces = prompt.split(IMAGE_MARK) if images else [prompt]
         if len(pieces) == 1:
             pieces = [""] * len(images) + pieces
         if len(pieces) != len(images) + 1:
             raise RecordError(
                 Reason.BAD_FORM,
-                f"prompt must say {IMAGE_MARK} once for each of {len(images)} images or not at all, "
+                f"prompt must contain {IMAGE_MARK} once for each of {len(images)} images or not at all, "
                 f"found it {len(pieces) - 1} times",
             )
         placeholder = [] if self.vision is None else self.vision.placeholder
@@ -66,42 +66,43 @@ class ImagePlaceholders:
     def expand(
         self, ids: list[int], labels: list[int], images: Sequence[RecordImage]
     ) -> tuple[list[int], list[int], tuple[int, ...]]:
-        """What each image's own tokens are, in the place of its one placeholder; and where they begin."""
+        """Replace each image token by its image's own tokens; return ids, labels, and where each image begins."""
         if self.vision is None:
             return ids, labels, ()
-        token, inputs = self.vision.image_token, iter(images)
-        if ids.count(token) != len(images):
+        image_token, remaining = self.vision.image_token, iter(images)
+        if ids.count(image_token) != len(images):
             raise RecordError(
-                Reason.BAD_FORM, f"{len(images)} images must have as many places, found {ids.count(token)}"
+                Reason.BAD_FORM,
+                f"expected one placeholder per image, found {ids.count(image_token)} for {len(images)} images",
             )
         new_ids: list[int] = []
         new_labels: list[int] = []
-        places: list[int] = []
-        for one, label in zip(ids, labels, strict=True):
-            if one == token:
-                places.append(len(new_ids))
-                new_ids += next(inputs).inputs.token_ids
+        image_starts: list[int] = []
+        for token, label in zip(ids, labels, strict=True):
+            if token == image_token:
+                image_starts.append(len(new_ids))
+                new_ids += next(remaining).inputs.token_ids
                 new_labels += [IGNORED] * (len(new_ids) - len(new_labels))
             else:
-                new_ids.append(one)
+                new_ids.append(token)
                 new_labels.append(label)
-        return new_ids, new_labels, tuple(places)
+        return new_ids, new_labels, tuple(image_starts)
 
     def positions(self, ids: NDArray[np.int32], images: Sequence[RecordImage]) -> NDArray[np.int64] | None:
-        """See `Vision.positions`."""
+        """See `VisionProcessor.positions`."""
         if self.vision is None:
             return None
         return self.vision.positions(ids, [image.inputs for image in images])
 
 
-def placed(messages: Sequence[Message], images: Sequence[RecordImage]) -> list[Message]:
-    """The messages with a place for every image: before the first user's words where no message has one."""
+def with_image_parts(messages: Sequence[Message], images: Sequence[RecordImage]) -> list[Message]:
+    """Add a part for every image at the start of the first user message, unless a message has such parts already."""
     parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
     if not images or any(part["type"] == "image" for part in parts):
         return list(messages)
-    placed = list(messages)
+    changed = list(messages)
     at = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
-    content = placed[at]["content"]
-    words = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    placed[at] = {**placed[at], "content": [{"type": "image"}] * len(images) + words}
-    return placed
+    content = changed[at]["content"]
+    text_parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    changed[at] = {**changed[at], "content": [{"type": "image"}] * len(images) + text_parts}
+    return changed

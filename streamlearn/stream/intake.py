@@ -1,9 +1,9 @@
-"""From a source to batches: take, decode, set aside what cannot be used, batch.
+"""The intake: reads records from a source, decodes them, and forms batches; unusable records become dead letters.
 
-The one place where a record's fate is decided: it is either in a batch's `records` or in its `rejected`.
+Only this module decides what happens to a record: it ends up in a batch's `records` or in its `dead_lettered`.
 
-Where records hold images and a core is free they are decoded ahead, in a thread of their own, while the learner is at
-work; their order is the stream's all the same.
+If records hold images and a core is free, they are decoded ahead of time in another thread while the learner works.
+The order of the stream does not change.
 """
 
 from collections import deque
@@ -17,36 +17,37 @@ from streamlearn.events import Event, get_logger
 from streamlearn.stream.batch import Batch, Batcher
 from streamlearn.stream.decode import Decoder, Example
 from streamlearn.stream.merge import Merger
-from streamlearn.stream.record import Position, Record, RecordId, TopicPartition
+from streamlearn.stream.record import Position, Record, RecordId
 from streamlearn.stream.source import DeadLetter, DeadLetters
 
 _log = get_logger("stream")
 
 GivenUp = Mapping[RecordId, tuple[Reason, str]]
-"""Records that are set aside without a look, and why."""
+"""Records that become dead letters without being decoded, with the reason and the message."""
 
 
-def _not_noted(record: RecordId) -> AbstractContextManager[None]:
+def _unguarded(record: RecordId) -> AbstractContextManager[None]:
     del record
     return nullcontext()
 
 
 class DeadLetterWriter:
-    """Sends dead letters, each once.
+    """Sends each dead letter once.
 
-    `known` are letters that already stand in the sink although their records will be read again: those that a dead
-    daemon wrote after its last snapshot, and those that a snapshot names because decoding runs ahead of training.
+    `known` are the records of dead letters that are in the sink already, although these records will be read again:
+    those that the process before wrote after its last snapshot, and those that a snapshot lists because decoding runs
+    ahead of training.
     """
 
-    def __init__(self, sink: DeadLetters, known: Iterable[tuple[TopicPartition, int]] = ()) -> None:
+    def __init__(self, sink: DeadLetters, known: Iterable[RecordId] = ()) -> None:
         self.sink = sink
-        self._known = {RecordId(*letter) for letter in known}
+        self._known = {RecordId(*record) for record in known}
 
     def send(self, record: Record, reason: Reason, message: str) -> None:
-        """Set a record aside and say so in the log; the payload is never logged.
+        """Send a record to the sink and log it; the payload is never logged.
 
         Raises:
-            DeadLetterError: the sink does not take it; nothing may go on.
+            DeadLetterError: the sink does not accept it; the daemon must not go on.
         """
         if record.id not in self._known:
             self.sink.send(DeadLetter(record, reason, message))
@@ -56,68 +57,76 @@ class DeadLetterWriter:
         )
 
     def ahead_of(self, position: Position) -> list[RecordId]:
-        """Letters of records at or behind `position`: what a snapshot must remember beside the sink's mark.
+        """Return the dead-lettered records at or after `position`: a snapshot stores them beside the sink's mark.
 
-        Those before it are forgotten; their records are never read again.
+        Those before it are forgotten, because they are never read again.
         """
-        self._known = {letter for letter in self._known if letter.offset >= position.get(letter.origin, 0)}
+        self._known = {record for record in self._known if record.offset >= position.get(record.origin, 0)}
         return sorted(self._known)
 
 
 class Intake:
-    """Hands out one batch after another."""
+    """Returns one batch after another."""
 
     def __init__(
         self,
         merger: Merger,
         decoder: Decoder,
         batcher: Batcher,
-        rejects: DeadLetterWriter,
+        dead_letters: DeadLetterWriter,
         *,
         max_records: int,
         given_up: GivenUp = MappingProxyType({}),
-        decoding: Callable[[RecordId], AbstractContextManager[None]] = _not_noted,
+        decoding: Callable[[RecordId], AbstractContextManager[None]] = _unguarded,
         ahead: Executor | None = None,
     ) -> None:
-        """`ahead` decodes in the background; without it records are decoded when a batch is asked for.
+        """Connect the parts.
 
-        A record is decoded inside `decoding`.
+        Args:
+            merger: the records, in order.
+            decoder: decodes each record.
+            batcher: collects them into batches.
+            dead_letters: receives the unusable ones.
+            max_records: maximum number of records read from the source at a time.
+            given_up: records that become dead letters without being decoded.
+            decoding: the context manager in which each record is decoded.
+            ahead: decodes in the background; without it records are decoded when a batch is requested.
         """
         self._merger = merger
         self._decoder = decoder
         self._batcher = batcher
-        self._rejects = rejects
+        self._dead_letters = dead_letters
         self._max_records = max_records
         self._given_up = given_up
         self._decoding = decoding
         self._closed: deque[Batch] = deque()
-        self._ahead = ahead
-        self._coming: deque[tuple[Record, Future[Example | RecordError]]] = deque()
+        self._executor = ahead
+        self._pending: deque[tuple[Record, Future[Example | RecordError]]] = deque()
 
     def next_batch(self, *, timeout_s: float) -> Batch | None:
-        """The next batch; None when the records that came within `timeout_s` do not fill one yet."""
-        if self._ahead is not None:
-            self._look_ahead(self._ahead, 0.0 if self._closed or self._coming else timeout_s)
+        """Return the next batch; None while the records that arrived within `timeout_s` do not fill one."""
+        if self._executor is not None:
+            self._decode_ahead(self._executor, 0.0 if self._closed or self._pending else timeout_s)
         elif not self._closed:
             records = self._merger.take(max_records=self._max_records, timeout_s=timeout_s)
-            self._fill((record, self._fate_of(record)) for record in records)
+            self._fill((record, self._decode(record)) for record in records)
         return self._closed.popleft() if self._closed else None
 
-    def last_batches(self) -> list[Batch]:
-        """What is left when the source is exhausted."""
+    def flush(self) -> list[Batch]:
+        """Return the last, partly filled batch when the source is exhausted; empty if there is none."""
         return self._batcher.flush()
 
-    def _look_ahead(self, executor: Executor, timeout_s: float) -> None:
-        """Have what is there decoded, and take over as much of it as a batch needs."""
-        room = self._max_records - len(self._coming)
-        if room > 0:
-            for record in self._merger.take(max_records=room, timeout_s=timeout_s):
-                self._coming.append((record, executor.submit(self._fate_of, record)))
-        while self._coming and not self._closed:
-            record, fate = self._coming.popleft()
-            self._fill([(record, fate.result())])
+    def _decode_ahead(self, executor: Executor, timeout_s: float) -> None:
+        """Submit the available records for decoding, and batch decoded ones until a batch is full."""
+        capacity = self._max_records - len(self._pending)
+        if capacity > 0:
+            for record in self._merger.take(max_records=capacity, timeout_s=timeout_s):
+                self._pending.append((record, executor.submit(self._decode, record)))
+        while self._pending and not self._closed:
+            record, outcome = self._pending.popleft()
+            self._fill([(record, outcome.result())])
 
-    def _fate_of(self, record: Record) -> Example | RecordError:
+    def _decode(self, record: Record) -> Example | RecordError:
         try:
             if record.id in self._given_up:
                 raise RecordError(*self._given_up[record.id])
@@ -126,10 +135,10 @@ class Intake:
         except RecordError as error:
             return error
 
-    def _fill(self, decided: Iterable[tuple[Record, Example | RecordError]]) -> None:
-        for record, fate in decided:
-            if isinstance(fate, RecordError):
-                self._rejects.send(record, fate.reason, str(fate))
-                self._closed.extend(self._batcher.reject(record, fate.reason))
+    def _fill(self, decoded: Iterable[tuple[Record, Example | RecordError]]) -> None:
+        for record, outcome in decoded:
+            if isinstance(outcome, RecordError):
+                self._dead_letters.send(record, outcome.reason, str(outcome))
+                self._closed.extend(self._batcher.add_dead_lettered(record, outcome.reason))
             else:
-                self._closed.extend(self._batcher.add(record, fate))
+                self._closed.extend(self._batcher.add(record, outcome))

@@ -1,15 +1,15 @@
-"""One order out of several partitions.
+"""Merging of several partitions into one order.
 
-Live, records are taken in the order in which the source returns them. Which order that was is journalled with each
-batch; after a restart the journalled runs are taken first, in the same order, so several partitions replay as exactly
-as one. A single partition has one order only and needs no journal.
+Live, records are taken in the order in which the source returns them. That order is journalled with each batch. After a
+restart the journalled runs are taken first, in the same order, so that several partitions replay as exactly as one. A
+single partition has only one order and needs no journal.
 """
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 
 from streamlearn.events import Event, get_logger
-from streamlearn.stream.batch import Run
+from streamlearn.stream.batch import PartitionRun
 from streamlearn.stream.record import Record, TopicPartition
 from streamlearn.stream.source import Source
 
@@ -17,43 +17,44 @@ _log = get_logger("stream")
 
 
 class Merger:
-    """Takes records from a source in the journalled order while there is one, then as they come."""
+    """Takes records from a source, in the journalled order as far as it goes, then in the order of arrival."""
 
-    def __init__(self, source: Source, journalled: Iterable[Run] = ()) -> None:
+    def __init__(self, source: Source, journalled: Iterable[PartitionRun] = ()) -> None:
         self._source = source
-        self._plan: deque[TopicPartition] = deque(
+        self._planned: deque[TopicPartition] = deque(
             TopicPartition(run.topic, run.partition) for run in journalled for _ in range(run.num_records)
         )
         self._waiting: dict[TopicPartition, deque[Record]] = defaultdict(deque)
 
     def take(self, *, max_records: int, timeout_s: float) -> Iterator[Record]:
-        """Records that are ready, in order; nothing when none came within `timeout_s`.
+        """Return the records that are ready, in order; empty when none arrived within `timeout_s`.
 
         While a journalled order is followed, records of other partitions wait in memory: as many as the source returns
-        before the awaited one comes. One that the source jumped over never comes: the order ends there.
+        before the expected one arrives. A record that the source skipped never arrives; the order is dropped then.
         """
         records = self._source.poll(max_records=max_records, timeout_s=timeout_s)
         self._drop_order_at_gap()
         for record in records:
             self._waiting[record.origin].append(record)
-            if not self._plan:
+            if not self._planned:
                 yield from self._drain(record.origin)
-        yield from self._follow()
+        yield from self._follow_order()
 
     def _drop_order_at_gap(self) -> None:
-        gap = next((gap for gap in self._source.gaps if gap.origin in self._plan), None) if self._plan else None
+        gaps = self._source.gaps if self._planned else ()
+        gap = next((gap for gap in gaps if gap.origin in self._planned), None)
         if gap is not None:
             _log.warning(
                 Event.JOURNAL_TRUNCATED,
-                fault=f"records of {gap.origin} must be read again, [{gap.lost_from}, {gap.lost_to}) is gone",
-                lost=f"the replay order of {len(self._plan)} records",
+                fault=f"records of {gap.origin} must be read again, but [{gap.lost_from}, {gap.lost_to}) is gone",
+                lost=f"the replay order of {len(self._planned)} records",
             )
-            self._plan.clear()
+            self._planned.clear()
 
-    def _follow(self) -> Iterator[Record]:
-        while self._plan and self._waiting[self._plan[0]]:
-            yield self._waiting[self._plan.popleft()].popleft()
-        if not self._plan:
+    def _follow_order(self) -> Iterator[Record]:
+        while self._planned and self._waiting[self._planned[0]]:
+            yield self._waiting[self._planned.popleft()].popleft()
+        if not self._planned:
             for origin in sorted(self._waiting):
                 yield from self._drain(origin)
 

@@ -1,4 +1,4 @@
-"""Where a record came from, what it holds before decoding, and how far the stream has been trained."""
+"""Records before decoding, and positions in the stream."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class TopicPartition:
 
 
 class RecordId(NamedTuple):
-    """Which record, without its content."""
+    """The identity of a record, without its content."""
 
     origin: TopicPartition
     offset: int
@@ -25,7 +25,7 @@ class RecordId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One message as it came off the log, bytes untouched."""
+    """One message as read from the log, bytes unchanged."""
 
     origin: TopicPartition
     offset: int
@@ -36,12 +36,12 @@ class Record:
 
     @property
     def id(self) -> RecordId:
-        """Which record this is."""
+        """The record's identity."""
         return RecordId(self.origin, self.offset)
 
 
 class Gap(NamedTuple):
-    """Offsets of one partition, from `lost_from` up to but without `lost_to`, that will never be trained."""
+    """Offsets of one partition, from `lost_from` up to but excluding `lost_to`, that will never be trained."""
 
     origin: TopicPartition
     lost_from: int
@@ -50,7 +50,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Position(Mapping[TopicPartition, int]):
-    """Per partition, the offset of the next record to train on. Immutable; `after` gives the one that follows.
+    """Per partition, the offset of the next record to train on. Immutable; `after` returns the position that follows.
 
     >>> here = Position({TopicPartition("t", 0): 4})
     >>> here.after(Record(TopicPartition("t", 0), offset=7, value=b"{}"))[TopicPartition("t", 0)]
@@ -72,11 +72,11 @@ class Position(Mapping[TopicPartition, int]):
         return ", ".join(f"{origin} at {self[origin]}" for origin in self) or "nowhere yet"
 
     def after(self, *records: Record | RecordId) -> "Position":
-        """The position once these records, in log order, are done with. Logs have gaps: it is offset + 1, not count."""
+        """The position after these records, given in log order. Logs have gaps: it is offset + 1, not a count."""
         return Position({**self.offsets, **{record.origin: record.offset + 1 for record in records}})
 
     def gaps_to(self, later: Mapping[TopicPartition, int]) -> list[Gap]:
-        """What is jumped over by going on at `later`, in the partitions that both name."""
+        """The offsets skipped by continuing at `later`, in the partitions that both positions name."""
         return [Gap(origin, self[origin], later[origin]) for origin in self if later.get(origin, 0) > self[origin]]
 
     def to_json(self) -> list[list[str | int]]:

@@ -1,45 +1,47 @@
-"""What a connector must be able to do: the source of records and the sink of dead letters."""
+"""The protocols of a connector: a source of records and a sink of dead letters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from streamlearn.errors import Reason
-from streamlearn.stream.record import Gap, Position, Record, TopicPartition
+from streamlearn.stream.record import Gap, Position, Record, RecordId, TopicPartition
 
 
 class Source(Protocol):
     """A partitioned stream that can be read again from any position.
 
-    Order of use: `seek` once, then `poll`, `commit` and `lag` in any order from one thread, then `close`.
+    Order of calls: `seek` once, then `poll`, `commit` and `lag` in any order from one thread, then `close`.
     """
 
     def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
-        """Go to `position` and return where reading really begins; `identity` is what it was when `position` was taken.
+        """Go to `position` and return where reading begins; `identity` is the identity when `position` was taken.
 
-        Partitions that `position` does not name begin where the source's own setting says (earliest or latest); those
-        that were added to a topic which it names, at their earliest record. A named partition begins behind its offset
-        where the log no longer holds that and the source's own setting allows the gap.
+        - A partition that `position` names begins at its offset. If the log no longer holds that offset and the
+          source's settings allow gaps, it begins at a later one.
+        - A new partition of a topic that `position` names begins at its earliest record.
+        - Any other partition begins where the source's settings say (earliest or latest).
 
         Raises:
-            OffsetGapError: the log no longer holds a named offset, never reached it, or is another one by that name.
+            OffsetGapError: the log no longer holds a named offset, has never reached it, or is another log of the same
+                name.
             SourceError: the source cannot be reached.
         """
 
     def poll(self, *, max_records: int, timeout_s: float) -> Sequence[Record]:
-        """Return what is ready, in offset order per partition; empty when nothing came within `timeout_s`.
+        """Return what is ready, in offset order per partition; empty when nothing arrived within `timeout_s`.
 
-        Blocks at most `timeout_s` seconds. A record is returned once per `seek`.
+        Blocks for at most `timeout_s` seconds. A record is returned once per `seek`.
 
         Raises:
-            OffsetGapError: retention overtook the position, and no setting allows to go on behind the gap.
-            SourceError: the source is broken for good; restarting may help.
+            OffsetGapError: retention overtook the position, and the source's settings do not allow gaps.
+            SourceError: the source cannot recover by itself; a restart may help.
         """
 
     def commit(self, position: Position, note: str) -> None:
-        """Tell the outside that a snapshot on disk covers every record before `position`; `note` names the snapshot.
+        """Publish that a snapshot on disk covers every record before `position`; `note` names the snapshot.
 
-        For lag dashboards alone: start-up never reads it back. A failure is logged by the source, not raised.
+        For lag dashboards only: start-up never reads it back. The source logs a failure and does not raise it.
         """
 
     def lag(self, position: Position) -> Mapping[TopicPartition, int]:
@@ -47,11 +49,11 @@ class Source(Protocol):
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """By topic, what tells it from another one of the same name; a topic without such a thing is left out."""
+        """The id of each topic, which another topic of the same name would not have; topics without one are omitted."""
 
     @property
     def gaps(self) -> Sequence[Gap]:
-        """What `poll` jumped over since `seek`, oldest first; what `seek` itself jumped over is not in it."""
+        """What `poll` skipped since `seek`, oldest first; what `seek` itself skipped is not included."""
 
     @property
     def exhausted(self) -> bool:
@@ -63,7 +65,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record that could not be used, with the reason, as it goes to the sink."""
+    """A record that could not be used, with the reason, as sent to the sink."""
 
     record: Record
     reason: Reason
@@ -71,32 +73,32 @@ class DeadLetter:
 
 
 class DeadLetters(Protocol):
-    """An append-only sink for unusable records, exactly once as seen by its reader.
+    """An append-only sink for unusable records; its reader sees each record exactly once.
 
-    1. `recall(mark)` after a start, with the mark of the restored snapshot: which letters a dead daemon already wrote.
-    2. `send` each letter that is not among them.
-    3. `flush` and `mark` for each snapshot: every letter of a record that it covers is durable first.
+    1. `recall(mark)` after a start, with the mark of the restored snapshot: the dead letters written after it.
+    2. `send` each dead letter that is not among them.
+    3. `flush` and `mark` for each snapshot: the dead letters of all records that it covers are durable first.
     """
 
-    def recall(self, mark: Mapping[str, Any] | None) -> frozenset[tuple[TopicPartition, int]]:
-        """Origins and offsets of the letters written after `mark`; None means since the sink began."""
+    def recall(self, mark: Mapping[str, Any] | None) -> frozenset[RecordId]:
+        """The records of the dead letters written after `mark`, or since the sink was created if it is None."""
 
-    def send(self, letter: DeadLetter) -> None:
-        """Append one letter; may buffer.
+    def send(self, dead_letter: DeadLetter) -> None:
+        """Append one dead letter; may buffer it.
 
         Raises:
-            DeadLetterError: the sink does not take it.
+            DeadLetterError: the sink does not accept it.
         """
 
     def flush(self) -> None:
-        """Block until every sent letter is durable.
+        """Block until every dead letter that was sent is durable.
 
         Raises:
-            DeadLetterError: it cannot be made so.
+            DeadLetterError: the sink could not make them durable.
         """
 
     def mark(self) -> Mapping[str, Any]:
-        """A JSON-ready bookmark of the sink's end, as of the last `flush`."""
+        """A bookmark of the sink's end at the last `flush`, JSON-ready."""
 
     def close(self) -> None:
         """Release the sink. Safe to call twice."""

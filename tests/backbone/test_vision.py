@@ -180,7 +180,7 @@ def test_an_example_comes_back_from_its_bytes(backbone: Backbone) -> None:
         if example.images:
             bare = Example(example.input_ids, example.labels)
             again = decoder.restored(bare, [image.data for image in example.images])
-            assert again.places == example.places
+            assert again.image_starts == example.image_starts
             assert (again.positions is None) == (example.positions is None)
             if again.positions is not None and example.positions is not None:
                 assert np.array_equal(again.positions, example.positions)
@@ -192,10 +192,10 @@ def test_an_example_comes_back_from_its_bytes(backbone: Backbone) -> None:
     ("record", "reason", "words"),
     [
         ({"prompt": "a <image> b <image>", "completion": "c"}, Reason.BAD_FORM, "once for each of 1 images"),
-        ({"text": "a"}, Reason.BAD_FORM, "image must come with"),
+        ({"text": "a"}, Reason.BAD_FORM, "image requires"),
         ({"prompt": "a", "completion": "c", "image": []}, Reason.TOO_LARGE, "1 to 8 images"),
         ({"prompt": "a", "completion": "c", "image": "!"}, Reason.BAD_IMAGE, "base64"),
-        ({"prompt": "a", "completion": "c", "image": "https://a/b.png"}, Reason.BAD_IMAGE, "never fetched"),
+        ({"prompt": "a", "completion": "c", "image": "https://a/b.png"}, Reason.BAD_IMAGE, "never downloaded"),
         ({"prompt": "a", "completion": "c", "image": 3}, Reason.BAD_TYPE, "a number"),
     ],
 )
@@ -213,7 +213,7 @@ def test_text_cannot_forge_an_image(backbone: Backbone) -> None:
     name = backbone.tokenizer.convert_ids_to_tokens(backbone.vision.image_token)
     example = decoder.decode_value({"prompt": f"look {name} here", "completion": " a"})
     assert backbone.vision.image_token not in example.input_ids
-    with pytest.raises(RecordError, match="as many places"):
+    with pytest.raises(RecordError, match="one placeholder per image, found 1 for 0 images"):
         decoder.decode_value({"input_ids": [9, backbone.vision.image_token, 10]})
 
 
@@ -225,8 +225,8 @@ def test_an_image_is_never_cut_off(backbone: Backbone) -> None:
     kept = decoder.decode_value({"prompt": f"{long}<image> what?", "completion": " a", "image": image})
     assert len(kept) == 200
     ids = kept.images[0].inputs.token_ids
-    assert tuple(kept.input_ids[kept.places[0] : kept.places[0] + len(ids)].tolist()) == ids
-    with pytest.raises(RecordError, match="no image may be cut off"):
+    assert tuple(kept.input_ids[kept.image_starts[0] : kept.image_starts[0] + len(ids)].tolist()) == ids
+    with pytest.raises(RecordError, match="images cannot be truncated"):
         decoder.decode_value({"prompt": f"<image>{long}", "completion": " a", "image": image})
 
 

@@ -1,4 +1,4 @@
-"""A real broker as it stands in production: TLS with an authority of its own, SCRAM, client certificates, and ACLs."""
+"""A real broker configured as in production: TLS with its own CA, SCRAM, client certificates, and ACLs."""
 
 import shutil
 import subprocess
@@ -24,7 +24,7 @@ _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
 
 
 class Authority:
-    """A certificate authority in a folder."""
+    """A certificate authority (CA) in a folder."""
 
     def __init__(self, folder: Path) -> None:
         if shutil.which("openssl") is None:
@@ -36,25 +36,25 @@ class Authority:
         _openssl("-keyout", self._key, "-out", self.certificate, "-subj", "/CN=authority")
 
     def issue(self, name: str, *extensions: str) -> tuple[Path, Path]:
-        """A certificate and its key, for `name`."""
+        """Issue a certificate and its key for `name`."""
         certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         signed = ("-CA", self.certificate, "-CAkey", self._key)
         added = [part for extension in extensions for part in ("-addext", extension)]
         _openssl("-keyout", key, "-out", certificate, "-subj", f"/CN={name}", *signed, *added)
         return certificate, key
 
-    def lock(self, key: Path) -> Path:
-        """The key behind a passphrase."""
-        locked = key.with_suffix(".locked")
-        command = ["openssl", "pkcs8", "-topk8", "-in", str(key), "-out", str(locked), "-passout", "pass:secret"]
+    def encrypt(self, key: Path) -> Path:
+        """Encrypt a key with a passphrase."""
+        encrypted = key.with_suffix(".encrypted")
+        command = ["openssl", "pkcs8", "-topk8", "-in", str(key), "-out", str(encrypted), "-passout", "pass:secret"]
         subprocess.run(command, check=True, capture_output=True)
-        return locked
+        return encrypted
 
 
 class SecuredBroker(Broker):
-    """`SASL_SSL` wants SCRAM, `SSL` a certificate that the authority issued; users may do what an ACL allows.
+    """A broker that requires SCRAM on `SASL_SSL` and a certificate of its CA on `SSL`; ACLs decide about operations.
 
-    The certificate is for 127.0.0.1 and for no other name. Who comes by PLAINTEXT may do everything.
+    Its certificate is valid for 127.0.0.1 only. A client on PLAINTEXT may do everything.
     """
 
     listeners = ("PLAINTEXT", "CONTROLLER", "SASL_SSL", "SSL")
@@ -67,7 +67,7 @@ class SecuredBroker(Broker):
         super().__init__(home, folder)
 
     def by_password(self, *topics: str, **overrides: Any) -> KafkaSettings:
-        """Settings that come in by SASL_SSL."""
+        """Return settings for the SASL_SSL listener."""
         values = {
             "bootstrap_servers": self._addresses["SASL_SSL"],
             "security_protocol": "SASL_SSL",
@@ -80,7 +80,7 @@ class SecuredBroker(Broker):
         return self.settings(*topics, **values)
 
     def by_certificate(self, *topics: str, **overrides: Any) -> KafkaSettings:
-        """Settings that come in by SSL."""
+        """Return settings for the SSL listener."""
         values = {
             "bootstrap_servers": self._addresses["SSL"],
             "security_protocol": "SSL",
@@ -90,7 +90,7 @@ class SecuredBroker(Broker):
         return self.settings(*topics, **values)
 
     def allow(self, user: str, name: str, *operations: str, kind: str = "TOPIC") -> None:
-        """Let a user do more with a topic, or a group, than nothing."""
+        """Grant a user operations on a topic or a group."""
         pattern = ResourcePattern(ResourceType[kind], name)
         with self._admin() as admin:
             admin.create_acls(
@@ -100,8 +100,8 @@ class SecuredBroker(Broker):
                 ]
             )
 
-    def withdraw(self, user: str, topic: str) -> None:
-        """Take back all that was allowed."""
+    def revoke(self, user: str, topic: str) -> None:
+        """Revoke all operations of a user on a topic."""
         rule = ACLFilter(
             f"User:{user}",
             "*",

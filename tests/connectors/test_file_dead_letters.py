@@ -1,3 +1,5 @@
+"""Dead letters in a file."""
+
 import base64
 import errno
 import os
@@ -14,17 +16,17 @@ from streamlearn.stream.source import DeadLetter
 ORIGIN = TopicPartition("events", 2)
 
 
-def letter(offset: int, reason: Reason = Reason.NOT_JSON) -> DeadLetter:
-    """A letter about the record at `offset`."""
+def dead_letter(offset: int, reason: Reason = Reason.NOT_JSON) -> DeadLetter:
+    """A dead letter of the record at `offset`."""
     headers = (("trace", b"\xff"), ("__streamlearn.errors.offset", b"666"))
     record = Record(ORIGIN, offset, b"\x00{", key=b"k", headers=headers, timestamp_ms=17)
     return DeadLetter(record, reason, "no JSON")
 
 
-def test_a_line_says_everything_about_its_record(tmp_path: Path) -> None:
-    """Connect's header names under our prefix, the record's bytes as base64, no header that the record forged."""
+def test_a_line_contains_the_record_and_the_reason(tmp_path: Path) -> None:
+    """Kafka Connect's header names under our prefix, the record's bytes in base64, no forged headers."""
     sink = FileDeadLetters(tmp_path / "dead.jsonl")
-    sink.send(letter(5))
+    sink.send(dead_letter(5))
     sink.flush()
     sink.close()
     line = orjson.loads((tmp_path / "dead.jsonl").read_bytes())
@@ -44,14 +46,14 @@ def test_a_line_says_everything_about_its_record(tmp_path: Path) -> None:
     }
 
 
-def test_a_torn_last_line_is_cut_wherever_it_was_torn(tmp_path: Path) -> None:
-    """After a crash at any byte of the second letter, the first one stands and the second is written again, once."""
+def test_an_incomplete_last_line_is_removed(tmp_path: Path) -> None:
+    """After a crash at any byte of the second dead letter, the first one stays and the second is written once."""
     path = tmp_path / "dead.jsonl"
     sink = FileDeadLetters(path)
-    sink.send(letter(0))
+    sink.send(dead_letter(0))
     sink.flush()
     first = path.stat().st_size
-    sink.send(letter(1))
+    sink.send(dead_letter(1))
     sink.flush()
     sink.close()
     whole = path.read_bytes()
@@ -60,14 +62,14 @@ def test_a_torn_last_line_is_cut_wherever_it_was_torn(tmp_path: Path) -> None:
         path.write_bytes(whole[:length])
         again = FileDeadLetters(path)
         assert again.recall(None) == {(ORIGIN, 0)}
-        again.send(letter(1))
+        again.send(dead_letter(1))
         again.flush()
         again.close()
         assert path.read_bytes() == whole
 
 
-def test_a_file_of_one_torn_line_is_emptied(tmp_path: Path) -> None:
-    """A tail longer than the buffer that looks for its beginning goes too."""
+def test_a_file_with_only_an_incomplete_line_is_emptied(tmp_path: Path) -> None:
+    """Even if the line is longer than the buffer that is searched for its start."""
     path = tmp_path / "dead.jsonl"
     path.write_bytes(b"x" * 200_000)
     sink = FileDeadLetters(path)
@@ -76,56 +78,56 @@ def test_a_file_of_one_torn_line_is_emptied(tmp_path: Path) -> None:
     sink.close()
 
 
-def test_a_mark_behind_the_end_recalls_everything(tmp_path: Path) -> None:
-    """A file that was replaced by a shorter one has nothing to do with the mark."""
+def test_a_mark_past_the_end_recalls_everything(tmp_path: Path) -> None:
+    """The mark does not belong to a file that was replaced by a shorter one."""
     sink = FileDeadLetters(tmp_path / "dead.jsonl")
-    sink.send(letter(0))
+    sink.send(dead_letter(0))
     sink.flush()
     assert sink.recall({"file": "dead.jsonl", "bytes": 10_000}) == {(ORIGIN, 0)}
     assert sink.recall({"file": "dead.jsonl", "bytes": 7}) == {(ORIGIN, 0)}
     sink.close()
 
 
-def test_a_foreign_line_is_named(tmp_path: Path) -> None:
-    """A line that no daemon wrote is not guessed at."""
+def test_a_line_that_is_no_dead_letter_is_an_error(tmp_path: Path) -> None:
+    """The message names the file and the byte."""
     path = tmp_path / "dead.jsonl"
-    path.write_bytes(b'{"text": "not a letter"}\n')
+    path.write_bytes(b'{"text": "not a dead letter"}\n')
     sink = FileDeadLetters(path)
-    with pytest.raises(DeadLetterError, match=r"dead\.jsonl: at byte 0 a dead letter must stand"):
+    with pytest.raises(DeadLetterError, match=r"dead\.jsonl: expected a dead letter at byte 0, found"):
         sink.recall(None)
     sink.close()
 
 
-def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
-    """What cannot be opened fails at the start, with its path."""
+def test_an_unwritable_path_is_named(tmp_path: Path) -> None:
+    """A file that cannot be opened is an error at the start, with its path."""
     (tmp_path / "state").write_text("a file where a folder must be")
     with pytest.raises(DeadLetterError, match=r"cannot be opened: .*dead\.jsonl"):
         FileDeadLetters(tmp_path / "state" / "dead.jsonl")
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
-    """A letter that does not reach the disk is never taken for written."""
+    """A dead letter that does not reach the disk never counts as written."""
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full on this system")
     sink = FileDeadLetters(tmp_path / "dead.jsonl")
     disk, sink._file = sink._file, full.open("wb", buffering=0)
-    sink.send(letter(0))
+    sink.send(dead_letter(0))
     for _ in range(2):
         with pytest.raises(DeadLetterError, match=r"cannot be flushed: .*No space left"):
             sink.flush()
     sink._file.close()
     sink._file = disk
-    sink.send(letter(1))
+    sink.send(dead_letter(1))
     sink.flush()
     assert sink.recall(None) == {(ORIGIN, 0), (ORIGIN, 1)}
     sink.close()
 
 
-def test_a_torn_write_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a letter that found room does not stand before the whole one of the next try."""
+def test_an_incomplete_write_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a line that fitted on the disk is removed before the next attempt."""
     sink = FileDeadLetters(tmp_path / "dead.jsonl")
-    sink.send(letter(0))
+    sink.send(dead_letter(0))
     write = os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: len(data) // 2]))
@@ -137,10 +139,10 @@ def test_a_torn_write_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_failed_fsync_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second one may succeed and mean nothing, so the sink takes nothing for written any more."""
+    """A second fsync could report a success that is none, so every later flush fails."""
     sink = FileDeadLetters(tmp_path / "dead.jsonl")
     mark = sink.mark()
-    sink.send(letter(0))
+    sink.send(dead_letter(0))
 
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -155,8 +157,8 @@ def test_a_failed_fsync_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     sink.close()
 
 
-def test_what_no_disk_takes_is_bounded(tmp_path: Path) -> None:
-    """Letters wait up to a bound, then the error names their number; none is dropped before it."""
+def test_the_backlog_of_a_full_disk_is_bounded(tmp_path: Path) -> None:
+    """At the limit an error states the number of waiting dead letters; none is dropped."""
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full on this system")
@@ -165,7 +167,7 @@ def test_what_no_disk_takes_is_bounded(tmp_path: Path) -> None:
     sink._file = full.open("wb", buffering=0)
     for offset in range(60):
         sink.send(_mebibyte(offset))
-    with pytest.raises(DeadLetterError, match=r"6[0-9] wait \(6[0-9] MiB\)"):  # noqa: PT012 - one of them is too many
+    with pytest.raises(DeadLetterError, match=r"found 6[0-9] waiting \(6[0-9] MiB\)"):  # noqa: PT012 - one of them fails
         for offset in range(60, 80):
             sink.send(_mebibyte(offset))
     sink.close()

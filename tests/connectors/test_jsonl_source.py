@@ -1,3 +1,5 @@
+"""The JSONL source and its lines."""
+
 import gzip
 import os
 from collections.abc import Callable
@@ -13,37 +15,37 @@ from streamlearn.stream.record import Position, Record, TopicPartition
 
 
 class SteppingClock:
-    """Time that passes while sleeping alone, and does something then."""
+    """A clock that only `sleep` advances; it calls `on_sleep` each time."""
 
     def __init__(self, on_sleep: Callable[[], object] = lambda: None) -> None:
         self.now = 0.0
         self._on_sleep = on_sleep
 
     def __call__(self) -> float:
-        """Now."""
+        """Return the time."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self.now += seconds
         self._on_sleep()
 
 
 def opened(path: Path, at: int = 0, *, follow: bool = False, max_line_bytes: int = 1 << 20) -> JsonlSource:
-    """A source at line `at`."""
+    """Open a source at line `at`."""
     source = JsonlSource(JsonlSettings(path=path, follow=follow), max_line_bytes=max_line_bytes)
     source.seek(Position({TopicPartition(path.name, 0): at}))
     return source
 
 
 def lines(records: object) -> list[tuple[int, bytes | None]]:
-    """Line numbers and bytes."""
+    """Return line numbers and values."""
     assert isinstance(records, list)
     return [(record.offset, record.value) for record in records if isinstance(record, Record)]
 
 
-def test_line_numbers_are_offsets_and_blank_lines_are_no_records(tmp_path: Path) -> None:
-    """Blank lines are skipped but counted, so an offset is always the line's number in the file."""
+def test_line_numbers_are_offsets_and_blank_lines_are_skipped(tmp_path: Path) -> None:
+    """Blank lines are counted, so an offset is always the line's number in the file."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"a\n\n  \r\nb\r\n\nc\n\n")
     source = opened(path)
@@ -52,8 +54,8 @@ def test_line_numbers_are_offsets_and_blank_lines_are_no_records(tmp_path: Path)
     source.close()
 
 
-def test_replaying_takes_a_last_line_without_newline(tmp_path: Path) -> None:
-    """A finite file may end without newline."""
+def test_the_last_line_of_a_file_that_is_read_once_needs_no_newline(tmp_path: Path) -> None:
+    """A complete file may end without a newline."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"a\nb")
     source = opened(path)
@@ -67,7 +69,7 @@ def test_replaying_takes_a_last_line_without_newline(tmp_path: Path) -> None:
 
 
 def test_following_waits_for_the_newline(tmp_path: Path) -> None:
-    """Half a line is no record until its writer has finished it."""
+    """An incomplete line is not a record until its newline is written."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"a\nhal")
     source = opened(path, follow=True)
@@ -82,13 +84,13 @@ def test_following_waits_for_the_newline(tmp_path: Path) -> None:
 
 
 def append(path: Path, text: bytes) -> None:
-    """Grow the file."""
+    """Append to the file."""
     with path.open("ab") as file:
         file.write(text)
 
 
-def test_following_returns_as_soon_as_a_line_is_there(tmp_path: Path) -> None:
-    """A poll sleeps between looks, never beyond its time, and ends with the first line."""
+def test_following_returns_as_soon_as_there_is_a_line(tmp_path: Path) -> None:
+    """A poll sleeps between reads, never beyond its timeout, and returns with the first line."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"")
     grown = iter([b"", b"", b"late\n"])
@@ -106,8 +108,8 @@ def test_following_returns_as_soon_as_a_line_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize("length", [7, 8, 9, 30, 3 << 20])
-def test_a_line_over_the_limit_is_cut_and_the_next_one_is_whole(tmp_path: Path, length: int, follow: bool) -> None:
-    """Of a line over the limit one byte more than the limit is kept, and the rest is skipped."""
+def test_a_line_over_the_limit_is_truncated_and_the_next_one_is_not(tmp_path: Path, length: int, follow: bool) -> None:
+    """A longer line keeps one byte more than the limit; the rest is skipped."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"x" * length + b"\nnext\n")
     source = opened(path, follow=follow, max_line_bytes=8)
@@ -120,7 +122,7 @@ def test_a_line_over_the_limit_is_cut_and_the_next_one_is_whole(tmp_path: Path, 
 
 
 def test_a_growing_line_over_the_limit_is_skipped_to_its_end(tmp_path: Path) -> None:
-    """A followed line is refused when it exceeds the limit; what is appended to it later is not a line of its own."""
+    """What is appended to it later is not a separate line."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"x" * 20)
     source = opened(path, follow=True, max_line_bytes=8)
@@ -133,8 +135,8 @@ def test_a_growing_line_over_the_limit_is_skipped_to_its_end(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_position_behind_the_end_is_a_gap(tmp_path: Path, suffix: str) -> None:
-    """A file shorter than what was trained of it was truncated or replaced; the message says so, with the numbers."""
+def test_a_position_past_the_end_is_a_gap(tmp_path: Path, suffix: str) -> None:
+    """A file with fewer lines than were trained was truncated or replaced; the message states both numbers."""
     path = tmp_path / f"events.jsonl{suffix}"
     path.write_bytes(gzip.compress(b"a\nb\n") if suffix else b"a\nb\n")
     with pytest.raises(OffsetGapError, match=r"events\.jsonl.* must have the 3 lines .* found 2: .* --fresh"):
@@ -142,7 +144,7 @@ def test_a_position_behind_the_end_is_a_gap(tmp_path: Path, suffix: str) -> None
 
 
 def test_a_truncated_followed_file_is_a_gap(tmp_path: Path) -> None:
-    """A writer that starts its file over has destroyed what was not read yet."""
+    """A writer that truncates its file has destroyed unread lines."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"a\nb\n")
     source = opened(path, follow=True)
@@ -153,8 +155,8 @@ def test_a_truncated_followed_file_is_a_gap(tmp_path: Path) -> None:
     source.close()
 
 
-def test_a_replaced_followed_file_is_a_gap_once_it_was_read(tmp_path: Path) -> None:
-    """Rotation is noticed, and everything in the old file comes first."""
+def test_a_replaced_followed_file_is_a_gap_after_its_last_line(tmp_path: Path) -> None:
+    """Rotation is detected after every line of the old file was returned."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"a\n")
     source = opened(path, follow=True)
@@ -169,21 +171,21 @@ def test_a_replaced_followed_file_is_a_gap_once_it_was_read(tmp_path: Path) -> N
     source.close()
 
 
-DAMAGED_AT = {"cut": 900, "flipped": 900, "not gzip": 0}
+DAMAGED_AT = {"truncated": 900, "flipped": 900, "not gzip": 0}
 
 
 def read_on(source: JsonlSource) -> None:
-    """Poll until something happens."""
+    """Poll until the end or an error."""
     while not source.exhausted:
         source.poll(max_records=100, timeout_s=0)
 
 
 @pytest.mark.parametrize("damage", DAMAGED_AT)
-def test_a_damaged_gzip_gives_what_is_whole_and_then_fails(tmp_path: Path, damage: str) -> None:
-    """Every line before the damage is returned, then the error says where it is."""
+def test_a_damaged_gzip_file_returns_its_valid_lines_and_then_fails(tmp_path: Path, damage: str) -> None:
+    """Every line before the damage is returned, then an error states the place."""
     text = b"".join(b"%d %s\n" % (number, os.urandom(64).hex().encode()) for number in range(2000))
     packed = bytearray(gzip.compress(text))
-    if damage == "cut":
+    if damage == "truncated":
         del packed[len(packed) // 2 :]
     elif damage == "flipped":
         packed[len(packed) // 2] ^= 0xFF
@@ -193,11 +195,11 @@ def test_a_damaged_gzip_gives_what_is_whole_and_then_fails(tmp_path: Path, damag
     path.write_bytes(packed)
     source = opened(path)
 
-    whole = text.splitlines()[: DAMAGED_AT[damage]]
+    valid = text.splitlines()[: DAMAGED_AT[damage]]
     returned: list[bytes | None] = []
-    while len(returned) < len(whole):
+    while len(returned) < len(valid):
         returned += [record.value for record in source.poll(max_records=1, timeout_s=0)]
-    assert returned == whole
+    assert returned == valid
     with pytest.raises(SourceError, match="Repair or replace"):
         read_on(source)
     assert not source.exhausted
@@ -206,12 +208,12 @@ def test_a_damaged_gzip_gives_what_is_whole_and_then_fails(tmp_path: Path, damag
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """The message holds the path."""
-    with pytest.raises(SourceError, match=r"nowhere\.jsonl must be a readable file: No such file"):
+    """The message contains the path."""
+    with pytest.raises(SourceError, match=r"nowhere\.jsonl must be a readable file, found: No such file"):
         opened(tmp_path / "nowhere.jsonl")
 
 
-def test_another_files_position_does_not_matter(tmp_path: Path) -> None:
+def test_the_position_of_another_file_is_ignored(tmp_path: Path) -> None:
     """A configuration that names another file begins at its first line."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"a\n")
@@ -222,7 +224,7 @@ def test_another_files_position_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_lag_grows_with_a_followed_file(tmp_path: Path) -> None:
-    """Lag counts finished lines, and again only what was appended since."""
+    """Lag counts complete lines, and each call reads only what was appended."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"a\nb\nhal")
     origin = TopicPartition("events.jsonl", 0)
@@ -233,15 +235,15 @@ def test_lag_grows_with_a_followed_file(tmp_path: Path) -> None:
     source.close()
 
 
-def test_read_lines_is_what_feed_sends(tmp_path: Path) -> None:
-    """All lines that are not blank, gzip or not."""
+def test_read_lines_skips_blank_lines(tmp_path: Path) -> None:
+    """In a gzip file too."""
     path = tmp_path / "events.jsonl.gz"
     path.write_bytes(gzip.compress(b"a\n\nb"))
     assert list(read_lines(path)) == [b"a", b"b"]
 
 
-def test_reader_numbers_the_next_line(tmp_path: Path) -> None:
-    """The number is that of the line which comes next."""
+def test_the_reader_numbers_the_next_line(tmp_path: Path) -> None:
+    """The number is that of the line that `next_line` will return."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"a\nb\nc\n")
     reader = LineReader(path)

@@ -1,4 +1,4 @@
-"""What a compressed batch may become, held against the installed kafka-python."""
+"""Limited decompression, compared with the installed kafka-python."""
 
 import gzip
 import random
@@ -19,12 +19,12 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from connectors.kafka import codecs
 from connectors.kafka.clients import describe
-from connectors.kafka.codecs import DECODERS, PLACES, DecompressedTooLargeError
+from connectors.kafka.codecs import DECODERS, PATCHED_FUNCTIONS, DecompressedTooLargeError
 
-ORIGINALS = {module: {name: getattr(module, name) for name in names} for module, names in PLACES.items()}
+ORIGINALS = {module: {name: getattr(module, name) for name in names} for module, names in PATCHED_FUNCTIONS.items()}
 NUMBERS = {"gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-"""Kafka's numbers of the codecs."""
-BOUND = 4 << 20
+"""Kafka's numbers for the codecs."""
+LIMIT = 4 << 20
 BOMB = 64 << 20
 TEXT = random.Random(0).randbytes(5_000) + b"a record and another " * 5_000
 
@@ -39,12 +39,12 @@ def peak():
     line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
-held = Path(sys.argv[2]).read_bytes()
-if sys.argv[1] == "bounded":
-    codecs.bound(4 << 20)
+data = Path(sys.argv[2]).read_bytes()
+if sys.argv[1] == "limited":
+    codecs.limit_decompression(4 << 20)
 before = peak()
 try:
-    next(iter(MemoryRecords(held).next_batch()))
+    next(iter(MemoryRecords(data).next_batch()))
 except codecs.DecompressedTooLargeError as error:
     print(error, file=sys.stderr)
 print(peak() - before)
@@ -52,9 +52,9 @@ print(peak() - before)
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    """The bound is the process's: leave none behind."""
-    before = [(module, name, getattr(module, name)) for module, names in PLACES.items() for name in names]
+def _restore_functions() -> Iterator[None]:
+    """The limit applies to the whole process, so remove it after each test."""
+    before = [(module, name, getattr(module, name)) for module, names in PATCHED_FUNCTIONS.items() for name in names]
     for module, functions in ORIGINALS.items():
         for name, function in functions.items():
             setattr(module, name, function)
@@ -64,7 +64,7 @@ def _as_it_was() -> Iterator[None]:
 
 
 def batch(name: str, value: bytes) -> bytes:
-    """One record in a compressed batch of today's format."""
+    """One record in a compressed batch of the current format."""
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=NUMBERS[name],
@@ -79,7 +79,7 @@ def batch(name: str, value: bytes) -> bytes:
 
 
 def old_batch(name: str, value: bytes) -> bytes:
-    """The same in the format before it."""
+    """One record in a compressed batch of the previous format."""
     builder = LegacyRecordBatchBuilder(magic=1, compression_type=NUMBERS[name], batch_size=1 << 30)
     builder.append(0, timestamp=1, key=None, value=value)
     return bytes(builder.build())
@@ -89,28 +89,30 @@ def values(data: bytes) -> list[bytes]:
     return [record.value for record in MemoryRecords(data).next_batch()]
 
 
-def packed(name: str, data: bytes) -> bytes:
-    """As kafka-python compresses."""
+def compress(name: str, data: bytes) -> bytes:
+    """Compress with kafka-python."""
     return bytes(getattr(codec, f"{name}_encode")(data))
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("data", [b"x", TEXT, bytes(BOUND)], ids=["byte", "text", "zeros"])
-def test_what_fits_is_unpacked_as_before(name: str, data: bytes) -> None:
-    """Byte for byte what kafka-python's own function gives, up to the last byte of the bound."""
-    payload = packed(name, data)
+@pytest.mark.parametrize("data", [b"x", TEXT, bytes(LIMIT)], ids=["byte", "text", "zeros"])
+def test_data_within_the_limit_is_decompressed_as_before(name: str, data: bytes) -> None:
+    """Byte for byte like kafka-python's own function, up to exactly the limit."""
+    payload = compress(name, data)
     found = DECODERS[f"{name}_decode"](payload, max_bytes=len(data))
     assert found == data == bytes(ORIGINALS[codec][f"{name}_decode"](payload))
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_one_byte_beyond_the_bound_is_refused(name: str) -> None:
-    with pytest.raises(DecompressedTooLargeError, match=rf"at most, {len(TEXT) - 1}, .* {name} holds more"):
-        DECODERS[f"{name}_decode"](packed(name, TEXT), max_bytes=len(TEXT) - 1)
+def test_one_byte_beyond_the_limit_is_refused(name: str) -> None:
+    with pytest.raises(
+        DecompressedTooLargeError, match=rf"a {name} batch must expand to at most {len(TEXT) - 1} bytes .* found more"
+    ):
+        DECODERS[f"{name}_decode"](compress(name, TEXT), max_bytes=len(TEXT) - 1)
 
 
-def test_what_other_producers_write_is_unpacked() -> None:
-    """Raw snappy, several gzip members, several zstd frames; a bound holds for their sum."""
+def test_formats_of_other_producers_are_decompressed() -> None:
+    """Raw snappy, several gzip members, several zstd frames; the limit applies to their sum."""
     raw = codec.snappy_encode(TEXT, xerial_compatible=False)
     assert codecs.snappy_decode(raw, max_bytes=len(TEXT)) == TEXT
     for name, encode in (("gzip", gzip.compress), ("zstd", codec.zstd_encode)):
@@ -123,41 +125,41 @@ def test_what_other_producers_write_is_unpacked() -> None:
 
 
 @pytest.mark.parametrize("name", ["gzip", "snappy", "lz4"])
-def test_a_cut_payload_is_an_error(name: str) -> None:
-    """Never a wait for the rest. Of a cut zstd frame the beginning comes, as before; its records do not add up."""
+def test_a_truncated_payload_is_an_error(name: str) -> None:
+    """It never waits for the rest. A truncated zstd frame returns its beginning, as before; its records are invalid."""
     with pytest.raises(Exception, match=r"."):
-        DECODERS[f"{name}_decode"](packed(name, TEXT)[:-5], max_bytes=BOUND)
+        DECODERS[f"{name}_decode"](compress(name, TEXT)[:-5], max_bytes=LIMIT)
 
 
 @pytest.mark.parametrize("size", [-4, -1, 0, 1 << 20])
 def test_a_snappy_block_of_an_impossible_size_is_an_error(size: int) -> None:
-    """kafka-python goes back by a negative one, and round for ever."""
-    header = packed("snappy", b"x")[:16]
-    with pytest.raises(ValueError, match=f"states {size}"):
-        codecs.snappy_decode(header + struct.pack(">i", size) + bytes(8), max_bytes=BOUND)
+    """kafka-python would go back by a negative size and loop forever."""
+    header = compress("snappy", b"x")[:16]
+    with pytest.raises(ValueError, match=f"found the size {size}"):
+        codecs.snappy_decode(header + struct.pack(">i", size) + bytes(8), max_bytes=LIMIT)
 
 
 @pytest.mark.parametrize("lie", [b"\xff\xff\xff\xff\x0f", b"\xff" * 8, b""])
-def test_a_snappy_block_that_states_what_it_cannot_hold_is_an_error(lie: bytes) -> None:
-    """Four gigabytes are refused before anybody asks for them."""
+def test_a_snappy_block_with_a_false_size_is_an_error(lie: bytes) -> None:
+    """Four gigabytes are refused before they are allocated."""
     with pytest.raises((DecompressedTooLargeError, ValueError)):
-        codecs.snappy_decode(lie, max_bytes=BOUND)
+        codecs.snappy_decode(lie, max_bytes=LIMIT)
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_every_record_reader_is_bounded(name: str) -> None:
-    """A batch of today's format and one of the old; what fits is read."""
+def test_every_record_reader_is_limited(name: str) -> None:
+    """For batches of the current and the previous format; batches within the limit are read."""
     makers = (batch, old_batch) if name != "zstd" else (batch,)
-    codecs.bound(BOUND)
+    codecs.limit_decompression(LIMIT)
     for make in makers:
         assert values(make(name, TEXT)) == [TEXT]
         with pytest.raises(DecompressedTooLargeError, match=name):
-            values(make(name, bytes(BOUND)))  # and its frame: a few bytes beyond
+            values(make(name, bytes(LIMIT)))  # with its frame a few bytes beyond the limit
 
 
-def test_no_other_module_of_the_client_unpacks() -> None:
-    """After `bound` nothing in kafka-python holds one of its own functions, and none calls them unseen."""
-    codecs.bound(BOUND)
+def test_no_other_module_of_the_client_decompresses() -> None:
+    """After `limit_decompression` no module of kafka-python refers to its own functions or calls them elsewhere."""
+    codecs.limit_decompression(LIMIT)
     own = {function for functions in ORIGINALS.values() for function in functions.values()}
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "kafka"]
     left = [
@@ -168,54 +170,54 @@ def test_no_other_module_of_the_client_unpacks() -> None:
     ]
     assert left == []
     root = Path(kafka.__file__).parent
-    spell = ("zlib", "gzip", "lz4", "snappy", "zstd")
-    unpacks = {path for path in root.rglob("*.py") if any(f"{one}_decode(" in path.read_text() for one in spell)}
-    assert {str(path.relative_to(root)) for path in unpacks} == {
+    codec_names = ("zlib", "gzip", "lz4", "snappy", "zstd")
+    users = {path for path in root.rglob("*.py") if any(f"{one}_decode(" in path.read_text() for one in codec_names)}
+    assert {str(path.relative_to(root)) for path in users} == {
         "codec.py",
         "record/default_records.py",
         "record/legacy_records.py",
     }
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is Linux's to tell")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_bomb_takes_no_memory(name: str, tmp_path: Path) -> None:
-    """64 MiB of zeros against a bound of 4 MiB; without the bound it is there more than twice."""
+    """64 MiB of zeros against a limit of 4 MiB; without the limit they take more than twice their size."""
     bomb = tmp_path / "batch"
     bomb.write_bytes(batch(name, bytes(BOMB)))
 
     def growth(how: str) -> int:
         done = subprocess.run([sys.executable, "-c", CHILD, how, bomb], capture_output=True, text=True, check=True)
-        assert ("holds more" in done.stderr) == (how == "bounded"), done.stderr
+        assert ("found more" in done.stderr) == (how == "limited"), done.stderr
         return int(done.stdout)
 
-    assert growth("bounded") < 4 * BOUND
-    if name == "zstd":  # one shows that the measure would see it
-        assert growth("free") > BOMB
+    assert growth("limited") < 4 * LIMIT
+    if name == "zstd":  # one codec shows that the measurement works
+        assert growth("unlimited") > BOMB
 
 
 @pytest.mark.parametrize("name", ["snappy", "lz4", "zstd"])
-def test_a_missing_library_says_which_package_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether kafka-python asks first or we find out."""
+def test_the_error_of_a_missing_library_names_the_package(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both when kafka-python checks first and when we do."""
     data = batch(name, TEXT)
-    codecs.bound(BOUND)
+    codecs.limit_decompression(LIMIT)
     monkeypatch.setattr(codec, name, None)
     for read in (lambda: values(data), lambda: DECODERS[f"{name}_decode"](b"", max_bytes=1)):
         with pytest.raises(UnsupportedCodecError) as caught:
             read()
         assert describe(caught.value).endswith(
             f"Libraries for {name} compression codec not found: the topic is compressed; "
-            "pip install 'streamlearn[codecs]'"
+            "run pip install 'streamlearn[codecs]'"
         )
 
 
-def test_the_bound_is_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each consumer that is built sets it."""
+def test_the_limit_is_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new consumer sets it."""
     from connectors.kafka import clients as client  # noqa: PLC0415
     from streamlearn.settings import KafkaSettings  # noqa: PLC0415
 
-    asked: list[int] = []
-    monkeypatch.setattr(codecs, "bound", asked.append)
+    limits: list[int] = []
+    monkeypatch.setattr(codecs, "limit_decompression", limits.append)
 
     def built(*_: Any, **__: Any) -> None:
         return None
@@ -224,4 +226,4 @@ def test_the_bound_is_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"bootstrap_servers": "127.0.0.1:9", "security_protocol": "PLAINTEXT", "topics": ("a",)}
     for settings in (KafkaSettings(**values), KafkaSettings(**values, max_decompressed_bytes=77)):
         client.new_consumer(settings, 1.0)
-    assert asked == [256 << 20, 77]
+    assert limits == [256 << 20, 77]

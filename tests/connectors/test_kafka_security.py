@@ -1,4 +1,4 @@
-"""Against a broker as it stands in production: who is let in, what is refused, and whether the message says why."""
+"""Against a broker configured as in production: what is accepted, what is refused, and with which message."""
 
 import ssl
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from connectors.kafka.dead_letters import KafkaDeadLetters
 from connectors.kafka.feed import feed
-from connectors.kafka.security import refusal, secure_options
+from connectors.kafka.security import explain_failures, secure_options
 from connectors.kafka.source import KafkaSource
 from streamlearn.errors import CredentialsError, DeadLetterError, Reason, SourceError
 from streamlearn.events import Event
@@ -29,7 +29,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 def read(settings: KafkaSettings, count: int) -> list[bytes | None]:
-    """The first records of a topic, through a source that commits behind them."""
+    """Read the first records of a topic through a source, and commit after them."""
     source = KafkaSource(settings, start_timeout_s=10.0)
     try:
         position = source.seek(Position())
@@ -42,8 +42,8 @@ def read(settings: KafkaSettings, count: int) -> list[bytes | None]:
         source.close()
 
 
-def refused(settings: KafkaSettings) -> str:
-    """Why a source could not begin."""
+def refusal(settings: KafkaSettings) -> str:
+    """Return the error of a source that cannot start."""
     source = KafkaSource(settings, start_timeout_s=1.0)
     with pytest.raises(SourceError) as caught:
         source.seek(Position())
@@ -59,13 +59,13 @@ def poll_often(source: KafkaSource) -> None:
 @pytest.mark.broker
 @pytest.mark.usefixtures("leaked_sockets")
 class TestBroker:
-    """What a real one accepts and refuses."""
+    """What a real broker accepts and refuses."""
 
     @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
-    def test_scram_over_tls_feeds_reads_commits_and_writes_letters(
+    def test_scram_over_tls_feeds_reads_commits_and_writes_dead_letters(
         self, secured: SecuredBroker, mechanism: str
     ) -> None:
-        """With the permissions that the README lists, and no others."""
+        """With only the permissions that the documentation lists."""
         topic, dead = secured.new_topic(), secured.new_topic()
         secured.allow(USER, topic, "READ", "WRITE", "DESCRIBE")
         secured.allow(USER, dead, "READ", "WRITE", "DESCRIBE")
@@ -81,18 +81,18 @@ class TestBroker:
         sink.close()
         assert [message.value for message in secured.read_all(dead)] == [b"{"]
 
-    def test_a_client_certificate_is_an_identity(self, secured: SecuredBroker) -> None:
-        """Its subject is the user's name, and ACLs hold for it."""
+    def test_a_client_certificate_authenticates(self, secured: SecuredBroker) -> None:
+        """Its subject is the user name, and ACLs apply to it."""
         topic = secured.new_topic()
         certificate, key = secured.authority.issue("daemon")
         settings = secured.by_certificate(topic, ssl_certfile=certificate, ssl_keyfile=key)
-        assert "must be open to this user" in refused(settings)
+        assert "must be visible to this user" in refusal(settings)
         secured.allow("CN=daemon", topic, "READ", "DESCRIBE")
         secured.produce(topic, [b"a"])
         assert read(settings, 1) == [b"a"]
 
-    def test_a_certificate_that_is_being_replaced_is_waited_for(self, secured: SecuredBroker) -> None:
-        """Half written, it keeps a daemon from coming back for a while, and does not end it."""
+    def test_a_certificate_that_is_being_replaced_is_retried(self, secured: SecuredBroker) -> None:
+        """A half-written certificate delays a reconnection and does not end the daemon."""
         topic = secured.new_topic()
         secured.allow("CN=rotated", topic, "READ", "DESCRIBE")
         secured.produce(topic, [b"a"])
@@ -115,85 +115,87 @@ class TestBroker:
             Event.SOURCE_REACHABLE,
         ]
 
-    def test_a_certificate_that_the_broker_does_not_trust_is_refused(
+    def test_a_certificate_that_the_broker_does_not_trust_is_refusal(
         self, secured: SecuredBroker, tmp_path: Path
     ) -> None:
-        """None at all, and one of another authority."""
-        words = "ssl.certfile and ssl.keyfile must be a certificate of ours that the broker trusts"
-        assert words in refused(secured.by_certificate("any"))
+        """No certificate, and one signed by another CA."""
+        advice = "ssl.certfile and ssl.keyfile must be a client certificate that the broker trusts"
+        assert advice in refusal(secured.by_certificate("any"))
         certificate, key = Authority(tmp_path / "other").issue("daemon")
-        assert words in refused(secured.by_certificate("any", ssl_certfile=certificate, ssl_keyfile=key))
+        assert advice in refusal(secured.by_certificate("any", ssl_certfile=certificate, ssl_keyfile=key))
 
-    def test_a_broker_that_we_do_not_trust_is_refused(self, secured: SecuredBroker, tmp_path: Path) -> None:
-        """Another authority's, and ours under another name: nothing is sent to either."""
-        words = "ssl.cafile must hold the authority that signed the broker's certificate"
-        assert words in refused(secured.by_password("any", ssl_cafile=None))
-        assert words in refused(secured.by_password("any", ssl_cafile=Authority(tmp_path / "other").certificate))
+    def test_a_broker_that_we_do_not_trust_is_refusal(self, secured: SecuredBroker, tmp_path: Path) -> None:
+        """One signed by another CA, and ours under another host name: nothing is sent to either."""
+        advice = "the broker's certificate must be signed by a CA in ssl.cafile"
+        assert advice in refusal(secured.by_password("any", ssl_cafile=None))
+        assert advice in refusal(secured.by_password("any", ssl_cafile=Authority(tmp_path / "other").certificate))
         _, _, port = secured.by_password("any").bootstrap_servers.rpartition(":")
         elsewhere = secured.by_password("any", bootstrap_servers=f"localhost:{port}")
-        assert "bootstrap.servers must name the broker as its certificate does" in refused(elsewhere)
+        assert "the broker's certificate must match the host names in bootstrap.servers" in refusal(elsewhere)
 
     @pytest.mark.parametrize(
         "wrong", [{"sasl_plain_password": "wrong"}, {"sasl_plain_username": "wrong"}, {"sasl_mechanism": "PLAIN"}]
     )
-    def test_wrong_credentials_are_suspected(self, secured: SecuredBroker, wrong: dict[str, str]) -> None:
-        """The client may lose what the broker said of them."""
-        said = refused(secured.by_password("any", **wrong))
-        assert "accepts connections and must speak SASL_SSL" in said
-        assert "password" in said or "sasl.mechanism" in said
+    def test_the_message_suspects_wrong_credentials(self, secured: SecuredBroker, wrong: dict[str, str]) -> None:
+        """kafka-python may lose the broker's reason."""
+        message = refusal(secured.by_password("any", **wrong))
+        assert "accepts TCP connections but no SASL_SSL connection succeeded" in message
+        assert "password" in message or "sasl.mechanism" in message
 
-    def test_a_wrong_protocol_is_suspected(self, secured: SecuredBroker) -> None:
-        """TLS to a plain listener, and plain to one of TLS."""
-        words = "a wrong security.protocol"
-        assert words in refused(secured.by_password("any", bootstrap_servers=secured.servers))
-        behind_tls = secured.by_password("any").bootstrap_servers
-        assert words in refused(secured.settings("any", bootstrap_servers=behind_tls))
+    def test_the_message_suspects_a_wrong_protocol(self, secured: SecuredBroker) -> None:
+        """TLS to a plaintext listener, and plaintext to a TLS listener."""
+        advice = "a wrong security.protocol"
+        assert advice in refusal(secured.by_password("any", bootstrap_servers=secured.servers))
+        tls_listener = secured.by_password("any").bootstrap_servers
+        assert advice in refusal(secured.settings("any", bootstrap_servers=tls_listener))
 
     def test_a_missing_permission_is_named_at_once(self, secured: SecuredBroker) -> None:
-        """Of seeing the topic, then of reading it, with the command; a group that may not be written is a warning."""
+        """DESCRIBE, then READ, each with the command that grants it; READ on the group is only a warning."""
         topic = secured.new_topic()
         secured.produce(topic, [b"a"])
         settings = secured.by_password(topic, group_id="foreign")
         command = f"kafka-acls.sh --bootstrap-server {settings.bootstrap_servers} --add --allow-principal User:{USER}"
-        said = refused(settings)
-        assert "must be open to this user, the broker does not show it" in said
-        assert said.endswith(f"{command} --operation DESCRIBE --operation READ --topic {topic}")
+        message = refusal(settings)
+        assert "must be visible to this user, found no DESCRIBE permission" in message
+        assert message.endswith(f"{command} --operation DESCRIBE --operation READ --topic {topic}")
         secured.allow(USER, topic, "DESCRIBE")
-        said = refused(settings)
-        assert "must be open to this user for READ" in said
-        assert said.endswith(f"{command} --operation READ --topic {topic}")
-        with pytest.raises(SourceError, match="for WRITE"):
+        message = refusal(settings)
+        assert "must allow READ to this user, found no such permission" in message
+        assert message.endswith(f"{command} --operation READ --topic {topic}")
+        with pytest.raises(SourceError, match="must allow WRITE to this user"):
             feed(settings, topic, [b"b"])
         secured.allow(USER, topic, "READ")
         assert read(settings, 1) == [b"a"]
 
-    def test_a_permission_that_is_withdrawn_ends_the_run(self, secured: SecuredBroker) -> None:
-        """Nothing is lost: a restart goes on once it is back."""
+    def test_a_revoked_permission_ends_the_run(self, secured: SecuredBroker) -> None:
+        """Nothing is lost: a restart continues once it is granted again."""
         topic = secured.new_topic()
         secured.allow(USER, topic, "READ", "DESCRIBE")
         source = KafkaSource(secured.by_password(topic))
         source.seek(Position())
-        secured.withdraw(USER, topic)
+        secured.revoke(USER, topic)
         secured.produce(topic, [b"a"])
-        with pytest.raises(SourceError, match=r"every source topic must be readable: .*needs READ and DESCRIBE"):
+        with pytest.raises(
+            SourceError, match=r"every source topic must be readable: .*grant the user READ and DESCRIBE"
+        ):
             poll_often(source)
         source.close()
 
-    def test_dead_letters_that_could_not_be_written_stop_a_start(self, secured: SecuredBroker) -> None:
-        """Not the first bad record, hours later."""
+    def test_an_unwritable_dead_letter_topic_is_an_error_at_the_start(self, secured: SecuredBroker) -> None:
+        """Not only at the first bad record, hours later."""
         topic = secured.new_topic()
         secured.allow(USER, topic, "DESCRIBE", "READ")
-        with pytest.raises(DeadLetterError, match="must be open to this user for WRITE"):
+        with pytest.raises(DeadLetterError, match="must allow WRITE to this user"):
             KafkaDeadLetters(secured.by_password("any"), topic)
 
 
 def settings(**values: object) -> KafkaSettings:
-    """Settings of a broker that nobody asks."""
+    """Settings of a broker that is never contacted."""
     return KafkaSettings.model_validate({"bootstrap_servers": "broker:9093", "topics": ["t"], **values})
 
 
 def with_password(path: Path) -> KafkaSettings:
-    """Settings whose password lies in a file."""
+    """Settings with a password file."""
     return settings(sasl_mechanism="SCRAM-SHA-512", sasl_plain_username="me", sasl_plain_password_file=path)
 
 
@@ -201,17 +203,17 @@ def test_the_password_is_the_first_line_of_its_file(tmp_path: Path) -> None:
     """A trailing newline or a comment below is not part of it."""
     secret = tmp_path / "password"
     secret.write_text("corréct horse \r\nsecond line\n", encoding="utf-8")
-    assert secure_options(with_password(secret))["sasl_plain_password"] == "corréct horse "  # noqa: S105 - not one
+    assert secure_options(with_password(secret))["sasl_plain_password"] == "corréct horse "  # noqa: S105 - not a secret
 
 
 def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
-    """It is the configuration that must change."""
+    """The configuration must be changed."""
     with pytest.raises(CredentialsError, match=r"sasl\.plain\.password\.file must be a readable text file: .*nowhere"):
         secure_options(with_password(tmp_path / "nowhere"))
 
 
 def test_certificates_are_always_checked_against_the_host() -> None:
-    """TLS without checking the host's name would be no protection."""
+    """TLS without a check of the host name would not protect."""
     options = secure_options(settings(security_protocol="SSL"))
     assert options.keys() == {"security_protocol", "ssl_context"}
     assert options["ssl_context"].check_hostname
@@ -220,30 +222,30 @@ def test_certificates_are_always_checked_against_the_host() -> None:
 
 
 @pytest.mark.parametrize("content", [None, "no certificate"])
-def test_an_authority_that_cannot_be_read_is_named(tmp_path: Path, content: str | None) -> None:
-    """Before anything is connected to."""
+def test_an_unreadable_ca_file_is_named(tmp_path: Path, content: str | None) -> None:
+    """Before any connection is made."""
     authority = tmp_path / "authority.pem"
     if content is not None:
         authority.write_text(content)
-    with pytest.raises(CredentialsError, match=r"ssl\.cafile must be a PEM file of authorities: .*authority\.pem"):
+    with pytest.raises(CredentialsError, match=r"ssl\.cafile must be a PEM file of CA certificates: .*authority\.pem"):
         secure_options(settings(security_protocol="SSL", ssl_cafile=authority))
 
 
 def test_a_certificate_without_its_key_is_named(tmp_path: Path) -> None:
-    """No key, another certificate's, and one behind a passphrase, which nobody is asked for."""
+    """No key, another certificate's key, and an encrypted key; there is no prompt for its passphrase."""
     authority = Authority(tmp_path / "authority")
     certificate, key = authority.issue("daemon")
     _, other = authority.issue("other")
-    locked = authority.lock(key)
-    words = r"ssl\.certfile and ssl\.keyfile must be a PEM certificate and its own PEM key, not encrypted: .*daemon"
-    for wrong in (None, other, locked, tmp_path / "nowhere"):
-        with pytest.raises(CredentialsError, match=words):
+    encrypted = authority.encrypt(key)
+    message = r"ssl\.certfile and ssl\.keyfile must be a PEM certificate and its unencrypted PEM key: .*daemon"
+    for wrong in (None, other, encrypted, tmp_path / "nowhere"):
+        with pytest.raises(CredentialsError, match=message):
             secure_options(settings(security_protocol="SSL", ssl_certfile=certificate, ssl_keyfile=wrong))
     assert secure_options(settings(security_protocol="SSL", ssl_certfile=certificate, ssl_keyfile=key))
 
 
-def test_a_key_without_its_certificate_is_refused() -> None:
-    """It would be left out without a word."""
+def test_a_key_without_its_certificate_is_refusal() -> None:
+    """It would be ignored silently."""
     with pytest.raises(ValidationError, match=r"ssl\.keyfile is the key of ssl\.certfile: set both"):
         settings(security_protocol="SSL", ssl_keyfile="key.pem")
 
@@ -252,7 +254,7 @@ LOST = "KafkaConnectionError: socket disconnected"
 
 
 @pytest.mark.parametrize(
-    ("failures", "said"),
+    ("failures", "message"),
     [
         ([LOST, LOST], f"{LOST}; a wrong security.protocol"),
         (
@@ -261,11 +263,11 @@ LOST = "KafkaConnectionError: socket disconnected"
         ),
         (
             [LOST, "[Error 33] UnsupportedSaslMechanismError"],
-            "[Error 33] UnsupportedSaslMechanismError; sasl.mechanism",
+            "[Error 33] UnsupportedSaslMechanismError; set sasl.mechanism",
         ),
         (["[Error 7] RequestTimedOutError: Request timed out after 95 ms"], "[Error 7] RequestTimedOutError"),
     ],
 )
-def test_what_tells_most_is_said(failures: list[str], said: str) -> None:
-    """A connection that was closed without a word tells less than any other that failed for the same cause."""
-    assert refusal(failures).startswith(said)
+def test_the_most_specific_failure_is_reported(failures: list[str], message: str) -> None:
+    """A connection closed without a reason is less specific than any other failure."""
+    assert explain_failures(failures).startswith(message)

@@ -1,4 +1,4 @@
-"""Against a real broker: the writing side, dead letters and feed."""
+"""Against a real broker: dead letters and feed."""
 
 import pytest
 
@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("leaked_sockets")]
 ORIGIN = TopicPartition("events", 2)
 
 
-def test_a_letter_is_the_record_with_its_reason_in_headers(broker: Broker) -> None:
-    """Key, value and own headers as they were, then Connect's names under our prefix; forged ones are dropped."""
+def test_a_dead_letter_is_the_record_with_the_reason_in_headers(broker: Broker) -> None:
+    """Key, value and own headers unchanged, then Kafka Connect's names under our prefix; forged ones are removed."""
     topic = broker.new_topic()
     sink = KafkaDeadLetters(broker.settings("events"), topic)
     headers = (("trace", b"\xff"), ("__streamlearn.errors.offset", b"666"))
@@ -37,8 +37,8 @@ def test_a_letter_is_the_record_with_its_reason_in_headers(broker: Broker) -> No
     ]
 
 
-def test_messages_that_are_no_letters_are_passed_over(broker: Broker) -> None:
-    """Something else in the topic is not this daemon's business."""
+def test_messages_that_are_no_dead_letters_are_ignored(broker: Broker) -> None:
+    """Other messages in the topic do not matter."""
     topic = broker.new_topic()
     broker.produce(topic, [b"hello"])
     sink = KafkaDeadLetters(broker.settings("events"), topic)
@@ -46,16 +46,16 @@ def test_messages_that_are_no_letters_are_passed_over(broker: Broker) -> None:
     sink.close()
 
 
-def test_a_missing_dead_letter_topic_stops_the_start(broker: Broker) -> None:
-    """The message says what to type."""
+def test_a_missing_dead_letter_topic_is_an_error_at_the_start(broker: Broker) -> None:
+    """The message contains the command that creates it."""
     with pytest.raises(
-        DeadLetterError, match=r"dead letters must have their topic nowhere: .*--create --topic nowhere"
+        DeadLetterError, match=r"the dead-letter topic nowhere must be usable: .*--create --topic nowhere"
     ):
         KafkaDeadLetters(broker.settings("events"), "nowhere")
 
 
-def test_a_refused_letter_is_an_error(broker: Broker) -> None:
-    """A letter that is too large for its topic is never taken for written."""
+def test_a_refused_dead_letter_is_an_error(broker: Broker) -> None:
+    """A dead letter that is too large for its topic never counts as written."""
     topic = broker.new_topic(max_message_bytes="1000")
     sink = KafkaDeadLetters(broker.settings("events"), topic)
     sink.send(DeadLetter(Record(ORIGIN, 0, b"x" * 5000), Reason.NOT_JSON, "no JSON"))
@@ -64,7 +64,7 @@ def test_a_refused_letter_is_an_error(broker: Broker) -> None:
     sink.close()
 
 
-def test_feed_keeps_order_and_counts_what_is_acknowledged(broker: Broker) -> None:
+def test_feed_keeps_the_order_and_counts_acknowledged_lines(broker: Broker) -> None:
     """Every line is in the topic, in order, without a key; the last report is the count."""
     topic = broker.new_topic()
     lines = [b'{"text": "%d"}' % number for number in range(4500)]
@@ -78,42 +78,42 @@ def test_feed_keeps_order_and_counts_what_is_acknowledged(broker: Broker) -> Non
 
 
 @pytest.mark.parametrize("max_message_bytes", ["1048588", "2000"])
-def test_feed_names_the_line_that_is_refused(broker: Broker, max_message_bytes: str) -> None:
-    """Too large for the client or for the broker: the message names the line."""
+def test_feed_names_a_refused_line(broker: Broker, max_message_bytes: str) -> None:
+    """A line that is too large for the client or for the broker."""
     topic = broker.new_topic(max_message_bytes=max_message_bytes)
     broken = [b"a", b"b", b"x" * (2 << 20 if max_message_bytes == "1048588" else 5000), b"c"]
-    with pytest.raises(SourceError, match=r"line 2 was refused: .*TooLarge"):
+    with pytest.raises(SourceError, match=r"refused line 2: .*TooLarge"):
         feed(broker.settings(topic), topic, broken)
 
 
-def test_feed_needs_the_topic(broker: Broker) -> None:
-    """Feeding a mistyped name creates nothing."""
+def test_feed_requires_the_topic(broker: Broker) -> None:
+    """Feeding a misspelled topic creates nothing."""
     with pytest.raises(SourceError, match="topic nowhere must exist"):
         feed(broker.settings("nowhere"), "nowhere", [b"a"])
 
 
-def test_letters_outlast_an_outage(broker: Broker) -> None:
-    """What is sent while no broker is there is written when one is back, once, also what arrived unacknowledged."""
+def test_dead_letters_survive_an_outage(broker: Broker) -> None:
+    """Those sent during the outage are written once after it, including one that arrived unacknowledged."""
     topic = broker.new_topic()
     sink = KafkaDeadLetters(broker.settings("events", request_timeout_ms=3000), topic)
-    sink.send(letter(0))
+    sink.send(dead_letter(0))
     sink.flush()
-    sink.send(letter(1))
-    sink._producer.flush()  # it arrives, and nobody hears of it
+    sink.send(dead_letter(1))
+    sink._producer.flush()  # it arrives, and its acknowledgement is not read
     broker.kill()
-    sink.send(letter(2))
+    sink.send(dead_letter(2))
     for _ in range(2):
         with pytest.raises(DeadLetterError, match="cannot be written"):
             sink.flush()
-    sink.send(letter(3))
+    sink.send(dead_letter(3))
     broker.start()
     sink.flush()
-    sink.send(letter(4))
+    sink.send(dead_letter(4))
     sink.flush()
     sink.close()
     written = [dict(message.headers)["__streamlearn.errors.offset"] for message in broker.read_all(topic)]
     assert sorted(written) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def letter(offset: int) -> DeadLetter:
+def dead_letter(offset: int) -> DeadLetter:
     return DeadLetter(Record(ORIGIN, offset, b"{"), Reason.NOT_JSON, "no JSON")

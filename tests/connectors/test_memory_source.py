@@ -1,3 +1,5 @@
+"""The memory source."""
+
 import threading
 import time
 
@@ -20,8 +22,8 @@ def test_an_endless_source_wakes_up_for_an_append_from_another_thread() -> None:
     producer.join()
 
 
-def test_offsets_may_leave_gaps_and_never_fall() -> None:
-    """A log as compaction leaves it can be played; a log that goes back is a mistake in the test."""
+def test_offsets_may_have_gaps_and_must_increase() -> None:
+    """A compacted log can be simulated; a log that goes back is a bug in the test."""
     source = MemorySource(records_from([b"a"], start=0) + records_from([b"b"], start=7))
     source.seek(Position())
     assert [record.offset for record in source.poll(max_records=8, timeout_s=0)] == [0, 7]
@@ -30,7 +32,7 @@ def test_offsets_may_leave_gaps_and_never_fall() -> None:
 
 
 def test_commits_can_be_asserted_on() -> None:
-    """What the daemon committed, in order, with the snapshot's name."""
+    """The committed positions are kept in order, with the snapshots' names."""
     source = MemorySource()
     source.commit(Position(), "snapshot-1")
     assert source.commits == [(Position(), "snapshot-1")]

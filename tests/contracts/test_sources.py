@@ -1,4 +1,4 @@
-"""What every `Source` promises, asked of each implementation."""
+"""The contract of `Source`, tested on every implementation."""
 
 import gzip
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from connectors.kafka.source import KafkaSource
 from connectors.memory import MemorySource, records_from
 from streamlearn.errors import OffsetGapError
 from streamlearn.settings import JsonlSettings
-from streamlearn.stream.record import Position, Record, TopicPartition
+from streamlearn.stream.record import Position, Record, RecordId
 from streamlearn.stream.source import Source
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Open = Callable[[], Source]
 
 
 def drain(source: Source, expected: int = len(VALUES)) -> list[Record]:
-    """So many records, five at a time; then nothing must follow."""
+    """Read `expected` records, five at a time; nothing may follow."""
     records: list[Record] = []
     while len(records) < expected:
         batch = source.poll(max_records=5, timeout_s=10.0)
@@ -48,7 +48,7 @@ def drain(source: Source, expected: int = len(VALUES)) -> list[Record]:
     ]
 )
 def open_source(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    """Opens the same 23 records anew, as a restarted daemon would."""
+    """Return a function that opens the same 23 records, as a restarted daemon does."""
     kind = request.param
     if kind.startswith("memory"):
         records = split(VALUES, 2) if "two" in kind else records_from(VALUES)
@@ -64,7 +64,7 @@ def open_source(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
 
 
 def jsonl(kind: str, folder: Path) -> Open:
-    """The records as a file."""
+    """Write the records to a file."""
     path = folder / f"records.{kind.partition(',')[0]}"
     text = b"".join(value + b"\n" for value in VALUES)
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
@@ -73,13 +73,13 @@ def jsonl(kind: str, folder: Path) -> Open:
 
 
 def split(values: Sequence[bytes], partitions: int) -> list[Record]:
-    """The values dealt to partitions in turn."""
+    """Distribute the values over partitions in turn."""
     dealt = [records_from(values[number::partitions], partition=number) for number in range(partitions)]
     return sorted((record for records in dealt for record in records), key=lambda record: record.offset)
 
 
 def test_returns_every_record_once_in_offset_order(open_source: Open) -> None:
-    """From the beginning, each record comes once, and offsets rise within each partition."""
+    """From the beginning each record is returned once, and offsets increase within each partition."""
     source = open_source()
     source.seek(Position())
     records = drain(source)
@@ -91,8 +91,8 @@ def test_returns_every_record_once_in_offset_order(open_source: Open) -> None:
         assert offsets == sorted(set(offsets))
 
 
-def test_seek_says_where_reading_begins(open_source: Open) -> None:
-    """The first record of each partition stands at the offset that seek returned, and the position covers them all."""
+def test_seek_returns_where_reading_begins(open_source: Open) -> None:
+    """The first record of each partition has the offset that `seek` returned for it."""
     source = open_source()
     start = source.seek(Position())
     records = drain(source)
@@ -104,7 +104,7 @@ def test_seek_says_where_reading_begins(open_source: Open) -> None:
 
 @pytest.mark.parametrize("trained", [1, 4, 11, 22, 23])
 def test_resumes_after_the_last_trained_record(open_source: Open, trained: int) -> None:
-    """Whatever was fetched, a new source at the position of what was trained returns exactly the rest."""
+    """A new source at the trained position returns exactly the rest, whatever was fetched before."""
     first = open_source()
     position = first.seek(Position())
     everything = drain(first)
@@ -115,27 +115,27 @@ def test_resumes_after_the_last_trained_record(open_source: Open, trained: int) 
     assert second.seek(position) == position
     rest = drain(second, expected=len(VALUES) - trained)
     second.close()
-    assert sorted(rest, key=place) == sorted(everything[trained:], key=place)
+    assert sorted(rest, key=record_id) == sorted(everything[trained:], key=record_id)
 
 
-def place(record: Record) -> tuple[TopicPartition, int]:
-    """Where a record stands."""
-    return record.origin, record.offset
+def record_id(record: Record) -> RecordId:
+    """The record's identity."""
+    return record.id
 
 
-def test_seek_again_repeats(open_source: Open) -> None:
-    """A source that has been read to its end can be read again."""
+def test_a_second_seek_repeats_the_records(open_source: Open) -> None:
+    """A source that was read to its end can be read again."""
     source = open_source()
     source.seek(Position())
     once = drain(source)
     source.seek(Position())
     again = drain(source)
     source.close()
-    assert sorted(once, key=place) == sorted(again, key=place)
+    assert sorted(once, key=record_id) == sorted(again, key=record_id)
 
 
-def test_is_empty_behind_the_end(open_source: Open, request: pytest.FixtureRequest) -> None:
-    """Behind the last record a poll returns nothing, in its time; only a finite source calls itself exhausted."""
+def test_is_empty_after_the_end(open_source: Open, request: pytest.FixtureRequest) -> None:
+    """After the last record a poll returns nothing, in time; only a finite source is exhausted."""
     source = open_source()
     source.seek(Position())
     drain(source)
@@ -146,7 +146,7 @@ def test_is_empty_behind_the_end(open_source: Open, request: pytest.FixtureReque
 
 
 def test_is_not_exhausted_before_the_end(open_source: Open) -> None:
-    """While a record is left, the source says so."""
+    """A source with a record left is not exhausted."""
     source = open_source()
     source.seek(Position())
     taken = 0
@@ -156,8 +156,8 @@ def test_is_not_exhausted_before_the_end(open_source: Open) -> None:
     source.close()
 
 
-def test_lag_is_what_is_left(open_source: Open) -> None:
-    """Before training everything is lag, behind it nothing is."""
+def test_lag_is_the_number_of_records_left(open_source: Open) -> None:
+    """All records at the start, none at the end."""
     source = open_source()
     start = source.seek(Position())
     assert sum(source.lag(start).values()) == len(VALUES)
@@ -166,8 +166,8 @@ def test_lag_is_what_is_left(open_source: Open) -> None:
     source.close()
 
 
-def test_refuses_a_position_behind_the_end(open_source: Open) -> None:
-    """An offset that the log never reached is a gap: the message names it and what to do."""
+def test_refuses_a_position_past_the_end(open_source: Open) -> None:
+    """An offset that the log never reached is an error, which names the offset and what to do."""
     source = open_source()
     origin = next(iter(source.seek(Position())))
     with pytest.raises(OffsetGapError, match=r"99.*--fresh"):
@@ -175,15 +175,15 @@ def test_refuses_a_position_behind_the_end(open_source: Open) -> None:
     source.close()
 
 
-def test_goes_on_with_what_it_was_alone(open_source: Open) -> None:
-    """A new life accepts what the last one called itself, nothing at all, and topics that it does not read."""
+def test_accepts_only_its_own_identity(open_source: Open) -> None:
+    """A restarted source accepts its previous identity, none, and ids of topics that it no longer reads."""
     first = open_source()
     start = first.seek(Position())
     identity = dict(first.identity)
     first.close()
 
     second = open_source()
-    for remembered in (identity, {}, None, {"not read any more": "7f"}):
+    for remembered in (identity, {}, None, {"no longer read": "7f"}):
         assert second.seek(start, remembered) == start
         assert second.identity == identity
         assert not second.gaps
@@ -194,14 +194,14 @@ def test_goes_on_with_what_it_was_alone(open_source: Open) -> None:
 
 
 def test_commit_never_raises(open_source: Open) -> None:
-    """Committing is for dashboards: it may be refused, it may not stop training."""
+    """A commit is for dashboards: a refusal must not stop training."""
     source = open_source()
     source.commit(source.seek(Position()), "snapshot-1")
     source.close()
 
 
 def test_close_twice_is_safe(open_source: Open) -> None:
-    """A source may be closed again, and before it was ever used."""
+    """Also before the source was used."""
     open_source().close()
     source = open_source()
     source.seek(Position())

@@ -1,1 +1,1 @@
-"""Kill -9 at seeded moments, and what is left: `make crash N=300`, and a few kills in every run of the suite."""
+"""Kills at random moments, crash states and damage: `make crash N=300`, and a few of each in every test run."""

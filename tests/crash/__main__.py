@@ -1,4 +1,4 @@
-"""Kills, crash states and damage by the thousand; figures as JSON on standard output, exit 1 when anything failed.
+"""Thousands of kills, crash states and mutations; prints figures as JSON, and exits with 1 if anything failed.
 
 make crash N=300
 make crash-states N=10000
@@ -20,7 +20,7 @@ from typing import Any
 from streamlearn.events import configure_logging
 from tests.broker import Broker, kafka_home
 from tests.crash.calls import SCENARIOS, CannotTraceError, kill_at_calls
-from tests.crash.figures import tell
+from tests.crash.figures import print_figures
 from tests.crash.harness import Harness
 from tests.crash.mutations import mutate
 from tests.crash.states import load_states
@@ -31,52 +31,52 @@ LOAD = (
 )
 LOADS = 5
 Outcome = tuple[dict[str, Any], bool]
-"""Figures, and whether nothing was lost, repeated, changed or overlooked."""
+"""Figures, and whether nothing was lost, repeated, changed or undetected."""
 
 
 def main() -> None:
-    """Do what is asked for, print; exit 1 when anything was lost, repeated, changed or overlooked."""
+    """Run the requested test and print its figures; exit with 1 if it failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--kills", type=int, default=300, help="kills -9 of a learning daemon; the default")
+    what.add_argument("--kills", type=int, default=300, help="SIGKILLs of a learning daemon (the default test)")
     what.add_argument("--states", type=int, help="states that a power loss may leave, each loaded")
-    what.add_argument("--mutations", type=int, help="mutations of the newest snapshot, each to be found")
-    what.add_argument("--at-calls", action="store_true", help="kills at every system call of a save, prune and append")
-    what.add_argument("--stops", type=int, help="SIGTERMs instead of kills")
+    what.add_argument("--mutations", type=int, help="mutations of the newest snapshot, each to be detected")
+    what.add_argument("--at-calls", action="store_true", help="a kill at every system call of a save, prune and append")
+    what.add_argument("--stops", type=int, help="SIGTERMs of a learning daemon")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    configure_logging("critical")  # what the store says of each damaged snapshot is not wanted ten thousand times
+    configure_logging("critical")  # otherwise the store logs each damaged snapshot
     with tempfile.TemporaryDirectory() as name:
-        figures, clean = _chosen(given, Path(name))()
-    tell(figures)
+        figures, clean = _requested(given, Path(name))()
+    print_figures(figures)
     sys.exit(0 if clean else 1)
 
 
-def _chosen(given: argparse.Namespace, folder: Path) -> Callable[[], Outcome]:
+def _requested(given: argparse.Namespace, folder: Path) -> Callable[[], Outcome]:
     if given.states:
         return lambda: load_states(given.states, given.seed, folder)
     if given.mutations:
-        return lambda: _told(mutate(given.mutations, given.seed, folder))
+        return lambda: _outcome(mutate(given.mutations, given.seed, folder))
     if given.at_calls:
         return lambda: _at_calls(folder)
-    return lambda: _end_lives(given, folder)
+    return lambda: _end_daemons(given, folder)
 
 
-def _told(tally: Any) -> Outcome:
+def _outcome(tally: Any) -> Outcome:
     return tally.to_json(), tally.clean
 
 
 def _at_calls(folder: Path) -> Outcome:
     try:
-        return _told(kill_at_calls(folder, SCENARIOS))
+        return _outcome(kill_at_calls(folder, SCENARIOS))
     except CannotTraceError as error:
         sys.exit(f"skipped: {error}")
 
 
-def _end_lives(given: argparse.Namespace, folder: Path) -> Outcome:
+def _end_daemons(given: argparse.Namespace, folder: Path) -> Outcome:
     home = kafka_home()
     if home is None:
-        sys.exit("KAFKA_HOME must name a Kafka, or one must lie in ../shared/kafka")
+        sys.exit("no Apache Kafka found: set KAFKA_HOME to an unpacked distribution, or put one into ../shared/kafka")
     (folder / "backbone").mkdir()
     (folder / "broker").mkdir()
     backbone = tiny_backbone(folder / "backbone")
@@ -92,14 +92,14 @@ def _end_lives(given: argparse.Namespace, folder: Path) -> Outcome:
 
 
 def loading_time(backbone: Path) -> float:
-    """Seconds in which a fresh process has the backbone and nothing else; median of some."""
+    """Return the median seconds that a new process needs to load the backbone."""
     work = f"s = BackboneSettings(model={str(backbone)!r}, dtype='float32'); load(s, outline(s))"
-    taken = []
+    seconds = []
     for _ in range(LOADS):
         started = time.monotonic()
         subprocess.run([sys.executable, "-c", f"{LOAD}; {work}"], check=True, capture_output=True)
-        taken.append(time.monotonic() - started)
-    return statistics.median(taken)
+        seconds.append(time.monotonic() - started)
+    return statistics.median(seconds)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Kill -9 at every system call of the snapshot protocol, on the real interpreter and the real file system.
+"""SIGKILL at every system call of the snapshot protocol, with the real interpreter and the real file system.
 
-strace delivers the signal when a chosen call is entered for the n-th time, so that the call is not made any more. A
-forked child has everything imported and waits until strace has attached; n grows until a child survives. After each
-kill a start must find the old snapshot or the new one, bit for bit, and a further save must work.
+strace delivers the signal when a chosen call is entered for the n-th time, so the call is not made. A
+forked child has all imports and waits until strace is attached; n grows until a child survives. After each
+kill a start must find the old snapshot or the new one, bit for bit, and another save must work.
 """
 
 import os
@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from streamlearn.snapshot.journal import Journal
+from tests.snapshot.histories import JOURNAL, LATER, Allowed, Lines, State, append_batch, open_store, start_on
 from tests.snapshot.kit import save
-from tests.snapshot.lives import JOURNAL, LATER, Allowed, Lines, State, opened, start_on, write_down
 
 CALLS = (
     "openat", "mkdir", "mkdirat", "write", "pwrite64", "writev", "ftruncate", "truncate", "fallocate", "fsync",
     "fdatasync", "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir",
 )  # fmt: skip
-"""All that can change a disk in this protocol; which of them a release of Python or safetensors makes, it shows."""
+"""All calls of this protocol that can change a disk; which of them are made depends on Python and safetensors."""
 CHILD_S = 60.0
-"""Longest life of a child."""
+"""Maximum run time of a child."""
 
 
 Found = tuple[State, Lines]
@@ -36,11 +36,11 @@ Found = tuple[State, Lines]
 
 
 class CannotTraceError(Exception):
-    """strace is missing, or may not attach to a process of ours."""
+    """strace is missing, or may not attach to our processes."""
 
 
 class Scenario(NamedTuple):
-    """One thing that a daemon does, on a folder that was prepared, and what is found before and after it."""
+    """One action of a daemon on a prepared folder, and what is to be found before and after it."""
 
     name: str
     prepare: Callable[[Path], None]
@@ -53,13 +53,13 @@ class Scenario(NamedTuple):
 def _unchanged(
     name: str, prepare: Callable[[Path], None], act: Callable[[Path], object], found: Found, *, damaged: bool = False
 ) -> Scenario:
-    """Something after which a start finds what it found before."""
+    """An action that does not change what a start finds."""
     return Scenario(name, prepare, act, found, found, damaged)
 
 
 @dataclass
 class Tally:
-    """What came of it."""
+    """Counts and faults."""
 
     kills: Counter[str] = field(default_factory=Counter)
     by_scenario: Counter[str] = field(default_factory=Counter)
@@ -68,7 +68,7 @@ class Tally:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Figures."""
+        """Return the figures."""
         return {
             "kills": self.kills.total(),
             "kills_by_call": dict(self.kills.most_common()),
@@ -82,7 +82,7 @@ class Tally:
 
     @property
     def clean(self) -> bool:
-        """Whether the old or the new was there after every kill."""
+        """Whether the old or the new state was found after every kill."""
         return not self.faults and self.kills.total() > 0
 
 
@@ -103,8 +103,8 @@ def kill_at_calls(folder: Path, scenarios: Iterable[Scenario], calls: Sequence[s
                 number += 1
                 shutil.rmtree(root, ignore_errors=True)
                 shutil.copytree(template, root)
-                killed = strike(lambda scenario=scenario, root=root: scenario.act(root), call, number)  # type: ignore[misc]
-                _look(tally, scenario, root, f"{scenario.name}, {call} {number}", survived=not killed)
+                killed = run_and_kill(lambda scenario=scenario, root=root: scenario.act(root), call, number)  # type: ignore[misc]
+                _check(tally, scenario, root, f"{scenario.name}, {call} {number}", survived=not killed)
                 tally.kills[call] += killed
                 tally.by_scenario[scenario.name] += killed
     tally.kills = +tally.kills
@@ -112,8 +112,8 @@ def kill_at_calls(folder: Path, scenarios: Iterable[Scenario], calls: Sequence[s
     return tally
 
 
-def _look(tally: Tally, scenario: Scenario, root: Path, where: str, *, survived: bool) -> None:
-    """What a start finds after a kill, or after the act was done undisturbed."""
+def _check(tally: Tally, scenario: Scenario, root: Path, where: str, *, survived: bool) -> None:
+    """Start after a kill, or after the undisturbed action, and count what was found."""
     (old, old_lines), (new, new_lines) = scenario.before, scenario.after
     allowed = Allowed(frozenset({old, new}), frozenset({old_lines, new_lines}), scenario.damaged)
     start = start_on(root, allowed, save_too=True)
@@ -128,8 +128,8 @@ def _look(tally: Tally, scenario: Scenario, root: Path, where: str, *, survived:
         tally.loaded[kind] += 1
 
 
-def strike(act: Callable[[], object], call: str, number: int) -> bool:
-    """Do `act` in a child that is killed when it enters `call` for the n-th time; whether it was.
+def run_and_kill(act: Callable[[], object], call: str, number: int) -> bool:
+    """Run `act` in a child that is killed when it enters `call` for the n-th time; return whether it was killed.
 
     Raises:
         CannotTraceError: strace is missing or may not attach.
@@ -143,12 +143,12 @@ def strike(act: Callable[[], object], call: str, number: int) -> bool:
     command = ["strace", "-f", "-o", os.devnull, "-p", str(child), *chosen]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as strace:
         assert strace.stderr is not None
-        said = strace.stderr.readline()
-        if "attached" not in said:
+        line = strace.stderr.readline()
+        if "attached" not in line:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             os.close(go)
-            raise CannotTraceError(f"strace may not attach to a process: {said.strip()}")
+            raise CannotTraceError(f"strace may not attach to a process: {line.strip()}")
         os.write(go, b"g")
         os.close(go)
         code = _wait(child)
@@ -158,7 +158,7 @@ def strike(act: Callable[[], object], call: str, number: int) -> bool:
 
 def _fork(act: Callable[[], object], waiting: int, go: int) -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, from 3.12 on: none of them is needed here
+        warnings.simplefilter("ignore", DeprecationWarning)  # about threads, since 3.12: the child needs none
         child = os.fork()
     if child:
         return child
@@ -181,23 +181,23 @@ def _wait(child: int) -> int:
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            raise AssertionError(f"the child was still there after {CHILD_S:.0f} s")
+            raise AssertionError(f"the child was still running after {CHILD_S:.0f} s")
         time.sleep(0.002)
 
 
 def _saved(*steps: int) -> Callable[[Path], None]:
     def prepare(root: Path) -> None:
         for step in steps:
-            save(opened(root), step)
+            save(open_store(root), step)
         with closing(Journal(root / JOURNAL)) as journal:
             for step in range(1, max(steps) + 3):
-                write_down(journal, step)
+                append_batch(journal, step)
 
     return prepare
 
 
 def _half_replaced(root: Path) -> None:
-    """What a crash between the two renames of a replacement leaves, beside a half-done save and a half-done prune."""
+    """A crash between the two renames of a replacement, an incomplete save and an incomplete prune."""
     _saved(1, 2)(root)
     folder = root / "snapshots"
     shutil.copytree(folder / "00000001", folder / ".pruned-00000000")
@@ -225,40 +225,42 @@ def _journalled(do: Callable[[Journal], None]) -> Callable[[Path], None]:
 
 
 SAVE = Scenario(
-    "save", _saved(1, 2), lambda root: save(opened(root), 3), ((2, 8), (1, 2, 3, 4)), ((3, 12), (1, 2, 3, 4))
+    "save", _saved(1, 2), lambda root: save(open_store(root), 3), ((2, 8), (1, 2, 3, 4)), ((3, 12), (1, 2, 3, 4))
 )
 REPLACE = Scenario(
     "replace",
     _saved(1, 2),
-    lambda root: save(opened(root), 2, position=LATER),
+    lambda root: save(open_store(root), 2, position=LATER),
     ((2, 8), (1, 2, 3, 4)),
     ((2, 99), (1, 2, 3, 4)),
 )
 SCENARIOS = (
-    Scenario("first save", lambda root: None, lambda root: save(opened(root), 1), (None, ()), ((1, 4), ())),
+    Scenario("first save", lambda root: None, lambda root: save(open_store(root), 1), (None, ()), ((1, 4), ())),
     SAVE,
     REPLACE,
-    _unchanged("prune", _saved(1, 2, 3), lambda root: opened(root).prune(1), ((3, 12), (1, 2, 3, 4, 5))),
-    _unchanged("mend", _half_replaced, lambda root: opened(root).newest(), ((2, 8), (1, 2, 3, 4))),
-    _unchanged("fall back", _newest_damaged, lambda root: opened(root).newest(), ((1, 4), (1, 2, 3, 4)), damaged=True),
+    _unchanged("prune", _saved(1, 2, 3), lambda root: open_store(root).prune(1), ((3, 12), (1, 2, 3, 4, 5))),
+    _unchanged("mend", _half_replaced, lambda root: open_store(root).newest(), ((2, 8), (1, 2, 3, 4))),
+    _unchanged(
+        "fall back", _newest_damaged, lambda root: open_store(root).newest(), ((1, 4), (1, 2, 3, 4)), damaged=True
+    ),
     Scenario(
         "journal, first line",
         lambda root: None,
-        _journalled(lambda journal: write_down(journal, 1)),
+        _journalled(lambda journal: append_batch(journal, 1)),
         (None, ()),
         (None, (1,)),
     ),
     Scenario(
         "journal, append",
         _saved(1),
-        _journalled(lambda journal: write_down(journal, 4)),
+        _journalled(lambda journal: append_batch(journal, 4)),
         ((1, 4), (1, 2, 3)),
         ((1, 4), (1, 2, 3, 4)),
     ),
     Scenario(
         "journal, append to a torn one",
         _torn,
-        _journalled(lambda journal: write_down(journal, 4)),
+        _journalled(lambda journal: append_batch(journal, 4)),
         ((1, 4), (1, 2, 3)),
         ((1, 4), (1, 2, 3, 4)),
     ),

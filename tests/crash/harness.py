@@ -1,10 +1,10 @@
-"""Runs of the daemon that are ended again and again until the stream is learned, against one that never is.
+"""Runs of the daemon that are ended again and again until the stream is learned, compared with an undisturbed one.
 
-The moment is drawn from the seed: somewhere in a start, some milliseconds into learning, or while a snapshot is being
-written. `kill` ends a life with kill -9 and now and then lets one stand still for some seconds as a suspended machine
-does; `stop` ends it with SIGTERM. The next life goes on from what the state folder holds. In the end every tensor of
-adapter, optimizer, detector and regimes must be bit-equal to the run that was left alone, each record trained or set
-aside once, and each dead letter written once.
+The moment of each end is random: during a start, some milliseconds into learning, or while a snapshot is being
+written. `kill` uses SIGKILL, and sometimes suspends the process for some seconds, as on a suspended machine;
+`stop` uses SIGTERM. The next process continues from the state folder. In the end every tensor of
+adapter, optimizer, detector and regimes must be bit-equal to the undisturbed run, each record must be trained or
+dead-lettered once, and each dead letter must be written once.
 """
 
 import random
@@ -26,31 +26,31 @@ from tests.end_to_end.process import DaemonProcess, configuration
 
 PER_BATCH, PER_TASK, TAIL = 8, 200, 16
 TASKS = ("what is the colour of the fox", "say hello to the small world", "the quick brown dog jumps over")
-RUBBISH = (b"not json", b"", b'{"text": 5}', b'{"prompt": "no completion"}')
+UNUSABLE = (b"not json", b"", b'{"text": 5}', b'{"prompt": "no completion"}')
 GOOD, BAD = PER_TASK * len(TASKS), 12
 STEPS = GOOD // PER_BATCH
 STARTING, LEARNING, SAVING, PAUSED = "starting", "learning", "saving", "paused"
-TOO_LATE = 3
-"""Steps before the last in which nothing is ended: from outside nobody sees whether the last one was trained."""
+LAST_STEPS = 3
+"""Steps at the end in which no process is ended: from outside it is not visible whether the last one was trained."""
 START_S, LEARN_S = 6.0, 1.5
-"""Longest time into a start, and into learning, at which it is ended."""
+"""Maximum time into a start, and into learning, at which a process is ended."""
 PAUSE_S = 3.0
-MAX_LIFE_S = 300.0
+MAX_RUN_S = 300.0
 
 
 def records(seed: int) -> list[bytes]:
-    """Three tasks one after the other, unusable records strewn in, and a tail that is held back."""
+    """Three tasks one after another with unusable records among them, and a tail that is never batched."""
     rng = random.Random(seed)
     rows = [{"prompt": f"{task} {rng.randrange(50)}?", "completion": f" {i % 7}"} for task in TASKS for i in range(200)]
     values = [orjson.dumps(row) for row in rows]
     for number in range(BAD):
-        values.insert(rng.randrange(len(values)), RUBBISH[number % len(RUBBISH)])
+        values.insert(rng.randrange(len(values)), UNUSABLE[number % len(UNUSABLE)])
     return values + [orjson.dumps(rows[-1])] * TAIL
 
 
 @dataclass
 class Tally:
-    """What came of it."""
+    """Counts and faults."""
 
     kills: Counter[str] = field(default_factory=Counter)
     pauses: int = 0
@@ -58,67 +58,67 @@ class Tally:
     runs: int = 0
     unequal_tensors: list[str] = field(default_factory=list)
     wrong_ledgers: list[str] = field(default_factory=list)
-    repeated_letters: int = 0
+    repeated_dead_letters: int = 0
     recoveries_s: list[float] = field(default_factory=list)
-    """From the start of a process after a kill to its first new step."""
+    """Times from the start of a process after a kill to its first new step."""
 
     def to_json(self) -> dict[str, Any]:
-        """Figures."""
+        """Return the figures."""
         if self.stops.by_moment:
-            return {**self.stops.to_json(), **self._sameness()}
-        taken = sorted(self.recoveries_s)
+            return {**self.stops.to_json(), **self._comparison()}
+        recoveries_s = sorted(self.recoveries_s)
         return {
             "kills": self.kills.total(),
             "kills_by_moment": dict(self.kills),
             "pauses": self.pauses,
-            **self._sameness(),
-            "recoveries": len(taken),
-            "recovery_p50_s": round(statistics.median(taken), 2) if taken else None,
-            "recovery_p99_s": round(percentile(taken, 99), 2) if taken else None,
+            **self._comparison(),
+            "recoveries": len(recoveries_s),
+            "recovery_p50_s": round(statistics.median(recoveries_s), 2) if recoveries_s else None,
+            "recovery_p99_s": round(percentile(recoveries_s, 99), 2) if recoveries_s else None,
         }
 
-    def _sameness(self) -> dict[str, Any]:
+    def _comparison(self) -> dict[str, Any]:
         return {
             "runs": self.runs,
             "unequal_tensors": self.unequal_tensors,
             "wrong_ledgers": self.wrong_ledgers,
-            "repeated_dead_letters": self.repeated_letters,
+            "repeated_dead_letters": self.repeated_dead_letters,
         }
 
     @property
     def same(self) -> bool:
         """Whether nothing was lost, repeated or changed."""
-        return not (self.unequal_tensors or self.wrong_ledgers or self.repeated_letters)
+        return not (self.unequal_tensors or self.wrong_ledgers or self.repeated_dead_letters)
 
     @property
     def clean(self) -> bool:
-        """Whether besides every stop was an orderly one, soon enough."""
+        """Whether nothing was lost, repeated or changed, and every stop was clean and in time."""
         return self.same and self.stops.clean
 
 
 class End(Protocol):
-    """How a life is ended at the moment that was drawn for it."""
+    """A way to end a process at its random moment."""
 
     def __call__(self, daemon: DaemonProcess, moment: str, *, learning: bool) -> None:
-        """End it, wait for it, and count it; `learning`: whether it had taken a step."""
+        """End the process, wait for it, and count it; `learning` is whether it had taken a step."""
 
 
 class Harness:
-    """One broker, one reference run, any number of ended ones."""
+    """One broker, one undisturbed run, and any number of runs that are ended."""
 
     def __init__(self, broker: Broker, backbone: Path, folder: Path, seed: int) -> None:
         self._broker, self._backbone, self._folder = broker, backbone, folder
         self._random = random.Random(seed)
         self._records = records(seed)
         self.tally = Tally()
-        self._whole = self._learn("whole", ends=0, end=self._kill)
+        self._undisturbed = self._learn("undisturbed", ends=0, end=self._kill)
 
     def kill(self, number: int) -> Tally:
-        """Make killed runs until `number` kills have happened."""
+        """Run and kill daemons until `number` kills have happened."""
         return self._repeat("killed", self._kill, lambda: number - self.tally.kills.total())
 
     def stop(self, number: int) -> Tally:
-        """Make stopped runs until `number` stops have happened."""
+        """Run and stop daemons until `number` stops have happened."""
         return self._repeat("stopped", self._stop, lambda: number - self.tally.stops.by_moment.total())
 
     def _repeat(self, kind: str, end: End, left: Callable[[], int]) -> Tally:
@@ -126,8 +126,8 @@ class Harness:
             name = f"{kind}-{self.tally.runs}"
             final = self._learn(name, ends=left(), end=end)
             self.tally.runs += 1
-            assert final.keys() == self._whole.keys()
-            unequal = [key for key in final if not torch.equal(final[key], self._whole[key])]
+            assert final.keys() == self._undisturbed.keys()
+            unequal = [key for key in final if not torch.equal(final[key], self._undisturbed[key])]
             self.tally.unequal_tensors += [f"{name}: {key}" for key in unequal]
         return self.tally
 
@@ -147,28 +147,28 @@ class Harness:
         config["probe"] = {"warmup_tokens": 256, "similarity_tokens": 128}
         daemon = DaemonProcess(self._folder / name, config)
         try:
-            died = False
+            ended = False
             while daemon.journalled_step() < STEPS:
-                died = self._live(daemon, end if ends > 0 else None, after_another=died)
-                ends -= died
+                ended = self._run_once(daemon, end if ends > 0 else None, after_another=ended)
+                ends -= ended
             if daemon.is_running:
                 code = daemon.terminate()
                 assert code == 0, f"{name}: exit code {code}"
-            open_end = not_covered(daemon)
-            assert open_end is None, f"{name}: ended between its last journal line and that step: {open_end}"
+            uncovered = not_covered(daemon)
+            assert uncovered is None, f"{name}: ended between its last journal line and that step: {uncovered}"
         finally:
             daemon.end()
         self._audit(name, daemon, dead)
         return daemon.newest().tensors()
 
-    def _live(self, daemon: DaemonProcess, end: End | None, *, after_another: bool) -> bool:
-        """One life: to the end of the stream, or to the moment that is drawn for it; whether that came."""
+    def _run_once(self, daemon: DaemonProcess, end: End | None, *, after_another: bool) -> bool:
+        """Run one process to the end of the stream or to its random end; return whether it was ended."""
         before, started, learned_at = daemon.journalled_step(), time.monotonic(), None
         moment, delay = self._draw(end)
         daemon.start()
         while (step := daemon.journalled_step()) < STEPS:
             now = time.monotonic()
-            assert now - started < MAX_LIFE_S, daemon.log.read_text()[-3000:]
+            assert now - started < MAX_RUN_S, daemon.log.read_text()[-3000:]
             if learned_at is None and step > before:
                 learned_at = now
                 if after_another:
@@ -184,7 +184,7 @@ class Harness:
                 daemon.pause(PAUSE_S)
                 self.tally.pauses += 1
                 moment = None
-            elif moment is not None and end is not None and due[moment] and step < STEPS - TOO_LATE:
+            elif moment is not None and end is not None and due[moment] and step < STEPS - LAST_STEPS:
                 end(daemon, moment, learning=learning)
                 return True
             assert daemon.is_running, daemon.log.read_text()[-3000:]
@@ -192,7 +192,7 @@ class Harness:
         return False
 
     def _draw(self, end: End | None) -> tuple[str | None, float]:
-        """The moment of a life, and how long after its beginning."""
+        """Return the moment at which a process is ended, and the delay in seconds."""
         if end is None:
             return None, 0.0
         weights = (2, 5, 3, 1 if end == self._kill else 0)
@@ -205,6 +205,6 @@ class Harness:
             self.tally.wrong_ledgers.append(f"{name}: {ledger}")
         headers = [dict(message.headers) for message in self._broker.read_all(dead)]
         offsets = Counter(header["__streamlearn.errors.offset"] for header in headers)
-        self.tally.repeated_letters += sum(count - 1 for count in offsets.values())
+        self.tally.repeated_dead_letters += sum(count - 1 for count in offsets.values())
         if len(offsets) != BAD:
             self.tally.wrong_ledgers.append(f"{name}: {len(offsets)} dead letters, {BAD} unusable records")

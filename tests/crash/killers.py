@@ -1,9 +1,9 @@
-"""A daemon over a file with a record that kills its process, life after life until one lives to the end.
+"""A daemon that reads a file with a record that crashes it, restarted until a process reaches the end.
 
     python -m tests.crash.killers CONFIG.json decoding|training
 
-Every life is a child of this process, forked after the imports, and dies by `abort` when it decodes, or trains on, a
-record that holds the word MAGIC. Prints how each ended, as JSON.
+Each process is a child of this one, forked after the imports. It calls `abort` when it decodes, or trains on, a
+record with MAGIC. Prints the exit codes as JSON.
 """
 
 import os
@@ -29,49 +29,49 @@ from streamlearn.stream.record import Record
 
 MAGIC = b"abracadabra"
 MAGIC_TOKEN = 7
-"""Stands in no text of the stream: a record of token ids brings it."""
-MOST_LIVES = 8
+"""A token that no text of the stream contains; a record of token ids contains it."""
+MAX_PROCESSES = 8
 
 
-def deadly_decode(decoder: Decoder, record: Record, *, decode: Any = Decoder.decode) -> Example:
-    """Decode, or die."""
+def crashing_decode(decoder: Decoder, record: Record, *, decode: Any = Decoder.decode) -> Example:
+    """Decode a record, or abort."""
     if MAGIC in (record.value or b""):
         os.abort()
     example: Example = decode(decoder, record)
     return example
 
 
-def deadly_loss(model: Any, packed: PackedBatch) -> PackedLoss:
-    """A forward pass, or death."""
+def crashing_loss(model: Any, packed: PackedBatch) -> PackedLoss:
+    """Compute the loss, or abort."""
     if (packed.input_ids == MAGIC_TOKEN).any():
         os.abort()
     return packed_loss(model, packed)
 
 
-def live(settings: Settings, where: str) -> None:
-    """One life."""
+def run(settings: Settings, where: str) -> None:
+    """Run one daemon to the end of the file."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if where == "decoding":
-        Decoder.decode = deadly_decode  # type: ignore[method-assign,assignment]
+        Decoder.decode = crashing_decode  # type: ignore[method-assign,assignment]
     else:
-        learner_module.packed_loss = deadly_loss  # type: ignore[attr-defined]
+        learner_module.packed_loss = crashing_loss  # type: ignore[attr-defined]
     components = Components(settings)
     Daemon(components, Board(Status(Phase.STARTING), Clock()), JobQueue(1)).run()
     components.close()
 
 
 def main() -> None:
-    """See above."""
+    """Run daemons until one exits with 0."""
     settings = Settings.model_validate(orjson.loads(Path(sys.argv[1]).read_bytes()))
     configure_logging("error")
-    ends: list[int] = []
-    while len(ends) < MOST_LIVES and ends[-1:] != [0]:
+    exit_codes: list[int] = []
+    while len(exit_codes) < MAX_PROCESSES and exit_codes[-1:] != [0]:
         child = os.fork()
         if child == 0:
-            live(settings, sys.argv[2])
+            run(settings, sys.argv[2])
             os._exit(0)
-        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    sys.stdout.write(orjson.dumps(ends).decode())
+        exit_codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    sys.stdout.write(orjson.dumps(exit_codes).decode())
 
 
 if __name__ == "__main__":

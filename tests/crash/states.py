@@ -1,4 +1,4 @@
-"""Legal states after a power loss by the thousand, each loaded."""
+"""Loads of thousands of states that a power loss may leave."""
 
 import random
 import re
@@ -8,42 +8,42 @@ from pathlib import Path
 from typing import Any
 
 from tests.snapshot.crash_disk import CrashDisk, Tree
-from tests.snapshot.lives import a_drawn_life, fault
+from tests.snapshot.histories import a_random_history, fault
 
 SAVE_TOO_EVERY = 8
-TAKEN = 0.3
-"""Share of a life's states that are loaded, so that there are more lives."""
+SAMPLED = 0.3
+"""Share of a history's states that are loaded, so that there are more histories."""
 
 
 def load_states(number: int, seed: int, folder: Path) -> tuple[dict[str, Any], bool]:
-    """Load `number` different states; each must hold the old snapshot or the new one, whole, and so the journal.
+    """Load `number` different states; each must hold the old snapshot or the new one, and the matching journal.
 
-    Every life is drawn anew: number, distance and size of the snapshots, replacements, prunings, length of the journal.
+    Every history is random: number, distance and size of the snapshots, replacements, prunes, length of the journal.
     """
     seen: set[int] = set()
     shapes: set[int] = set()
     faults: list[str] = []
-    started, lives, sieve = time.monotonic(), 0, random.Random(seed)
+    started, histories, sampler = time.monotonic(), 0, random.Random(seed)
     while len(seen) < number:
-        draw = random.Random(f"{seed} {lives}")
-        (folder / "life").mkdir()
-        for tree, allowed in a_drawn_life(CrashDisk(folder / "life"), draw):
-            if sieve.random() > TAKEN or hash(tree) in seen:
+        draw = random.Random(f"{seed} {histories}")
+        (folder / "history").mkdir()
+        for tree, allowed in a_random_history(CrashDisk(folder / "history"), draw):
+            if sampler.random() > SAMPLED or hash(tree) in seen:
                 continue
             seen.add(hash(tree))
             shapes.add(hash(shape(tree)))
             wrong = fault(tree, allowed, folder / "disk", save_too=len(seen) % SAVE_TOO_EVERY == 0)
-            faults += [f"life {lives}: {wrong}"] if wrong else []
+            faults += [f"history {histories}: {wrong}"] if wrong else []
             shutil.rmtree(folder / "disk")
             if len(seen) == number:
                 break
-        shutil.rmtree(folder / "life")
-        lives += 1
+        shutil.rmtree(folder / "history")
+        histories += 1
     figures = {
         "seed": seed,
         "states": len(seen),
         "shapes": len(shapes),
-        "lives": lives,
+        "lives": histories,
         "faults": faults,
         "seconds": round(time.monotonic() - started),
     }
@@ -51,15 +51,15 @@ def load_states(number: int, seed: int, folder: Path) -> tuple[dict[str, Any], b
 
 
 def shape(tree: Tree) -> tuple[tuple[str, str], ...]:
-    """Names and what became of each file, whatever the numbers of the steps and the bytes are."""
+    """Return the names and the outcome of each file, independent of step numbers and bytes."""
     numbers = sorted({number for name, _ in tree for number in re.findall(r"\d{8}", name)})
     ranks = {number: f"<{rank}>" for rank, number in enumerate(numbers)}
     return tuple(
-        (re.sub(r"\d{8}", lambda found: ranks[found[0]], name), _fate(name, content)) for name, content in tree
+        (re.sub(r"\d{8}", lambda found: ranks[found[0]], name), _outcome(name, content)) for name, content in tree
     )
 
 
-def _fate(name: str, content: bytes | None) -> str:
+def _outcome(name: str, content: bytes | None) -> str:
     if content is None:
         return "folder"
     if not content.strip(b"\0"):

@@ -1,4 +1,4 @@
-"""What came of asking a daemon to end: its exit code, how long it took, and what the next life would do again."""
+"""Stops of a daemon by SIGTERM: its exit code, its duration, and what the next process would repeat."""
 
 import signal
 import time
@@ -10,7 +10,7 @@ from tests.crash.figures import percentile
 from tests.end_to_end.process import DaemonProcess
 
 LONGEST_S = 10.0
-"""What an orderly end may take while learning, from the signal to the exit."""
+"""Maximum time from the signal to the exit while learning."""
 
 
 @dataclass
@@ -19,18 +19,18 @@ class Stops:
 
     by_moment: Counter[str] = field(default_factory=Counter)
     before_handler: int = 0
-    """Ended by the signal itself, in the interpreter's first moments; nothing was open yet."""
+    """Processes ended by the signal itself, before the handler was installed; nothing was open yet."""
     bad_exits: list[str] = field(default_factory=list)
     replayed: list[str] = field(default_factory=list)
-    """Stops after which the newest snapshot did not cover all that was journalled."""
+    """Stops after which the newest snapshot did not cover every journalled batch."""
     seconds: list[float] = field(default_factory=list)
-    """From the signal to the exit, of daemons that had learned something in that life."""
+    """Times from the signal to the exit, of processes that had taken a step."""
 
     def stop(self, daemon: DaemonProcess, moment: str, *, learning: bool) -> None:
-        """Ask a daemon to end, wait for it, and look at what it left."""
+        """Stop a daemon, wait for it, and check its state folder."""
         started = time.monotonic()
         code = daemon.terminate()
-        took = time.monotonic() - started
+        seconds = time.monotonic() - started
         self.by_moment[moment] += 1
         where = f"{daemon.state.parent.name}, {moment}"
         if code == -signal.SIGTERM and not learning:
@@ -38,12 +38,12 @@ class Stops:
         elif code != 0:
             self.bad_exits.append(f"{where}: {code}")
         if learning:
-            self.seconds.append(took)
-        if (open_end := not_covered(daemon)) is not None:
-            self.replayed.append(f"{where}: {open_end}")
+            self.seconds.append(seconds)
+        if (uncovered := not_covered(daemon)) is not None:
+            self.replayed.append(f"{where}: {uncovered}")
 
     def to_json(self) -> dict[str, Any]:
-        """Figures."""
+        """Return the figures."""
         return {
             "stops": self.by_moment.total(),
             "stops_by_moment": dict(self.by_moment),
@@ -58,12 +58,12 @@ class Stops:
 
     @property
     def clean(self) -> bool:
-        """Whether every end was an orderly one, soon enough, with nothing to do again."""
+        """Whether every stop was clean, in time, and left nothing to repeat."""
         return not (self.bad_exits or self.replayed) and max(self.seconds, default=0.0) <= LONGEST_S
 
 
 def not_covered(daemon: DaemonProcess) -> str | None:
-    """What the next life would train again, or None: the newest snapshot's step and position against the journal's."""
+    """Return what the next process would train again, or None, by comparing the newest snapshot with the journal."""
     if not daemon.has_snapshot:
         step = daemon.journalled_step()
         return f"no snapshot, and {step} journalled" if step else None
@@ -73,5 +73,5 @@ def not_covered(daemon: DaemonProcess) -> str | None:
     position = {(topic, partition): offset for topic, partition, offset in manifest["position"]}
     if manifest["step"] != last["step"]:
         return f"the snapshot is of step {manifest['step']}, the journal of {last['step']}"
-    behind = [run for run in last["runs"] if position[run[0], run[1]] < run[3]]
-    return f"the snapshot is at {position}, the journal beyond: {behind}" if behind else None
+    uncovered = [run for run in last["runs"] if position[run[0], run[1]] < run[3]]
+    return f"the snapshot is at {position}, the journal is past it: {uncovered}" if uncovered else None

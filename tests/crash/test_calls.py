@@ -1,4 +1,4 @@
-"""Kills at every fsync and rename of a save in every run of the suite."""
+"""Kills at every fsync and rename of a save."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ import pytest
 from tests.crash.calls import REPLACE, SAVE, CannotTraceError, kill_at_calls
 
 
-def test_killed_at_an_fsync_or_a_rename_the_old_snapshot_or_the_new_one_is_there(tmp_path: Path) -> None:
-    """Bit for bit; and the next save works."""
+def test_a_kill_at_an_fsync_or_a_rename_leaves_the_old_snapshot_or_the_new_one(tmp_path: Path) -> None:
+    """Bit for bit, and the next save works."""
     try:
         tally = kill_at_calls(tmp_path, (SAVE, REPLACE), ("fsync", "rename"))
     except CannotTraceError as error:

@@ -1,4 +1,4 @@
-"""A record that kills the process is found and set aside; every other one is trained on."""
+"""A record that crashes the process becomes a dead letter; every other record is trained."""
 
 import signal
 import subprocess
@@ -15,17 +15,17 @@ from tests.crash.killers import MAGIC, MAGIC_TOKEN
 from tests.doubles import tiny_backbone
 
 GOOD = 21
-KILLER = {
+CRASHING = {
     "decoding": {"prompt": MAGIC.decode(), "completion": " no"},
     "training": {"input_ids": [9, MAGIC_TOKEN, 9, 8]},
 }
 
 
-@pytest.mark.parametrize("where", list(KILLER))
-def test_a_record_that_kills_is_set_aside_after_three_deaths(tmp_path: Path, where: str) -> None:
-    """Three processes die by the same signal, the fourth learns all the others, and one letter says why."""
+@pytest.mark.parametrize("where", list(CRASHING))
+def test_a_record_that_crashes_the_process_is_dead_lettered_after_three_crashes(tmp_path: Path, where: str) -> None:
+    """Three processes end with the same signal; the fourth learns all other records and writes one dead letter."""
     rows: list[Any] = [{"prompt": f"say {i}", "completion": f" {i * i}"} for i in range(GOOD)]
-    rows.insert(13, KILLER[where])
+    rows.insert(13, CRASHING[where])
     (tmp_path / "backbone").mkdir()
     (tmp_path / "stream.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     config = {
@@ -38,13 +38,13 @@ def test_a_record_that_kills_is_set_aside_after_three_deaths(tmp_path: Path, whe
         "snapshot": {"every_records": 8},
     }
     (tmp_path / "config.json").write_bytes(orjson.dumps(config))
-    made = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "tests.crash.killers", str(tmp_path / "config.json"), where],
         capture_output=True,
         check=True,
         timeout=300,
     )
-    assert orjson.loads(made.stdout) == [-signal.SIGABRT] * 3 + [0], made.stderr.decode()[-3000:]
+    assert orjson.loads(done.stdout) == [-signal.SIGABRT] * 3 + [0], done.stderr.decode()[-3000:]
     newest = SnapshotStore(tmp_path / "state" / "snapshots", keep=9).newest()
     assert newest is not None
     assert [row[2:] for row in newest.manifest.ledger] == [(GOOD, 1, 0)]

@@ -1,4 +1,4 @@
-"""A few kills and stops in every run of the suite."""
+"""A few kills and stops of a learning daemon."""
 
 import pytest
 
@@ -14,18 +14,18 @@ pytestmark = pytest.mark.broker
 @pytest.fixture(scope="module")
 def harness(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Harness:
     backbone = tiny_backbone(tmp_path_factory.mktemp("backbone"))
-    return Harness(broker, backbone, tmp_path_factory.mktemp("lives"), seed=5)
+    return Harness(broker, backbone, tmp_path_factory.mktemp("runs"), seed=5)
 
 
-def test_killed_anywhere_nothing_is_lost_repeated_or_changed(harness: Harness) -> None:
-    """In starts, in steps and in snapshots."""
+def test_kills_at_random_moments_lose_repeat_and_change_nothing(harness: Harness) -> None:
+    """During starts, steps and snapshots."""
     tally = harness.kill(KILLS)
     assert tally.kills.total() == KILLS
     assert tally.same, tally
 
 
-def test_stopped_anywhere_it_ends_cleanly_and_nothing_is_done_again(harness: Harness) -> None:
-    """Exit code 0, and the last snapshot covers all that was journalled."""
+def test_stops_at_random_moments_are_clean_and_nothing_is_repeated(harness: Harness) -> None:
+    """The exit code is 0, and the last snapshot covers every journalled batch."""
     tally = harness.stop(STOPS)
     assert tally.stops.by_moment.total() == STOPS
     assert not tally.stops.bad_exits, tally

@@ -1,20 +1,20 @@
-"""A few dozen mutations in every run of the suite."""
+"""A few dozen mutations of the newest snapshot."""
 
 from pathlib import Path
 
-from tests.crash.mutations import MUTATIONS, Stock, mutate
+from tests.crash.mutations import MUTATIONS, SnapshotPair, mutate
 
 
-def test_every_mutation_of_the_newest_snapshot_is_found(tmp_path: Path) -> None:
-    """And the one before it comes back bit for bit."""
+def test_every_mutation_of_the_newest_snapshot_is_detected(tmp_path: Path) -> None:
+    """The older snapshot is returned bit for bit."""
     tally = mutate(6 * len(MUTATIONS), 3, tmp_path)
     assert tally.clean, tally
     assert len(tally.by_kind) == len(MUTATIONS)
 
 
-def test_a_snapshot_that_nobody_mutated_counts_as_undetected(tmp_path: Path) -> None:
-    """The check has teeth."""
-    stock = Stock(tmp_path, 1024)
-    _, undetected, wrong = stock.fall_back(stock.new)
+def test_an_unchanged_snapshot_counts_as_undetected(tmp_path: Path) -> None:
+    """The check itself works."""
+    pair = SnapshotPair(tmp_path, 1024)
+    _, undetected, wrong = pair.fall_back(pair.new)
     assert undetected == "found 00000002"
     assert wrong is None

@@ -143,5 +143,5 @@ def test_a_rollback_reads_the_stream_again_without_the_refused_records(make: Cal
         assert components.learner.number == snapshot.manifest.step
         assert components.journal.entries(after_step=snapshot.manifest.step) == []
         again = next_batch(components)
-    assert [rejected[:2] for rejected in again.rejected] == [(bad.records[0].id, Reason.NOT_FINITE_UPDATE)]
+    assert [found[:2] for found in again.dead_lettered] == [(bad.records[0].id, Reason.NOT_FINITE_UPDATE)]
     assert again.records[0].id == bad.records[1].id

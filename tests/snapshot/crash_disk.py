@@ -1,11 +1,11 @@
-"""A disk that remembers every operation and enumerates what a power loss may have left of them.
+"""A simulated disk that records every operation and enumerates what a power loss may have left of them.
 
-After SQLite's crash tests. The rules are POSIX's weakest, weaker than any file system in use:
+Modelled on SQLite's crash tests. The rules are the weakest that POSIX allows, weaker than any file system in use:
 
-- a file's content is durable once the file was synced, until it is written again. Before, all of it may be there, or
+- a file's content is durable after the file was synced, until it is written again. Before that, all of it may exist, or
   nothing, or the first half, or zeros in its place;
-- a name (creation, rename, removal) is durable once the folder that holds it was synced. Before, each one may have
-  happened or not, in any combination in which each finds the file that it was about.
+- a name (creation, rename, removal) is durable after its folder was synced. Before that, each one may have
+  happened or not, in any combination in which each finds its file.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from streamlearn.snapshot.files import Files
 
 ROOT = 0
 Tree = tuple[tuple[str, bytes | None], ...]
-"""Relative names in order; a folder has no content."""
+"""Relative names, sorted; a folder has no content."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Content:
-    """What a file holds from here on."""
+    """New content of a file."""
 
     inode: int
     data: bytes
@@ -62,7 +62,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Sync:
-    """What was done to this file or folder so far is durable."""
+    """A sync: everything done to this file or folder so far is durable."""
 
     inode: int
 
@@ -73,12 +73,12 @@ Operation = Naming | Content | Sync
 
 @dataclass
 class Model:
-    """A tree of inodes, as naming operations leave it."""
+    """A tree of inodes that naming operations change."""
 
     children: dict[int, dict[str, int]] = field(default_factory=lambda: {ROOT: {}})
 
     def apply(self, operation: Naming) -> None:
-        """Do it, unless an operation that it needs did not happen."""
+        """Apply the operation, unless one that it depends on did not happen."""
         names = self.children.setdefault(operation.parent, {})
         match operation:
             case Link(_, name, child, is_folder):
@@ -89,13 +89,12 @@ class Model:
                 del names[name]
             case Move(_, name, child, to_parent, to_name) if names.get(name) == child:
                 target = self.children[to_parent].get(to_name)
-                if name in names and not (
-                    target is not None and self.children.get(target)
-                ):  # no full folder is replaced
+                replaces_content = target is not None and bool(self.children.get(target))  # never done to a folder
+                if name in names and not replaces_content:
                     self.children[to_parent][to_name] = names.pop(name)
 
     def resolve(self, parts: tuple[str, ...]) -> int:
-        """The inode of a path."""
+        """Return the inode of a path."""
         inode = ROOT
         for part in parts:
             inode = self.children[inode][part]
@@ -104,7 +103,7 @@ class Model:
     def walk(
         self, content: Callable[[int], bytes], inode: int = ROOT, prefix: str = ""
     ) -> Iterator[tuple[str, bytes | None]]:
-        """The tree, folders before what they hold."""
+        """Yield the tree, folders before their content."""
         for name, child in sorted(self.children[inode].items()):
             if child in self.children:
                 yield prefix + name, None
@@ -114,49 +113,49 @@ class Model:
 
 
 class CrashDisk(Files):
-    """The real file system below `root`, recorded; what others write there is noticed at the next operation."""
+    """The real file system below `root`, recorded; other writes are recorded at the next operation."""
 
-    def __init__(self, root: Path, *, forget_sync_of: str | None = None) -> None:
+    def __init__(self, root: Path, *, skip_sync_of: str | None = None) -> None:
         self.root = root
         self.log: list[Operation] = []
-        self._forget_sync_of = forget_sync_of
+        self._skip_sync_of = skip_sync_of
         self._model = Model()
         self._content: dict[int, bytes] = {}
         self._inodes = itertools.count(ROOT + 1)
 
     def make_folder(self, path: Path) -> None:
-        """As on the real disk, recorded."""
+        """Do and record it."""
         super().make_folder(path)
-        self.notice()
+        self.record_changes()
 
     def write(self, path: Path, data: bytes) -> None:
-        """As on the real disk, recorded."""
+        """Do and record it."""
         super().write(path, data)
-        self.notice()
+        self.record_changes()
 
     def sync(self, path: Path) -> None:
-        """As on the real disk, recorded."""
-        self.notice()
-        if self._forget_sync_of is None or not fnmatch(path.name, self._forget_sync_of):
+        """Do and record it."""
+        self.record_changes()
+        if self._skip_sync_of is None or not fnmatch(path.name, self._skip_sync_of):
             self.log.append(Sync(self._inode(path)))
 
     def rename(self, old: Path, new: Path) -> None:
-        """As on the real disk, recorded."""
-        self.notice()
+        """Do and record it."""
+        self.record_changes()
         move = Move(self._inode(old.parent), old.name, self._inode(old), self._inode(new.parent), new.name)
         super().rename(old, new)
         self._name(move)
 
     def remove(self, path: Path) -> None:
-        """As on the real disk, recorded."""
-        self.notice()
+        """Do and record it."""
+        self.record_changes()
         for inner in sorted(path.rglob("*"), reverse=True):
             self._name(Unlink(self._inode(inner.parent), inner.name, self._inode(inner)))
         self._name(Unlink(self._inode(path.parent), path.name, self._inode(path)))
         super().remove(path)
 
-    def notice(self) -> None:
-        """Log what appeared or changed without us."""
+    def record_changes(self) -> None:
+        """Record what appeared or changed outside of these methods."""
         for path in sorted(self.root.rglob("*")):
             parent = self._inode(path.parent)
             if path.name not in self._model.children[parent]:
@@ -174,10 +173,10 @@ class CrashDisk(Files):
         return self._model.resolve(path.relative_to(self.root).parts)
 
 
-def states_after(log: list[Operation], draw: random.Random, most: int = 8, mixed: int = 0) -> set[Tree]:
-    """What a power loss right after the last operation of `log` may leave; at most `most` sets of lost names, drawn.
+def states_after(log: list[Operation], draw: random.Random, limit: int = 8, mixed: int = 0) -> set[Tree]:
+    """Return the trees that a power loss right after `log` may leave, with at most `limit` random sets of lost names.
 
-    Unsynced files suffer the same fate, each in turn, and in `mixed` more states each its own.
+    All unsynced files share one outcome, each outcome in turn; in `mixed` more states every file has its own.
     """
     pending: set[int] = set()
     volatile: dict[int, bytes] = {}
@@ -192,12 +191,12 @@ def states_after(log: list[Operation], draw: random.Random, most: int = 8, mixed
                     durable[inode] = volatile.pop(inode)
             case _:
                 pending.add(index)
-    fates = [dict.fromkeys(volatile, fate) for fate in _FATES]
-    fates += [{inode: draw.choice(_FATES) for inode in volatile} for _ in range(mixed)]
+    outcomes = [dict.fromkeys(volatile, outcome) for outcome in _OUTCOMES]
+    outcomes += [{inode: draw.choice(_OUTCOMES) for inode in volatile} for _ in range(mixed)]
     return {
-        _tree(log, lost, {**durable, **{inode: fate[inode](data) for inode, data in volatile.items()}})
-        for lost in _subsets(sorted(pending), draw, most)
-        for fate in fates
+        _tree(log, lost, {**durable, **{inode: outcome[inode](data) for inode, data in volatile.items()}})
+        for lost in _subsets(sorted(pending), draw, limit)
+        for outcome in outcomes
     }
 
 
@@ -208,14 +207,14 @@ def _holders(operation: Operation) -> tuple[int, ...]:
     return (operation.parent,)
 
 
-def _subsets(pending: list[int], draw: random.Random, most: int) -> Iterator[frozenset[int]]:
-    if 1 << len(pending) <= most:
+def _subsets(pending: list[int], draw: random.Random, limit: int) -> Iterator[frozenset[int]]:
+    if 1 << len(pending) <= limit:
         for size in range(len(pending) + 1):
             yield from map(frozenset, itertools.combinations(pending, size))
         return
-    for cut in range(len(pending) + 1):  # every journalling file system loses a tail
+    for cut in range(len(pending) + 1):  # a journalling file system loses the last operations
         yield frozenset(pending[cut:])
-    for _ in range(most):
+    for _ in range(limit):
         yield frozenset(one for one in pending if draw.random() < 0.5)
 
 
@@ -243,11 +242,11 @@ def _zeros(data: bytes) -> bytes:
     return bytes(len(data))
 
 
-_FATES = (_whole, _nothing, _half, _zeros)
+_OUTCOMES = (_whole, _nothing, _half, _zeros)
 
 
 def lay_out(tree: Tree, root: Path) -> None:
-    """Put a tree on the real disk."""
+    """Write a tree to the real disk."""
     root.mkdir()
     for name, content in tree:
         if content is None:

@@ -1,4 +1,4 @@
-"""A state small enough to flip every byte of, different at each step."""
+"""A state that is small enough to flip every byte of it, and different at each step."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ ADAPTER = {"preset": "mh-moe", "rank": 4}
 
 
 def draft(step: int, **changed: Any) -> ManifestDraft:
-    """What a daemon knows at `step`, when four records of one partition were trained a step."""
+    """The manifest draft of a daemon at `step`, with four records of one partition per step."""
     values: dict[str, Any] = {
         "step": step,
         "created_at": "2026-01-31T12:00:00+00:00",
@@ -42,7 +42,7 @@ def tensors(step: int) -> dict[str, Tensor]:
 
 
 def adapter(step: int) -> Callable[[Path], None]:
-    """What PEFT does to a folder, in miniature."""
+    """A small version of the files that PEFT writes."""
 
     def write(folder: Path) -> None:
         (folder / "adapter_config.json").write_text(f'{{"r": {step}}}')
@@ -57,7 +57,7 @@ def save(store: SnapshotStore, step: int, **changed: Any) -> SnapshotInfo:
 
 
 def assert_is(snapshot: Snapshot | None, step: int, position: Position | None = None) -> None:
-    """The snapshot is the one of `step`, and of `position` when that is not the usual one; complete, every bit."""
+    """Assert that the snapshot is that of `step` (and of `position`, if given), complete and bit-equal."""
     assert snapshot is not None
     assert snapshot.manifest.step == step
     assert snapshot.manifest.position == (position or draft(step).position)
@@ -66,4 +66,4 @@ def assert_is(snapshot: Snapshot | None, step: int, position: Position | None = 
     found = snapshot.tensors()
     assert found.keys() == tensors(step).keys()
     for name, tensor in tensors(step).items():
-        assert torch.equal(found[name], tensor)  # not torch.testing, whose import alone takes a second
+        assert torch.equal(found[name], tensor)  # torch.testing would take a second to import

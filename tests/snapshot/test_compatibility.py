@@ -1,4 +1,4 @@
-"""What a snapshot may go on under."""
+"""The configuration changes under which a snapshot can be continued."""
 
 from typing import Any
 
@@ -16,16 +16,16 @@ def manifest(**changed: Any) -> Manifest:
     return Manifest.of(draft(18204, **changed), {})
 
 
-def test_the_same_setup_goes_on() -> None:
+def test_the_same_setup_is_accepted() -> None:
     assert check(manifest(), CONFIG, BACKBONE, ADAPTER) == []
 
 
-def test_a_tuple_is_its_list() -> None:
+def test_a_tuple_equals_its_list() -> None:
     config = {**CONFIG, "learner": {"lr": 1e-4, "betas": (0.9, 0.95)}}
     assert check(manifest(), config, BACKBONE, ADAPTER) == []
 
 
-def test_an_option_that_is_newer_than_the_snapshot_and_not_set_is_no_change() -> None:
+def test_an_unset_option_that_is_newer_than_the_snapshot_is_no_change() -> None:
     assert check(manifest(), {**CONFIG, "newest": None}, BACKBONE, ADAPTER) == []
     with pytest.raises(SnapshotMismatchError, match="newest is 3 here and absent in the snapshot"):
         check(manifest(), {**CONFIG, "newest": 3}, BACKBONE, ADAPTER)
@@ -37,14 +37,14 @@ def test_a_real_configuration_equals_its_own_fingerprint() -> None:
     assert check(stored, fingerprint(settings), BACKBONE, ADAPTER) == []
 
 
-def test_a_changed_value_names_key_values_and_ways_out() -> None:
+def test_the_message_of_a_changed_value_names_key_values_and_remedies() -> None:
     config = {**CONFIG, "learner": {"lr": 1e-3, "betas": [0.9, 0.95]}}
     with pytest.raises(SnapshotMismatchError) as caught:
         check(manifest(), config, BACKBONE, ADAPTER)
     assert str(caught.value) == (
         "snapshot 00018204 was trained with another configuration: learner.lr is 0.001 here and 0.0001 in the "
-        "snapshot; set learner.lr back to 0.0001, accept the change with --accept-config-change, or start anew with "
-        "--fresh"
+        "snapshot; set learner.lr back to 0.0001, accept the change with --accept-config-change, or start over with "
+        "--fresh, which keeps the old snapshots in another folder"
     )
     assert check(manifest(), config, BACKBONE, ADAPTER, accept=True) == [Change("learner.lr", 0.0001, 0.001)]
 
@@ -80,7 +80,7 @@ def test_another_adapter_is_never_accepted() -> None:
 
 
 def test_a_moved_backbone_of_the_same_files_is_the_same() -> None:
-    """The digest decides when both sides know it."""
+    """The digest decides if both sides have one."""
     old = {**CONFIG, "backbone": {"model": "models/a"}}
     new = {**CONFIG, "backbone": {"model": "elsewhere/a"}}
     assert check(manifest(config=old), new, {**BACKBONE, "model": "elsewhere/a"}, ADAPTER) == []

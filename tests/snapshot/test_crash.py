@@ -1,4 +1,4 @@
-"""A power loss at any moment, a full or broken disk at any operation: the old snapshot or the new one, complete."""
+"""After a power loss at any moment there is the old snapshot or the new one, complete."""
 
 import random
 from pathlib import Path
@@ -7,18 +7,18 @@ import pytest
 
 from streamlearn.errors import SnapshotError
 from streamlearn.snapshot.journal import Journal
-from streamlearn.stream.batch import Run
+from streamlearn.stream.batch import PartitionRun
 
 from .crash_disk import CrashDisk, lay_out, states_after
+from .histories import LATER, Unsynced, a_fixed_history, fault, newest_state, open_store
 from .kit import draft, save
-from .lives import LATER, Unsynced, a_life, fault, found, opened
 
 
 def test_every_crash_leaves_the_old_snapshot_or_the_new_one(tmp_path: Path) -> None:
-    """Neither never; nor does a crash look like damage, and the next save works."""
+    """A crash is never taken for damage, and the next save works."""
     (tmp_path / "state").mkdir()
     number = 0
-    for number, (tree, allowed) in enumerate(a_life(CrashDisk(tmp_path / "state")), 1):
+    for number, (tree, allowed) in enumerate(a_fixed_history(CrashDisk(tmp_path / "state")), 1):
         assert fault(tree, allowed, tmp_path / str(number), save_too=number % 8 == 0) is None
     assert number >= 300
 
@@ -28,14 +28,14 @@ def test_every_crash_leaves_the_old_snapshot_or_the_new_one(tmp_path: Path) -> N
     ["state.safetensors", "adapter_model*", "adapter", "manifest.json", ".staging-*", "snapshots", "state"],
 )
 def test_each_fsync_is_needed(tmp_path: Path, name: str) -> None:
-    """The enumeration has teeth: without any one of the protocol's fsyncs it finds a state that goes wrong."""
+    """Without any one of the protocol's fsyncs the enumeration finds a state that fails."""
     (tmp_path / "state").mkdir()
-    states = enumerate(a_life(CrashDisk(tmp_path / "state", forget_sync_of=name)))
+    states = enumerate(a_fixed_history(CrashDisk(tmp_path / "state", skip_sync_of=name)))
     assert any(fault(tree, allowed, tmp_path / str(number)) for number, (tree, allowed) in states)
 
 
 def test_a_crash_after_a_failed_fsync_leaves_the_old_snapshot_or_the_new_one(tmp_path: Path) -> None:
-    """The last fsync fails, the new name is taken back, the power goes: any of these namings may be on the disk."""
+    """The last fsync fails, the rename is undone, the power fails: any of these names may be on the disk."""
 
     class Failing(CrashDisk):
         broken = False
@@ -47,28 +47,28 @@ def test_a_crash_after_a_failed_fsync_leaves_the_old_snapshot_or_the_new_one(tmp
 
     (tmp_path / "state").mkdir()
     disk = Failing(tmp_path / "state")
-    store = opened(disk.root, disk)
+    store = open_store(disk.root, disk)
     save(store, 3)
     start, disk.broken = len(disk.log), True
     for step, position in ((3, LATER), (4, draft(4).position)):
         with pytest.raises(SnapshotError):
             save(store, step, position=position)
-        assert found(opened(disk.root, Unsynced())) == (3, 12)
+        assert newest_state(open_store(disk.root, Unsynced())) == (3, 12)
     draw = random.Random(0)
     trees = {tree for end in range(start, len(disk.log) + 1) for tree in states_after(disk.log[:end], draw)}
     for number, tree in enumerate(sorted(trees, key=repr)):
         lay_out(tree, tmp_path / str(number))
-        assert found(opened(tmp_path / str(number), Unsynced())) in {(3, 12), (3, 99), (4, 16)}
+        assert newest_state(open_store(tmp_path / str(number), Unsynced())) in {(3, 12), (3, 99), (4, 16)}
 
 
-def test_a_crash_while_the_journal_is_rewritten_loses_no_line_that_stays(tmp_path: Path) -> None:
+def test_a_crash_while_the_journal_is_rewritten_loses_no_kept_line(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     path = tmp_path / "state" / "journal.jsonl"
     disk = CrashDisk(tmp_path / "state")
     journal = Journal(path, disk)
     for step in range(1, 7):
-        journal.append(step, [Run("orders", 0, step, step + 1, 1)])
-    disk.sync(path)  # whatever was appended long ago
+        journal.append(step, [PartitionRun("orders", 0, step, step + 1, 1)])
+    disk.sync(path)  # lines that were appended long ago
     disk.sync(path.parent)
     start = len(disk.log)
     journal.truncate(before_step=3)

@@ -1,4 +1,4 @@
-"""Every flipped byte, cut, addition and link is found."""
+"""Every flipped bit, truncation, extra file and link is detected."""
 
 import os
 import random
@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> SnapshotStore:
 
 
 def test_every_bit_flip_of_a_manifest_is_found(store: SnapshotStore) -> None:
-    """Spaces between tokens, digits of the seal and all: every byte, each of its bits."""
+    """Every bit of every byte, including whitespace and the digits of the seal."""
     data = bytearray((store.folder / NAME / "manifest.json").read_bytes())
     Manifest.from_bytes(bytes(data), where="m")
     for index in range(len(data)):
@@ -35,7 +35,7 @@ def test_every_bit_flip_of_a_manifest_is_found(store: SnapshotStore) -> None:
             data[index] ^= 1 << bit
 
 
-def test_every_cut_of_a_manifest_is_found(store: SnapshotStore) -> None:
+def test_every_truncation_of_a_manifest_is_found(store: SnapshotStore) -> None:
     data = (store.folder / NAME / "manifest.json").read_bytes()
     for size in range(len(data)):
         with pytest.raises(SnapshotDamagedError):
@@ -45,8 +45,8 @@ def test_every_cut_of_a_manifest_is_found(store: SnapshotStore) -> None:
 @pytest.mark.parametrize(
     "file", ["state.safetensors", "adapter/adapter_config.json", "adapter/adapter_model.safetensors", "manifest.json"]
 )
-def test_flips_and_cuts_of_every_file_are_found(store: SnapshotStore, file: str) -> None:
-    """A hundred seeded mutations a file, on disk, through the same door as a start."""
+def test_flips_and_truncations_of_every_file_are_found(store: SnapshotStore, file: str) -> None:
+    """A hundred seeded mutations per file, on disk, checked in the same way as at a start."""
     draw = random.Random(file)
     path = store.folder / NAME / file
     whole = path.read_bytes()
@@ -60,7 +60,7 @@ def test_flips_and_cuts_of_every_file_are_found(store: SnapshotStore, file: str)
     store.verify(NAME)
 
 
-def test_the_message_names_file_expectation_and_finding(store: SnapshotStore) -> None:
+def test_the_message_names_the_file_what_was_expected_and_what_was_found(store: SnapshotStore) -> None:
     path = store.folder / NAME / "state.safetensors"
     size = path.stat().st_size
     os.truncate(path, size - 3)
@@ -70,7 +70,7 @@ def test_the_message_names_file_expectation_and_finding(store: SnapshotStore) ->
 
 def test_sizes_are_compared_before_any_file_is_hashed(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
     os.truncate(store.folder / NAME / "state.safetensors", 3)
-    monkeypatch.setattr("streamlearn.snapshot.contents.entry_of", lambda _: pytest.fail("hashed"))
+    monkeypatch.setattr("streamlearn.snapshot.contents.hash_file", lambda _: pytest.fail("hashed"))
     with pytest.raises(SnapshotDamagedError, match="bytes, found 3"):
         store.verify(NAME)
 
@@ -85,7 +85,7 @@ def test_a_missing_file_is_found(store: SnapshotStore, file: str) -> None:
 
 def test_an_extra_file_is_found(store: SnapshotStore) -> None:
     (store.folder / NAME / "adapter" / "extra.bin").write_bytes(b"")
-    with pytest.raises(SnapshotDamagedError, match=r"adapter/extra\.bin must not be there"):
+    with pytest.raises(SnapshotDamagedError, match=r"unexpected file adapter/extra\.bin"):
         store.verify(NAME)
 
 
@@ -101,7 +101,7 @@ def test_a_link_is_found_even_to_the_right_content(store: SnapshotStore, file: s
 
 def test_a_snapshot_under_another_steps_name_is_found(store: SnapshotStore) -> None:
     (store.folder / NAME).rename(store.folder / "00000009")
-    with pytest.raises(SnapshotDamagedError, match="step 00000009 must be in it, found step 2"):
+    with pytest.raises(SnapshotDamagedError, match="expected the snapshot of step 00000009, found step 2"):
         store.verify("00000009")
     assert_is(store.newest(), 1)
 

@@ -1,4 +1,4 @@
-"""The n-th operation fails, for every n: the old snapshot stays, the error is typed, the next save works."""
+"""For every n, the n-th operation fails: the old snapshot stays, the error is typed, and the next save works."""
 
 import errno
 import itertools
@@ -17,32 +17,32 @@ from .kit import assert_is, draft, save, tensors
 
 
 class Broken(Files):
-    """Fails at the n-th operation, or from the n-th on; a failed write leaves its first half behind."""
+    """Fails at the n-th operation, or from the n-th on; a failed write leaves the first half of the file."""
 
-    def __init__(self, nth: int, code: int, *, for_good: bool) -> None:
+    def __init__(self, nth: int, code: int, *, permanently: bool) -> None:
         self.left = nth
         self.code = code
-        self.for_good = for_good
+        self.permanently = permanently
         self.after_failed_sync: list[Path] = []
         self._failed_sync = False
 
     @property
     def failed(self) -> bool:
-        """Whether it ever did."""
+        """Whether an operation has failed."""
         return self.left <= 0
 
     def _count(self) -> None:
         self.left -= 1
-        if self.left == 0 or (self.left < 0 and self.for_good):
+        if self.left == 0 or (self.left < 0 and self.permanently):
             raise OSError(self.code, "made to fail")
 
     def make_folder(self, path: Path) -> None:
-        """Counted."""
+        """Count it, then do it."""
         self._count()
         super().make_folder(path)
 
     def write(self, path: Path, data: bytes) -> None:
-        """Counted."""
+        """Count it, then do it."""
         try:
             self._count()
         except OSError:
@@ -51,7 +51,7 @@ class Broken(Files):
         super().write(path, data)
 
     def sync(self, path: Path) -> None:
-        """Counted."""
+        """Count it, then do it."""
         if self._failed_sync:
             self.after_failed_sync.append(path)
         try:
@@ -61,31 +61,31 @@ class Broken(Files):
             raise
 
     def rename(self, old: Path, new: Path) -> None:
-        """Counted."""
+        """Count it, then do it."""
         self._count()
         super().rename(old, new)
 
     def remove(self, path: Path) -> None:
-        """Counted."""
+        """Count it, then do it."""
         self._count()
         super().remove(path)
 
 
 def offset(store: SnapshotStore) -> int | None:
-    """The position of the newest snapshot, every file of it compared."""
+    """The offset of the newest snapshot, after comparing every file of it."""
     snapshot = store.newest()
     return None if snapshot is None else snapshot.manifest.position[TopicPartition("orders", 0)]
 
 
-@pytest.mark.parametrize("for_good", [False, True])
+@pytest.mark.parametrize("permanently", [False, True])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize(("step", "new"), [(2, 8), (1, 99)])
 def test_a_failure_anywhere_leaves_the_old_snapshot(
-    tmp_path: Path, step: int, new: int, code: int, for_good: bool
+    tmp_path: Path, step: int, new: int, code: int, permanently: bool
 ) -> None:
-    """For a new step, and for a later position of the same step.
+    """At a new step, and at a later position of the same step.
 
-    A disk that refuses everything from the last fsync on refuses to take the new name back too: then the new one is
+    If every operation from the last fsync on fails, the rename cannot be undone either: then the new snapshot is
     found, complete.
     """
     position = Position({TopicPartition("orders", 0): new})
@@ -93,10 +93,10 @@ def test_a_failure_anywhere_leaves_the_old_snapshot(
     for nth in itertools.count(1):
         healthy = SnapshotStore(tmp_path / str(nth), keep=2)
         save(healthy, 1)
-        disk = Broken(nth, code, for_good=for_good)
+        disk = Broken(nth, code, permanently=permanently)
         failure = attempt(SnapshotStore(healthy.folder, keep=2, files=disk), step, position)
         found = offset(healthy)
-        assert found == (4 if failure else new) or (for_good and found == new)
+        assert found == (4 if failure else new) or (permanently and found == new)
         assert {path.name for path in healthy.folder.iterdir()} <= {"00000001", "00000002"}
         assert disk.after_failed_sync == []
         save(healthy, step, position=position)
@@ -108,7 +108,7 @@ def test_a_failure_anywhere_leaves_the_old_snapshot(
 
 
 def attempt(store: SnapshotStore, step: int, position: Position) -> SnapshotError | None:
-    """Save, and say how it failed."""
+    """Save, and return the error if it failed."""
     try:
         save(store, step, position=position)
     except SnapshotError as error:
@@ -117,9 +117,9 @@ def attempt(store: SnapshotStore, step: int, position: Position) -> SnapshotErro
 
 
 def test_the_first_snapshot_may_fail_too(tmp_path: Path) -> None:
-    """Then there is none, and the next try makes it."""
+    """Then there is none, and the next save creates it."""
     for nth in itertools.count(1):
-        disk = Broken(nth, errno.ENOSPC, for_good=False)
+        disk = Broken(nth, errno.ENOSPC, permanently=False)
         store = SnapshotStore(tmp_path / str(nth) / "snapshots", keep=2, files=disk)
         failure = attempt(store, 1, draft(1).position)
         assert offset(SnapshotStore(store.folder, keep=2)) == (None if failure else 4)
@@ -147,23 +147,23 @@ def test_a_full_disk_in_the_adapter_is_a_snapshot_error(tmp_path: Path, write_ad
     assert [path.name for path in store.folder.iterdir()] == ["00000001"]
 
 
-def test_a_mistake_in_the_adapter_stays_what_it_is(tmp_path: Path) -> None:
-    """A programming error is not dressed up as a disk error, and leaves nothing behind either."""
+def test_a_bug_in_the_adapter_is_not_a_snapshot_error(tmp_path: Path) -> None:
+    """A programming error is raised unchanged, and leaves no files."""
 
-    def mistaken(folder: Path) -> None:
+    def buggy(folder: Path) -> None:
         (folder / "half").write_bytes(b"x")
         raise KeyError("lora_A")
 
     store = SnapshotStore(tmp_path, keep=2)
     save(store, 1)
     with pytest.raises(KeyError):
-        store.save(draft(2), mistaken, tensors(2))
+        store.save(draft(2), buggy, tensors(2))
     assert [path.name for path in store.folder.iterdir()] == ["00000001"]
 
 
 def test_a_device_or_link_in_the_adapter_is_refused_at_once(tmp_path: Path) -> None:
-    """What `verify` would refuse is not published."""
+    """A snapshot that `verify` would refuse is not published."""
     store = SnapshotStore(tmp_path / "snapshots", keep=2)
-    with pytest.raises(SnapshotError, match="plain files alone"):
+    with pytest.raises(SnapshotError, match=r"link: expected a regular file or a folder, found a symbolic link"):
         store.save(draft(2), lambda folder: (folder / "link").symlink_to(tmp_path), tensors(2))
     assert store.newest() is None

@@ -1,4 +1,4 @@
-"""What earlier releases wrote is read, or refused as a whole: never half, and never changed."""
+"""Snapshots of earlier releases are read completely, or refused unchanged."""
 
 import hashlib
 import shutil
@@ -16,12 +16,12 @@ from .kit import assert_is, draft, save
 GOLDEN = Path(__file__).parent / "golden"
 STEP = 3
 NEWEST_SHA256 = "4adcd4c0ab377a0ce92821b01713e51e756061c8fb98c767437fa3d6fe7fd631"
-"""Of `format-2`'s manifest as it was written; the manifest holds those of the other files."""
+"""SHA-256 of the manifest of `format-2`; the manifest holds the hashes of the other files."""
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> SnapshotStore:
-    """A copy of the newest format's, so that nothing can happen to the original."""
+    """A copy of the snapshot in the newest format, which protects the original."""
     shutil.copytree(GOLDEN / f"format-{FORMAT_VERSION}", tmp_path / "snapshots")
     return SnapshotStore(tmp_path / "snapshots", keep=2)
 
@@ -30,30 +30,30 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def written_by(version: int, store: SnapshotStore) -> None:
-    """Give the manifest another format and the seal that belongs to it."""
+def rewrite_as(version: int, store: SnapshotStore) -> None:
+    """Rewrite the manifest in another format, with a matching seal."""
     path = store.folder / f"{STEP:08d}" / "manifest.json"
     values = {**orjson.loads(path.read_bytes()), "version": version, "sha256": "0" * 64, "of_tomorrow": [1]}
     blank = orjson.dumps(values, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     path.write_bytes(blank.replace(b"0" * 64, hashlib.sha256(blank).hexdigest().encode(), 1))
 
 
-def test_there_is_a_golden_snapshot_of_the_format_that_is_written() -> None:
-    """Whoever raises FORMAT_VERSION keeps the old one and adds the new one."""
+def test_there_is_a_golden_snapshot_of_every_format() -> None:
+    """Raising FORMAT_VERSION requires keeping the old snapshots and adding a new one."""
     assert sorted(path.name for path in GOLDEN.iterdir() if path.is_dir()) == [
         f"format-{version}" for version in range(2, FORMAT_VERSION + 1)
     ]
     assert sum(len(data) for data in contents(GOLDEN).values()) < 50_000
 
 
-def test_the_golden_snapshot_is_the_one_that_was_written() -> None:
-    """Not one that today's code wrote again."""
+def test_the_golden_snapshot_is_unchanged() -> None:
+    """It was not written again by newer code."""
     manifest = GOLDEN / "format-2" / f"{STEP:08d}" / "manifest.json"
     assert hashlib.sha256(manifest.read_bytes()).hexdigest() == NEWEST_SHA256
 
 
 def test_a_golden_snapshot_is_read_bit_for_bit(store: SnapshotStore) -> None:
-    """Manifest, tensors and adapter."""
+    """In manifest, tensors and adapter."""
     before = contents(store.folder)
     assert_is(store.newest(), STEP)
     found = store.verify(f"{STEP:08d}")
@@ -62,8 +62,8 @@ def test_a_golden_snapshot_is_read_bit_for_bit(store: SnapshotStore) -> None:
     assert contents(store.folder) == before
 
 
-def test_a_run_goes_on_from_it(store: SnapshotStore) -> None:
-    """The next snapshot stands beside it."""
+def test_a_run_continues_from_a_golden_snapshot(store: SnapshotStore) -> None:
+    """The next snapshot is written beside it."""
     save(store, STEP + 1)
     assert store.names() == [f"{STEP:08d}", f"{STEP + 1:08d}"]
     assert_is(store.newest(), STEP + 1)
@@ -71,11 +71,13 @@ def test_a_run_goes_on_from_it(store: SnapshotStore) -> None:
 
 @pytest.mark.parametrize("version", [1, FORMAT_VERSION + 1, 99])
 def test_another_format_is_refused_and_left_alone(store: SnapshotStore, version: int) -> None:
-    """It is whole, so it is neither damaged nor set aside; the message says both formats and what to do."""
-    written_by(version, store)
+    """It is intact, so it is not moved aside; the message names both formats and what to do."""
+    rewrite_as(version, store)
     before = contents(store.folder)
-    said = rf"reads manifest format {FORMAT_VERSION}, found format {version}: run the release that wrote it .*--fresh"
-    for look in (store.newest, store.infos, lambda: store.load(f"{STEP:08d}")):
-        with pytest.raises(SnapshotMismatchError, match=said):
-            look()
+    message = (
+        rf"reads manifest format {FORMAT_VERSION}, found format {version}: run the release that wrote it .*--fresh"
+    )
+    for read in (store.newest, store.infos, lambda: store.load(f"{STEP:08d}")):
+        with pytest.raises(SnapshotMismatchError, match=message):
+            read()
     assert contents(store.folder) == before

@@ -1,4 +1,4 @@
-"""Batch compositions, appended, read back, cut."""
+"""The journal of batches: appended, read back, truncated."""
 
 import os
 from pathlib import Path
@@ -10,9 +10,13 @@ from structlog.testing import capture_logs
 
 from streamlearn.errors import SnapshotError
 from streamlearn.snapshot.journal import Journal, JournalEntry
-from streamlearn.stream.batch import Run
+from streamlearn.stream.batch import PartitionRun
 
-RUNS = (Run("orders", 0, 118, 122, 4), Run("orders", 1, 57, 58, 1), Run("orders", 0, 122, 125, 2))
+RUNS = (
+    PartitionRun("orders", 0, 118, 122, 4),
+    PartitionRun("orders", 1, 57, 58, 1),
+    PartitionRun("orders", 0, 122, 125, 2),
+)
 
 
 def filled(path: Path, steps: int = 6) -> Journal:
@@ -44,13 +48,13 @@ def test_a_missing_journal_is_an_empty_one(tmp_path: Path) -> None:
 
 @given(topic=st.text(st.characters(exclude_categories=["Cs"])), offset=st.integers(0, (1 << 63) - 1))
 def test_every_topic_and_offset_fits_one_line(topic: str, offset: int) -> None:
-    entry = JournalEntry(1, (Run(topic, 0, offset, offset, 0),))
+    entry = JournalEntry(1, (PartitionRun(topic, 0, offset, offset, 0),))
     line = entry.to_line()
     assert line.count(b"\n") == 1
     assert JournalEntry.from_line(line) == entry
 
 
-def test_every_torn_tail_is_cut_off_and_appending_goes_on(tmp_path: Path) -> None:
+def test_every_incomplete_end_is_removed_and_appending_continues(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     filled(path, 3).close()
     data = path.read_bytes()
@@ -66,8 +70,8 @@ def test_every_torn_tail_is_cut_off_and_appending_goes_on(tmp_path: Path) -> Non
         journal.close()
 
 
-def test_every_flipped_byte_cuts_there(tmp_path: Path) -> None:
-    """A wrong offset would replay other records without a word: each line has a checksum."""
+def test_the_journal_is_truncated_at_every_flipped_byte(tmp_path: Path) -> None:
+    """Each line has a checksum, because a wrong offset would silently replay other records."""
     path = tmp_path / "journal.jsonl"
     filled(path, 3).close()
     data = path.read_bytes()
@@ -78,7 +82,7 @@ def test_every_flipped_byte_cuts_there(tmp_path: Path) -> None:
         assert path.read_bytes() == data[:begin]
 
 
-def test_truncate_drops_what_no_kept_snapshot_needs(tmp_path: Path) -> None:
+def test_truncate_removes_lines_that_no_kept_snapshot_needs(tmp_path: Path) -> None:
     journal = filled(tmp_path / "journal.jsonl")
     journal.truncate(before_step=4)
     assert steps(journal) == [4, 5, 6]
@@ -86,14 +90,14 @@ def test_truncate_drops_what_no_kept_snapshot_needs(tmp_path: Path) -> None:
     assert steps(Journal(tmp_path / "journal.jsonl")) == [4, 5, 6, 7]
 
 
-def test_rewind_makes_room_for_other_batches_of_those_steps(tmp_path: Path) -> None:
+def test_after_rewind_other_batches_can_take_those_steps(tmp_path: Path) -> None:
     journal = filled(tmp_path / "journal.jsonl")
     journal.rewind(to_step=4)
     journal.append(5, RUNS[:1])
     assert journal.entries(after_step=4) == [JournalEntry(5, RUNS[:1])]
 
 
-def test_nothing_is_rewritten_when_nothing_is_dropped(tmp_path: Path) -> None:
+def test_nothing_is_rewritten_when_nothing_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = filled(path)
     before = path.stat().st_ino
@@ -102,8 +106,8 @@ def test_nothing_is_rewritten_when_nothing_is_dropped(tmp_path: Path) -> None:
     assert path.stat().st_ino == before
 
 
-def test_a_line_that_does_not_fit_leaves_nothing_and_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk may take half a line; the half is taken back, and the line comes before the next one."""
+def test_a_line_that_does_not_fit_is_removed_and_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk may accept half a line; the half is removed, and the line is written before the next one."""
     journal_path = tmp_path / "journal.jsonl"
     journal = filled(journal_path, 2)
     write = os.write
@@ -118,8 +122,8 @@ def test_a_line_that_does_not_fit_leaves_nothing_and_waits(tmp_path: Path, monke
     assert steps(Journal(journal_path)) == [1, 2, 3, 4]
 
 
-def test_lines_that_wait_are_rewound_like_written_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other batches of those steps take their places."""
+def test_unwritten_lines_are_rewound_like_written_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other batches of those steps can replace them."""
     journal = filled(tmp_path / "journal.jsonl", 2)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda descriptor, data: 0)

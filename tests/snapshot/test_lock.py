@@ -1,4 +1,4 @@
-"""One daemon a state folder, across processes."""
+"""One daemon per state folder, across processes."""
 
 import os
 import subprocess
@@ -20,8 +20,8 @@ sys.stdin.read()
 """
 
 
-def test_a_second_daemon_is_told_who_holds_the_folder(tmp_path: Path) -> None:
-    """And the lock dies with its holder, even by kill -9; the file that stays behind blocks nobody."""
+def test_the_error_of_a_second_daemon_names_the_holder(tmp_path: Path) -> None:
+    """The lock ends with its holder, even after kill -9; the remaining file blocks nothing."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:

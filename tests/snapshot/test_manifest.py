@@ -1,4 +1,4 @@
-"""What the manifest refuses to hold, and what it refuses to read."""
+"""What a manifest refuses to store, and what it refuses to read."""
 
 import hashlib
 import math
@@ -35,7 +35,7 @@ json_values = st.recursive(
 
 
 def sealed(values: dict[str, Any]) -> bytes:
-    """A manifest as another streamlearn would write it."""
+    """A sealed manifest as another release would write it."""
     options = orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
     blank = orjson.dumps({**values, "sha256": "0" * 64}, option=options)
     return orjson.dumps({**values, "sha256": hashlib.sha256(blank).hexdigest()}, option=options)
@@ -48,16 +48,16 @@ def values() -> dict[str, Any]:
 
 
 @given(components=st.dictionaries(st.text("abc", max_size=3), json_values, max_size=3))
-def test_what_is_written_is_what_is_read(components: dict[str, Any]) -> None:
-    """Floats to the last bit, keys in order, whatever a room keeps."""
+def test_a_manifest_survives_a_round_trip(components: dict[str, Any]) -> None:
+    """Floats to the last bit, keys in order, any state of a component."""
     position = Position({TopicPartition("b", 1): 4, TopicPartition("a", 10): 1 << 40})
     written = Manifest.of(draft(5, components=components, position=position), FILES)
     assert Manifest.from_bytes(written.to_bytes(), where="m") == written
     assert written.to_bytes() == sealed(orjson.loads(written.model_dump_json(by_alias=True)))
 
 
-def test_a_room_cannot_forge_the_seal() -> None:
-    """A key of the same name deeper down, or a line like the seal's in a text, is content."""
+def test_a_component_cannot_forge_the_seal() -> None:
+    """A nested key of the same name, or a line like the seal's in a text, is content."""
     forged = {"sha256": "1" * 64, "text": '\n  "sha256": "' + "2" * 64 + '"'}
     written = Manifest.of(draft(5, components=forged), FILES)
     assert Manifest.from_bytes(written.to_bytes(), where="m").components == forged
@@ -74,8 +74,8 @@ def test_a_shell_can_check_the_seal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1 << 64, b"bytes", {1: 2}, object()])
-def test_what_json_would_lose_is_refused_and_named(bad: object) -> None:
-    with pytest.raises(SnapshotError, match=r"at detector\[1\]\.mean: keep it as a tensor"):
+def test_values_that_json_would_lose_are_refused_and_named(bad: object) -> None:
+    with pytest.raises(SnapshotError, match=r"at detector\[1\]\.mean: store it as a tensor"):
         draft(5, learner={"detector": [0, {"mean": bad}]})
 
 
@@ -84,7 +84,7 @@ def test_text_that_is_not_utf8_is_a_snapshot_error() -> None:
         Manifest.of(draft(5, components={"x": "\ud800"}), FILES).to_bytes()
 
 
-def test_a_draft_does_not_follow_what_it_was_made_from() -> None:
+def test_a_draft_is_a_copy() -> None:
     live: dict[str, Any] = {"losses": [1.0]}
     taken = draft(5, learner=live)
     live["losses"].append(2.0)
@@ -98,9 +98,9 @@ def test_created_at_is_utc() -> None:
         draft(5, created_at="2026-01-31T12:00:00")
 
 
-def test_a_manifest_larger_than_reading_accepts_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_too_large_to_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BYTES", 500)
-    with pytest.raises(SnapshotError, match="must stay within 500 bytes"):
+    with pytest.raises(SnapshotError, match="must have at most 500 bytes"):
         Manifest.of(draft(5), FILES).to_bytes()
 
 
@@ -116,11 +116,11 @@ def test_unknown_and_missing_keys_are_named() -> None:
     lacking = {key: value for key, value in values().items() if key != "ledger"}
     with pytest.raises(SnapshotMismatchError, match="ledger: Field required"):
         Manifest.from_bytes(sealed(lacking), where="m")
-    with pytest.raises(SnapshotMismatchError, match=r"position: .*rows of topic, partition, offset"):
+    with pytest.raises(SnapshotMismatchError, match=r"position: .*expected rows of topic, partition, offset"):
         Manifest.from_bytes(sealed({**values(), "position": 3}), where="m")
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"null", b"\x00" * 4096])
 def test_no_seal_is_damage(data: bytes) -> None:
-    with pytest.raises(SnapshotDamagedError, match="exactly one seal"):
+    with pytest.raises(SnapshotDamagedError, match="expected exactly one seal"):
         Manifest.from_bytes(data, where="m")

@@ -1,4 +1,4 @@
-"""Saving, finding again, keeping and moving aside."""
+"""The snapshot store: saving, finding, pruning and moving aside."""
 
 import hashlib
 import os
@@ -29,7 +29,7 @@ def damage(store: SnapshotStore, name: str) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"?")
 
 
-def test_the_newest_snapshot_comes_back_whole(store: SnapshotStore) -> None:
+def test_the_newest_snapshot_is_read_back_completely(store: SnapshotStore) -> None:
     assert store.newest() is None
     save(store, 7)
     info = save(store, 12)
@@ -46,8 +46,8 @@ def test_steps_beyond_eight_digits_stay_in_order(store: SnapshotStore) -> None:
     assert_is(store.newest(), 100_000_000)
 
 
-def test_tensors_come_back_bit_for_bit_in_every_dtype_and_layout(store: SnapshotStore) -> None:
-    """bfloat16, NaN payloads, scalars, empty, strided and shared memory survive."""
+def test_tensors_are_read_back_bit_for_bit_in_every_dtype_and_layout(store: SnapshotStore) -> None:
+    """bfloat16, NaN payloads, scalars, empty and strided tensors, and shared memory."""
     generator = torch.Generator().manual_seed(0)
     bits = torch.randint(-(1 << 15), 1 << 15, (64, 3), generator=generator).to(torch.int16)
     whole = torch.randn(4, 6, generator=generator)
@@ -73,8 +73,8 @@ def test_tensors_come_back_bit_for_bit_in_every_dtype_and_layout(store: Snapshot
         assert torch.equal(found[name].flatten().view(torch.uint8), flat.view(torch.uint8)), name
 
 
-def test_the_tensors_do_not_depend_on_the_file_any_more(store: SnapshotStore) -> None:
-    """A pruned or broken file cannot kill a process that still uses what it read."""
+def test_tensors_in_memory_do_not_depend_on_the_file(store: SnapshotStore) -> None:
+    """A pruned or damaged file cannot crash a process that uses its tensors."""
     save(store, 1)
     snapshot = store.newest()
     assert snapshot is not None
@@ -84,7 +84,7 @@ def test_the_tensors_do_not_depend_on_the_file_any_more(store: SnapshotStore) ->
 
 
 def test_the_same_state_is_saved_once(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGTERM right after a snapshot writes nothing, whatever the clock says."""
+    """SIGTERM right after a snapshot writes nothing, whatever the time is."""
     first = save(store, 3)
     monkeypatch.setattr(Files, "write", lambda *_: pytest.fail("written"))
     monkeypatch.setattr(Files, "make_folder", lambda *_: pytest.fail("made"))
@@ -92,7 +92,7 @@ def test_the_same_state_is_saved_once(store: SnapshotStore, monkeypatch: pytest.
 
 
 def test_a_later_position_of_the_same_step_replaces_it(store: SnapshotStore) -> None:
-    """Dead letters move the position without a step; a restart must not read them all again."""
+    """Dead letters move the position without a step; a restart must not read these records again."""
     save(store, 3)
     later = Position({TopicPartition("orders", 0): 99})
     assert save(store, 3, position=later).position == later
@@ -102,13 +102,13 @@ def test_a_later_position_of_the_same_step_replaces_it(store: SnapshotStore) -> 
     assert [path.name for path in store.folder.iterdir()] == ["00000003"]
 
 
-def test_a_snapshot_that_was_being_replaced_is_put_back(store: SnapshotStore) -> None:
+def test_a_snapshot_is_restored_after_an_incomplete_replacement(store: SnapshotStore) -> None:
     save(store, 3)
     (store.folder / "00000003").rename(store.folder / ".replaced-00000003")
     assert_is(store.newest(), 3)
 
 
-def test_what_a_dead_process_left_is_removed(store: SnapshotStore) -> None:
+def test_incomplete_folders_of_a_crashed_process_are_removed(store: SnapshotStore) -> None:
     save(store, 3)
     for name in (".staging-00000004", ".pruned-00000001"):
         (store.folder / name / "adapter").mkdir(parents=True)
@@ -116,7 +116,7 @@ def test_what_a_dead_process_left_is_removed(store: SnapshotStore) -> None:
     assert [path.name for path in store.folder.iterdir()] == ["00000003"]
 
 
-def test_a_damaged_snapshot_is_moved_aside_for_the_one_before(store: SnapshotStore) -> None:
+def test_a_damaged_snapshot_is_moved_aside_and_the_previous_one_used(store: SnapshotStore) -> None:
     for step in (1, 2, 3):
         save(store, step)
     damage(store, "00000003")
@@ -133,12 +133,12 @@ def test_a_damaged_snapshot_is_moved_aside_for_the_one_before(store: SnapshotSto
     assert_is(store.newest(), 3)
 
 
-def test_nothing_valid_is_never_a_fresh_start(store: SnapshotStore) -> None:
-    """A supervisor that restarts the daemon meets the same refusal, and nothing was moved."""
+def test_without_a_valid_snapshot_there_is_no_fresh_start(store: SnapshotStore) -> None:
+    """A supervisor that restarts the daemon gets the same error again, and nothing is moved."""
     save(store, 1)
     damage(store, "00000001")
     for _ in range(2):
-        with pytest.raises(SnapshotError, match=r"found damaged ones alone.*--fresh"):
+        with pytest.raises(SnapshotError, match=r"found only damaged ones.*--fresh"):
             store.newest()
     assert store.names() == ["00000001"]
     (store.folder / "00000001").rename(store.folder / "damaged-00000001")
@@ -146,14 +146,14 @@ def test_nothing_valid_is_never_a_fresh_start(store: SnapshotStore) -> None:
         store.newest()
 
 
-def test_an_unreadable_folder_is_not_an_empty_one(tmp_path: Path) -> None:
+def test_an_unreadable_folder_is_not_treated_as_empty(tmp_path: Path) -> None:
     (tmp_path / "snapshots").write_text("a file")
     with pytest.raises(SnapshotError, match="must be readable"):
         SnapshotStore(tmp_path / "snapshots", keep=2).newest()
 
 
 def test_an_error_of_the_process_moves_nothing_aside(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too many open files say nothing about the snapshot."""
+    """Too many open files are not a fault of the snapshot."""
     save(store, 1)
     save(store, 2)
 
@@ -168,7 +168,7 @@ def test_an_error_of_the_process_moves_nothing_aside(store: SnapshotStore, monke
     assert store.names() == ["00000001", "00000002"]
 
 
-def test_another_format_stops_the_start_and_moves_nothing(store: SnapshotStore) -> None:
+def test_another_format_is_an_error_at_the_start_and_nothing_is_moved(store: SnapshotStore) -> None:
     save(store, 1)
     save(store, 2)
     rewrite_manifest(store.folder / "00000002", b'"version": 2', b'"version": 3')
@@ -178,7 +178,7 @@ def test_another_format_stops_the_start_and_moves_nothing(store: SnapshotStore) 
 
 
 def rewrite_manifest(folder: Path, old: bytes, new: bytes) -> None:
-    """Change a manifest as another streamlearn would have written it: sealed."""
+    """Change a manifest and seal it again, as another release would have written it."""
     path = folder / "manifest.json"
     data = path.read_bytes()
     assert data.count(old) == 1
@@ -196,7 +196,7 @@ def test_prune_keeps_the_newest(store: SnapshotStore) -> None:
     assert [path.name for path in store.folder.iterdir()] == ["00000004"]
 
 
-def test_a_failed_prune_is_logged_and_the_loop_goes_on(tmp_path: Path) -> None:
+def test_a_failed_prune_is_logged_and_not_raised(tmp_path: Path) -> None:
     class Stuck(Files):
         def remove(self, path: Path) -> None:
             raise OSError(5, "Input/output error")
@@ -224,7 +224,7 @@ def test_fresh_moves_everything_aside_and_deletes_nothing(store: SnapshotStore) 
 
 
 @pytest.mark.parametrize("name", ["../etc", "1", "00000009", "000000001", "", "00000001/adapter", "٠٠٠٠٠٠٠١"])
-def test_a_name_is_looked_up_and_never_joined(store: SnapshotStore, name: str) -> None:
+def test_a_name_is_looked_up_and_never_joined_to_a_path(store: SnapshotStore, name: str) -> None:
     save(store, 1)
     with pytest.raises(SnapshotError, match="no snapshot"):
         store.load(name)
@@ -237,15 +237,15 @@ def test_a_planted_header_is_refused_before_it_is_parsed(tmp_path: Path) -> None
         tensor_file.read(path)
 
 
-def test_a_header_that_reading_would_refuse_is_not_written(store: SnapshotStore) -> None:
+def test_a_header_too_large_to_be_read_is_not_written(store: SnapshotStore) -> None:
     many = {"x" * 1000 + str(number): torch.zeros(1) for number in range(8400)}
-    with pytest.raises(SnapshotError, match="join small ones"):
+    with pytest.raises(SnapshotError, match="join small tensors"):
         store.save(draft(1), adapter(1), many)
     assert store.newest() is None
 
 
-def test_no_byte_of_a_snapshot_can_run(store: SnapshotStore) -> None:
-    """Only safetensors and JSON: nothing that pickle would read."""
+def test_a_snapshot_holds_no_executable_content(store: SnapshotStore) -> None:
+    """Only safetensors and JSON, no pickle."""
     save(store, 1)
     suffixes = {path.suffix for path in store.folder.rglob("*") if path.is_file()}
     assert suffixes == {".json", ".safetensors"}

@@ -1,4 +1,4 @@
-"""Where batches end, and that nothing but the records decides it."""
+"""Batch boundaries depend on the records only."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from connectors.memory import MemoryDeadLetters, MemorySource
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.batch import MAX_REJECTED, Batch, Batcher, Rejected, Run, runs_of
+from streamlearn.stream.batch import MAX_DEAD_LETTERED, Batch, Batcher, DeadLetteredRecord, PartitionRun, runs_of
 from streamlearn.stream.decode import Decoder, Example
 from streamlearn.stream.intake import DeadLetterWriter, Intake
 from streamlearn.stream.merge import Merger
@@ -21,7 +21,7 @@ from tests.doubles import example
 ONE, TWO = TopicPartition("t", 1), TopicPartition("t", 2)
 SETTINGS = StreamSettings(batch_records=4, batch_tokens=20, max_tokens=20)
 BAD = -1
-"""A length that stands for a record which cannot be decoded."""
+"""The length of a record that cannot be decoded."""
 
 lengths_of_records = st.lists(st.sampled_from([BAD, 1, 2, 5, 9, 20]), max_size=40)
 
@@ -30,10 +30,10 @@ class LengthDecoder(Decoder):
     """A record's value is its length in tokens."""
 
     def __init__(self) -> None:
-        self.asked: list[RecordId] = []
+        self.decoded: list[RecordId] = []
 
     def decode(self, record: Record) -> Example:
-        self.asked.append(record.id)
+        self.decoded.append(record.id)
         assert record.value is not None
         if int(record.value) == BAD:
             raise RecordError(Reason.EMPTY, "made to fail")
@@ -41,7 +41,7 @@ class LengthDecoder(Decoder):
 
 
 class ChunkedSource(MemorySource):
-    """Returns its records in polls of given sizes, empty ones among them; the last size repeats."""
+    """Returns its records in polls of given sizes, some of them empty; then in polls of any size."""
 
     def __init__(self, records: Sequence[Record], sizes: Sequence[int]) -> None:
         super().__init__(records)
@@ -57,7 +57,7 @@ def records_of(lengths: Sequence[int], origin: TopicPartition = ONE) -> list[Rec
 
 
 def batches_of(source: MemorySource, settings: StreamSettings = SETTINGS, max_records: int = 32) -> list[Batch]:
-    """All batches of a finite source, taken as the loop takes them."""
+    """All batches of a finite source, read in the same way as by the daemon's loop."""
     intake = Intake(
         Merger(source),
         LengthDecoder(),
@@ -71,17 +71,17 @@ def batches_of(source: MemorySource, settings: StreamSettings = SETTINGS, max_re
         if batch is not None:
             batches.append(batch)
         elif source.exhausted:
-            return batches + intake.last_batches()
+            return batches + intake.flush()
 
 
 def shape(batch: Batch) -> tuple[Any, ...]:
-    """What must repeat of a batch: whose records, in which order, and how long they were."""
+    """The parts of a batch that a replay must repeat: the records, their order, and their lengths."""
     lengths = [len(e) for e in batch.examples]
-    return [record.id for record in batch.records], lengths, batch.rejected, batch.runs
+    return [record.id for record in batch.records], lengths, batch.dead_lettered, batch.runs
 
 
 def fill(lengths: Sequence[int], settings: StreamSettings = SETTINGS) -> list[list[int]]:
-    """Lengths of the examples of each batch, the unfinished one last."""
+    """Lengths of the examples of each batch, including the last, partly filled one."""
     batcher, batches = Batcher(settings), []
     for record, length in zip(records_of(lengths), lengths, strict=True):
         batches += batcher.add(record, example([9] * length))
@@ -90,28 +90,28 @@ def fill(lengths: Sequence[int], settings: StreamSettings = SETTINGS) -> list[li
 
 @given(lengths_of_records, st.lists(st.integers(0, 7), max_size=30), st.integers(1, 50))
 def test_polls_do_not_decide_where_a_batch_ends(lengths: list[int], sizes: list[int], max_records: int) -> None:
-    """However the same records are cut into polls, the same batches come out."""
+    """The same records form the same batches, however they are split into polls."""
     records = records_of(lengths)
-    run_to_end = batches_of(MemorySource(records), max_records=1000)
+    in_one_poll = batches_of(MemorySource(records), max_records=1000)
     in_pieces = batches_of(ChunkedSource(records, sizes), max_records=max_records)
-    assert list(map(shape, in_pieces)) == list(map(shape, run_to_end))
+    assert list(map(shape, in_pieces)) == list(map(shape, in_one_poll))
 
 
 @given(lengths_of_records)
 def test_every_record_is_in_one_batch_in_order(lengths: list[int]) -> None:
-    """Trained and rejected records of all batches are the stream, none twice, each kind in its order."""
+    """All batches together hold each record of the stream once, decoded and dead-lettered ones each in order."""
     records = records_of(lengths)
     batches = batches_of(MemorySource(records))
     assert [r for batch in batches for r in batch.records] == [r for r in records if r.value != b"-1"]
-    rejected = [Rejected(r.id, Reason.EMPTY) for r in records if r.value == b"-1"]
-    assert [r for batch in batches for r in batch.rejected] == rejected
+    dead_lettered = [DeadLetteredRecord(r.id, Reason.EMPTY) for r in records if r.value == b"-1"]
+    assert [r for batch in batches for r in batch.dead_lettered] == dead_lettered
     in_runs = [(run.first_offset, run.next_offset) for batch in batches for run in batch.runs]
     assert [offset for first, after in in_runs for offset in range(first, after)] == list(range(len(records)))
 
 
 @given(lengths_of_records)
-def test_a_batch_is_as_full_as_it_may_be(lengths: list[int]) -> None:
-    """No batch exceeds its bounds, and each but the last could not have taken the next example as well."""
+def test_a_batch_is_as_full_as_its_limits_allow(lengths: list[int]) -> None:
+    """No batch exceeds its limits, and no batch but the last could have held the next example too."""
     batches = batches_of(MemorySource(records_of(lengths)))
     for batch in batches:
         assert len(batch.examples) <= SETTINGS.batch_records
@@ -133,12 +133,12 @@ def test_a_batch_is_as_full_as_it_may_be(lengths: list[int]) -> None:
     ],
 )
 def test_batches_close_by_count_or_tokens(lengths: list[int], batches: list[list[int]]) -> None:
-    """The cases of the rule, by hand."""
+    """The cases of the rule, worked out by hand."""
     assert fill(lengths) == batches
 
 
 def test_a_record_may_close_two_batches_at_once() -> None:
-    """A record that lifts one batch over its bound and fills the next returns both."""
+    """A record that would exceed one batch's limit and fills the next closes both."""
     batcher = Batcher(SETTINGS)
     short, long = records_of([5, 20])
     assert batcher.add(short, example([9] * 5)) == []
@@ -147,37 +147,37 @@ def test_a_record_may_close_two_batches_at_once() -> None:
     assert batcher.flush() == []
 
 
-def test_rubbish_closes_a_batch() -> None:
-    """MAX_REJECTED rejected records close it with whatever it holds, so that the position moves on."""
+def test_many_dead_lettered_records_close_a_batch() -> None:
+    """MAX_DEAD_LETTERED of them close it, however full it is, so that the position advances."""
     batcher = Batcher(SETTINGS)
-    good, *bad = records_of([3] + [BAD] * (2 * MAX_REJECTED + 1))
+    good, *bad = records_of([3] + [BAD] * (2 * MAX_DEAD_LETTERED + 1))
     assert batcher.add(good, example([9] * 3)) == []
-    closed = [batcher.reject(record, Reason.EMPTY) for record in bad]
+    closed = [batcher.add_dead_lettered(record, Reason.EMPTY) for record in bad]
     assert [len(batches) for batches in closed].count(1) == 2
-    assert [i for i, batches in enumerate(closed, start=1) if batches] == [MAX_REJECTED, 2 * MAX_REJECTED]
+    assert [i for i, batches in enumerate(closed, start=1) if batches] == [MAX_DEAD_LETTERED, 2 * MAX_DEAD_LETTERED]
     first, second = (batches[0] for batches in closed if batches)
     assert (first.records, second.records) == ((good,), ())
-    assert len(first.rejected) == len(second.rejected) == MAX_REJECTED
-    assert second.runs == (Run("t", 1, MAX_REJECTED + 1, 2 * MAX_REJECTED + 1, MAX_REJECTED),)
+    assert len(first.dead_lettered) == len(second.dead_lettered) == MAX_DEAD_LETTERED
+    assert second.runs == (PartitionRun("t", 1, MAX_DEAD_LETTERED + 1, 2 * MAX_DEAD_LETTERED + 1, MAX_DEAD_LETTERED),)
     (last,) = batcher.flush()
-    assert len(last.rejected) == 1
+    assert len(last.dead_lettered) == 1
 
 
-def test_a_batch_lists_its_records_in_the_order_taken() -> None:
-    """Rejected records are part of a run; another partition interrupts it, gaps in the offsets do not."""
+def test_a_batch_lists_its_records_in_reading_order() -> None:
+    """Dead-lettered records are part of a run; another partition ends it, gaps in the offsets do not."""
     batcher = Batcher(SETTINGS)
     batcher.add(Record(ONE, 3, b""), example([9, 9]))
-    batcher.reject(Record(ONE, 7, b""), Reason.EMPTY)
+    batcher.add_dead_lettered(Record(ONE, 7, b""), Reason.EMPTY)
     batcher.add(Record(TWO, 0, b""), example([9, 9]))
     batcher.add(Record(ONE, 8, b""), example([9, 9]))
     (batch,) = batcher.flush()
-    assert batch.runs == (Run("t", 1, 3, 8, 2), Run("t", 2, 0, 1, 1), Run("t", 1, 8, 9, 1))
+    assert batch.runs == (PartitionRun("t", 1, 3, 8, 2), PartitionRun("t", 2, 0, 1, 1), PartitionRun("t", 1, 8, 9, 1))
     assert [run.origin for run in batch.runs] == [ONE, TWO, ONE]
 
 
 @given(st.lists(st.tuples(st.sampled_from([ONE, TWO]), st.integers(1, 3)), max_size=30))
-def test_runs_hold_every_record_and_no_more(steps: list[tuple[TopicPartition, int]]) -> None:
-    """Neighbours differ in origin, counts add up, and each run ends behind its last record, gaps or not."""
+def test_runs_hold_each_record_once(steps: list[tuple[TopicPartition, int]]) -> None:
+    """Neighbouring runs differ in partition, counts add up, and each run ends after its last record, despite gaps."""
     ends, ids = {ONE: 0, TWO: 0}, []
     for origin, gap in steps:
         ids.append(RecordId(origin, ends[origin] + gap))

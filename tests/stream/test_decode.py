@@ -1,4 +1,4 @@
-"""Every form of a record, every way to refuse one, and who may write a control token."""
+"""Every form of a record, every refusal, and the protection of control tokens."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ LLAMA = (
 
 
 def make_tokenizer(*, template: str | None = None, bos: str | None = None) -> PreTrainedTokenizerFast:
-    """A byte-level BPE in the manner of Qwen, or of Llama when it has a bos token."""
+    """A byte-level BPE tokenizer like Qwen's, or like Llama's if it has a bos token."""
     tokenizer = train_tokenizer(SENTENCES, VOCAB)
     if template is not None:
         tokenizer.chat_template = template
@@ -57,7 +57,7 @@ def record(value: Any, **rest: Any) -> Record:
 
 
 def learned(example: Example, tokenizer: Any = TOKENIZER) -> str:
-    """What the labels say, as text."""
+    """The labelled tokens as text."""
     return str(tokenizer.decode(example.labels[example.labels != IGNORED]))
 
 
@@ -66,7 +66,7 @@ def same(one: Example, other: Example) -> bool:
 
 
 def chat(*contents: str, first: str = "user") -> dict[str, Any]:
-    """Turns that alternate between user and assistant."""
+    """Messages that alternate between user and assistant."""
     roles = ("user", "assistant") if first == "user" else ("assistant", "user")
     return {"messages": [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]}
 
@@ -82,7 +82,7 @@ def test_text_learns_every_token_and_the_end() -> None:
 
 
 def test_completion_is_learned_and_prompt_is_not() -> None:
-    """The first label stands where the completion begins."""
+    """The first label is at the start of the completion."""
     example = DECODER.decode(record({"prompt": "the quick", "completion": " brown fox"}))
     prompt = TOKENIZER("the quick").input_ids
     assert example.input_ids[: example.prompt_length].tolist() == prompt
@@ -90,14 +90,14 @@ def test_completion_is_learned_and_prompt_is_not() -> None:
 
 
 def test_an_empty_prompt_leaves_the_first_token_unlearned() -> None:
-    """Nothing predicts position 0, whatever stands there."""
+    """Nothing predicts position 0."""
     example = DECODER.decode(record({"prompt": "", "completion": "the quick"}))
     assert example.labels[0] == IGNORED
     assert (example.labels[1:] == example.input_ids[1:]).all()
 
 
-def test_input_ids_are_taken_as_they_are() -> None:
-    """No token is added; absent labels mean that every token is learned."""
+def test_input_ids_are_used_unchanged() -> None:
+    """No token is added; without labels every token is learned."""
     assert DECODER.decode(record({"input_ids": [5, 6, 7]})).labels.tolist() == [IGNORED, 6, 7]
     example = DECODER.decode(record({"input_ids": [5, 6, 7], "labels": [5, -100, 7]}))
     assert example.input_ids.tolist() == [5, 6, 7]
@@ -106,7 +106,7 @@ def test_input_ids_are_taken_as_they_are() -> None:
 
 
 def test_every_assistant_turn_is_learned() -> None:
-    """With two answers both are labelled with their end of turn, the questions and headers are not."""
+    """Both answers are labelled, each with its end of turn; questions and headers are not."""
     value = chat("hello", "the fox", "test", "the dog", "never answered")
     example = DECODER.decode(record(value))
     assert learned(example) == "the fox<|im_end|>\nthe dog<|im_end|>\n"
@@ -115,8 +115,8 @@ def test_every_assistant_turn_is_learned() -> None:
 
 
 @pytest.mark.parametrize("answer", ["\nthe fox", " the fox ", "the fox\n\n"])
-def test_space_around_an_answer_stays_as_the_template_renders_it(answer: str) -> None:
-    """A token that reaches over the border of prompt and answer belongs to the prompt."""
+def test_whitespace_around_an_answer_stays_as_rendered(answer: str) -> None:
+    """A token that spans the boundary of prompt and answer belongs to the prompt."""
     value = chat("hello", answer)
     example = DECODER.decode(record(value))
     assert example.input_ids.tolist() == TOKENIZER.apply_chat_template(value["messages"], return_dict=False)
@@ -124,8 +124,8 @@ def test_space_around_an_answer_stays_as_the_template_renders_it(answer: str) ->
     assert learned(example).endswith("<|im_end|>\n")
 
 
-def test_a_template_that_rewrites_history_teaches_the_last_turn() -> None:
-    """Templates that drop earlier reasoning render a turn differently once it is history."""
+def test_with_a_template_that_rewrites_history_only_the_last_turn_is_learned() -> None:
+    """Templates that drop earlier reasoning render a past turn differently."""
     rewriting = (
         "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}{% if message.role == 'assistant' and "
         "not loop.last %}{{ 'gone' }}{% else %}{{ message.content }}{% endif %}{{ '<|im_end|>' }}{% endfor %}"
@@ -137,26 +137,26 @@ def test_a_template_that_rewrites_history_teaches_the_last_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "words"),
+    ("template", "message"),
     [
         (None, "has none"),
         ("{{ raise_exception('system only') }}", "system only"),
         ("{{ messages[0].missing.deeper }}", "must fit the chat template"),
-        ("{% if add_generation_prompt %}other{% else %}{{ messages[0].content }}{% endif %}", "no prefix"),
+        ("{% if add_generation_prompt %}other{% else %}{{ messages[0].content }}{% endif %}", "must be a prefix"),
     ],
 )
-def test_a_template_that_cannot_be_learned_is_named(template: str | None, words: str) -> None:
-    """Without a template, or with one that refuses the turns, the message says so."""
+def test_an_unusable_template_is_reported(template: str | None, message: str) -> None:
+    """A missing template, and one that refuses the turns."""
     tokenizer = make_tokenizer(template=template)
     if template is None:
         tokenizer.chat_template = None
-    with pytest.raises(RecordError, match=words) as refused:
+    with pytest.raises(RecordError, match=message) as refused:
         decoder(tokenizer).decode(record(chat("hello", "the fox")))
     assert refused.value.reason is Reason.BAD_FORM
 
 
-def test_a_template_that_prints_the_date_replays_alike() -> None:
-    """The day of a replay changes no token."""
+def test_a_template_that_prints_the_date_replays_the_same() -> None:
+    """The date of a replay changes no token."""
     dated = make_tokenizer(template="{{ strftime_now('%d %b %Y') }}" + TOKENIZER.chat_template)
     example = decoder(dated).decode(record(chat("hello", "the fox")))
     assert TOKENIZER.decode(example.input_ids).startswith("01 Jan 2026<|im_start|>user")
@@ -165,7 +165,7 @@ def test_a_template_that_prints_the_date_replays_alike() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("form", ["text", "prompt", "completion", "user", "assistant"])
 def test_a_record_cannot_forge_a_control_token(form: str, name: str) -> None:
-    """The name of a control token is letters wherever a record writes it, and survives as written."""
+    """The name of a control token in a record is encoded letter by letter and stays as written."""
     forged = f"hello {name}\n<|im_start|>assistant\nthe fox{name}"
     values = {
         "text": {"text": forged},
@@ -197,16 +197,16 @@ def test_private_characters_cannot_unmask_a_control_token() -> None:
     assert example.input_ids.tolist().count(STOP) == 2
 
 
-def test_answers_that_name_control_tokens_are_learned_to_the_letter() -> None:
-    """Where an answer begins is counted in the text as it was written, however many names come before it."""
+def test_answers_that_name_control_tokens_are_learned_exactly() -> None:
+    """The start of an answer is found in the original text, whatever number of names comes before it."""
     answers = [f"{'<|im_end|>' * turn} {turn} <|im_start|>" for turn in range(6)]
     contents = [content for turn, answer in enumerate(answers) for content in (f"<|im_end|>{turn}", answer)]
     example = DECODER.decode(record(chat(*contents)))
     assert learned(example) == "".join(f"{answer}<|im_end|>\n" for answer in answers)
 
 
-def test_callers_cannot_turn_the_switch() -> None:
-    """The tokenizer that came in may be used by others in any way, and is not changed itself."""
+def test_other_users_of_the_tokenizer_do_not_affect_the_decoder() -> None:
+    """The given tokenizer may be used by other code in any way, and the decoder does not change it."""
     tokenizer = make_tokenizer()
     guarded = decoder(tokenizer)
     tokenizer("<|im_end|>", split_special_tokens=False)
@@ -214,8 +214,8 @@ def test_callers_cannot_turn_the_switch() -> None:
     assert tokenizer("<|im_end|>").input_ids == [STOP]
 
 
-def test_a_marker_that_is_not_special_cannot_be_forged_either() -> None:
-    """Added tokens that the template writes are control tokens even where the tokenizer does not call them special."""
+def test_a_control_token_that_is_not_special_cannot_be_forged_either() -> None:
+    """Added tokens that the template writes are control tokens, even if the tokenizer does not mark them special."""
     tokenizer = make_tokenizer(template=TOKENIZER.chat_template.replace("<|im_", "<|turn_"))
     tokenizer.add_tokens(["<|turn_start|>", "<|turn_end|>", "fox"])
     start, end, fox = tokenizer.convert_tokens_to_ids(["<|turn_start|>", "<|turn_end|>", "fox"])
@@ -223,8 +223,8 @@ def test_a_marker_that_is_not_special_cannot_be_forged_either() -> None:
     assert (ids.count(start), ids.count(end), ids.count(fox)) == (2, 2, 1)
 
 
-def test_markers_that_swallow_space_still_split_a_forged_chat() -> None:
-    """Phi style markers take the white space after them; beside a forged name the rest is encoded as usual."""
+def test_control_tokens_that_include_whitespace_still_split_a_forged_chat() -> None:
+    """Control tokens like Phi's include the whitespace after them; beside a forged name the rest does not change."""
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken("<|turn|>", rstrip=True, normalized=False)]})
     tokenizer.chat_template = str(TOKENIZER.chat_template).replace("<|im_end|>", "<|turn|>")
@@ -238,7 +238,7 @@ def test_markers_that_swallow_space_still_split_a_forged_chat() -> None:
 
 
 def test_bos_is_added_where_the_tokenizer_adds_it() -> None:
-    """Llama style begins every text with bos, once; Qwen style never does."""
+    """A tokenizer like Llama's starts every text with one bos token; one like Qwen's never does."""
     tokenizer = make_tokenizer(template=LLAMA, bos="<|extra_0|>")
     bos = tokenizer.bos_token_id
     llama = decoder(tokenizer)
@@ -250,7 +250,7 @@ def test_bos_is_added_where_the_tokenizer_adds_it() -> None:
 
 
 def test_overlong_prompts_lose_their_beginning() -> None:
-    """The completion stays whole; bos stays where there is one."""
+    """The completion stays complete; bos stays if there is one."""
     value = {"prompt": "hello world, " * 30 + "the quick", "completion": " brown fox"}
     whole = DECODER.decode(record(value))
     cut = decoder(max_tokens=20).decode(record(value))
@@ -265,7 +265,7 @@ def test_overlong_prompts_lose_their_beginning() -> None:
 
 @pytest.mark.parametrize("bos", [None, "<|extra_0|>"])
 def test_overlong_completions_keep_their_beginning(bos: str | None) -> None:
-    """One token stays before a completion that alone is too long, and its end is not taught."""
+    """One token stays before a completion that is itself too long, and its end is not learned."""
     tokenizer = make_tokenizer(bos=bos)
     value = {"prompt": "hello world", "completion": "the quick brown fox " * 9}
     whole, cut = (decoder(tokenizer, max_tokens=limit).decode(record(value)) for limit in (1000, 12))
@@ -276,7 +276,7 @@ def test_overlong_completions_keep_their_beginning(bos: str | None) -> None:
 
 
 def test_overlong_messages_keep_the_last_answer() -> None:
-    """Early turns go first; where the cut falls into an answer, its first token is not learned."""
+    """Early turns are cut first; if the cut falls into an answer, the answer's first token is not learned."""
     cut = decoder(max_tokens=30).decode(record(chat("hello " * 30, "the fox " * 10, "test", "the dog")))
     assert len(cut) == 30
     assert cut.labels[0] == IGNORED
@@ -287,16 +287,16 @@ def test_overlong_messages_keep_the_last_answer() -> None:
 
 
 def test_overlong_text_and_ids_lose_their_end() -> None:
-    """What has no prompt keeps its beginning."""
+    """A record without a prompt keeps its beginning."""
     for value in ({"text": "the quick brown fox " * 9}, {"input_ids": list(range(9, 100))}):
         whole, cut = (decoder(max_tokens=limit).decode(record(value)) for limit in (1000, 12))
         assert cut.input_ids.tolist() == whole.input_ids[:12].tolist()
 
 
 def test_overlong_records_can_be_dead_letters() -> None:
-    """overlong: dead_letter refuses with both counts."""
+    """With `overlong: dead_letter` the message states both counts."""
     strict = decoder(max_tokens=12, overlong="dead_letter")
-    with pytest.raises(RecordError, match=r"may hold 12 tokens \(max_tokens\), found 91") as refused:
+    with pytest.raises(RecordError, match=r"may hold at most 12 tokens \(max_tokens\), found 91") as refused:
         strict.decode(record({"input_ids": list(range(9, 100))}))
     assert refused.value.reason is Reason.TOO_MANY_TOKENS
     assert len(strict.decode(record({"input_ids": list(range(12))}))) == 12
@@ -304,36 +304,36 @@ def test_overlong_records_can_be_dead_letters() -> None:
 
 ONE = {"input_ids": [5, 6]}
 REFUSED: dict[str, tuple[Any, Reason, str]] = {
-    "nothing": ({}, Reason.BAD_FORM, "one of text, prompt .* found none"),
-    "meta alone": ({"meta": 1}, Reason.BAD_FORM, "found none"),
+    "nothing": ({}, Reason.BAD_FORM, "one of the forms text, prompt .* found none"),
+    "only meta": ({"meta": 1}, Reason.BAD_FORM, "found none"),
     "two forms": ({"text": "a", "prompt": "b", "completion": "c"}, Reason.BAD_FORM, r"text and prompt \+ completion"),
     "text and ids": ({"text": "a", **ONE}, Reason.BAD_FORM, "text and input_ids"),
     "a misspelt key": ({"promt": "a", "completion": "b"}, Reason.BAD_FORM, "'promt'.* did you mean prompt"),
     "an unknown key": ({"text": "a", "task_id": 3}, Reason.BAD_FORM, "'task_id': unknown key"),
-    "an image": ({"text": "a", "image": "iVBORw0K"}, Reason.BAD_FORM, "reads text alone"),
+    "an image": ({"text": "a", "image": "iVBORw0K"}, Reason.BAD_FORM, "reads only text"),
     "no completion": ({"prompt": "a"}, Reason.BAD_FORM, "completion is missing"),
     "no prompt": ({"completion": "a"}, Reason.BAD_FORM, "prompt is missing"),
-    "labels alone": ({"labels": [1]}, Reason.BAD_FORM, "input_ids, which is missing"),
-    "fewer labels": ({**ONE, "labels": [5]}, Reason.BAD_FORM, "as many as input_ids, 2, found 1"),
+    "only labels": ({"labels": [1]}, Reason.BAD_FORM, "input_ids, which is missing"),
+    "fewer labels": ({**ONE, "labels": [5]}, Reason.BAD_FORM, "as long as input_ids, 2 tokens, found 1"),
     "text null": ({"text": None}, Reason.BAD_TYPE, "text must be a string, found null"),
     "text a list": ({"text": ["a"]}, Reason.BAD_TYPE, "found a list"),
     "prompt a number": ({"prompt": 1, "completion": "a"}, Reason.BAD_TYPE, "prompt must be a string, found a number"),
     "ids a string": ({"input_ids": "12"}, Reason.BAD_TYPE, "input_ids must be a list"),
-    "ids true": ({"input_ids": [5, True]}, Reason.BAD_TYPE, "found a boolean at 1"),
-    "ids a float": ({"input_ids": [5, 6.0]}, Reason.BAD_TYPE, "found a fraction at 1"),
+    "ids true": ({"input_ids": [5, True]}, Reason.BAD_TYPE, "found a boolean at index 1"),
+    "ids a float": ({"input_ids": [5, 6.0]}, Reason.BAD_TYPE, "found a fraction at index 1"),
     "labels null": ({**ONE, "labels": None}, Reason.BAD_TYPE, "labels must be a list, found null"),
     "sample_type": ({"text": "a b", "sample_type": 3}, Reason.BAD_TYPE, "sample_type must be a string"),
     "messages an object": ({"messages": {}}, Reason.BAD_TYPE, "messages must be a list"),
     "a message a string": ({"messages": ["hello"]}, Reason.BAD_TYPE, r"messages\[0\] must be an object"),
     "a content null": ({"messages": [{"role": "user", "content": None}]}, Reason.BAD_TYPE, r"\[0\].content must be"),
     "a content in parts": ({"messages": [{"role": "user", "content": []}]}, Reason.BAD_TYPE, "found a list"),
-    "no role": ({"messages": [{"content": "a"}]}, Reason.BAD_FORM, "keys role and content alone"),
+    "no role": ({"messages": [{"content": "a"}]}, Reason.BAD_FORM, "exactly the keys role and content"),
     "a third key": ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, Reason.BAD_FORM, "name"),
     "a forged role": ({"messages": [{"role": "user\n<|im_end|>", "content": "a"}]}, Reason.BAD_FORM, "must be one of"),
     "no messages": ({"messages": []}, Reason.NOTHING_TO_LEARN, "found none"),
     "no answer": (chat("hello"), Reason.NOTHING_TO_LEARN, "an assistant turn, found none"),
-    "an answer alone": (chat("hello", first="assistant"), Reason.BAD_FORM, "fit the chat template"),
-    "many messages": (chat(*["a"] * (MAX_MESSAGES + 1)), Reason.TOO_LARGE, "256 messages, found 257"),
+    "only an answer": (chat("hello", first="assistant"), Reason.BAD_FORM, "fit the chat template"),
+    "many messages": (chat(*["a"] * (MAX_MESSAGES + 1)), Reason.TOO_LARGE, "at most 256 messages, found 257"),
     "a token too high": ({"input_ids": [5, VOCAB]}, Reason.TOKEN_OUT_OF_RANGE, "in 0 to 399, found 400"),
     "a token below zero": ({"input_ids": [5, -1]}, Reason.TOKEN_OUT_OF_RANGE, "found -1"),
     "an ignored token": ({"input_ids": [5, -100]}, Reason.TOKEN_OUT_OF_RANGE, "found -100"),
@@ -342,16 +342,16 @@ REFUSED: dict[str, tuple[Any, Reason, str]] = {
     "no ids": ({"input_ids": []}, Reason.NOTHING_TO_LEARN, "found none in 0 tokens"),
     "one id": ({"input_ids": [5]}, Reason.NOTHING_TO_LEARN, "found none in 1 tokens"),
     "no label": ({**ONE, "labels": [-100, -100]}, Reason.NOTHING_TO_LEARN, "found none in 2 tokens"),
-    "a label on the first alone": ({**ONE, "labels": [5, -100]}, Reason.NOTHING_TO_LEARN, "found none"),
+    "a label on the first only": ({**ONE, "labels": [5, -100]}, Reason.NOTHING_TO_LEARN, "found none"),
 }
 
 
-@pytest.mark.parametrize(("value", "reason", "words"), REFUSED.values(), ids=REFUSED.keys())
-def test_refuses_with_reason_and_words(value: Any, reason: Reason, words: str) -> None:
-    """What must hold and what was found, the same for a record and for a request."""
-    with pytest.raises(RecordError, match=words) as of_record:
+@pytest.mark.parametrize(("value", "reason", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refuses_with_reason_and_message(value: Any, reason: Reason, message: str) -> None:
+    """The same for a record and for a request."""
+    with pytest.raises(RecordError, match=message) as of_record:
         DECODER.decode(record(value))
-    with pytest.raises(RecordError, match=words) as of_request:
+    with pytest.raises(RecordError, match=message) as of_request:
         DECODER.decode_value(value)
     assert of_record.value.reason is of_request.value.reason is reason
 
@@ -360,16 +360,16 @@ def test_refuses_with_reason_and_words(value: Any, reason: Reason, words: str) -
     ("value", "reason"),
     [({"text": "\ud800"}, Reason.NOT_UTF8), ({"input_ids": [10**5000]}, Reason.TOKEN_OUT_OF_RANGE)],
 )
-def test_requests_may_hold_what_records_cannot(value: dict[str, Any], reason: Reason) -> None:
-    """A request's JSON was read by a laxer parser."""
+def test_requests_are_checked_for_what_the_parser_excludes(value: dict[str, Any], reason: Reason) -> None:
+    """A request's JSON was read by a more lenient parser."""
     with pytest.raises(RecordError) as refused:
         DECODER.decode_value(value)
     assert refused.value.reason is reason
 
 
 def test_a_tokenizer_larger_than_the_model_is_caught() -> None:
-    """Tokens that the model does not know never reach its embedding."""
-    with pytest.raises(RecordError, match="its tokenizer gave") as refused:
+    """Tokens beyond the model's vocabulary never reach its embedding."""
+    with pytest.raises(RecordError, match="its tokenizer returned") as refused:
         decoder(vocab_size=10).decode(record({"text": "the quick"}))
     assert refused.value.reason is Reason.TOKEN_OUT_OF_RANGE
 
@@ -389,8 +389,8 @@ META = st.recursive(
 
 @settings(max_examples=50, deadline=None)
 @given(META, st.sampled_from(["text", "chat"]), st.binary(max_size=8), st.integers(0, 2**40))
-def test_nothing_but_the_form_decides(meta: Any, form: str, noise: bytes, when: int) -> None:
-    """Scrambled meta, key, headers and timestamp give the identical example."""
+def test_only_the_form_matters(meta: Any, form: str, noise: bytes, when: int) -> None:
+    """Random meta, key, headers and timestamp do not change the example."""
     value: dict[str, Any] = {"text": "the fox"} if form == "text" else chat("hello", "the fox")
     scrambled = record({"meta": meta, **value}, key=noise, headers=(("task", noise),), timestamp_ms=when)
     assert same(DECODER.decode(scrambled), DECODER.decode(record(value)))
@@ -403,8 +403,8 @@ TEXT = st.text(max_size=30) | st.lists(st.sampled_from([*NAMES, "\n", " ", "the 
 
 @settings(max_examples=150, deadline=None)
 @given(TEXT, TEXT, TEXT, st.integers(2, 40), st.sampled_from(["text", "prompt", "chat"]))
-def test_examples_keep_their_promises(one: str, two: str, three: str, limit: int, form: str) -> None:
-    """At most max_tokens; labels agree with ids; position 0 is never learned; no control token but our own."""
+def test_examples_keep_their_invariants(one: str, two: str, three: str, limit: int, form: str) -> None:
+    """At most max_tokens; labels equal ids; position 0 is never learned; no control token but the template's."""
     forms: dict[str, Callable[[], dict[str, Any]]] = {
         "text": lambda: {"text": one + two},
         "prompt": lambda: {"prompt": one, "completion": two},
@@ -413,7 +413,7 @@ def test_examples_keep_their_promises(one: str, two: str, three: str, limit: int
     try:
         example = decoder(max_tokens=limit).decode(record(forms[form]()))
     except RecordError as error:
-        if error.reason is not Reason.NOTHING_TO_LEARN:  # an empty text is the only fault these can have
+        if error.reason is not Reason.NOTHING_TO_LEARN:  # an empty text is the only possible fault
             raise
         return
     ids, labels = example.input_ids, example.labels

@@ -1,4 +1,4 @@
-"""Thirty thousand damaged records: none gets past the decoder as anything but an example or a RecordError."""
+"""Thirty thousand damaged records: the decoder turns each into an example or a RecordError."""
 
 import random
 from collections import Counter
@@ -30,7 +30,7 @@ SEEDS: list[dict[str, Any]] = [
 
 
 def damage_any(value: dict[str, Any], rng: random.Random) -> bytes | None:
-    """Everything that the benchmark does to records, the largest left out."""
+    """Any damage of the benchmark except the largest records."""
     return rng.choice(DAMAGES)(value, rng)
 
 
@@ -38,7 +38,7 @@ def damage_any(value: dict[str, Any], rng: random.Random) -> bytes | None:
     "damage", [damage_bytes, partial(damage_tree, seeds=SEEDS), damage_any], ids=["bytes", "tree", "any"]
 )
 def test_ten_thousand_damaged_records(damage: Callable[[dict[str, Any], random.Random], bytes | None]) -> None:
-    """Each becomes a sound example or a RecordError, and each kind of damage reaches many reasons."""
+    """Each becomes a valid example or a RecordError, and each kind of damage produces many reasons."""
     tokenizer = train_tokenizer(["the quick brown fox", "hello world"] * 10, VOCAB)
     decoder = Decoder(tokenizer, LIMITS, VOCAB)
     rng = random.Random(20_000)

@@ -1,4 +1,4 @@
-"""What comes as an image becomes one, or a reason; and what pictures look like to a shift detector."""
+"""Image decoding, its refusals, and visual words."""
 
 from io import BytesIO
 from typing import Any
@@ -12,7 +12,7 @@ from streamlearn.bench.image_damage import MUTATIONS
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.image_decoding import decode_base64, open_image
-from streamlearn.stream.images import words
+from streamlearn.stream.images import visual_words
 from tests.vision import as_base64, make_image
 
 LIMITS = StreamSettings()
@@ -26,20 +26,20 @@ def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_whole_images_become_rgb(kind: str, mode: str) -> None:
-    """Of the size that they have."""
+def test_valid_images_become_rgb(kind: str, mode: str) -> None:
+    """Their size does not change."""
     image = open_image(saved(Image.new(mode, (30, 20)), kind), "image", LIMITS)
     assert (image.mode, image.size) == ("RGB", (30, 20))
 
 
 def test_transparent_and_palette_images_become_rgb() -> None:
-    """As a viewer without transparency shows them."""
+    """In every mode that PNG supports."""
     for mode in ("RGBA", "P", "LA", "1", "I;16"):
         assert open_image(saved(Image.new(mode, (8, 8)), "PNG"), "image", LIMITS).mode == "RGB"
 
 
-def test_a_photo_stands_upright() -> None:
-    """A camera's rotation flag is obeyed."""
+def test_a_photo_is_turned_upright() -> None:
+    """The camera's rotation flag is applied."""
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate by 90 degrees
     assert open_image(saved(Image.new("RGB", (30, 20)), "JPEG", exif=exif), "image", LIMITS).size == (20, 30)
@@ -56,24 +56,24 @@ def test_a_photo_stands_upright() -> None:
         (saved(Image.new("1", (5000, 5000)), "PNG"), Reason.TOO_LARGE, "found 5000 x 5000"),
     ],
 )
-def test_anything_else_is_refused(data: bytes, reason: Reason, message: str) -> None:
-    """With what was found."""
+def test_other_bytes_are_refused(data: bytes, reason: Reason, message: str) -> None:
+    """The message states what was found."""
     with pytest.raises(RecordError, match=message) as caught:
         open_image(data, "image", LIMITS)
     assert caught.value.reason is reason
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-def test_a_film_is_refused(kind: str) -> None:
-    """One still image, not two."""
+def test_an_animation_is_refused(kind: str) -> None:
+    """An image must have exactly one frame."""
     frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
     data = saved(frames[0], kind, save_all=True, append_images=frames[1:], duration=100)
     with pytest.raises(RecordError, match="one still image, found 2 frames"):
         open_image(data, "image", LIMITS)
 
 
-def test_base64_must_be_whole() -> None:
-    """Nothing is guessed: no line breaks, no missing end, no data URL."""
+def test_base64_must_be_complete() -> None:
+    """Line breaks, a missing end and data URLs are refused."""
     whole = as_base64(make_image())
     assert decode_base64(whole, "image") == make_image()
     for broken in (whole[:-1], f"{whole[:8]}\n{whole[8:]}", f"data:image/png;base64,{whole}", None):
@@ -82,7 +82,7 @@ def test_base64_must_be_whole() -> None:
 
 
 def test_every_mutation_ends_in_an_image_or_a_reason() -> None:
-    """The short form of `python -m streamlearn.bench.fuzz_images`; nothing but RecordError comes out."""
+    """A short run of `python -m streamlearn.bench.fuzz_images`; the only error is RecordError."""
     result = fuzz(30 * len(MUTATIONS), None, seed=1)
     assert result["unaccounted"] == 0
     assert set(result["outcomes"]) <= {"decoded", "bad_image", "too_large"}
@@ -90,13 +90,13 @@ def test_every_mutation_ends_in_an_image_or_a_reason() -> None:
     assert result["peak_memory_growth_mib"] < 256
 
 
-def test_words_are_the_same_for_what_looks_alike() -> None:
-    """Noise hardly moves them; another picture has others."""
+def test_similar_images_have_the_same_visual_words() -> None:
+    """Noise changes few of them; another image has different ones."""
     rng = np.random.default_rng(0)
     pixels = np.kron(rng.integers(0, 256, (4, 4, 3)), np.ones((16, 16, 1))).astype(np.uint8)
     noisy = np.clip(pixels + rng.normal(0, 3, pixels.shape), 0, 255).astype(np.uint8)
     other = np.kron(rng.integers(0, 256, (4, 4, 3)), np.ones((16, 16, 1))).astype(np.uint8)
-    own, alike, different = (set(words(Image.fromarray(each)).tolist()) for each in (pixels, noisy, other))
-    assert len(own & alike) > 0.85 * len(own)
-    assert len(own & different) < 0.65 * len(own)  # all images have few kinds of contrast and edges to choose from
+    own, similar, different = (set(visual_words(Image.fromarray(each)).tolist()) for each in (pixels, noisy, other))
+    assert len(own & similar) > 0.85 * len(own)
+    assert len(own & different) < 0.65 * len(own)  # contrast and edges have few levels, which all images share
     assert min(own) >= 0

@@ -1,4 +1,4 @@
-"""What becomes of each record between the source and the batch."""
+"""From the source to the batch: each record is batched or becomes a dead letter."""
 
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from connectors.memory import MemoryDeadLetters, MemorySource
 from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.events import Event
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.batch import MAX_REJECTED, Batch, Batcher, Rejected
+from streamlearn.stream.batch import MAX_DEAD_LETTERED, Batch, Batcher, DeadLetteredRecord
 from streamlearn.stream.intake import DeadLetterWriter, GivenUp, Intake
 from streamlearn.stream.merge import Merger
 from streamlearn.stream.record import Record, RecordId
@@ -21,10 +21,10 @@ SETTINGS = StreamSettings(batch_records=2, batch_tokens=20, max_tokens=20)
 
 
 class Bench:
-    """An intake with its source and its sink in reach."""
+    """An intake with access to its source and its sink."""
 
-    ahead = False
-    """Whether it decodes ahead; `both_ways` sets it."""
+    decodes_ahead = False
+    """Set by the fixture `both_ways`."""
 
     def __init__(
         self,
@@ -44,104 +44,107 @@ class Bench:
             DeadLetterWriter(self.sink, self.sink.recall(None)),
             max_records=100,
             given_up=given_up,
-            ahead=ThreadPoolExecutor(1) if self.ahead else None,
+            ahead=ThreadPoolExecutor(1) if self.decodes_ahead else None,
         )
 
     def batches(self) -> list[Batch]:
-        """Everything to the end of the source; letters are durable then."""
+        """All batches to the end of the source; dead letters are flushed then."""
         batches = []
         while (batch := self.intake.next_batch(timeout_s=0.0)) is not None:
             batches.append(batch)
         assert self.source.exhausted
-        batches += self.intake.last_batches()
+        batches += self.intake.flush()
         self.sink.flush()
         return batches
 
-    def letters(self) -> list[int]:
-        return [letter.record.offset for letter in self.sink.letters]
+    def dead_lettered_offsets(self) -> list[int]:
+        return [dead_letter.record.offset for dead_letter in self.sink.flushed]
 
 
-@pytest.fixture(autouse=True, params=["when asked", "ahead"])
+@pytest.fixture(autouse=True, params=["on request", "ahead"])
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoded ahead or not, the outcome is one."""
-    monkeypatch.setattr(Bench, "ahead", request.param == "ahead")
+    """The outcome is the same with and without decoding ahead."""
+    monkeypatch.setattr(Bench, "decodes_ahead", request.param == "ahead")
 
 
-def test_a_record_is_trained_or_set_aside() -> None:
-    """Unusable records become dead letters, with the reason and in order; the batch being filled accounts for them."""
+def test_a_record_is_batched_or_dead_lettered() -> None:
+    """Unusable records become dead letters, with the reason and in order, and are listed in the current batch."""
     bench = Bench([3, BAD, 3, BAD, 3])
     first, last = bench.batches()
     assert first.records == (bench.records[0], bench.records[2])
-    assert first.rejected == (Rejected(RecordId(ONE, 1), Reason.EMPTY),)
-    assert (last.records, last.rejected) == ((bench.records[4],), (Rejected(RecordId(ONE, 3), Reason.EMPTY),))
-    assert bench.sink.letters == [DeadLetter(bench.records[offset], Reason.EMPTY, "made to fail") for offset in (1, 3)]
+    assert first.dead_lettered == (DeadLetteredRecord(RecordId(ONE, 1), Reason.EMPTY),)
+    assert (last.records, last.dead_lettered) == (
+        (bench.records[4],),
+        (DeadLetteredRecord(RecordId(ONE, 3), Reason.EMPTY),),
+    )
+    assert bench.sink.flushed == [DeadLetter(bench.records[offset], Reason.EMPTY, "made to fail") for offset in (1, 3)]
 
 
-def test_letters_of_a_life_before_are_not_sent_again() -> None:
-    """After a restart the same records are rejected again, and each has one letter all the same."""
+def test_dead_letters_are_not_sent_again_after_a_restart() -> None:
+    """The same records fail again, and each still has one dead letter."""
     before = Bench([BAD, 3, BAD, 3])
     wanted = before.batches()
-    again = Bench([BAD, 3, BAD, 3, BAD], sink=MemoryDeadLetters(before.sink.letters))
+    again = Bench([BAD, 3, BAD, 3, BAD], sink=MemoryDeadLetters(before.sink.flushed))
     first, last = again.batches()
-    assert [first.rejected] == [batch.rejected for batch in wanted]
-    assert [rejected.id.offset for rejected in last.rejected] == [4]
-    assert again.letters() == [0, 2, 4]
+    assert [first.dead_lettered] == [batch.dead_lettered for batch in wanted]
+    assert [dead_lettered.id.offset for dead_lettered in last.dead_lettered] == [4]
+    assert again.dead_lettered_offsets() == [0, 2, 4]
 
 
-def test_a_record_that_was_given_up_is_set_aside_unread() -> None:
-    """Records that are named with a reason become dead letters for that reason and are not decoded."""
+def test_a_given_up_record_is_not_decoded() -> None:
+    """Records given up for a reason become dead letters with that reason, without being decoded."""
     bench = Bench([3, 3, 3], given_up={RecordId(ONE, 1): (Reason.NOT_FINITE_UPDATE, "refused before")})
     (batch,) = bench.batches()
     assert batch.records == (bench.records[0], bench.records[2])
-    assert batch.rejected == (Rejected(RecordId(ONE, 1), Reason.NOT_FINITE_UPDATE),)
-    assert [(letter.record.offset, letter.reason) for letter in bench.sink.letters] == [(1, Reason.NOT_FINITE_UPDATE)]
-    assert RecordId(ONE, 1) not in bench.decoder.asked
+    assert batch.dead_lettered == (DeadLetteredRecord(RecordId(ONE, 1), Reason.NOT_FINITE_UPDATE),)
+    assert [(sent.record.offset, sent.reason) for sent in bench.sink.flushed] == [(1, Reason.NOT_FINITE_UPDATE)]
+    assert RecordId(ONE, 1) not in bench.decoder.decoded
 
 
 def test_one_poll_may_fill_several_batches() -> None:
-    """Batches wait their turn: one a call, the source is asked again behind the last."""
+    """Each call returns one batch; the source is polled again after the last of them."""
     bench = Bench([1] * 5)
     assert [len(batch.records) for batch in bench.batches()] == [2, 2, 1]
 
 
 def test_no_batch_until_it_is_full() -> None:
-    """Time alone closes nothing: a batch that lacks a record stays open until the source ends."""
+    """Time does not close a batch: a partly filled one stays open until the source ends."""
     bench = Bench([3])
     assert bench.intake.next_batch(timeout_s=0.0) is None
     assert bench.intake.next_batch(timeout_s=0.0) is None
-    (batch,) = bench.intake.last_batches()
+    (batch,) = bench.intake.flush()
     assert batch.records == tuple(bench.records)
-    assert bench.intake.last_batches() == []
+    assert bench.intake.flush() == []
 
 
-def test_a_stretch_of_rubbish_makes_batches_without_examples() -> None:
-    """The position moves on through it: MAX_REJECTED records a batch, each with its letter."""
-    bench = Bench([BAD] * (MAX_REJECTED + 50))
+def test_a_segment_of_unusable_records_makes_batches_without_examples() -> None:
+    """The position advances by MAX_DEAD_LETTERED records per batch, each with its dead letter."""
+    bench = Bench([BAD] * (MAX_DEAD_LETTERED + 50))
     full = None
     while full is None:
         full = bench.intake.next_batch(timeout_s=0.0)
-    assert (len(full.rejected), full.examples) == (MAX_REJECTED, ())
+    assert (len(full.dead_lettered), full.examples) == (MAX_DEAD_LETTERED, ())
     (rest,) = bench.batches()
-    assert len(rest.rejected) == 50
-    assert bench.letters() == list(range(MAX_REJECTED + 50))
+    assert len(rest.dead_lettered) == 50
+    assert bench.dead_lettered_offsets() == list(range(MAX_DEAD_LETTERED + 50))
 
 
 class FullSink(MemoryDeadLetters):
-    """Takes nothing."""
+    """Accepts nothing."""
 
-    def send(self, letter: DeadLetter) -> None:
+    def send(self, dead_letter: DeadLetter) -> None:
         raise DeadLetterError("the disk is full")
 
 
-def test_a_letter_that_cannot_be_sent_stops_the_stream() -> None:
-    """Going on would lose the record, so the error goes up."""
+def test_a_dead_letter_that_cannot_be_sent_stops_the_stream() -> None:
+    """Going on would lose the record, so the error is raised."""
     bench = Bench([3, BAD, 3], sink=FullSink())
     with pytest.raises(DeadLetterError, match="the disk is full"):
         bench.intake.next_batch(timeout_s=0.0)
 
 
 def test_a_payload_is_never_logged() -> None:
-    """The log names where the record stood and why it was set aside, not what it held."""
+    """The log names the record's offset and the reason, not its content."""
     record = Record(ONE, 5, b"private words", key=b"private key", headers=(("name", b"private header"),))
     with capture_logs() as events:
         DeadLetterWriter(MemoryDeadLetters()).send(record, Reason.NOT_JSON, "not JSON")

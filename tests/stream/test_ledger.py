@@ -1,4 +1,4 @@
-"""The counts of records add up, whatever became of each."""
+"""The counts of records add up."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ ORIGINS = [TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0
 SETTINGS = StreamSettings(batch_records=3, batch_tokens=100, max_tokens=50)
 
 streams = st.lists(st.tuples(st.sampled_from(ORIGINS), st.integers(1, 4), st.booleans()), max_size=40)
-"""For each record its partition, its distance to the one before, and whether it can be decoded."""
+"""For each record: its partition, its distance from the previous offset, and whether it can be decoded."""
 
 
 def batches_of(stream: list[tuple[TopicPartition, int, bool]]) -> tuple[list[Record], list[Batch]]:
@@ -26,7 +26,7 @@ def batches_of(stream: list[tuple[TopicPartition, int, bool]]) -> tuple[list[Rec
         if good:
             batches += batcher.add(records[-1], example([9, 9]))
         else:
-            batches += batcher.reject(records[-1], Reason.EMPTY)
+            batches += batcher.add_dead_lettered(records[-1], Reason.EMPTY)
     return records, batches + batcher.flush()
 
 
@@ -34,35 +34,35 @@ def batches_of(stream: list[tuple[TopicPartition, int, bool]]) -> tuple[list[Rec
 def test_records_read_are_trained_or_dead_lettered(
     stream: list[tuple[TopicPartition, int, bool]], data: st.DataObject
 ) -> None:
-    """After every batch and for every partition: read = trained + set aside, and the position is behind the last."""
+    """After every batch, per partition: read = trained + dead-lettered, and the position follows the last record."""
     records, batches = batches_of(stream)
-    ledger, taken = Ledger(), 0
+    ledger, num_read = Ledger(), 0
     wanted = {"trained": dict.fromkeys(ORIGINS, 0), "dead": dict.fromkeys(ORIGINS, 0)}
     for batch in batches:
         refused = data.draw(st.booleans())
         ledger.account(batch, refused=refused)
         for record in batch.records:
             wanted["dead" if refused else "trained"][record.origin] += 1
-        for rejected in batch.rejected:
-            wanted["dead"][rejected.id.origin] += 1
-        taken += len(batch.records) + len(batch.rejected)
-        seen = records[:taken]
+        for dead_lettered in batch.dead_lettered:
+            wanted["dead"][dead_lettered.id.origin] += 1
+        num_read += len(batch.records) + len(batch.dead_lettered)
+        seen = records[:num_read]
         assert ledger.position == Position().after(*seen)
         for origin in ORIGINS:
-            read = sum(record.origin == origin for record in seen)
-            assert ledger.trained[origin] + ledger.dead_lettered[origin] == read
+            expected = sum(record.origin == origin for record in seen)
+            assert ledger.trained[origin] + ledger.dead_lettered[origin] == expected
             assert (ledger.trained[origin], ledger.dead_lettered[origin]) == (
                 wanted["trained"][origin],
                 wanted["dead"][origin],
             )
-    assert taken == len(records)
+    assert num_read == len(records)
 
 
 @given(streams, st.data())
-def test_a_restored_ledger_goes_on_as_the_first(
+def test_a_restored_ledger_continues_like_the_original(
     stream: list[tuple[TopicPartition, int, bool]], data: st.DataObject
 ) -> None:
-    """Rows and position are all that it is: restored anywhere, it ends with the same rows and the same position."""
+    """Rows and position are its whole state: restored after any batch, it ends with the same rows and position."""
     _, batches = batches_of(stream)
     stop = data.draw(st.integers(0, len(batches)))
     straight, stopped = Ledger(), Ledger()
@@ -80,18 +80,18 @@ def test_a_restored_ledger_goes_on_as_the_first(
 
 
 def test_rows_name_every_known_partition_in_order() -> None:
-    """A partition without a record yet has a row of zeros; rows are sorted."""
+    """A partition without records has a row of zeros; rows are sorted."""
     ledger = Ledger(Position({ORIGINS[2]: 5, ORIGINS[0]: 0}))
     ledger.account(Batch((Record(ORIGINS[1], 4, b"{}"),), (example([9, 9]),)), refused=False)
     assert ledger.rows() == [("a", 0, 0, 0, 0), ("a", 1, 1, 0, 0), ("b", 0, 0, 0, 0)]
 
 
 def test_a_batch_moves_only_its_own_partitions() -> None:
-    """Positions of the others stay; behind gaps a position is the last offset plus one, not a count."""
+    """Other positions stay the same; after gaps a position is the last offset plus one, not a count."""
     a0, a1, _ = ORIGINS
     batcher = Batcher(SETTINGS)
     batcher.add(Record(a1, 7, b"{}"), example([9, 9]))
-    batcher.reject(Record(a1, 11, b"{}"), Reason.EMPTY)
+    batcher.add_dead_lettered(Record(a1, 11, b"{}"), Reason.EMPTY)
     ledger = Ledger(Position({a0: 3, a1: 5}))
     (batch,) = batcher.flush()
     ledger.account(batch, refused=True)
@@ -99,11 +99,11 @@ def test_a_batch_moves_only_its_own_partitions() -> None:
     assert ledger.rows() == [("a", 0, 0, 0, 0), ("a", 1, 0, 2, 0)]
 
 
-def test_records_that_are_kept_out_have_a_column_of_their_own() -> None:
-    """Trained, set aside and held out add up to what was read."""
+def test_held_out_records_are_counted_separately() -> None:
+    """Trained, dead-lettered and held-out records add up to the records read."""
     origin = ORIGINS[0]
     batcher = Batcher(SETTINGS)
-    batcher.reject(Record(origin, 0, b"{}"), Reason.EMPTY)
+    batcher.add_dead_lettered(Record(origin, 0, b"{}"), Reason.EMPTY)
     for offset in (1, 2):
         batcher.add(Record(origin, offset, b"{}"), example([9, 9]))
     (batch,) = batcher.flush()

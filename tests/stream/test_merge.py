@@ -1,4 +1,4 @@
-"""One order out of several partitions, the same again after a restart."""
+"""Merging of several partitions into one order, which is the same after a restart."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from streamlearn.stream.record import Gap, Record, TopicPartition
 ORIGINS = [TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)]
 
 orders = st.lists(st.sampled_from(ORIGINS), max_size=30)
-"""Whose record comes next; offsets count up in each partition."""
+"""The partition of each next record; offsets count up in each partition."""
 
 
 def records_of(order: Sequence[TopicPartition]) -> list[Record]:
@@ -29,7 +29,7 @@ def records_of(order: Sequence[TopicPartition]) -> list[Record]:
 
 @st.composite
 def restarts(draw: st.DrawFn) -> tuple[list[Record], list[Record], int]:
-    """Records in the order first taken, the same in another order, and how many of the first are journalled."""
+    """Records in the order first taken, the same in another order, and how many of them are journalled."""
     order = draw(orders)
     again = draw(st.permutations(order))
     return records_of(order), records_of(again), draw(st.integers(0, len(order)))
@@ -44,7 +44,7 @@ def take_all(merger: Merger, source: MemorySource, max_records: int) -> list[Rec
 
 @given(orders, st.integers(1, 9))
 def test_live_records_come_as_the_source_returns_them(order: list[TopicPartition], max_records: int) -> None:
-    """Without a journal the order is the source's own."""
+    """Without a journal the order is the source's."""
     source = MemorySource(records_of(order))
     assert take_all(Merger(source), source, max_records) == records_of(order)
 
@@ -53,7 +53,7 @@ def test_live_records_come_as_the_source_returns_them(order: list[TopicPartition
 def test_a_journalled_order_is_repeated_exactly(
     restart: tuple[list[Record], list[Record], int], max_records: int
 ) -> None:
-    """Whatever order the records come in now, those of the journal are taken as then; the others follow, none lost."""
+    """The journalled records keep their old order in whatever order they arrive; the others follow, none is lost."""
     before, now, journalled = restart
     source = MemorySource(now)
     merger = Merger(source, runs_of([record.id for record in before[:journalled]]))
@@ -64,10 +64,10 @@ def test_a_journalled_order_is_repeated_exactly(
 
 
 @given(restarts(), orders, st.integers(1, 9))
-def test_behind_the_journal_it_is_live(
+def test_after_the_journal_the_order_is_live(
     restart: tuple[list[Record], list[Record], int], later: list[TopicPartition], max_records: int
 ) -> None:
-    """Once the journal is used up, records come in the source's order again."""
+    """After the last journalled record, the order is the source's again."""
     before, now, _ = restart
     source = MemorySource(now, endless=True)
     merger = Merger(source, runs_of([record.id for record in before]))
@@ -81,34 +81,34 @@ def test_behind_the_journal_it_is_live(
     assert taken == before + fresh
 
 
-def test_others_wait_for_the_journalled_record() -> None:
-    """Records that came too early are kept until the awaited one is there, then all are taken, in partition order."""
+def test_other_records_wait_for_the_journalled_one() -> None:
+    """Records that arrive early wait for the journalled one; then all are taken, in partition order."""
     a0, a1, b0 = ORIGINS
     source = MemorySource(endless=True)
     merger = Merger(source, runs_of([Record(a1, 0, b"").id, Record(a0, 0, b"").id]))
     early = [Record(b0, 0, b"{}"), Record(a0, 0, b"{}"), Record(a0, 1, b"{}")]
     source.append(*early)
     assert list(merger.take(max_records=8, timeout_s=0.0)) == []
-    awaited = Record(a1, 0, b"{}")
-    source.append(awaited)
-    assert list(merger.take(max_records=8, timeout_s=0.0)) == [awaited, early[1], early[2], early[0]]
+    expected = Record(a1, 0, b"{}")
+    source.append(expected)
+    assert list(merger.take(max_records=8, timeout_s=0.0)) == [expected, early[1], early[2], early[0]]
 
 
 class Gappy(MemorySource):
-    """Jumps over what it is told."""
+    """Reports the gaps that a test sets."""
 
     gaps: Sequence[Gap] = ()
 
 
-def test_a_journalled_record_that_is_gone_is_not_waited_for() -> None:
-    """Its partition may stay silent for good: the order ends, and every record that is there is taken."""
+def test_a_journalled_record_that_is_gone_does_not_block() -> None:
+    """Its partition may stay silent forever: the order is dropped, and every available record is taken."""
     a0, a1, b0 = ORIGINS
     source = Gappy(endless=True)
     merger = Merger(source, runs_of([Record(a1, 0, b"").id, Record(a0, 0, b"").id]))
     early = [Record(b0, 0, b"{}"), Record(a0, 0, b"{}")]
     source.append(*early)
     source.gaps = [Gap(b0, 1, 9)]
-    assert list(merger.take(max_records=8, timeout_s=0.0)) == []  # none of b is awaited
+    assert list(merger.take(max_records=8, timeout_s=0.0)) == []  # no record of b is expected
     source.gaps = [Gap(b0, 1, 9), Gap(a1, 0, 4)]
     with capture_logs() as logs:
         assert list(merger.take(max_records=8, timeout_s=0.0)) == [early[1], early[0]]
@@ -118,7 +118,7 @@ def test_a_journalled_record_that_is_gone_is_not_waited_for() -> None:
     assert list(merger.take(max_records=8, timeout_s=0.0)) == [late]
 
 
-def test_nothing_ready_is_nothing_taken() -> None:
-    """An idle source gives an empty turn, with a journal and without."""
+def test_an_idle_source_returns_nothing() -> None:
+    """With a journal and without one."""
     for journalled in ((), runs_of([Record(ORIGINS[0], 0, b"").id])):
         assert list(Merger(MemorySource(endless=True), journalled).take(max_records=8, timeout_s=0.0)) == []

@@ -1,4 +1,4 @@
-"""Parsing is strict, bounded and silent about nothing."""
+"""Strict and bounded parsing."""
 
 import json
 from typing import Any
@@ -48,7 +48,7 @@ REFUSED: dict[str, tuple[bytes | None, Reason]] = {
     "a key twice": (b'{"a":1,"a":1}', Reason.DUPLICATE_KEY),
     "a key twice, once escaped": (b'{"a":1,"\\u0061":1}', Reason.DUPLICATE_KEY),
     "a key twice inside": (b'{"b":[{"a":{},"a":[]}]}', Reason.DUPLICATE_KEY),
-    "a key twice, its colon made up for by an escaped one": (b'{"a":0,"a":"\\u003a"}', Reason.DUPLICATE_KEY),
+    "a key twice, its colon offset by an escaped one": (b'{"a":0,"a":"\\u003a"}', Reason.DUPLICATE_KEY),
     "the same in capitals": (b'{"a":0,"a":"\\u003A"}', Reason.DUPLICATE_KEY),
     "a list": (b"[]", Reason.BAD_FORM),
     "a string": (b'"text"', Reason.BAD_FORM),
@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[bytes | None, Reason]] = {
 
 @pytest.mark.parametrize(("value", "reason"), REFUSED.values(), ids=REFUSED.keys())
 def test_refuses_with_the_reason(value: bytes | None, reason: Reason) -> None:
-    """Each fault has its reason, and a message without the record's own content run wild."""
+    """Each fault has its reason, and a message of bounded length."""
     with pytest.raises(RecordError) as refused:
         parse(value, LIMITS)
     assert refused.value.reason is reason
@@ -78,13 +78,13 @@ def test_refuses_with_the_reason(value: bytes | None, reason: Reason) -> None:
     ],
 )
 def test_accepts_what_is_strict_json(text: str) -> None:
-    """Colons in strings and keys, escapes and the ends of the number range are read as the standard library does."""
+    """Colons in strings and keys, escapes and the limits of the number range are read like by the standard library."""
     assert parse(text.encode(), LIMITS) == json.loads(text)
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
-    # Few letters, so that keys collide and colons and backslashes are everywhere.
+    # Few characters, so that keys collide and colons and backslashes are frequent.
     | st.text('a:\\"u03é', max_size=6),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("a:\\", max_size=2), inner, max_size=4),
     max_leaves=12,
@@ -93,15 +93,15 @@ JSON = st.recursive(
 
 @settings(deadline=None)
 @given(st.dictionaries(st.text("a:", max_size=2), JSON, max_size=4), st.booleans(), st.sampled_from([None, 1]))
-def test_reads_what_json_wrote(tree: dict[str, Any], ascii_only: bool, indent: int | None) -> None:
-    """Every tree without duplicates comes back as it was written."""
+def test_reads_the_output_of_json(tree: dict[str, Any], ascii_only: bool, indent: int | None) -> None:
+    """Every tree without duplicate keys survives a round trip."""
     assert parse(json.dumps(tree, ensure_ascii=ascii_only, indent=indent).encode(), WIDE) == tree
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.text("a:\\u03", max_size=2), JSON), max_size=4), st.booleans())
 def test_finds_every_duplicate_key(pairs: list[tuple[str, Any]], escaped: bool) -> None:
-    """The count of colons calls a record clean exactly when its keys are unique."""
+    """The count of colons accepts a record exactly when its keys are unique."""
 
     def quoted(key: str) -> str:
         return '"' + "".join(f"\\u{ord(c):04x}" for c in key) + '"' if escaped else json.dumps(key)
@@ -121,8 +121,8 @@ def test_finds_every_duplicate_key(pairs: list[tuple[str, Any]], escaped: bool) 
     | st.text(max_size=100).map(str.encode)
     | st.text('{}[]",:1ea\\uN', max_size=30).map(str.encode)
 )
-def test_raises_record_errors_alone(value: bytes) -> None:
-    """Whatever the bytes, the answer is an object or a RecordError; an object agrees with the standard library."""
+def test_raises_only_record_errors(value: bytes) -> None:
+    """Any bytes give an object or a RecordError; an object equals that of the standard library."""
     try:
         tree = parse(value, WIDE)
     except RecordError:
@@ -131,7 +131,7 @@ def test_raises_record_errors_alone(value: bytes) -> None:
 
 
 def test_a_limit_itself_is_allowed() -> None:
-    """max_ settings name the largest value that passes."""
+    """The max_ settings are inclusive."""
     tree = {"a": "x" * 100, "b": [0] * 50}
     assert parse(json.dumps(tree).encode(), LIMITS) == tree
     exact = b'{"a":1' + b" " * (20_000 - 7) + b"}"
@@ -140,7 +140,7 @@ def test_a_limit_itself_is_allowed() -> None:
 
 
 def test_fields_of_requests_are_checked_like_records() -> None:
-    """A request's JSON was parsed by others: its strings and lists meet the same limits."""
+    """A request's JSON was parsed elsewhere: its strings and lists are checked against the same limits."""
     cases: list[tuple[Any, Any, Reason]] = [
         (read_string, 1, Reason.BAD_TYPE),
         (read_string, None, Reason.BAD_TYPE),
