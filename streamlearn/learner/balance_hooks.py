@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.balance import NO_TYPE, load_balance, localized_balance
-from streamlearn.adapters.layer import HeadLoraLinear
-from streamlearn.adapters.routing_context import RoutingDecision, vision_segment_ids
+from streamlearn.adapters.routing_context import AdaptedLayer, RoutingDecision, vision_segment_ids
 from streamlearn.learner.packing import PackedBatch
 
 
@@ -18,10 +17,10 @@ class LoadBalance:
         self._strength = strength
         self._terms: list[Tensor] = []
 
-    def __call__(self, layer: HeadLoraLinear, routed: RoutingDecision) -> None:
+    def __call__(self, layer: AdaptedLayer, decision: RoutingDecision) -> None:
         """Take one layer's."""
         del layer
-        self._terms.append(load_balance(routed.native_HKT, routed.selected_HKT))
+        self._terms.append(load_balance(decision.native_HKT, decision.selected_HKT))
 
     def loss(self) -> Tensor:
         """What is added to the task loss."""
@@ -40,13 +39,13 @@ class LocalizedBalance:
         self._type_B = torch.tensor(numbers, device=packed.segment_ids_T.device)
         self._terms: list[Tensor] = []
 
-    def __call__(self, layer: HeadLoraLinear, routed: RoutingDecision) -> None:
+    def __call__(self, layer: AdaptedLayer, decision: RoutingDecision) -> None:
         """Take one layer's."""
         segment_ids_T = self._packed.segment_ids_T
         if layer.is_vision:
             assert self._packed.vision_units_B is not None
-            segment_ids_T = vision_segment_ids(self._packed.vision_units_B, routed.gate_HKT.shape[-1])
-        self._terms.append(localized_balance(routed.gate_HKT, segment_ids_T, self._type_B))
+            segment_ids_T = vision_segment_ids(self._packed.vision_units_B, decision.gate_HKT.shape[-1])
+        self._terms.append(localized_balance(decision.gate_HKT, segment_ids_T, self._type_B))
 
     def loss(self) -> Tensor:
         """What is added to the task loss."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from streamlearn.adapters.bottleneck import add_experts, split_heads
-from streamlearn.adapters.layer import HeadLoraLinear
-from streamlearn.adapters.model import ADAPTER, Bank
+from streamlearn.adapters.model import Bank
+from streamlearn.adapters.routing_context import AdaptedLayer
 from streamlearn.probe.cka import GramCka
 
 Coordinates = Literal["bank", "random", "invariant"]
@@ -28,20 +28,19 @@ class TransientExpert:
 
     def __init__(self, banks: Sequence[Bank], coordinates: Coordinates, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self._bank_of = {id(bank.layer): bank for bank in banks}
+        self._banks = {bank.name: bank for bank in banks}
         self.A = {bank.name: nn.Parameter(_first_A(bank, coordinates, generator)) for bank in banks}
         self.B = {bank.name: nn.Parameter(torch.zeros_like(bank.B)) for bank in banks}
         self._cka = {bank.name: GramCka() for bank in banks}
         self.comparing = False
         """Whether passes gather what CKA needs."""
 
-    def __call__(self, layer: HeadLoraLinear, x_TD: Tensor, y: Tensor) -> Tensor:
+    def __call__(self, layer: AdaptedLayer, x_TD: Tensor, y: Tensor) -> Tensor:
         """Eq. (1)'s last term, added in place."""
-        bank = self._bank_of[id(layer)]
-        A_HKRS, B_HKRO = self.A[bank.name], self.B[bank.name]
+        A_HKRS, B_HKRO = self.A[layer.name], self.B[layer.name]
         if self.comparing:
-            self._compare(bank, x_TD.reshape(-1, x_TD.shape[-1]), A_HKRS)
-        return add_experts(y, x_TD, A_HKRS, B_HKRO, None, scaling=layer.head_lora_config[ADAPTER].scaling)
+            self._compare(self._banks[layer.name], x_TD.reshape(-1, x_TD.shape[-1]), A_HKRS)
+        return add_experts(y, x_TD, A_HKRS, B_HKRO, None, scaling=layer.scaling)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """By name: BANK.A and BANK.B."""
@@ -54,7 +53,7 @@ class TransientExpert:
         """CKA (eq. 9) of each head's transient expert with each stable one, (H, K) by bank."""
         return {
             bank.name: self._cka[bank.name].score(self.B[bank.name].flatten(1, 2), bank.B)
-            for bank in self._bank_of.values()
+            for bank in self._banks.values()
         }
 
     def _compare(self, bank: Bank, x_TD: Tensor, A_HKRS: Tensor) -> None:

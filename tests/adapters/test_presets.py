@@ -54,8 +54,8 @@ def test_settings_lie_over_the_objective() -> None:
 
 
 def test_a_bias_needs_a_router() -> None:
-    """`lora` has none to steer."""
-    with pytest.raises(ConfigError, match=re.escape("adapter.bias: preset lora has no router to steer")):
+    """Preset `lora` has none."""
+    with pytest.raises(ConfigError, match=re.escape("adapter.bias: preset lora has no router to bias")):
         objective(with_preset("lora", adapter={"bias": "claims"}))
 
 
@@ -91,10 +91,10 @@ def test_settings_lie_over_the_preset() -> None:
         ({"preset": "loramoe", "top_k": 7}, "adapter.top_k: must be at most num_experts, which is 6, found 7"),
         (
             {"preset": "lora", "num_experts": 4},
-            "adapter.num_experts: must be 1 where no gate chooses among experts, as in preset lora, found 4; "
+            "adapter.num_experts: must be 1 without a gate to choose among experts, as in preset lora, found 4; "
             "remove num_experts or choose preset mh-moe or loramoe",
         ),
-        ({"preset": "lora", "num_heads": 8}, "adapter.num_heads: must be 1 where no gate"),
+        ({"preset": "lora", "num_heads": 8}, "adapter.num_heads: must be 1 without a gate"),
         ({"preset": "lora", "top_k": 2}, "adapter.top_k: must be at most num_experts, which is 1, found 2"),
         ({"preset": "mot", "num_heads": 4}, "adapter.routes: sequences need a gate and num_heads 1"),
         ({"target_modules": ()}, "adapter.target_modules: must name at least one linear, found none"),
@@ -166,5 +166,5 @@ def test_vision_modules_are_of_the_tower_alone() -> None:
         check(HeadLoraConfig(vision_modules=["up_proj"]), SHAPES, tower)
     with pytest.raises(ConfigError, match=r"adapter\.vision_modules: the backbone has no vision tower, found fc1"):
         check(HeadLoraConfig(vision_modules=["fc1"]), SHAPES, {})
-    with pytest.raises(ConfigError, match="vision_modules: a sequence is routed by its words"):
+    with pytest.raises(ConfigError, match="vision_modules: must be empty where whole sequences are routed"):
         HeadLoraConfig(vision_modules=["fc1"], num_heads=1, routes="sequences")

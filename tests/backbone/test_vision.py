@@ -118,7 +118,7 @@ def test_eyes_may_learn_too(folder: Path, backbone: Backbone) -> None:
     model = attach(backbone.model, config, 0)
     learner = Learner(model, LearnerSettings(lr=1e-2), CPU, objective=OBJECTIVES["mh-moe"])
     examples = examples_of(decoder_of(backbone))
-    eyes = [bank for bank in learner.banks if bank.layer.is_vision]
+    eyes = [bank for bank in learner.banks if bank.info.is_vision]
     assert {bank.name for bank in eyes} == set(outline(BackboneSettings(model=str(folder))).tower_linears)
     assert len(learner.banks) - len(eyes) == 6
     for _ in range(3):

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from streamlearn.adaptation.expert_evidence import ExpertEvidence
-from streamlearn.adapters.layer import HeadLoraLinear
 from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import resolve
-from streamlearn.adapters.routing_context import RoutingDecision
+from streamlearn.adapters.routing_context import AdaptedLayer, RoutingDecision
 from streamlearn.backbone.load import load, outline
 from streamlearn.consolidate.claims import as_bias
 from streamlearn.jobs.experts import BUCKETS, COMPOSITIONS, experts
@@ -54,13 +53,13 @@ def described(learner: Learner, layer: str | None = None, **kwargs: Any) -> Expe
 
 
 class Choices:
-    """Every layer's choices for one record, as a watcher."""
+    """A routing hook that keeps every layer's selection for one record."""
 
     def __init__(self) -> None:
         self.selected: dict[str, torch.Tensor] = {}
 
-    def __call__(self, layer: HeadLoraLinear, routed: RoutingDecision) -> None:
-        self.selected[layer.head_lora_block["default"]] = routed.selected_HKT
+    def __call__(self, layer: AdaptedLayer, decision: RoutingDecision) -> None:
+        self.selected[layer.block] = decision.selected_HKT
 
 
 def choices(learner: Learner, example: Example, slot: int) -> Choices:
@@ -94,7 +93,7 @@ def test_counts_and_mixing_equal_those_of_every_record_alone(backbone: Path, pre
         tokens = {number: torch.zeros(H, K, dtype=torch.long) for number in NUMBERS.values()}
         for slot, kept in HOLDOUTS.items():
             for example in kept:
-                selected = choices(learner, example, slot).selected[bank.layer.head_lora_block["default"]]
+                selected = choices(learner, example, slot).selected[bank.info.block]
                 for t, token in enumerate(example.input_ids):
                     kind = (frequency_bucket(token, frequencies), t * BUCKETS // len(example))
                     for h, k in selected[:, :, t if preset == "streamlearn" else 0].nonzero().tolist():

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.layer import HeadLoraLinear
-from streamlearn.adapters.routing_context import RoutingContext, RoutingDecision, routing_context
+from streamlearn.adapters.routing_context import AdaptedLayer, RoutingContext, RoutingDecision, routing_context
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import packed_loss
 from streamlearn.learner.packing import pack
@@ -26,8 +25,8 @@ class Notes:
     def __init__(self) -> None:
         self.routed: list[RoutingDecision] = []
 
-    def __call__(self, layer: HeadLoraLinear, routed: RoutingDecision) -> None:
-        self.routed.append(routed)
+    def __call__(self, layer: AdaptedLayer, decision: RoutingDecision) -> None:
+        self.routed.append(decision)
 
 
 def routing(
@@ -173,10 +172,10 @@ def test_a_sequence_keeps_its_experts_while_it_is_decoded(make_learner: MakeLear
     ids = torch.from_numpy(np.stack([EXAMPLES[0].input_ids, EXAMPLES[0].input_ids[::-1]])).long()
     with torch.no_grad(), routing_context(learner.model, context):
         learner.forward(input_ids=ids, use_cache=False)
-        chosen = {block: routed.selected_HKT.clone() for block, routed in context.choices.items()}
+        chosen = {block: routed.selected_HKT.clone() for block, routed in context.block_decisions.items()}
         learner.forward(input_ids=ids[:, :1], use_cache=False)
     assert len(notes.routed) == 2
-    assert all(torch.equal(context.choices[block].selected_HKT, chosen[block]) for block in chosen)
+    assert all(torch.equal(context.block_decisions[block].selected_HKT, chosen[block]) for block in chosen)
 
 
 @pytest.mark.parametrize("preset", ["streamlearn", "cp-moe", "mot", "loramoe"])
