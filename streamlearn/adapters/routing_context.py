@@ -64,7 +64,7 @@ class RoutingContext:
     """The sequences of one forward pass, and what observes its routing."""
 
     segment_ids_T: Tensor | None = None
-    """(T,) index of the sequence that each token of the flattened input belongs to; None: an input row is a sequence."""
+    """(T,) index of the sequence that each token of the flattened input belongs to; None: each input row is one."""
     slots_B: Tensor | None = None
     """(B,) regime slot of each sequence, which selects its CP bias; None: no bias."""
     prompt_T: Tensor | None = None

@@ -1,10 +1,10 @@
-"""Questions about images, as records: what the bundled image-text backbone is made of and measured on.
+"""Questions about images, as records: training and test data of the bundled image-text backbone.
 
     python -m streamlearn.backbone.image_tasks --data FOLDER --task colour --split train
 
 A folder holds `cifar10.npz`, `mnist.npz`, `omniglot100.npz` (`train_images`, `train_labels`, `test_images`,
 `test_labels`, `label_names`), and `easy_vqa` and `coco256` as `NAME_images.tar` with `NAME.train.jsonl.gz` and
-`NAME.test.jsonl.gz`. Tasks are kinds of questions, in the manner of VQA v2's question types (CP-MoE, arXiv 2605.20247,
+`NAME.test.jsonl.gz`. A task is a kind of question, like the question types of VQA v2 (CP-MoE, arXiv 2605.20247,
 Table 2):
 
 | task | images | question | answer |
@@ -12,10 +12,10 @@ Table 2):
 | recognition | CIFAR-10 | What is this a photo of? | ten classes |
 | digit | MNIST | Which digit is this? | 0 to 9 |
 | alphabet | Omniglot | From which alphabet is this letter? | eight alphabets |
-| colour | easy-VQA | what color is the shape? and alike | eight colours |
-| shape | easy-VQA | what shape is present? and alike | three shapes |
-| presence | easy-VQA | is there a red shape? and alike | yes, no |
-| absence | easy-VQA | is there not a circle? and alike | yes, no |
+| colour | easy-VQA | what color is the shape? and similar | eight colours |
+| shape | easy-VQA | what shape is present? and similar | three shapes |
+| presence | easy-VQA | is there a red shape? and similar | yes, no |
+| absence | easy-VQA | is there not a circle? and similar | yes, no |
 | counting | COCO | How many OBJECTs are in the photo? | a number |
 | objects | COCO | What is in the photo? | names, most frequent first |
 """
@@ -41,16 +41,22 @@ Json = dict[str, Any]
 
 
 def records(folder: Path, task: str, split: Split, limit: int | None = None) -> Iterator[Json]:
-    """The records of one task: `prompt`, `completion`, `image`, and `meta` with the task and the label.
+    """Read the records of one task: `prompt`, `completion`, `image`, and `meta` with task and answer.
+
+    Args:
+        folder: The folder of image sets.
+        task: A key of `TASKS`.
+        split: `train` or `test`.
+        limit: Maximum number of records; None: all.
 
     Raises:
-        FileNotFoundError: the folder lacks the task's files.
+        FileNotFoundError: the folder does not have the task's files.
     """
     return islice(TASKS[task](folder, task, split), limit)
 
 
 def record(task: str, question: str, answer: str, image: bytes) -> Json:
-    """One question in the form that the bundled backbone knows."""
+    """Build a record in the format that the bundled backbone was trained on; `image` is an encoded file."""
     return {
         "prompt": f"<image>\nQuestion: {question}\n\nOutput:",
         "completion": f" {answer}",
@@ -60,22 +66,22 @@ def record(task: str, question: str, answer: str, image: bytes) -> Json:
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """An array (H, W) or (H, W, 3) as a file."""
+    """Encode pixels, (H, W) or (H, W, 3), as a PNG file."""
     out = BytesIO()
     Image.fromarray(pixels).save(out, "PNG")
     return out.getvalue()
 
 
 def arrays(folder: Path, name: str, split: Split) -> Iterator[tuple[NDArray[np.uint8], str]]:
-    """Pixels and label of one of the .npz sets."""
-    with np.load(folder / f"{name}.npz", allow_pickle=False) as held:
-        names = [str(label) for label in held["label_names"]]
-        for pixels, label in zip(held[f"{split}_images"], held[f"{split}_labels"], strict=True):
+    """Read pixels, (H, W) or (H, W, 3), and label of each image of an .npz set."""
+    with np.load(folder / f"{name}.npz", allow_pickle=False) as data:
+        names = [str(label) for label in data["label_names"]]
+        for pixels, label in zip(data[f"{split}_images"], data[f"{split}_labels"], strict=True):
             yield pixels, names[label]
 
 
 def rows(folder: Path, name: str, split: Split) -> Iterator[tuple[Json, bytes]]:
-    """Row and image bytes of one of the .tar sets."""
+    """Read each row of a .tar set with the bytes of its image."""
     with tarfile.open(folder / f"{name}_images.tar") as tar:
         images = {member.name: content.read() for member in tar if (content := tar.extractfile(member)) is not None}
     with gzip.open(folder / f"{name}.{split}.jsonl.gz") as lines:
@@ -85,11 +91,10 @@ def rows(folder: Path, name: str, split: Split) -> Iterator[tuple[Json, bytes]]:
 
 
 def easy_vqa_kind(question: str) -> str:
-    """The task that a question of easy-VQA belongs to."""
+    """Classify a question of easy-VQA: colour, shape, presence or absence."""
     if question.startswith("what"):
         return "colour" if "color" in question else "shape"
-    words = question.split()
-    return "absence" if "not" in words or "no" in words else "presence"
+    return "presence" if {"not", "no"}.isdisjoint(question.split()) else "absence"
 
 
 def _recognition(folder: Path, task: str, split: Split) -> Iterator[Json]:
@@ -141,12 +146,12 @@ TASKS: Mapping[str, Callable[[Path, str, Split], Iterator[Json]]] = {
 
 
 def main() -> None:
-    """Command line."""
+    """Write the records of some tasks to standard output as JSON lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of image sets")
-    parser.add_argument("--task", choices=list(TASKS), nargs="+", required=True, help="one after the other")
+    parser.add_argument("--task", choices=list(TASKS), nargs="+", required=True, help="tasks, in this order")
     parser.add_argument("--split", choices=["train", "test"], default="train")
-    parser.add_argument("--limit", type=int, default=None, help="records of each task; all unless given")
+    parser.add_argument("--limit", type=int, default=None, help="maximum records per task (default: all)")
     arguments = parser.parse_args()
     for task in arguments.task:
         for each in records(arguments.data, task, arguments.split, arguments.limit):

@@ -2,9 +2,9 @@
 
     python -m streamlearn.backbone.pretrain --data ../shared/data/pretrain --out build/nano
 
-A Qwen3-shaped causal LM of 5.2 M parameters, trained from scratch on whole documents with a next-token loss. The
-run is a function of the data, the seed and the step count alone, so it can be stopped at any moment: started again
-with the same arguments it goes on from its last checkpoint. Checkpoints are safetensors and JSON.
+A causal language model with the Qwen3 architecture and 5.2 M parameters, trained from scratch on whole documents. The
+result depends only on the data, the seed and the number of steps. A run can be stopped at any time; started again with
+the same arguments, it continues from its last checkpoint. Checkpoints are safetensors and JSON.
 """
 
 import argparse
@@ -44,7 +44,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides the weights, together with the data."""
+    """Hyperparameters; with the data, they determine the weights."""
 
     seed: int = 20261121
     steps: int = 4600
@@ -54,11 +54,11 @@ class Recipe:
     warmup_steps: int = 200
     weight_decay: float = 0.1
     held_out: int = 400
-    """Documents, the last of the shuffled corpus, that are never trained on."""
+    """Documents, the last of the shuffled corpus, that are not trained on."""
 
 
 def nano_config() -> Qwen3Config:
-    """The nano architecture: hidden 256, 6 layers, tied embeddings, 5.2 M parameters."""
+    """Return the nano architecture: hidden size 256, 6 layers, tied embeddings, 5.2 M parameters."""
     return Qwen3Config(
         vocab_size=4096,
         hidden_size=256,
@@ -78,11 +78,11 @@ def nano_config() -> Qwen3Config:
 
 
 def read_texts(folder: Path) -> list[str]:
-    """Every `text` of the gzipped JSONL files in `folder`, in file and line order."""
+    """Read every `text` of the gzipped JSONL files in `folder`, in file and line order."""
     files = sorted(folder.glob("*.jsonl.gz"))
     if not files:
         raise SystemExit(
-            f"no *.jsonl.gz in {folder}: --data must name a folder of gzipped JSONL files with a `text` field"
+            f"--data: expected a folder of gzipped JSONL files with a `text` field, found no *.jsonl.gz in {folder}"
         )
     texts: list[str] = []
     for file in files:
@@ -92,7 +92,7 @@ def read_texts(folder: Path) -> list[str]:
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE: every string of bytes has an encoding, so no record is ever out of vocabulary."""
+    """Train a byte-level BPE tokenizer: it encodes any text, so no record is out of vocabulary."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -114,7 +114,7 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
 
 
 def encode(texts: list[str], tokenizer: PreTrainedTokenizerFast, max_tokens: int) -> list[list[int]]:
-    """Token ids with the end token after each text; a long text becomes several pieces of at most `max_tokens`."""
+    """Encode texts, with the end token after each; long texts are split into pieces of at most `max_tokens`."""
     end = tokenizer.convert_tokens_to_ids(END)
     pieces: list[list[int]] = []
     for start in range(0, len(texts), 1000):
@@ -125,7 +125,7 @@ def encode(texts: list[str], tokenizer: PreTrainedTokenizerFast, max_tokens: int
 
 
 def batches(pieces: list[list[int]], recipe: Recipe) -> Iterator[Tensor]:
-    """Padded batches of similar lengths, epoch after epoch, in an order that only the seed decides."""
+    """Yield padded batches of pieces of similar length, without end; the order depends only on the seed."""
     epoch = 0
     while True:
         rng = random.Random(f"{recipe.seed}-{epoch}")
@@ -143,24 +143,24 @@ def batches(pieces: list[list[int]], recipe: Recipe) -> Iterator[Tensor]:
         epoch += 1
 
 
-def pad(rows: list[list[int]]) -> Tensor:
-    """(rows, longest) ids, filled with IGNORED on the right: under a causal mask no real token sees the filling."""
-    longest = max(map(len, rows))
-    return torch.tensor([row + [IGNORED] * (longest - len(row)) for row in rows])
+def pad(pieces: list[list[int]]) -> Tensor:
+    """Pad pieces with IGNORED on the right, (B, T); under a causal mask no token attends to the padding."""
+    longest = max(map(len, pieces))
+    return torch.tensor([piece + [IGNORED] * (longest - len(piece)) for piece in pieces])
 
 
-def language_loss(model: Qwen3ForCausalLM, rows: Tensor, *, bf16: bool) -> Tensor:
-    """Mean next-token loss of the batch, nats per token."""
+def language_loss(model: Qwen3ForCausalLM, ids_BT: Tensor, *, bf16: bool) -> Tensor:
+    """Compute the mean next-token loss of a padded batch, nats per token."""
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        hidden = model.model(rows.clamp_min(0)).last_hidden_state[:, :-1]
-        targets = rows[:, 1:]
+        hidden = model.model(ids_BT.clamp_min(0)).last_hidden_state[:, :-1]
+        targets = ids_BT[:, 1:]
         logits = model.lm_head(hidden[targets != IGNORED])
     return F.cross_entropy(logits.float(), targets[targets != IGNORED])
 
 
 @torch.no_grad()
 def held_out_loss(model: Qwen3ForCausalLM, pieces: list[list[int]], *, bf16: bool) -> float:
-    """Loss over held-out pieces, nats per token."""
+    """Compute the mean loss over held-out pieces, nats per token."""
     total, count = 0.0, 0
     for piece in pieces:
         total += language_loss(model, torch.tensor([piece]), bf16=bf16).item() * (len(piece) - 1)
@@ -169,7 +169,7 @@ def held_out_loss(model: Qwen3ForCausalLM, pieces: list[list[int]], *, bf16: boo
 
 
 def learning_rate(step: int, recipe: Recipe) -> float:
-    """Linear warm-up, then a cosine to a twentieth of the peak."""
+    """Return the learning rate of a step: linear warm-up, then cosine decay to a twentieth of the peak."""
     if step < recipe.warmup_steps:
         return recipe.peak_lr * (step + 1) / recipe.warmup_steps
     done = (step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps)
@@ -177,7 +177,7 @@ def learning_rate(step: int, recipe: Recipe) -> float:
 
 
 def make_optimizer(model: Qwen3ForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW with decay on matrices only."""
+    """Build AdamW with weight decay on matrices only."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -185,7 +185,7 @@ def make_optimizer(model: Qwen3ForCausalLM, recipe: Recipe) -> torch.optim.AdamW
 
 
 def save_checkpoint(folder: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, step: int) -> None:
-    """Write weights, moments and step; the rename makes it whole or absent."""
+    """Write weights, moments and step atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
     named = {p: name for name, p in model.named_parameters()}
@@ -197,7 +197,7 @@ def save_checkpoint(folder: Path, model: Qwen3ForCausalLM, optimizer: torch.opti
 
 
 def load_checkpoint(folder: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW) -> int:
-    """The step to go on from; 0 when there is no checkpoint."""
+    """Load a checkpoint, if there is one, and return its step; else 0."""
     file = folder / "checkpoint.safetensors"
     if not file.exists():
         return 0
@@ -211,7 +211,7 @@ def load_checkpoint(folder: Path, model: Qwen3ForCausalLM, optimizer: torch.opti
 
 
 def pretrain(data: Path, out: Path, recipe: Recipe, *, bf16: bool) -> None:
-    """Run the recipe, or what is left of it, and write the finished folder."""
+    """Train, from the last checkpoint if there is one, and write the model's folder."""
     texts = read_texts(data)
     random.Random(recipe.seed).shuffle(texts)
     kept, held_out = texts[: -recipe.held_out], texts[-recipe.held_out :]
@@ -222,7 +222,7 @@ def pretrain(data: Path, out: Path, recipe: Recipe, *, bf16: bool) -> None:
         tokenizer = train_tokenizer(kept, nano_config().vocab_size)
         tokenizer.save_pretrained(out)
     pieces = encode(kept, tokenizer, recipe.max_tokens)
-    checks = encode(held_out, tokenizer, recipe.max_tokens)
+    held_out_pieces = encode(held_out, tokenizer, recipe.max_tokens)
     print(f"{len(kept)} texts, {sum(map(len, pieces))} tokens, {len(pieces)} pieces", flush=True)
 
     torch.manual_seed(recipe.seed)
@@ -230,28 +230,28 @@ def pretrain(data: Path, out: Path, recipe: Recipe, *, bf16: bool) -> None:
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
     optimizer = make_optimizer(model, recipe)
     first = load_checkpoint(out, model, optimizer)
-    started, seen = time.monotonic(), 0
-    for step, rows in enumerate(batches(pieces, recipe)):
+    started, tokens = time.monotonic(), 0
+    for step, ids_BT in enumerate(batches(pieces, recipe)):
         if step >= recipe.steps:
             break
         if step < first:
             continue
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, recipe)
-        loss = language_loss(model, rows, bf16=bf16)
+        loss = language_loss(model, ids_BT, bf16=bf16)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        seen += int((rows != IGNORED).sum())
+        tokens += int((ids_BT != IGNORED).sum())
         if step % 100 == 0:
-            rate = seen / (time.monotonic() - started)
+            rate = tokens / (time.monotonic() - started)
             print(f"step {step} loss {loss.item():.3f} tokens/s {rate:.0f}", flush=True)
         if (step + 1) % 500 == 0:
             save_checkpoint(out, model, optimizer, step + 1)
-            print(f"step {step + 1} held-out loss {held_out_loss(model, checks, bf16=bf16):.4f}", flush=True)
+            print(f"step {step + 1} held-out loss {held_out_loss(model, held_out_pieces, bf16=bf16):.4f}", flush=True)
 
-    final = held_out_loss(model, checks, bf16=bf16)
+    final = held_out_loss(model, held_out_pieces, bf16=bf16)
     model.to(torch.bfloat16).save_pretrained(out)
     figures = {"recipe": asdict(recipe), "tokens_an_epoch": sum(map(len, pieces)), "held_out_loss": final}
     (out / "pretrain.json").write_text(json.dumps(figures, indent=2) + "\n")
@@ -259,12 +259,12 @@ def pretrain(data: Path, out: Path, recipe: Recipe, *, bf16: bool) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of *.jsonl.gz files with a `text` field")
-    parser.add_argument("--out", type=Path, required=True, help="where checkpoints and the finished model go")
+    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the finished model")
     parser.add_argument("--steps", type=int, default=Recipe.steps)
-    parser.add_argument("--float32", action="store_true", help="no bf16 autocast: for CPUs without fast bf16 products")
+    parser.add_argument("--float32", action="store_true", help="no bf16 autocast, for CPUs without fast bf16 products")
     arguments = parser.parse_args()
     pretrain(arguments.data, arguments.out, Recipe(steps=arguments.steps), bf16=not arguments.float32)
 

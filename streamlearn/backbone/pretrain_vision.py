@@ -1,15 +1,15 @@
-"""Give the bundled nano backbone eyes: a vision tower and a projector; its language model stays as it is.
+"""Train the vision tower and the projector of the bundled image-text backbone; the language model does not change.
 
     python -m streamlearn.backbone.pretrain_vision --data ../shared/data/images --out build/nano-vl
 
-1. The tower, a ViT on 64 x 64 pixels, learns to tell images apart: classes of CIFAR-10 and MNIST, letters of Omniglot,
-   shapes and colours of easy-VQA, each with a linear head of its own that is thrown away.
-2. Tower and projector learn through the frozen language model to answer questions: recognition, digit, colour, shape
-   and presence.
+1. The tower, a ViT on 64 x 64 pixels, is trained to classify images: classes of CIFAR-10 and MNIST, letters of
+   Omniglot, shapes and colours of easy-VQA. Each set has its own linear head; the heads are discarded.
+2. Tower and projector are trained through the frozen language model to answer questions: recognition, digit, colour,
+   shape and presence.
 
-Held back, so that a stream has something to teach: the classes `HELD_BACK`, every question of alphabet, absence,
-counting and objects, and all test images. A function of data and seed; every epoch leaves a checkpoint, and a run that
-was stopped goes on from there.
+Held back, so that a stream has something new to teach: the classes `HELD_BACK`, all questions of alphabet, absence,
+counting and objects, and all test images. The result depends only on data and seed. Every epoch writes a checkpoint; a
+run that was stopped continues from the last one.
 """
 
 import argparse
@@ -37,14 +37,14 @@ from streamlearn.backbone.image_tasks import Json, arrays, records, rows
 
 HELD_BACK = {"recognition": {"deer", "frog", "ship", "truck"}, "digit": {"7", "8", "9"}}
 TAUGHT = ("recognition", "digit", "colour", "shape", "presence")
-"""Tasks of the second stage."""
+"""Tasks of stage 2."""
 MIRRORED = "cifar10"
-"""The set whose images may be mirrored: a letter may not."""
+"""The set whose images are mirrored at random; mirrored letters and digits would be others."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides the weights, together with the data."""
+    """Hyperparameters; with the data, they determine the weights."""
 
     seed: int = 20261121
     tower_epochs: int = 40
@@ -54,13 +54,13 @@ class Recipe:
     answer_batch: int = 32
     answer_lr: float = 1e-3
     tower_share: float = 0.1
-    """Learning rate of the tower in the second stage, as a part of the projector's."""
+    """Learning rate of the tower in stage 2, as a fraction of that of the projector."""
     weight_decay: float = 0.05
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """An image and its class under one of the heads."""
+    """An image and its class for one of the heads."""
 
     head: str
     pixels: NDArray[np.uint8]
@@ -68,23 +68,23 @@ class Labelled:
     label: int
 
 
-def upright(image: Image.Image) -> NDArray[np.uint8]:
-    """As the tower wants it, before normalisation."""
+def resized(image: Image.Image) -> NDArray[np.uint8]:
+    """Scale an image to the tower's input size: (64, 64, 3), not normalized."""
     side = nano_vl.IMAGE_SIDE
     return np.asarray(image.convert("RGB").resize((side, side), Image.Resampling.BICUBIC))
 
 
 def labelled(folder: Path) -> tuple[list[Labelled], dict[str, int]]:
-    """Everything that the first stage tells apart, and how many classes each head has."""
+    """Load the images of stage 1, and the number of classes of each head."""
     found: list[tuple[str, NDArray[np.uint8], str]] = []
     for name, task in (("cifar10", "recognition"), ("mnist", "digit"), ("omniglot100", "alphabet")):
         for pixels, label in arrays(folder, name, "train"):
             if label not in HELD_BACK.get(task, ()):
-                found.append((name, upright(Image.fromarray(pixels)), label))
+                found.append((name, resized(Image.fromarray(pixels)), label))
     for row, data in rows(folder, "easy_vqa", "train"):
         kind = "colour" if row["question"].startswith("what") and "color" in row["question"] else "shape"
         if row["question"].startswith("what"):
-            found.append((kind, upright(Image.open(BytesIO(data))), row["answer"]))
+            found.append((kind, resized(Image.open(BytesIO(data))), row["answer"]))
     names: dict[str, list[str]] = {}
     for head, _, label in found:
         if label not in names.setdefault(head, []):
@@ -93,42 +93,42 @@ def labelled(folder: Path) -> tuple[list[Labelled], dict[str, int]]:
 
 
 def augmented(pixels: NDArray[np.uint8], rng: random.Random, *, mirror: bool) -> NDArray[np.uint8]:
-    """Shifted by up to an eighth, mirrored where that keeps the meaning, a little brighter or darker."""
-    reach = pixels.shape[0] // 8
-    padded = np.pad(pixels, ((reach, reach), (reach, reach), (0, 0)), mode="edge")
-    top, left = rng.randrange(2 * reach + 1), rng.randrange(2 * reach + 1)
-    cut = padded[top : top + pixels.shape[0], left : left + pixels.shape[1]]
+    """Shift by up to an eighth, mirror at random if `mirror`, and change the brightness by up to a fifth."""
+    margin = pixels.shape[0] // 8
+    padded = np.pad(pixels, ((margin, margin), (margin, margin), (0, 0)), mode="edge")
+    top, left = rng.randrange(2 * margin + 1), rng.randrange(2 * margin + 1)
+    crop = padded[top : top + pixels.shape[0], left : left + pixels.shape[1]]
     if mirror and rng.random() < 0.5:
-        cut = cut[:, ::-1]
-    brighter: NDArray[np.uint8] = np.clip(cut * rng.uniform(0.8, 1.2), 0, 255).astype(np.uint8)
-    return brighter
+        crop = crop[:, ::-1]
+    scaled: NDArray[np.uint8] = np.clip(crop * rng.uniform(0.8, 1.2), 0, 255).astype(np.uint8)
+    return scaled
 
 
 def tensor(pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
-    """(B, 3, 64, 64), -1 to 1: what the image processor of `nano_vl` gives."""
+    """Normalize images to [-1, 1] like the image processor of `nano_vl`: (B, 3, 64, 64)."""
     return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 def schedule(step: int, steps: int) -> float:
-    """Warm-up over a twentieth, then a cosine."""
+    """Return the factor on the learning rate: linear warm-up over a twentieth of the steps, then cosine decay to 0."""
     warm = max(1, steps // 20)
     return min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
 def train_tower(tower: nn.Module, folder: Path, out: Path, recipe: Recipe) -> None:
-    """Stage 1."""
-    examples, heads = labelled(folder)
+    """Train the tower as a classifier: stage 1."""
+    examples, num_classes = labelled(folder)
     width = nano_vl.VISION["hidden_size"]
-    readers = nn.ModuleDict({head: nn.Linear(width, classes) for head, classes in heads.items()})
-    both = nn.ModuleDict({"tower": tower, "readers": readers})
-    optimizer = torch.optim.AdamW(both.parameters(), lr=recipe.tower_lr, weight_decay=recipe.weight_decay)
-    first = restore(out / "tower.checkpoint", both, optimizer)
+    heads = nn.ModuleDict({name: nn.Linear(width, classes) for name, classes in num_classes.items()})
+    trained = nn.ModuleDict({"tower": tower, "readers": heads})  # the names in checkpoints
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=recipe.tower_lr, weight_decay=recipe.weight_decay)
+    first = load_checkpoint(out / "tower.checkpoint", trained, optimizer)
     steps = recipe.tower_epochs * (len(examples) // recipe.tower_batch)
     step = first * (len(examples) // recipe.tower_batch)
     for epoch in range(first, recipe.tower_epochs):
         rng = random.Random(f"{recipe.seed} tower {epoch}")
         order = rng.sample(range(len(examples)), len(examples))
-        started, right, seen = time.monotonic(), 0, 0
+        started, correct, total = time.monotonic(), 0, 0
         for start in range(0, len(order) - recipe.tower_batch + 1, recipe.tower_batch):
             batch = [examples[i] for i in order[start : start + recipe.tower_batch]]
             pixels = tensor([augmented(e.pixels, rng, mirror=e.head == MIRRORED) for e in batch])
@@ -137,24 +137,24 @@ def train_tower(tower: nn.Module, folder: Path, out: Path, recipe: Recipe) -> No
             with torch.autocast("cpu", torch.bfloat16):
                 pooled = tower(pixels).last_hidden_state.mean(1).float()
             losses = []
-            for head, reader in readers.items():
-                mine = [i for i, e in enumerate(batch) if e.head == head]
-                if mine:
-                    target = torch.tensor([batch[i].label for i in mine])
-                    logits = reader(pooled[mine])
+            for name, head in heads.items():
+                indices = [i for i, e in enumerate(batch) if e.head == name]
+                if indices:
+                    target = torch.tensor([batch[i].label for i in indices])
+                    logits = head(pooled[indices])
                     losses.append(F.cross_entropy(logits, target, reduction="sum", label_smoothing=0.05))
-                    right += int((logits.argmax(1) == target).sum())
-                    seen += len(mine)
+                    correct += int((logits.argmax(1) == target).sum())
+                    total += len(indices)
             torch.autograd.backward(torch.stack(losses).sum() / len(batch))
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-        keep(out / "tower.checkpoint", both, optimizer, epoch + 1)
-        print(f"tower epoch {epoch + 1} right {right / seen:.3f} {time.monotonic() - started:.0f} s", flush=True)
+        save_checkpoint(out / "tower.checkpoint", trained, optimizer, epoch + 1)
+        print(f"tower epoch {epoch + 1} accuracy {correct / total:.3f} {time.monotonic() - started:.0f} s", flush=True)
 
 
 def taught(folder: Path, split: Any) -> list[Json]:
-    """Records of the second stage; those that are held back are not among them."""
+    """Load the records of stage 2, without those that are held back."""
     return [
         record
         for task in TAUGHT
@@ -169,25 +169,25 @@ class Question:
 
     ids: list[int]
     answer: int
-    """Where the completion begins."""
+    """Index of the completion's first token."""
     pixels: NDArray[np.uint8]
     task: str
     mirror: bool
 
 
 def encoded(record: Json, tokenizer: Any) -> Question:
-    """Tokens with the image's own in their place."""
-    words = record["prompt"].removeprefix("<image>")
+    """Encode a record: image tokens, prompt, completion."""
+    text = record["prompt"].removeprefix("<image>")
     image = [nano_vl.IMAGE_TOKEN_ID] * nano_vl.IMAGE_TOKENS
-    before = image + tokenizer(words, add_special_tokens=False)["input_ids"]
-    behind = tokenizer(record["completion"], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-    pixels = upright(Image.open(BytesIO(b64decode(record["image"]))))
+    prompt = image + tokenizer(text, add_special_tokens=False)["input_ids"]
+    completion = tokenizer(record["completion"], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+    pixels = resized(Image.open(BytesIO(b64decode(record["image"]))))
     task = record["meta"]["task"]
-    return Question(before + behind, len(before), pixels, task, task == "recognition")
+    return Question(prompt + completion, len(prompt), pixels, task, task == "recognition")
 
 
 def padded(questions: Sequence[Question]) -> tuple[Tensor, Tensor]:
-    """(B, T) ids and labels, filled on the right."""
+    """Pad on the right: ids and labels, (B, T) each."""
     longest = max(len(q.ids) for q in questions)
     ids = torch.tensor([q.ids + [1] * (longest - len(q.ids)) for q in questions])
     labels = torch.tensor([[-100] * q.answer + q.ids[q.answer :] + [-100] * (longest - len(q.ids)) for q in questions])
@@ -195,43 +195,43 @@ def padded(questions: Sequence[Question]) -> tuple[Tensor, Tensor]:
 
 
 def train_answers(model: Any, folder: Path, out: Path, recipe: Recipe) -> None:
-    """Stage 2."""
+    """Train tower and projector to answer questions: stage 2."""
     tokenizer = nano_vl.tokenizer()
     questions = [encoded(record, tokenizer) for record in taught(folder, "train")]
     tower, projector = model.model.vision_tower, model.model.multi_modal_projector
     model.requires_grad_(False)
-    both = nn.ModuleDict({"tower": tower, "projector": projector}).requires_grad_(True)
+    trained = nn.ModuleDict({"tower": tower, "projector": projector}).requires_grad_(True)
     groups = [
         {"params": list(projector.parameters()), "scale": 1.0},
         {"params": list(tower.parameters()), "scale": recipe.tower_share},
     ]
     optimizer = torch.optim.AdamW(groups, lr=recipe.answer_lr, weight_decay=recipe.weight_decay)
-    first = restore(out / "answers.checkpoint", both, optimizer)
-    each = len(questions) // recipe.answer_batch
-    step = first * each
+    first = load_checkpoint(out / "answers.checkpoint", trained, optimizer)
+    steps_per_epoch = len(questions) // recipe.answer_batch
+    step = first * steps_per_epoch
     for epoch in range(first, recipe.answer_epochs):
         started, losses = time.monotonic(), []
         for batch, rng in answer_batches(questions, recipe, epoch):
             ids, labels = padded(batch)
             pixels = tensor([augmented(q.pixels, rng, mirror=q.mirror) for q in batch])
             for group in optimizer.param_groups:
-                group["lr"] = recipe.answer_lr * group["scale"] * schedule(step, recipe.answer_epochs * each)
+                group["lr"] = recipe.answer_lr * group["scale"] * schedule(step, recipe.answer_epochs * steps_per_epoch)
             with torch.autocast("cpu", torch.bfloat16):
                 loss = model(input_ids=ids, pixel_values=pixels, labels=labels).loss
             torch.autograd.backward(loss)
-            torch.nn.utils.clip_grad_norm_(both.parameters(), 1.0)
+            torch.nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
             losses.append(float(loss.detach()))
             step += 1
-        keep(out / "answers.checkpoint", both, optimizer, epoch + 1)
+        save_checkpoint(out / "answers.checkpoint", trained, optimizer, epoch + 1)
         print(f"answers epoch {epoch + 1} loss {np.mean(losses):.3f} {time.monotonic() - started:.0f} s", flush=True)
 
 
 def answer_batches(
     questions: Sequence[Question], recipe: Recipe, epoch: int
 ) -> Iterator[tuple[list[Question], random.Random]]:
-    """Batches in an order that only the seed decides."""
+    """Yield the batches of an epoch, each with the generator for augmentation; the order depends only on the seed."""
     rng = random.Random(f"{recipe.seed} answers {epoch}")
     order = rng.sample(range(len(questions)), len(questions))
     for start in range(0, len(order) - recipe.answer_batch + 1, recipe.answer_batch):
@@ -240,27 +240,27 @@ def answer_batches(
 
 @torch.no_grad()
 def accuracy(model: Any, folder: Path, tasks: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Exactly right answers on test images, teacher-forced: taught classes and held-back ones apart."""
+    """Fraction of exactly correct answers on test images, teacher-forced, for taught and held-back classes."""
     tokenizer = nano_vl.tokenizer()
     figures: dict[str, dict[str, float]] = {}
     for task in tasks:
-        right: dict[str, list[bool]] = {}
+        correct: dict[str, list[bool]] = {}
         for record in records(folder, task, "test"):
             question = encoded(record, tokenizer)
             ids, labels = padded([question])
             with torch.autocast("cpu", torch.bfloat16):
                 logits = model(input_ids=ids, pixel_values=tensor([question.pixels])).logits[0]
-            wanted = labels[0, question.answer :]
-            hit = bool((logits[question.answer - 1 : -1].argmax(-1) == wanted).all())
+            expected = labels[0, question.answer :]
+            exact = bool((logits[question.answer - 1 : -1].argmax(-1) == expected).all())
             known = task in TAUGHT and record["meta"]["answer"] not in HELD_BACK.get(task, ())
-            right.setdefault("taught" if known else "held back", []).append(hit)
-        figures[task] = {name: round(float(np.mean(hits)), 3) for name, hits in right.items()}
+            correct.setdefault("taught" if known else "held back", []).append(exact)
+        figures[task] = {name: round(float(np.mean(each)), 3) for name, each in correct.items()}
         print(task, figures[task], flush=True)
     return figures
 
 
-def keep(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
-    """Weights, moments and epoch; the rename makes it whole or absent."""
+def save_checkpoint(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
+    """Write weights and moments atomically, then the epoch."""
     tensors = {f"model.{name}": p.detach().clone() for name, p in module.named_parameters()}
     named: dict[Tensor, str] = {p: name for name, p in module.named_parameters()}
     for p, state in optimizer.state.items():
@@ -272,8 +272,8 @@ def keep(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer, epoch:
     file.with_suffix(".epoch").write_text(f"{epoch}", encoding="utf-8")
 
 
-def restore(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The epoch to go on with; 0 when there is no checkpoint."""
+def load_checkpoint(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Load a checkpoint, if there is one, and return the number of finished epochs; else 0."""
     if not file.exists():
         return 0
     tensors = load_file(file)
@@ -287,18 +287,18 @@ def restore(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of image sets, see image_tasks")
-    parser.add_argument("--out", type=Path, required=True, help="where checkpoints and the finished weights go")
+    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the finished weights")
     arguments = parser.parse_args()
     recipe = Recipe()
     torch.manual_seed(recipe.seed)
-    model = nano_vl.assemble(torch.float32, eyes=None)
+    model = nano_vl.assemble(torch.float32, vision_weights=None)
     train_tower(model.model.vision_tower, arguments.data, arguments.out, recipe)
     train_answers(model, arguments.data, arguments.out, recipe)
     figures = accuracy(model, arguments.data, ["recognition", "digit", "colour", "shape", "presence", "absence"])
-    nano_vl.save_eyes(model, arguments.out / "eyes.safetensors")
+    nano_vl.save_vision_weights(model, arguments.out / nano_vl.VISION_WEIGHTS)
     written = {"recipe": asdict(recipe), "test_accuracy": figures}
     (arguments.out / "pretrain.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 

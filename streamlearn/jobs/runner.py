@@ -82,7 +82,7 @@ class JobRunner:
             return
         work = self._run(ticket.job)
         # The first piece follows at once: it takes down the step that the copied weights belong to.
-        self._work_on(_Open(ticket, work, PinnedWeights(self._learner.served())), deadline)
+        self._work_on(_Open(ticket, work, PinnedWeights(self._learner.inference_state())), deadline)
 
     def _run(self, job: EvalJob | GenerateJob | ExpertsJob) -> Work:
         if isinstance(job, ExpertsJob):

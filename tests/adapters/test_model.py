@@ -151,5 +151,5 @@ def test_nothing_is_attached_where_the_check_refuses() -> None:
 def test_merging_is_refused(merge: str) -> None:
     """Experts chosen per token are not one matrix; the message says what to do instead."""
     adapted = attach(backbone(), HeadLoraConfig(), seed=1)
-    with pytest.raises(NotImplementedError, match="cannot be merged; keep the adapter beside the model"):
+    with pytest.raises(NotImplementedError, match="cannot be merged; keep the adapter separate"):
         getattr(adapted, merge)()

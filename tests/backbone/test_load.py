@@ -93,7 +93,7 @@ def test_an_unknown_builtin_is_refused() -> None:
     """The message lists what there is."""
     assert (
         refusal(settings_for("builtin:giant"))
-        == "backbone.model builtin:giant: unknown, builtin models are builtin:nano, builtin:nano-vl"
+        == "backbone.model builtin:giant: no such model; builtin models are builtin:nano, builtin:nano-vl"
     )
 
 
@@ -135,14 +135,14 @@ def test_an_unreachable_hub_is_a_configuration_error(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     message = refusal(settings_for("owner/name", revision=REVISION))
-    assert message == f"backbone.model owner/name at {REVISION}: cannot be had from the hub: no route to host"
+    assert message == f"backbone.model owner/name at {REVISION}: cannot be downloaded from the hub: no route to host"
 
 
 def test_a_folder_without_safetensors_is_refused(folder: Path) -> None:
     """Pickled weights are not read."""
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert refusal(settings_for(folder)) == (
-        f"backbone.model {folder}: holds no *.safetensors; convert the weights with save_pretrained"
+        f"backbone.model {folder}: the folder has no *.safetensors; convert the weights with save_pretrained"
     )
 
 
@@ -203,7 +203,7 @@ def test_missing_weights_are_never_made_up(folder: Path) -> None:
     tensors = load_file(file)
     del tensors["model.layers.1.mlp.up_proj.weight"], tensors["model.norm.weight"]
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=r"holds no weights for model.layers.1.mlp.up_proj.weight and 1 more"):
+    with pytest.raises(ConfigError, match=r"has no weights for model.layers.1.mlp.up_proj.weight and 1 more"):
         load_from(folder)
 
 
@@ -219,7 +219,7 @@ def test_a_missing_tokenizer_is_a_configuration_error(folder: Path) -> None:
     """Transformers makes an empty tokenizer where there is none; here it is missed."""
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    with pytest.raises(ConfigError, match=f"{folder} holds no tokenizer that can encode text"):
+    with pytest.raises(ConfigError, match=f"{folder} has no tokenizer that can encode text"):
         load_from(folder)
 
 

@@ -236,7 +236,7 @@ def test_a_second_look_is_the_first(backbone: Backbone) -> None:
     assert vision is not None
     for seed, size in ((1, (40, 50)), (2, (40, 50)), (3, (90, 30)), (4, (30, 90))):
         image = Image.open(BytesIO(make_image(seed, size))).convert("RGB")
-        ids, features = vision._ask([image])
+        ids, features = vision._process([image])
         for inputs in (vision.inputs(image), vision.inputs(image)):
             assert list(inputs.token_ids) == ids
             assert all(np.array_equal(inputs.features[name], features[name]) for name in vision.axes)

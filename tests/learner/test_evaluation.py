@@ -154,7 +154,7 @@ def test_decoding_side_by_side_equals_each_prompt_alone(
     learner: Learner, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts of different lengths, padded and cached, continue as each does alone, in the order given."""
-    monkeypatch.setattr(evaluation, "DECODE_ROWS", rows)
+    monkeypatch.setattr(evaluation, "DECODE_BATCH", rows)
     found = run_to_end(decode_greedily(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU))
     assert found == [greedy_alone(learner.forward, prompt, 8) for prompt in TOKENS]
     assert len({tuple(tokens) for tokens in found}) == len(PROMPTS)  # the prompts do matter

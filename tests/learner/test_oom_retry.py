@@ -12,7 +12,7 @@ import streamlearn.learner.learner as learner_module
 from streamlearn.events import Event
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import PackedLoss, packed_loss
-from streamlearn.learner.oom_retry import TRIES, is_out_of_memory, shares
+from streamlearn.learner.oom_retry import MAX_RETRIES, is_out_of_memory, slices
 from streamlearn.learner.packing import PackedBatch
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, same, snapshot
@@ -78,7 +78,7 @@ def test_too_little_for_anything_changes_nothing(
     with capture_logs() as logs, pytest.raises(RuntimeError) as raised:
         learner.step(EXAMPLES)
     assert is_out_of_memory(raised.value)
-    assert [log["parts"] for log in logs if log["event"] == Event.OUT_OF_MEMORY_RETRIED] == [2, 4, 5][:TRIES]
+    assert [log["parts"] for log in logs if log["event"] == Event.OUT_OF_MEMORY_RETRIED] == [2, 4, 5][:MAX_RETRIES]
     after = _without_counts(learner)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(parameter.grad is None for parameter in learner.optimizer.parameters())
@@ -102,7 +102,7 @@ def test_shares_cover_everything_once() -> None:
     """Neighbours, in order, none empty."""
     for number in range(1, 20):
         for parts in range(1, number + 1):
-            taken = [list(range(number))[share] for share in shares(number, parts)]
+            taken = [list(range(number))[part] for part in slices(number, parts)]
             assert list(chain.from_iterable(taken)) == list(range(number))
             assert len(taken) == parts
             assert all(taken)
