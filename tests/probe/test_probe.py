@@ -1,17 +1,13 @@
 """A probe on a model: what it leaves, what it finds, what it must not touch."""
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.routing_context import routing_context
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.loss import packed_loss
-from streamlearn.learner.packing import pack
 from streamlearn.probe.probe import ProbeReport, probe
-from streamlearn.probe.transient import Coordinates, TransientExpert
 from streamlearn.settings import ConsolidateSettings, ProbeSettings
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, make_learner, snapshot, tiny
@@ -31,20 +27,6 @@ def trained(make_learner: MakeLearner, preset: str = "streamlearn", **changes: A
 
 def probed(learner: Learner, seed: int = 3, **consolidate: Any) -> ProbeReport:
     return probe(learner, WARM_UP, SETTINGS, ConsolidateSettings(**consolidate), seed=seed)
-
-
-@pytest.mark.parametrize("coordinates", get_args(Coordinates))
-def test_a_transient_expert_has_no_effect_before_it_is_trained(make_learner: MakeLearner, coordinates: Any) -> None:
-    """Section 3.2.1: E(x) = 0 at s = 0, whatever its A is."""
-    learner = trained(make_learner)
-    packed = pack(WARM_UP, learner.device)
-    losses = []
-    for parallel_adapter in (None, TransientExpert(learner.banks, coordinates, seed=1)):
-        context = packed.context()
-        context.parallel_adapter = parallel_adapter
-        with torch.no_grad(), routing_context(learner.model, context):
-            losses.append(packed_loss(learner.forward, packed).token_L)
-    assert torch.equal(*losses)
 
 
 @pytest.mark.parametrize("importance", ["path", "transient"])
@@ -104,13 +86,3 @@ def test_importance_is_asked_for(make_learner: MakeLearner) -> None:
         assert found[f"{bank.name}.B"].shape == bank.B.shape
     assert all((omega >= 0).all() for omega in found.values())
     assert any(omega.any() for omega in found.values())
-
-
-def test_the_coordinates_of_the_bank_are_the_stable_experts_own(make_learner: MakeLearner) -> None:
-    """`bank` starts each block from its stable expert's A; `random` from another."""
-    learner = trained(make_learner)
-    own = TransientExpert(learner.banks, "bank", seed=1)
-    other = TransientExpert(learner.banks, "random", seed=1)
-    for bank in learner.banks:
-        assert torch.equal(own.A[bank.name], bank.A)
-        assert not torch.equal(other.A[bank.name], bank.A)
