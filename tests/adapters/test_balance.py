@@ -39,7 +39,7 @@ def test_load_balance_equals_the_equation(k: int) -> None:
 
 
 def test_a_routing_bias_reaches_f_and_never_p() -> None:
-    """A bias that reroutes every token changes the counts; probabilities and gradient are those of the native logits."""
+    """A bias that reroutes every token changes the counts; probabilities and gradient are those of native logits."""
     a_HKT = numbers(2, 4, 7).requires_grad_()
     bias_K = torch.tensor([0.0, 50.0, 0.0, 0.0], dtype=torch.float64)
     biased_HKT = routing.select(a_HKT + bias_K[:, None], 1)

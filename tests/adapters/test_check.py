@@ -68,6 +68,6 @@ def test_a_target_is_a_whole_name_or_its_last_part() -> None:
 
 
 def test_activated_parameters_are_those_of_the_selected_experts() -> None:
-    """rank times (in + heads times out) for each selected expert and target."""
+    """Rank times (in + heads times out) for each selected expert and target."""
     config = HeadLoraConfig(r=3, num_heads=2, num_experts=5, top_k=2, target_modules=["up_proj", "down_proj"])
     assert activated_parameters(config, SHAPES) == 2 * 3 * ((256 + 2 * 640) + (640 + 2 * 256))

@@ -65,7 +65,7 @@ def router_gradients(learner: Learner) -> dict[str, Tensor]:
 
 
 def test_balance_is_added_to_the_objective_and_not_to_the_reported_loss(make_learner: MakeLearner) -> None:
-    """gamma L_aux changes the routers' gradients; the reported loss is the task loss."""
+    """Gamma L_aux changes the routers' gradients; the reported loss is the task loss."""
     with_aux = make_learner(preset="cp-moe", changes={"balance_strength": 5.0}, max_grad_norm=1e9)
     without = make_learner(preset="cp-moe", changes={"balance_strength": 0.0}, max_grad_norm=1e9)
     ones, others = router_gradients(with_aux), router_gradients(without)

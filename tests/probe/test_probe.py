@@ -1,4 +1,4 @@
-"""A probe on a model: what it leaves, what it finds, what it must not touch."""
+"""A probe on a model: its report, and that the learner does not change."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def probed(learner: Learner, seed: int = 3, **consolidate: Any) -> ProbeReport:
 
 @pytest.mark.parametrize("importance", ["path", "transient"])
 def test_a_probe_leaves_the_learner_as_it_was(make_learner: MakeLearner, importance: str) -> None:
-    """Weights, optimizer, biases, counts, random numbers and what may be trained: every bit."""
+    """Weights, optimizer, biases, counts, loads and random state are bit-equal; the same parameters are trainable."""
     learner = trained(make_learner)
     before, rng = snapshot(learner), torch.get_rng_state()
     loads = [bank.load_HK.clone() for bank in learner.banks if bank.load_HK is not None]
@@ -44,7 +44,7 @@ def test_a_probe_leaves_the_learner_as_it_was(make_learner: MakeLearner, importa
 
 
 def test_a_probe_is_a_function_of_its_arguments(make_learner: MakeLearner) -> None:
-    """The same seed finds the same, so that a restart in the middle does too; another seed another."""
+    """The same seed gives the same report, so a probe can be repeated after a restart; another seed does not."""
     learner = trained(make_learner)
     one, two = (probed(learner, importance="transient", coordinates="random") for _ in range(2))
     other = probed(learner, seed=4, importance="transient", coordinates="random")
@@ -65,8 +65,8 @@ def test_the_transient_expert_learns(make_learner: MakeLearner) -> None:
     assert report.tokens == 4 * sum(map(len, WARM_UP))
 
 
-def test_fresh_experts_resemble_nothing_and_trained_ones_something(make_learner: MakeLearner) -> None:
-    """CKA is 0 for B = 0 and in (0, 1] for the experts that were trained."""
+def test_fresh_experts_have_no_similarity_and_trained_ones_have_some(make_learner: MakeLearner) -> None:
+    """CKA is 0 for B = 0 and in (0, 1] for trained experts."""
     learner = trained(make_learner)
     report = probed(learner)
     for bank in learner.banks:
@@ -76,8 +76,8 @@ def test_fresh_experts_resemble_nothing_and_trained_ones_something(make_learner:
         assert (report.similarity[bank.name] <= 1).all()
 
 
-def test_importance_is_asked_for(make_learner: MakeLearner) -> None:
-    """Only `importance: transient` pays for it; it is never negative and has the stable experts' shapes."""
+def test_importance_is_optional(make_learner: MakeLearner) -> None:
+    """Computed for `importance: transient` only; never negative, in the shapes of the stable experts."""
     learner = trained(make_learner)
     assert probed(learner, importance="path").importance == {}
     found = probed(learner, importance="transient").importance
