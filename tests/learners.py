@@ -39,16 +39,16 @@ def make_learner(tiny: Path) -> MakeLearner:
     ) -> Learner:
         backbone_settings = BackboneSettings(model=str(tiny), dtype="float32", device="cpu")
         backbone = load(backbone_settings, outline(backbone_settings))
-        wanted = replace(OBJECTIVES[preset], **(changes or {}))
-        regimes = REGIMES if wanted.bias != "none" else 0
+        merged = replace(OBJECTIVES[preset], **(changes or {}))
+        regimes = REGIMES if merged.bias != "none" else 0
         model = attach(backbone.model, resolve(AdapterSettings(preset=preset), regimes=regimes), seed)
         return Learner(
             model,
             LearnerSettings(**{"lr": 1e-2, **settings}),
             backbone.device,
             clock=lambda: 0.0,
-            objective=wanted,
-            integrate=wanted.anchor_strength > 0,
+            objective=merged,
+            integrate=merged.anchor_strength > 0,
         )
 
     return make

@@ -97,9 +97,10 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
 
     def _check_literals(self) -> None:
         literals = {"gate": Gate, "router_gradient": RouterGradient, "routes": Routes}
-        for name, known in ((name, get_args(literal)) for name, literal in literals.items()):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name}: must be one of {', '.join(known)}, found {getattr(self, name)!r}")
+        for name, literal in literals.items():
+            if getattr(self, name) not in get_args(literal):
+                allowed = ", ".join(get_args(literal))
+                raise ConfigError(f"{name}: must be one of {allowed}, found {getattr(self, name)!r}")
 
     def _check_sizes(self) -> None:
         for name in ("r", "alpha", "num_heads", "num_experts", "top_k"):

@@ -183,8 +183,8 @@ def _segment_ids(context: RoutingContext, x: Tensor) -> Tensor:
     """Index of the sequence that each token of the flattened (..., T, D) belongs to."""
     if context.segment_ids_T is not None:
         return context.segment_ids_T
-    rows = torch.arange(x.shape[:-1].numel() // x.shape[-2], device=x.device)
-    return rows.repeat_interleave(x.shape[-2])
+    sequences = torch.arange(x.shape[:-1].numel() // x.shape[-2], device=x.device)
+    return sequences.repeat_interleave(x.shape[-2])
 
 
 def _means(x_TD: Tensor, segment_ids_T: Tensor, prompt_T: Tensor | None) -> Tensor:

@@ -25,10 +25,10 @@ class Arithmetic:
         return str(self.dtype).removeprefix("torch.")
 
 
-def choose(wanted: Literal["auto", "bfloat16", "float32"], device: torch.device) -> Arithmetic:
+def choose(configured: Literal["auto", "bfloat16", "float32"], device: torch.device) -> Arithmetic:
     """Return the configured dtype; for `auto`, the faster one on this device."""
-    if wanted != "auto":
-        return Arithmetic(getattr(torch, wanted), "configured")
+    if configured != "auto":
+        return Arithmetic(getattr(torch, configured), "configured")
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         if native:

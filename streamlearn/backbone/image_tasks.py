@@ -2,7 +2,7 @@
 
     python -m streamlearn.backbone.image_tasks --data FOLDER --task colour --split train
 
-A folder holds `cifar10.npz`, `mnist.npz`, `omniglot100.npz` (`train_images`, `train_labels`, `test_images`,
+The folder has `cifar10.npz`, `mnist.npz`, `omniglot100.npz` (`train_images`, `train_labels`, `test_images`,
 `test_labels`, `label_names`), and `easy_vqa` and `coco256` as `NAME_images.tar` with `NAME.train.jsonl.gz` and
 `NAME.test.jsonl.gz`. A task is a kind of question, like the question types of VQA v2 (CP-MoE, arXiv 2605.20247,
 Table 2):

@@ -96,7 +96,7 @@ def outline(settings: BackboneSettings) -> Outline:
 
     Raises:
         ConfigError: see `locate`; or the download failed, the folder has no causal language model that this
-            transformers knows, or its attention cannot be packed.
+            transformers supports, or its attention cannot be packed.
     """
     folder = _local_folder(settings) or _download(settings)
     try:
@@ -105,7 +105,8 @@ def outline(settings: BackboneSettings) -> Outline:
             skeleton = _kind(config).from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"backbone.model {settings.model}: not a causal language model that this transformers knows: {error}"
+            f"backbone.model {settings.model}: not a causal language model supported by the installed transformers: "
+            f"{error}"
         ) from error
     if obstacle := _obstacle(config.get_text_config(), skeleton.get_decoder()):
         raise ConfigError(
@@ -133,11 +134,11 @@ def _kind(config: Any) -> Any:
     return AutoModelForImageTextToText if _is_vision(config) else AutoModelForCausalLM
 
 
-def _linears(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> dict[str, tuple[int, int]]:
+def _linears(model: nn.Module, included: Callable[[nn.Module], bool]) -> dict[str, tuple[int, int]]:
     return {
         name: (module.in_features, module.out_features)
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and wanted(module)
+        if isinstance(module, nn.Linear) and included(module)
     }
 
 
@@ -180,7 +181,7 @@ def load(settings: BackboneSettings, shape: Outline, *, dtype: str | None = None
     if not tokenizer("a", add_special_tokens=False)["input_ids"]:  # without files transformers builds an empty one
         raise ConfigError(
             f"backbone.model {settings.model}: {shape.folder} has no tokenizer that can encode text; "
-            "copy tokenizer.json beside the weights"
+            "copy tokenizer.json into the folder"
         )
     model.requires_grad_(requires_grad=False)
     model.to(device).eval()

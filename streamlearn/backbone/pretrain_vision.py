@@ -39,7 +39,7 @@ HELD_BACK = {"recognition": {"deer", "frog", "ship", "truck"}, "digit": {"7", "8
 TAUGHT = ("recognition", "digit", "colour", "shape", "presence")
 """Tasks of stage 2."""
 MIRRORED = "cifar10"
-"""The set whose images are mirrored at random; mirrored letters and digits would be others."""
+"""The set whose images are mirrored at random; mirroring would change letters and digits."""
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,8 @@ def accuracy(model: Any, folder: Path, tasks: Sequence[str]) -> dict[str, dict[s
                 logits = model(input_ids=ids, pixel_values=tensor([question.pixels])).logits[0]
             expected = labels[0, question.answer :]
             exact = bool((logits[question.answer - 1 : -1].argmax(-1) == expected).all())
-            known = task in TAUGHT and record["meta"]["answer"] not in HELD_BACK.get(task, ())
-            correct.setdefault("taught" if known else "held back", []).append(exact)
+            taught_class = task in TAUGHT and record["meta"]["answer"] not in HELD_BACK.get(task, ())
+            correct.setdefault("taught" if taught_class else "held back", []).append(exact)
         figures[task] = {name: round(float(np.mean(each)), 3) for name, each in correct.items()}
         print(task, figures[task], flush=True)
     return figures

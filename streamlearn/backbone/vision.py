@@ -1,8 +1,8 @@
 """Image inputs of a backbone, computed by its own Hugging Face processor, one image at a time.
 
-Processors expect text with its images. Here the processor gets an image with only the image's placeholder as text: the
-text of a record is encoded by our own encoder, in which text cannot imitate an image. Two properties that differ
-between model families are measured, not looked up by name:
+Processors expect text together with its images. Here the processor gets each image with only the image's placeholder
+as text: the text of a record is encoded by our own encoder, in which text cannot imitate an image. Two properties that
+differ between model families are detected, not looked up by name:
 
 placeholder   what the chat template writes for an image, with the tokens around it (start and end in Qwen's)
 axes          along which axis of each feature images are concatenated: the one that doubles for two images

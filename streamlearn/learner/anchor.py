@@ -81,7 +81,7 @@ class Anchors:
         self._update_groups()
 
     def _update_groups(self) -> None:
-        """Add a penalty to each group whose importance is not zero any more; before, it would add nothing."""
+        """Add a penalty to each group as soon as its importance is not zero."""
         for group in self._groups:
             for part in group.parameters:
                 omega, old = self._omega_and_old[f"{group.name}.{part}"]

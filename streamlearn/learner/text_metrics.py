@@ -31,11 +31,11 @@ def rouge_l(output: str, reference: str) -> float:
     >>> round(rouge_l("the cat sat", "the cat lay down"), 3)
     0.571
     """
-    found, wanted = normalise(output), normalise(reference)
-    if not found or not wanted:
-        return float(found == wanted)
-    common = _longest_common_subsequence(found, wanted)
-    return 2 * common / (len(found) + len(wanted))
+    found, expected = normalise(output), normalise(reference)
+    if not found or not expected:
+        return float(found == expected)
+    common = _longest_common_subsequence(found, expected)
+    return 2 * common / (len(found) + len(expected))
 
 
 def _longest_common_subsequence(left: list[str], right: list[str]) -> int:

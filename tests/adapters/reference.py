@@ -24,8 +24,8 @@ def gates(h_TS: Tensor, router_KS: Tensor, config: HeadLoraConfig) -> Tensor:
     """MH-MoE eq. 13 or the native probability, with the gradient that the configuration defines."""
     a_TK = h_TS @ router_KS.T
     selected_TK = torch.zeros_like(a_TK, dtype=torch.bool)
-    for row, chosen in zip(a_TK, selected_TK, strict=True):
-        for j in sorted(range(len(row)), key=lambda j: (-row[j].item(), j))[: config.selected]:
+    for a_K, chosen in zip(a_TK, selected_TK, strict=True):
+        for j in sorted(range(len(a_K)), key=lambda j: (-a_K[j].item(), j))[: config.selected]:
             chosen[j] = True
     exp_TK = a_TK.exp()
     native_TK = exp_TK / exp_TK.sum(-1, keepdim=True) * selected_TK

@@ -48,10 +48,10 @@ def tokens(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def gradients(made: HeadLoraLinear, x: Tensor, y: Tensor) -> dict[str, Tensor | None]:
-    wanted = {"x": x} | {name: p for name, p in made.named_parameters() if p.requires_grad}
+    inputs = {"x": x} | {name: p for name, p in made.named_parameters() if p.requires_grad}
     weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
-    found = torch.autograd.grad((y * weights).sum(), list(wanted.values()), allow_unused=True)
-    return dict(zip(wanted, found, strict=True))
+    found = torch.autograd.grad((y * weights).sum(), list(inputs.values()), allow_unused=True)
+    return dict(zip(inputs, found, strict=True))
 
 
 @pytest.mark.parametrize("kind", [HeadLoraLinear, LoopedHeadLoraLinear])
@@ -63,7 +63,9 @@ def test_equals_the_loop_over_the_papers_equations(config: HeadLoraConfig, kind:
     made, x = layer(config, kind), tokens(7, 24)
     if config.router_gradient == "none" and config.routed:
         made.head_lora_router["default"].requires_grad_(False)
-    A, B, router = (held.get("default") for held in (made.head_lora_A, made.head_lora_B, made.head_lora_router))
+    A, B, router = (
+        parameters.get("default") for parameters in (made.head_lora_A, made.head_lora_B, made.head_lora_router)
+    )
     assert A is not None
     assert B is not None
     expected = reference.forward(x, made.base_layer(x), A, B, router, config)
@@ -85,7 +87,7 @@ def test_equals_the_reference_for_any_shape(heads: int, experts: int, rank: int,
     top_k = data.draw(st.integers(1, experts))
     config = HeadLoraConfig(num_heads=heads, num_experts=experts, top_k=top_k, r=rank)
     made, x = layer(config, D=12, O=5), tokens(t, 12)
-    A, B, router = (held["default"] for held in (made.head_lora_A, made.head_lora_B, made.head_lora_router))
+    A, B, router = (parameters["default"] for parameters in (made.head_lora_A, made.head_lora_B, made.head_lora_router))
     torch.testing.assert_close(made(x), reference.forward(x, made.base_layer(x), A, B, router, config))
 
 

@@ -15,13 +15,13 @@ def forbidden(*_: object, **__: object) -> float:
     raise AssertionError("no measurement expected")
 
 
-@pytest.mark.parametrize("wanted", ["bfloat16", "float32"])
-def test_a_configured_dtype_needs_no_measurement(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("expected", ["bfloat16", "float32"])
+def test_a_configured_dtype_needs_no_measurement(expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A configured dtype is used without any test of the machine."""
     monkeypatch.setattr(arithmetic, "cpu_multiplies_bf16", forbidden)
     monkeypatch.setattr(arithmetic, "product_seconds", forbidden)
-    chosen = choose(wanted, CPU)  # type: ignore[arg-type]  # one of the two literals
-    assert (chosen.name, chosen.dtype, chosen.reason) == (wanted, getattr(torch, wanted), "configured")
+    chosen = choose(expected, CPU)  # type: ignore[arg-type]  # one of the two literals
+    assert (chosen.name, chosen.dtype, chosen.reason) == (expected, getattr(torch, expected), "configured")
 
 
 def test_auto_never_measures_an_emulated_product(monkeypatch: pytest.MonkeyPatch) -> None:

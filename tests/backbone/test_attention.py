@@ -119,17 +119,17 @@ def test_attention_is_the_softmax_within_each_record(window: int | None, dtype: 
             g = h // (heads // groups)
             weights = (key[0, g, first : t + 1] @ query[0, h, t] / size**0.5).softmax(0)
             outputs.append(weights @ value[0, g, first : t + 1])
-    wanted = torch.stack(outputs).view(1, 11, heads, size)
+    expected = torch.stack(outputs).view(1, 11, heads, size)
     rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (0.02, 0.03)
-    torch.testing.assert_close(found.float(), wanted, rtol=rtol, atol=atol)
-    direction = torch.randn_like(wanted)
+    torch.testing.assert_close(found.float(), expected, rtol=rtol, atol=atol)
+    direction = torch.randn_like(expected)
     inputs = (query, key, value)
     gradients = torch.autograd.grad((found.float() * direction).sum(), inputs)
-    wanted_gradients = torch.autograd.grad((wanted * direction).sum(), inputs)
-    torch.testing.assert_close(gradients, wanted_gradients, rtol=rtol, atol=atol)
+    expected_gradients = torch.autograd.grad((expected * direction).sum(), inputs)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=rtol, atol=atol)
 
 
 def test_a_band_is_the_window_up_to_the_token_itself() -> None:
     """With window 2 each token attends to itself and the previous one."""
-    wanted = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-    assert band_mask(4, 2, torch.device("cpu")).int().tolist() == wanted
+    expected = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert band_mask(4, 2, torch.device("cpu")).int().tolist() == expected

@@ -97,9 +97,9 @@ def test_an_outline_needs_no_weights(folder: Path) -> None:
     shape = outline(settings_for(folder))
     mlp = {"gate_proj": (32, 64), "up_proj": (32, 64), "down_proj": (64, 32)}
     attention = {"q_proj": (32, 32), "k_proj": (32, 16), "v_proj": (32, 16), "o_proj": (32, 32)}
-    wanted = {f"layers.{i}.mlp.{name}": sizes for i in range(2) for name, sizes in mlp.items()}
-    wanted |= {f"layers.{i}.self_attn.{name}": sizes for i in range(2) for name, sizes in attention.items()}
-    assert shape.linears == wanted
+    expected = {f"layers.{i}.mlp.{name}": sizes for i in range(2) for name, sizes in mlp.items()}
+    expected |= {f"layers.{i}.self_attn.{name}": sizes for i in range(2) for name, sizes in attention.items()}
+    assert shape.linears == expected
 
 
 def test_the_builtin_model_is_there() -> None:
@@ -210,13 +210,13 @@ def test_a_folder_without_safetensors_is_refused(folder: Path) -> None:
 def test_a_folder_without_a_configuration_is_refused(folder: Path) -> None:
     """The message says that it is not a language model."""
     (folder / "config.json").unlink()
-    assert "not a causal language model that this transformers knows" in refusal(settings_for(folder))
+    assert "not a causal language model supported by the installed transformers" in refusal(settings_for(folder))
 
 
 def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
     """Only causal language models are accepted."""
     folder = config_alone(tmp_path, "clip")
-    assert "not a causal language model that this transformers knows" in refusal(settings_for(folder))
+    assert "not a causal language model supported by the installed transformers" in refusal(settings_for(folder))
 
 
 def test_code_from_a_models_folder_is_not_run(folder: Path) -> None:

@@ -54,8 +54,8 @@ def test_the_loss_leaves_padding_out() -> None:
     made, (first, second) = model(), ([5, 6, 7, 8], [9, 10])
     with torch.no_grad():
         found = pretrain.language_loss(made, pretrain.pad([first, second]), bf16=False)
-        alone = [pretrain.language_loss(made, torch.tensor([each]), bf16=False) for each in (first, second)]
-    torch.testing.assert_close(found, (3 * alone[0] + alone[1]) / 4)
+        separate = [pretrain.language_loss(made, torch.tensor([each]), bf16=False) for each in (first, second)]
+    torch.testing.assert_close(found, (3 * separate[0] + separate[1]) / 4)
 
 
 def test_the_learning_rate_warms_up_and_decays() -> None:

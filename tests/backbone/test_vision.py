@@ -93,8 +93,8 @@ def test_the_loss_is_that_of_the_familys_own_forward_pass(backbone: Backbone) ->
     with torch.no_grad():
         logits = backbone.model(input_ids=ids, **features).logits[0]
     learned = torch.from_numpy(np.flatnonzero(example.labels != -100))
-    wanted = torch.nn.functional.cross_entropy(logits[learned - 1], ids[0, learned], reduction="sum")
-    assert loss_sums(learner, [example])[0] == pytest.approx(float(wanted), abs=1e-3)
+    expected = torch.nn.functional.cross_entropy(logits[learned - 1], ids[0, learned], reduction="sum")
+    assert loss_sums(learner, [example])[0] == pytest.approx(float(expected), abs=1e-3)
 
 
 def test_the_language_model_learns_and_the_vision_tower_does_not(backbone: Backbone) -> None:
@@ -158,8 +158,8 @@ def test_prompts_decoded_together_give_the_texts_of_each(backbone: Backbone) -> 
     prompts = [prompt_of(example) for example in examples]
     limits = [6] * len(prompts)
     together = run_to_end(decode_greedily(learner.model, prompts, limits, decoder.stop, CPU))
-    alone = [run_to_end(decode_greedily(learner.model, [p], [6], decoder.stop, CPU))[0] for p in prompts]
-    assert together == alone
+    separate = [run_to_end(decode_greedily(learner.model, [p], [6], decoder.stop, CPU))[0] for p in prompts]
+    assert together == separate
 
 
 def test_a_prompt_is_the_beginning_of_an_example(backbone: Backbone) -> None:
@@ -167,12 +167,12 @@ def test_a_prompt_is_the_beginning_of_an_example(backbone: Backbone) -> None:
     decoder = decoder_of(backbone)
     image = as_base64(make_image(1))
     own = prompt_of(decoder.decode_value({"prompt": "what is it?", "completion": " a dog", "image": image}))
-    asked = decoder.prompt("what is it?", image)
-    assert asked.ids == own.ids
-    assert [p.data for p in asked.images] == [p.data for p in own.images]
+    request = decoder.prompt("what is it?", image)
+    assert request.ids == own.ids
+    assert [p.data for p in request.images] == [p.data for p in own.images]
     if own.positions is not None:
-        assert asked.positions is not None
-        assert np.array_equal(asked.positions, own.positions)
+        assert request.positions is not None
+        assert np.array_equal(request.positions, own.positions)
 
 
 def test_an_example_is_restored_from_its_bytes(backbone: Backbone) -> None:

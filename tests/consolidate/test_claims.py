@@ -38,9 +38,9 @@ def test_the_most_similar_of_equally_used_experts_is_shared() -> None:
 def test_similarity_outweighs_the_number_of_claims() -> None:
     """An expert shared by three regimes is claimed by a fourth if it is similar, and not if it is not."""
     claims = torch.tensor([[3, 1]])
-    for similarity, wanted in ((0.9, 0), (0.1, 1)):
+    for similarity, expected in ((0.9, 0), (0.1, 1)):
         taken = claim(claims, torch.tensor([[similarity, 0.2]]), 1, generator())
-        assert taken[0, wanted]
+        assert taken[0, expected]
 
 
 def test_without_similarity_regimes_share_with_different_ones_in_each_head() -> None:

@@ -64,14 +64,14 @@ def test_the_penalty_is_eq_14_with_importance_by_eq_13() -> None:
 def test_the_optimizer_adds_the_penaltys_own_gradient() -> None:
     """A step equals one with autograd's gradient of task plus lambda L_reg; `grad` is the gradient of the task only."""
     settings = LearnerSettings(lr=1e-2)
-    held, plain = group(), group()
-    anchors = Anchors([held], STRENGTH)
+    anchored, plain = group(), group()
+    anchors = Anchors([anchored], STRENGTH)
     anchors.consolidate(importance(1))
-    for made in (held, plain):
+    for made in (anchored, plain):
         moved(made, 2)
     old = group()
-    task = [torch.randn_like(p) for p in held.parameters.values()]
-    for made in (held, plain):
+    task = [torch.randn_like(p) for p in anchored.parameters.values()]
+    for made in (anchored, plain):
         for parameter, gradient in zip(made.parameters.values(), task, strict=True):
             parameter.grad = gradient.clone()
     terms = [
@@ -79,11 +79,11 @@ def test_the_optimizer_adds_the_penaltys_own_gradient() -> None:
         for name, p in plain.parameters.items()
     ]
     (STRENGTH * sum(terms)).backward()  # type: ignore[union-attr]
-    MaskedAdamW([held], settings).step(1e-2)
+    MaskedAdamW([anchored], settings).step(1e-2)
     MaskedAdamW([plain], settings).step(1e-2)
-    for name in held.parameters:
-        torch.testing.assert_close(held.parameters[name], plain.parameters[name])
-    for parameter, gradient in zip(held.parameters.values(), task, strict=True):
+    for name in anchored.parameters:
+        torch.testing.assert_close(anchored.parameters[name], plain.parameters[name])
+    for parameter, gradient in zip(anchored.parameters.values(), task, strict=True):
         assert torch.equal(parameter.grad, gradient)  # type: ignore[arg-type]
 
 

@@ -84,27 +84,27 @@ def test_forward_passes_are_bounded(learner: Learner, pack_tokens: int, pieces: 
     """Work yields once per pass, an overlong example gets its own, and the figures do not depend on the grouping."""
     work = score(learner.model, EXAMPLES, CPU, pack_tokens=pack_tokens)
     assert sum(1 for _ in work) == pieces
-    for found, wanted in zip(scores_of(learner, pack_tokens=pack_tokens), scores_of(learner), strict=True):
-        assert found.loss_sum == pytest.approx(wanted.loss_sum, rel=1e-4)
-        assert (found.correct, found.tokens) == (wanted.correct, wanted.tokens)
+    for found, expected in zip(scores_of(learner, pack_tokens=pack_tokens), scores_of(learner), strict=True):
+        assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-4)
+        assert (found.correct, found.tokens) == (expected.correct, expected.tokens)
 
 
 def test_evaluation_changes_no_bit_of_training(make_learner: MakeLearner) -> None:
     """Scoring and decoding between steps change neither weights, optimizer, expert loads nor random state."""
-    plain, asked = make_learner(), make_learner()
+    plain, evaluated = make_learner(), make_learner()
     for step in range(3):
         train(plain, [step])
-        train(asked, [step])
+        train(evaluated, [step])
         before = torch.get_rng_state()
-        routed = [group.routed_HK.clone() for group in asked.optimizer.groups if group.routed_HK is not None]
-        with PinnedWeights(asked.optimizer.parameters()).swapped_in():
-            scores_of(asked)
-            run_to_end(decode_greedily(asked.model, PROMPTS, [3] * len(PROMPTS), NEVER, CPU))
+        routed = [group.routed_HK.clone() for group in evaluated.optimizer.groups if group.routed_HK is not None]
+        with PinnedWeights(evaluated.optimizer.parameters()).swapped_in():
+            scores_of(evaluated)
+            run_to_end(decode_greedily(evaluated.model, PROMPTS, [3] * len(PROMPTS), NEVER, CPU))
         assert torch.equal(torch.get_rng_state(), before)
-        after = [group.routed_HK for group in asked.optimizer.groups if group.routed_HK is not None]
+        after = [group.routed_HK for group in evaluated.optimizer.groups if group.routed_HK is not None]
         assert all(torch.equal(one, other) for one, other in zip(routed, after, strict=True))
-        assert all(parameter.grad is None for parameter in asked.optimizer.parameters())
-    assert same(snapshot(plain), snapshot(asked))
+        assert all(parameter.grad is None for parameter in evaluated.optimizer.parameters())
+    assert same(snapshot(plain), snapshot(evaluated))
 
 
 def test_pinned_weights_give_the_very_tensors_back(learner: Learner) -> None:
@@ -137,16 +137,16 @@ def interleaved(learner: Learner, work: Generator[None, None, Any]) -> Any:
 
 def test_a_job_between_training_steps_sees_the_weights_of_its_start(learner: Learner) -> None:
     """Scores and texts computed between training steps are bit-equal to those computed without a break."""
-    wanted_scores = scores_of(learner, pack_tokens=12)
+    expected_scores = scores_of(learner, pack_tokens=12)
     limits = [6] * len(PROMPTS)
-    wanted_texts = run_to_end(decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU))
+    expected_texts = run_to_end(decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU))
     start = snapshot(learner)
-    assert interleaved(learner, score(learner.model, EXAMPLES, CPU, pack_tokens=12)) == wanted_scores
+    assert interleaved(learner, score(learner.model, EXAMPLES, CPU, pack_tokens=12)) == expected_scores
     assert not same(snapshot(learner), start)
-    assert scores_of(learner, pack_tokens=12) != wanted_scores  # the weights did change
+    assert scores_of(learner, pack_tokens=12) != expected_scores  # the weights did change
     texts = run_to_end(decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU))
     assert interleaved(learner, decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU)) == texts
-    assert texts != wanted_texts
+    assert texts != expected_texts
 
 
 @pytest.mark.parametrize("batch", [1, 2, 16])
@@ -166,10 +166,10 @@ def test_decoding_equals_transformers_generate(learner: Learner) -> None:
     for tokens, prompt in zip(found, TOKENS, strict=True):
         ids = torch.tensor([prompt])
         with torch.no_grad():
-            wanted = learner.forward.generate(
+            expected = learner.forward.generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8, eos_token_id=None
             )
-        assert tokens == wanted[0, len(prompt) :].tolist()
+        assert tokens == expected[0, len(prompt) :].tolist()
 
 
 def test_decoding_ends_before_a_stop_token(learner: Learner) -> None:

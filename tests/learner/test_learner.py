@@ -61,10 +61,10 @@ def test_a_step_reports_each_records_loss(make_learner: MakeLearner) -> None:
     learner = make_learner()
     train(learner, range(4))
     batch = Batch((), random_examples([9, 2, 6], prompt_length=1) + random_examples([12], prompt_length=7))
-    wanted = [token_losses(learner.forward, example) for example in batch.examples]
+    expected = [token_losses(learner.forward, example) for example in batch.examples]
     step = learner.step(batch.examples)
-    assert step.record_losses == pytest.approx([sum(losses) / len(losses) for losses in wanted], rel=1e-4)
-    assert step.loss == pytest.approx(sum(map(sum, wanted)) / sum(map(len, wanted)), rel=1e-4)
+    assert step.record_losses == pytest.approx([sum(losses) / len(losses) for losses in expected], rel=1e-4)
+    assert step.loss == pytest.approx(sum(map(sum, expected)) / sum(map(len, expected)), rel=1e-4)
     assert (step.number, step.tokens, step.learned_tokens) == (5, 29, 8 + 1 + 5 + 5)
     assert step.refusal is None
 

@@ -38,11 +38,11 @@ def test_parts_add_up_to_the_whole(make_learner: MakeLearner, preset: str, parts
     """Loss, gradient norm, figures of each record and updated weights are those of one pass."""
     whole, split = make_learner(preset=preset), make_learner(preset=preset)
     for _ in range(3):
-        wanted, found = whole.step(EXAMPLES), split.step(EXAMPLES, parts=parts)
-    assert found.record_losses == pytest.approx(wanted.record_losses, rel=1e-4)
-    assert (found.loss, found.grad_norm) == pytest.approx((wanted.loss, wanted.grad_norm), rel=1e-4)
+        expected, found = whole.step(EXAMPLES), split.step(EXAMPLES, parts=parts)
+    assert found.record_losses == pytest.approx(expected.record_losses, rel=1e-4)
+    assert (found.loss, found.grad_norm) == pytest.approx((expected.loss, expected.grad_norm), rel=1e-4)
     for each in ("number", "tokens", "learned_tokens", "record_correct", "refusal"):
-        assert getattr(found, each) == getattr(wanted, each)
+        assert getattr(found, each) == getattr(expected, each)
     for mine, other in zip(split.optimizer.parameters(), whole.optimizer.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5)
 
@@ -56,14 +56,14 @@ def test_records_are_announced(make_learner: MakeLearner) -> None:
 
 def test_out_of_memory_makes_smaller_parts(make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step is retried in more parts, equals a step made in that many parts, and each retry is logged."""
-    wanted, learner = make_learner(), make_learner()
-    wanted.step(EXAMPLES, parts=4)
+    expected, learner = make_learner(), make_learner()
+    expected.step(EXAMPLES, parts=4)
     monkeypatch.setattr(learner_module, "packed_loss", limited_to(18))
     with capture_logs() as logs:
         step = learner.step(EXAMPLES)
     assert step.refusal is None
     assert [log["parts"] for log in logs if log["event"] == Event.OUT_OF_MEMORY_RETRIED] == [2, 4]
-    assert same(snapshot(learner), snapshot(wanted))
+    assert same(snapshot(learner), snapshot(expected))
 
 
 @pytest.mark.parametrize("max_tokens", [0, 11])

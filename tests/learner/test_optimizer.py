@@ -68,8 +68,8 @@ def test_with_everything_routed_it_is_adamw(masked: bool) -> None:
             twin.grad = gradient
         reference.param_groups[0]["lr"] = lr
         reference.step()
-        for found, wanted in zip((bank.A, bank.B), twins, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        for found, expected in zip((bank.A, bank.B), twins, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("garbage", [0.0, 1.0, torch.inf, torch.nan])
@@ -118,8 +118,8 @@ def test_each_expert_is_an_adamw_of_the_steps_that_routed_to_it() -> None:
                 for twin, gradient in zip(twins[h, k], gradients, strict=True):
                     twin.grad = gradient[h, k].clone()
                 reference.step()
-            for found, wanted in zip((bank.A, bank.B), twins[h, k], strict=True):
-                torch.testing.assert_close(found[h, k], wanted, rtol=1e-5, atol=1e-6)
+            for found, expected in zip((bank.A, bank.B), twins[h, k], strict=True):
+                torch.testing.assert_close(found[h, k], expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(bank.group.steps_HK, counts)
     assert len(set(counts.flatten().tolist())) > 1  # the experts were updated in different numbers of steps
 

@@ -77,6 +77,6 @@ def test_rouge_l_equals_its_definition(left: list[str], right: list[str]) -> Non
     """F1 of precision and recall by the recursive length; symmetric in the two texts."""
     common = longest(left, right)
     precision, recall = common / len(left), common / len(right)
-    wanted = 2 * precision * recall / (precision + recall) if common else 0.0
-    assert rouge_l(" ".join(left), " ".join(right)) == pytest.approx(wanted)
-    assert rouge_l(" ".join(right), " ".join(left)) == pytest.approx(wanted)
+    expected = 2 * precision * recall / (precision + recall) if common else 0.0
+    assert rouge_l(" ".join(left), " ".join(right)) == pytest.approx(expected)
+    assert rouge_l(" ".join(right), " ".join(left)) == pytest.approx(expected)
