@@ -133,7 +133,8 @@ class Learner:
             on_record: Called before each part with the index of its first example.
 
         Raises:
-            RuntimeError or MemoryError: out of memory in the smallest parts; weights and optimizer are unchanged.
+            RuntimeError or MemoryError: a pass failed, if out of memory after the last retry; only `number` has
+                changed.
         """
         started = self._clock()
         self.number += 1

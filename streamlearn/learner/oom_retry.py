@@ -32,7 +32,7 @@ def with_oom_retry(work: Callable[[int], T], parts: int, max_parts: int, clear: 
         clear: Releases what a failed try left behind.
 
     Raises:
-        RuntimeError or MemoryError: the error of `work`: not out of memory, or out of memory in the last try.
+        RuntimeError or MemoryError: the error of `work`; if it is out of memory, that of the last try.
     """
     rng_state = torch.get_rng_state()
     for retries_left in reversed(range(MAX_RETRIES + 1)):
