@@ -1,4 +1,4 @@
-"""A random two-layer backbone on disk, and examples for it: what a test takes where the daemon takes a real model."""
+"""A random two-layer backbone on disk, and examples for it: test doubles of a real model and stream."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +18,13 @@ SENTENCES = (
     "what is the capital of France? the capital of France is Paris",
 )
 VOCAB_SIZE = 320
-"""Smallest round number that holds 256 bytes, the control tokens and a few merges."""
+"""A small round number: 256 bytes, the control tokens and a few merges."""
 
 Architecture = Literal["qwen3", "llama", "mistral", "gemma", "gemma3_text"]
-"""Transformers' own names of the kinds of model."""
+"""Model types, by transformers' names."""
 
 
-def tiny_backbone(  # the keyword arguments are what tests vary
+def tiny_backbone(
     folder: Path,
     *,
     architecture: Architecture = "qwen3",
@@ -33,12 +33,12 @@ def tiny_backbone(  # the keyword arguments are what tests vary
     sliding_window: int | None = None,
     seed: int = 0,
 ) -> Path:
-    """Save a model of hidden size 32 with its tokenizer and return `folder`, fit for `backbone.model`.
+    """Save a model of hidden size 32 with its tokenizer; return `folder`, for `backbone.model`.
 
-    Weights are a function of the arguments and are large enough that every token's prediction depends on what stands
-    before it. float32 unless `dtype` says otherwise; `sliding_window` is read by mistral and gemma3_text.
+    The weights depend only on the arguments, and are large enough that every prediction depends on all earlier tokens.
+    `sliding_window` applies to mistral and gemma3_text. The default dtype is float32.
     """
-    import torch  # noqa: PLC0415 - importing this module stays cheap
+    import torch  # noqa: PLC0415 - to keep the import of this module fast
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     from streamlearn.backbone.pretrain import train_tokenizer  # noqa: PLC0415
@@ -65,7 +65,7 @@ def _config(architecture: Architecture, vocab_size: int, sliding_window: int | N
         num_key_value_heads=2,
         head_dim=8,
         max_position_embeddings=512,
-        initializer_range=0.3,  # at the usual 0.02 attention hardly moves the logits and nothing would show a leak
+        initializer_range=0.3,  # at the usual 0.02 attention hardly affects the logits and would not reveal a leak
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=0,
@@ -75,7 +75,7 @@ def _config(architecture: Architecture, vocab_size: int, sliding_window: int | N
 
 
 def example(input_ids: Sequence[int], *, prompt_length: int = 1) -> Example:
-    """Tokens of which those before `prompt_length` are read and the others learned."""
+    """Build an example whose tokens from `prompt_length` on are learned."""
     labels = [IGNORED] * prompt_length + list(input_ids[prompt_length:])
     return Example(np.array(input_ids, dtype=np.int32), np.array(labels, dtype=np.int32))
 
@@ -83,7 +83,7 @@ def example(input_ids: Sequence[int], *, prompt_length: int = 1) -> Example:
 def random_examples(
     lengths: Sequence[int], *, vocab_size: int = VOCAB_SIZE, prompt_length: int = 1, seed: int = 0
 ) -> tuple[Example, ...]:
-    """One example a length, of random tokens without control tokens; a function of the arguments."""
+    """Build one example per length from random tokens other than control tokens, determined by the arguments."""
     rng = np.random.default_rng(seed)
     return tuple(
         example(rng.integers(8, vocab_size, size=length).tolist(), prompt_length=prompt_length) for length in lengths

@@ -1,4 +1,4 @@
-"""Learners on the tiny backbone: a fixture, and how to compare two of them."""
+"""Learners on the tiny backbone: a fixture, and comparison of two of them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +20,7 @@ REGIMES = 4
 
 
 class MakeLearner(Protocol):
-    """Builds a learner; `changes` are laid over the preset's objective, what is not given is small and fast."""
+    """Factory of learners; `changes` override the preset's objective, `settings` the learner settings."""
 
     def __call__(
         self, *, preset: Any = "mh-moe", seed: int = 0, changes: Mapping[str, Any] | None = None, **settings: Any
@@ -39,29 +39,29 @@ def make_learner(tiny: Path) -> MakeLearner:
     ) -> Learner:
         backbone_settings = BackboneSettings(model=str(tiny), dtype="float32", device="cpu")
         backbone = load(backbone_settings, outline(backbone_settings))
-        wanted = replace(OBJECTIVES[preset], **(changes or {}))
-        regimes = REGIMES if wanted.bias != "none" else 0
+        merged = replace(OBJECTIVES[preset], **(changes or {}))
+        regimes = REGIMES if merged.bias != "none" else 0
         model = attach(backbone.model, resolve(AdapterSettings(preset=preset), regimes=regimes), seed)
         return Learner(
             model,
             LearnerSettings(**{"lr": 1e-2, **settings}),
             backbone.device,
             clock=lambda: 0.0,
-            objective=wanted,
-            integrate=wanted.anchor_strength > 0,
+            objective=merged,
+            integrate=merged.anchor_strength > 0,
         )
 
     return make
 
 
 def snapshot(learner: Learner) -> dict[str, Tensor]:
-    """Copies of everything that a step may change: adapter, optimizer, counts."""
+    """Copy everything that a step may change: adapter, optimizer, counts."""
     weights = {f"weight.{i}": p for i, p in enumerate(learner.optimizer.parameters())}
     return {name: tensor.detach().clone() for name, tensor in {**weights, **learner.state()}.items()}
 
 
 def restore(learner: Learner, state: dict[str, Tensor]) -> None:
-    """Put such copies into another learner."""
+    """Restore such copies in another learner."""
     with torch.no_grad():
         for i, parameter in enumerate(learner.optimizer.parameters()):
             parameter.copy_(state[f"weight.{i}"])
@@ -69,5 +69,5 @@ def restore(learner: Learner, state: dict[str, Tensor]) -> None:
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    """Whether two of them are equal in every bit."""
+    """Whether two such copies are bit-equal."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

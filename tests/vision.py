@@ -1,4 +1,4 @@
-"""Random image-text models of every supported family on disk, and images to show them."""
+"""Random image-text models of every supported family on disk, and images for them."""
 
 import base64
 from collections.abc import Callable
@@ -36,7 +36,7 @@ _IDEFICS_TOKENS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end
 
 
 def make_image(seed: int = 0, size: tuple[int, int] = (40, 50), kind: str = "PNG") -> bytes:
-    """A file of coarse random colours."""
+    """An image file of coarse random colours."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1] // 10, size[0] // 10, 3), dtype=np.uint8)
     out = BytesIO()
     Image.fromarray(pixels).resize(size, Image.Resampling.NEAREST).save(out, kind)
@@ -44,12 +44,12 @@ def make_image(seed: int = 0, size: tuple[int, int] = (40, 50), kind: str = "PNG
 
 
 def as_base64(data: bytes) -> str:
-    """As a record holds it."""
+    """The image as a field of a record."""
     return base64.b64encode(data).decode()
 
 
 def tiny_vision_backbone(folder: Path, family: str, seed: int = 0) -> Path:
-    """Save a random model of hidden size 32 with its processor and return `folder`, fit for `backbone.model`."""
+    """Save a random model of hidden size 32 with its processor; return `folder`, for `backbone.model`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model, processor = FAMILIES[family]()
@@ -66,8 +66,8 @@ def _tokenizer(names: tuple[str, ...]) -> Any:
     return tokenizer
 
 
-def _still(processor: Any) -> Any:
-    """A processor's class that can be made without torchvision."""
+def _without_video(processor: Any) -> Any:
+    """A processor class that does not need torchvision."""
     from streamlearn.backbone.vision import without_video  # noqa: PLC0415
 
     return without_video(processor)
@@ -114,7 +114,7 @@ def _qwen(name: str, vision: dict[str, Any], **text: Any) -> Callable[[], tuple[
             image_token_id=image,
             video_token_id=video,
         )
-        processor = _still(getattr(t, f"{name}Processor"))(
+        processor = _without_video(getattr(t, f"{name}Processor"))(
             image_processor=Qwen2VLImageProcessorPil(
                 patch_size=14, size={"shortest_edge": 784, "longest_edge": 12544}, merge_size=2, temporal_patch_size=2
             ),
@@ -148,7 +148,7 @@ def _idefics(name: str, image_processor: str, **parts: Any) -> Callable[[], tupl
             scale_factor=2,
             pad_token_id=1,
         )
-        processor = _still(getattr(t, f"{name}Processor"))(
+        processor = _without_video(getattr(t, f"{name}Processor"))(
             image_processor=getattr(module, f"{name}ImageProcessorPil")(
                 size={"longest_edge": 64}, max_image_size={"longest_edge": 32}
             ),

@@ -1,7 +1,7 @@
 """The trainable experts: one PEFT tuner, registered with PEFT on import.
 
-Use: `resolve` the settings, `check` the result against the backbone's `linear_shapes` before any weight is loaded,
-then `attach` it.
+Call `resolve` on the settings, `check` the result against the backbone's `linear_shapes` before any weight is loaded,
+then `attach` it to the loaded model.
 """
 
 from streamlearn.adapters.check import activated_parameters, check, linear_shapes

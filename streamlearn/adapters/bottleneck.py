@@ -1,4 +1,4 @@
-"""The experts' arithmetic: two products forward, four backward, and nothing kept that is cheap to make again.
+"""The experts' matrix products: two forward, four backward; whatever is cheap to recompute is not stored.
 
     z_m = G_m * (A_m h_m)                            A_m stacked (K R, S); G_m repeats each gate R times     (1)
     y = y0 + scaling * [B_1 ... B_H] [z_1; ...; z_H]                                                         (2)
@@ -8,8 +8,8 @@ With dy the gradient of y and u_m = scaling * B_m^T dy:
     dB_m = scaling * dy z_m^T,   dA_m = (G_m * u_m) h_m^T,   dh_m = A_m^T (G_m * u_m)                        (3)
     dg_mj = sum over the rank of u_mj * (A_mj h_m)                                                           (4)
 
-Between A and B tokens lie in the last dimension: gates then scale long contiguous rows, which on a CPU is many times
-faster than rows of R numbers, and the products take either order.
+Between A and B the tokens are the last dimension. Gates then scale long contiguous rows, which on a CPU is many times
+faster than scaling rows of R numbers; the matrix products run equally fast in either layout.
 """
 # Shape suffixes: T tokens, D in features, O out features, H heads, S = D / H slice, K experts a head, R rank, N any.
 
@@ -23,7 +23,19 @@ from torch.autograd.function import once_differentiable
 def add_experts(
     y: Tensor, x: Tensor, A_HKRS: Tensor, B_HKRO: Tensor, gate_HKT: Tensor | None, *, scaling: float
 ) -> Tensor:
-    """Eq. (2) for x (..., D), added to y (..., O) in place and in its precision; without a gate experts count fully."""
+    """Compute eq. (2): add the experts' output to `y` in place, in the dtype of `y`.
+
+    Args:
+        y: Output of the frozen linear, (..., O). Overwritten.
+        x: Its input, (..., D).
+        A_HKRS: Down projections of all experts.
+        B_HKRO: Up projections of all experts.
+        gate_HKT: Gates; None gives every expert weight 1.
+        scaling: alpha / r.
+
+    Returns:
+        `y`.
+    """
     added: Tensor = _Experts.apply(y, x, A_HKRS, B_HKRO, gate_HKT, scaling)  # type: ignore[no-untyped-call]
     return added
 
@@ -34,14 +46,14 @@ class _Experts(torch.autograd.Function):
         ctx: Any, y: Tensor, x: Tensor, A_HKRS: Tensor, B_HKRO: Tensor, gate_HKT: Tensor | None, scaling: float
     ) -> Tensor:
         x_TD, y_TO = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
-        A_HKRS, B_HKRO = A_HKRS.to(y.dtype), B_HKRO.to(y.dtype)  # float32 is for the optimizer's small steps
+        A_HKRS, B_HKRO = A_HKRS.to(y.dtype), B_HKRO.to(y.dtype)  # stored in float32 for the optimizer's small steps
         ctx.gate_dtype = None if gate_HKT is None else gate_HKT.dtype
         gate_HKT = None if gate_HKT is None else gate_HKT.to(y.dtype)
         down_HKRT = _down(x_TD, A_HKRS)
         z_HKRT = _gated(down_HKRT, gate_HKT)
         ctx.save_for_backward(x_TD, A_HKRS, B_HKRO, down_HKRT, gate_HKT)
         ctx.scaling, ctx.x_shape = scaling, x.shape
-        y_TO.addmm_(z_HKRT.flatten(0, 2).T, B_HKRO.flatten(0, 2), alpha=scaling)  # in place: fresh memory costs more
+        y_TO.addmm_(z_HKRT.flatten(0, 2).T, B_HKRO.flatten(0, 2), alpha=scaling)  # in place: allocating is slower
         ctx.mark_dirty(y)
         return y
 
@@ -64,17 +76,17 @@ class _Experts(torch.autograd.Function):
 
 
 def split_heads(x_TD: Tensor, num_heads: int) -> Tensor:
-    """The slices h_m as (H, T, S), a view."""
+    """Split the tokens into head slices h_m: (H, T, S), a view."""
     return x_TD.view(len(x_TD), num_heads, -1).transpose(0, 1)
 
 
 def back_to_tokens(v_HNT: Tensor, W_HNS: Tensor) -> Tensor:
-    """Gradient (T, D) of the tokens, given that of N numbers that W_m made of each slice."""
+    """Backpropagate through v_m = W_m h_m to the tokens: (T, D)."""
     return torch.bmm(v_HNT.mT, W_HNS).transpose(0, 1).reshape(v_HNT.shape[-1], -1)
 
 
 def back_to_weights(v_HNT: Tensor, x_TD: Tensor) -> Tensor:
-    """Gradient (H, N, S) of W, given that of N numbers that W_m made of each slice."""
+    """Backpropagate through v_m = W_m h_m to the weights: (H, N, S)."""
     return torch.bmm(v_HNT, split_heads(x_TD, len(v_HNT)))
 
 
@@ -84,7 +96,7 @@ def _gated(a_HKRT: Tensor, gate_HKT: Tensor | None) -> Tensor:
 
 def _down(x_TD: Tensor, A_HKRS: Tensor) -> Tensor:
     H, K, R, S = A_HKRS.shape
-    down_HTB = torch.bmm(split_heads(x_TD, H), A_HKRS.view(H, K * R, S).mT)  # tokens first: in bf16 twice as fast
+    down_HTB = torch.bmm(split_heads(x_TD, H), A_HKRS.view(H, K * R, S).mT)  # tokens first: twice as fast in bf16
     return down_HTB.mT.contiguous().view(H, K, R, -1)
 
 

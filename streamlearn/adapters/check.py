@@ -1,4 +1,4 @@
-"""Whether an adapter fits a backbone, asked before any weight is loaded."""
+"""Checks that an adapter fits a backbone; they need no weights."""
 
 import difflib
 import math
@@ -14,50 +14,60 @@ LinearShapes = Mapping[str, tuple[int, int]]
 
 
 def linear_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Every `nn.Linear` of `model`, which may live on the meta device."""
+    """Collect the shapes of every `nn.Linear` in `model`, which may be on the meta device."""
     linears = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
     return {name: (linear.in_features, linear.out_features) for name, linear in linears}
 
 
 def targets(names: Sequence[str], shapes: LinearShapes) -> dict[str, tuple[int, int]]:
-    """The linears that get an adapter: their name is a target or ends with a dot and a target, PEFT's own rule."""
+    """Select the linears that get an adapter: PEFT's rule, the name equals a target or ends with a dot and a target."""
     return {name: shape for name, shape in shapes.items() if any(_matches(name, target) for target in names)}
 
 
 def check(config: HeadLoraConfig, shapes: LinearShapes, vision_shapes: LinearShapes) -> None:
-    """Refuse an adapter that does not fit; the linears of the decoder, and those of what sees for it.
+    """Check that the adapter fits the backbone.
+
+    Args:
+        config: The adapter.
+        shapes: Linears of the decoder.
+        vision_shapes: Linears of the vision tower and projector; empty for a text-only backbone.
 
     Raises:
-        ConfigError: a target names no linear of the backbone, or the heads do not divide a target's input size.
+        ConfigError: a target matches no linear of the backbone, or `num_heads` does not divide the input size of one.
     """
     if config.vision_modules and not vision_shapes:
         raise ConfigError(
             f"adapter.vision_modules: the backbone has no vision tower, found {', '.join(config.vision_modules)}; "
             "remove the key"
         )
-    wanted = (
-        ("target_modules", config.target_modules, shapes),
-        ("vision_modules", config.vision_modules, vision_shapes),
+    _check_names("target_modules", config.target_modules, shapes)
+    _check_names("vision_modules", config.vision_modules, vision_shapes)
+    _check_heads(
+        config.num_heads, targets(config.target_modules, shapes) | targets(config.vision_modules, vision_shapes)
     )
-    for key, names, there in wanted:
-        for target in names:
-            if not targets([target], there):
-                raise ConfigError(f"adapter.{key}: the backbone has no linear named {target}; {_known(target, there)}")
-    chosen = targets(config.target_modules, shapes) | targets(config.vision_modules, vision_shapes)
-    for name, (in_features, _) in chosen.items():
-        if in_features % config.num_heads:
-            common = math.gcd(*(width for width, _ in chosen.values()))
-            divisors = [str(n) for n in range(1, min(common, 64) + 1) if common % n == 0]
-            raise ConfigError(
-                f"adapter.num_heads: must divide every target's input size, but {config.num_heads} does not divide "
-                f"{in_features}, the input size of {name}; use one of {', '.join(divisors)}"
-            )
 
 
 def activated_parameters(config: HeadLoraConfig, shapes: LinearShapes) -> int:
-    """Weights of A and B that a token of the decoder passes through: what comparisons hold equal."""
+    """Count the weights of A and B that each decoder token passes through; comparisons hold this number equal."""
     per_head = config.selected * config.r
     return sum(per_head * (i + config.num_heads * o) for i, o in targets(config.target_modules, shapes).values())
+
+
+def _check_names(key: str, names: Sequence[str], shapes: LinearShapes) -> None:
+    for target in names:
+        if not targets([target], shapes):
+            raise ConfigError(f"adapter.{key}: the backbone has no linear named {target}; {_known(target, shapes)}")
+
+
+def _check_heads(num_heads: int, adapted: LinearShapes) -> None:
+    for name, (in_features, _) in adapted.items():
+        if in_features % num_heads:
+            common = math.gcd(*(width for width, _ in adapted.values()))
+            divisors = [str(n) for n in range(1, min(common, 64) + 1) if common % n == 0]
+            raise ConfigError(
+                f"adapter.num_heads: must divide every target's input size, but {num_heads} does not divide "
+                f"{in_features}, the input size of {name}; use one of {', '.join(divisors)}"
+            )
 
 
 def _matches(name: str, target: str) -> bool:

@@ -1,7 +1,7 @@
-"""What an adapter is made of, and its name in PEFT's registry.
+"""The adapter's PEFT configuration, and its entry in PEFT's list of methods.
 
-PEFT keeps its method names in a closed enum, so `HEAD_LORA` is added to it when this module is imported; from then on a
-folder saved by `save_pretrained` is loaded by plain `PeftModel.from_pretrained`.
+PEFT keeps its method names in a closed enum. Importing this module adds `HEAD_LORA` to it, so that
+`PeftModel.from_pretrained` loads a folder written by `save_pretrained`.
 """
 
 from dataclasses import dataclass, field
@@ -13,88 +13,96 @@ from peft import PeftConfig, PeftType
 from streamlearn.errors import ConfigError
 
 METHOD = "HEAD_LORA"
-if METHOD not in PeftType.__members__:  # importing twice must not extend twice
+if METHOD not in PeftType.__members__:  # a second import must not add it again
     extend_enum(PeftType, METHOD, METHOD)
 
 MLP_LINEARS = ("gate_proj", "up_proj", "down_proj")
 """The MLP linears of Qwen3, Llama, Mistral and Gemma."""
 
 Gate = Literal["softmax_selected", "softmax", "none"]
-"""Softmax over the selected experts (eq. 13), over all of them, or no gate at all."""
+"""Softmax over the selected experts (MH-MoE eq. 13), softmax over all experts, or no gate."""
 
 RouterGradient = Literal["straight_through", "native", "selected", "none"]
 """How the router learns from the task loss.
 
-A softmax over one selected expert is the constant 1 and has no gradient. `straight_through` keeps that value and takes
-the gradient of the selected expert's probability among all experts; `native` makes that probability the gate itself;
-`selected` is the plain gradient of the softmax over the selected, for two or more of them; `none` leaves the router at
-its random start.
+A softmax over one selected expert is the constant 1 and has no gradient.
+
+- `straight_through`: the gate is that constant, its gradient the one of the expert's probability among all experts.
+- `native`: the expert's probability among all experts is the gate.
+- `selected`: the gradient of the softmax over the selected experts, for two or more of them.
+- `none`: the router keeps its random initialization.
 """
 
 Routes = Literal["tokens", "sequences"]
-"""What is routed: every head slice of every token by its layer's own router (MH-MoE), or whole sequences by one router
-a transformer block, which all adapted linears of the block follow (MoT)."""
+"""Unit of routing: every head slice of every token, by the layer's own router (MH-MoE); or whole sequences, by one
+router per transformer block that all adapted linears of the block share (MoT)."""
 
 
 @dataclass
 class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-checked here
-    """One layer of LoRA experts per head slice; the presets are rows of these options."""
+    """Options of a layer of LoRA experts per head slice; a preset is one set of values."""
 
     r: int = 4
-    """Rank of an expert."""
+    """Rank of each expert."""
     alpha: float = 8.0
-    """The update is scaled by alpha / r."""
+    """The experts' output is scaled by alpha / r."""
     num_heads: int = 8
-    """Slices of a token's vector, each with its own router and bank; must divide every target's input size."""
+    """Slices of a token's vector, each with its own router and experts; must divide every target's input size."""
     num_experts: int = 4
-    """Experts in each head's bank."""
+    """Experts per head."""
     top_k: int | None = 1
-    """Experts selected per head and token; None selects all."""
+    """Experts selected per head and token; None selects all of them."""
     gate: Gate = "softmax_selected"
-    """How much each selected expert counts."""
+    """Weights of the selected experts."""
     router_gradient: RouterGradient = "straight_through"
     """How the router learns from the task loss."""
     routes: Routes = "tokens"
-    """What is routed."""
+    """Unit of routing."""
     noise: float = 0.0
-    """Sequence routing in training adds a uniform draw from [0, noise] to each logit before it selects (MoT eq. 1)."""
+    """In training, sequence routing adds a uniform draw from [0, noise] to each logit before selection (MoT eq. 1)."""
     target_modules: list[str] = field(default_factory=lambda: list(MLP_LINEARS))
-    """Last parts of the names of the linears that get an adapter."""
+    """Decoder linears that get an adapter, by the last part of their names."""
     vision_modules: list[str] = field(default_factory=list)
-    """The same for the linears outside of the decoder, in a model that sees: vision tower and projector."""
+    """The same for the linears of the vision tower and projector."""
     exclude_modules: str | None = None
-    """Pattern of names that get none, whatever they end with; `attach` writes it."""
+    """Pattern of the names to leave out although they match a target; set by `attach`."""
     regimes: int = 0
-    """CP biases a layer holds, one for each regime slot; 0: routing knows no regimes."""
+    """Regime slots, each with its own CP bias in every layer; 0: routing does not depend on the regime."""
     init_seed: int = 0
-    """Seed of A and of the routers; B starts at zero."""
+    """Seed of A and of the routers; B is initialized to zero."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.peft_type = PeftType[METHOD]
         self.target_modules = list(dict.fromkeys(self.target_modules))
-        self._refuse_contradictions()
+        self._check_literals()
+        self._check_sizes()
+        self._check_names()
+        self._check_routing()
 
     @property
     def selected(self) -> int:
-        """Experts selected per head and token, as a number."""
+        """Number of experts selected per head and token."""
         return self.num_experts if self.top_k is None else self.top_k
 
     @property
     def scaling(self) -> float:
-        """What the experts' output is multiplied by: alpha / r."""
+        """Factor on the experts' output: alpha / r."""
         return self.alpha / self.r
 
     @property
     def routed(self) -> bool:
-        """Whether there is a router at all."""
+        """Whether there is a router."""
         return self.gate != "none"
 
-    def _refuse_contradictions(self) -> None:
+    def _check_literals(self) -> None:
         literals = {"gate": Gate, "router_gradient": RouterGradient, "routes": Routes}
-        for name, known in ((name, get_args(literal)) for name, literal in literals.items()):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name}: must be one of {', '.join(known)}, found {getattr(self, name)!r}")
+        for name, literal in literals.items():
+            if getattr(self, name) not in get_args(literal):
+                allowed = ", ".join(get_args(literal))
+                raise ConfigError(f"{name}: must be one of {allowed}, found {getattr(self, name)!r}")
+
+    def _check_sizes(self) -> None:
         for name in ("r", "alpha", "num_heads", "num_experts", "top_k"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -104,22 +112,28 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
                 f"top_k: must be at most num_experts, which is {self.num_experts}, found {self.top_k}; "
                 "lower top_k or raise num_experts"
             )
+
+    def _check_names(self) -> None:
         if not all(self.target_modules):
             raise ConfigError(f"target_modules: an empty name matches nothing, found {self.target_modules}")
         if not self.target_modules:
-            raise ConfigError("target_modules: must name at least one linear, found none; remove the key for the MLP's")
-        self._refuse_misrouted()
+            raise ConfigError(
+                "target_modules: must name at least one linear, found none; remove the key to adapt the MLP linears"
+            )
 
-    def _refuse_misrouted(self) -> None:
+    def _check_routing(self) -> None:
         if self.vision_modules and self.routes == "sequences":
-            raise ConfigError("vision_modules: a sequence is routed by its words, which the vision tower never sees")
+            raise ConfigError(
+                "vision_modules: must be empty where whole sequences are routed, by their text only, found "
+                f"{', '.join(self.vision_modules)}; remove the key"
+            )
         if self.noise < 0 or (self.noise and self.routes == "tokens"):
-            raise ConfigError(f"noise: must be 0 unless routes is sequences, and never negative, found {self.noise}")
+            raise ConfigError(f"noise: must be 0 when tokens are routed, and never negative, found {self.noise}")
         if self.routes == "sequences" and (self.num_heads > 1 or not self.routed):
-            raise ConfigError("routes: sequences need a gate and num_heads 1, since a sequence has no slices")
+            raise ConfigError("routes: sequences need a gate and num_heads 1: a sequence is not split into head slices")
         if not self.routed and (self.num_experts > 1 or self.num_heads > 1):
             name = "num_experts" if self.num_experts > 1 else "num_heads"
             raise ConfigError(
-                f"{name}: must be 1 where no gate chooses among experts, as in preset lora, found "
+                f"{name}: must be 1 without a gate to choose among experts, as in preset lora, found "
                 f"{getattr(self, name)}; remove {name} or choose preset mh-moe or loramoe"
             )

@@ -1,4 +1,4 @@
-"""The tuner: puts the experts beside a backbone's linears, and finds them again."""
+"""The PEFT tuner: adds experts to a backbone's linears, and lists them."""
 
 import re
 import warnings
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from streamlearn.adapters.check import check, linear_shapes, targets
 from streamlearn.adapters.config import METHOD, HeadLoraConfig
 from streamlearn.adapters.layer import NO_MERGE, HeadLoraLinear
-from streamlearn.adapters.routing_context import RoutingContextHolder
+from streamlearn.adapters.routing_context import AdaptedLayer, RoutingContextHolder
 from streamlearn.errors import ConfigError
 
 ADAPTER = "default"
-"""PEFT's name for the one adapter that `attach` makes."""
+"""PEFT's name for the adapter that `attach` adds."""
 
 
 class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checked here
-    """PEFT's view of the adapter: which layers to replace, and by what."""
+    """PEFT's tuner: replaces the target linears by `HeadLoraLinear`."""
 
     prefix = "head_lora_"
     tuner_layer_cls = HeadLoraLinear
@@ -34,7 +34,7 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
         self.decoder_prefix = _decoder_prefix(model)
         self.generator = torch.Generator().manual_seed(peft_config.init_seed)
         self.context_holder = RoutingContextHolder()
-        self.blocks_seen: set[str] = set()
+        self.blocks_with_router: set[str] = set()
 
     def _create_and_replace(  # PEFT's signature
         self,
@@ -49,7 +49,7 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
         layer = target
         if not isinstance(layer, HeadLoraLinear):
             if not isinstance(target, nn.Linear):
-                raise ConfigError(f"target_modules: {current_key} must be a linear, found {type(target).__name__}")
+                raise ConfigError(f"target_modules: {current_key} must be an nn.Linear, found {type(target).__name__}")
             layer = HeadLoraLinear(target)
             setattr(parent, target_name, layer)
         block = _block_of(current_key) if peft_config.routes == "sequences" else current_key
@@ -58,21 +58,21 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
             peft_config,
             self.generator,
             self.context_holder,
+            name=current_key,
             block=block,
-            owns_router=block not in self.blocks_seen,
-            regimes=peft_config.regimes,
+            is_vision=not current_key.startswith(self.decoder_prefix),
+            owns_router=block not in self.blocks_with_router,
         )
-        layer.is_vision = not current_key.startswith(self.decoder_prefix)
-        self.blocks_seen.add(block)
+        self.blocks_with_router.add(block)
 
     def _check_merge_allowed(self) -> NoReturn:
-        """PEFT asks here before every merge."""
+        """PEFT calls this before every merge."""
         raise NotImplementedError(NO_MERGE)
 
 
 @dataclass(frozen=True)
 class Bank:
-    """The experts beside one linear: what optimizer and probes work on."""
+    """The experts of one linear, as optimizer, probe and consolidation address them."""
 
     name: str
     """The linear's name in the backbone, for example model.layers.0.mlp.up_proj."""
@@ -82,47 +82,57 @@ class Bank:
     B: nn.Parameter
     """(H, K, R, O)."""
     router: nn.Parameter | None
-    """(H, K, S); None where there is no gate, or another layer of the block owns it."""
+    """(H, K, S); None without a gate, and in a layer that shares the router of another layer in its block."""
+
+    @property
+    def info(self) -> AdaptedLayer:
+        """What hooks and parallel adapters receive for this linear."""
+        return self.layer.head_lora_info[ADAPTER]
 
     @property
     def load_HK(self) -> Tensor | None:  # noqa: N802  # a shape suffix
-        """Tokens that each expert got in training passes since `reset_load`; sequences where those are routed.
+        """Load of each expert: tokens, or sequences, routed to it in training passes since `reset_load`.
 
-        None where there is no router: every expert gets everything.
+        None without a router: every expert gets every token.
         """
         load: Tensor = self.layer.head_lora_load[ADAPTER]
         return load if self.layer.head_lora_config[ADAPTER].routed else None
 
     @property
     def bias_HKN(self) -> Tensor | None:  # noqa: N802
-        """CP bias of every regime slot, added to the logits; None where routing knows no regimes."""
+        """CP bias of every regime slot, added to the logits; None where routing does not depend on the regime."""
         config = self.layer.head_lora_config[ADAPTER]
         return self.layer.head_lora_bias[ADAPTER] if config.routed and config.regimes else None
 
 
 def attach(model: nn.Module, config: HeadLoraConfig, seed: int) -> PeftModel:
-    """Put the experts beside `model`'s target linears and freeze everything else; the output does not change yet.
+    """Add experts to the target linears of `model` and freeze everything else; the output does not change yet.
+
+    Args:
+        model: The backbone; its linears are replaced in place.
+        config: The adapter; not changed.
+        seed: Seed of A and of the routers.
 
     Raises:
-        ConfigError: the adapter does not fit, see `check`.
+        ConfigError: the adapter does not fit, see `check`; the backbone is not changed.
     """
-    inside = _decoder_prefix(model)
+    decoder_prefix = _decoder_prefix(model)
     shapes = linear_shapes(model)
-    decoder = {name: shape for name, shape in shapes.items() if name.startswith(inside)}
+    decoder = {name: shape for name, shape in shapes.items() if name.startswith(decoder_prefix)}
     vision = {name: shape for name, shape in shapes.items() if name not in decoder}
     check(config, decoder, vision)
     chosen = targets(config.target_modules, decoder) | targets(config.vision_modules, vision)
-    both = [*config.target_modules, *config.vision_modules]
+    names = [*config.target_modules, *config.vision_modules]
     others = {name: (0, 0) for name, _ in model.named_modules() if name not in chosen}
-    excluded = [re.escape(name) for name in targets(both, others)] if vision else []
-    config = replace(config, init_seed=seed, target_modules=both, exclude_modules="|".join(excluded) or None)
-    with warnings.catch_warnings():  # peft 0.21 asks transformers 5.2x by a name that it deprecates
+    excluded = [re.escape(name) for name in targets(names, others)] if vision else []
+    config = replace(config, init_seed=seed, target_modules=names, exclude_modules="|".join(excluded) or None)
+    with warnings.catch_warnings():  # peft 0.21 calls transformers 5.2x by a deprecated name
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         return get_peft_model(model, config, adapter_name=ADAPTER)
 
 
 def _decoder_prefix(model: nn.Module) -> str:
-    """What the names of the language model's modules begin with, where it is one part of the model among others."""
+    """Prefix of the decoder's module names in an image-text model; empty in a text-only one."""
     if getattr(getattr(model, "config", None), "vision_config", None) is None:
         return ""
     decoder = model.get_decoder()  # type: ignore[operator]  # transformers' own
@@ -130,12 +140,12 @@ def _decoder_prefix(model: nn.Module) -> str:
 
 
 def banks(model: nn.Module) -> list[Bank]:
-    """Every bank, in the order of the backbone's own modules."""
+    """List the banks in the order of the backbone's modules."""
     return list(_banks(model))
 
 
 def reset_load(model: nn.Module) -> None:
-    """Forget what experts got: call it when a step begins, before its first micro-batch."""
+    """Set every expert's load to zero; call it at the start of a step, before its first forward pass."""
     for bank in _banks(model):
         bank.layer.reset_load()
 
@@ -148,7 +158,7 @@ def _banks(model: nn.Module) -> Iterator[Bank]:
 
 
 def _block_of(key: str) -> str:
-    """The transformer block that a module belongs to: its name up to the first number, model.layers.3."""
+    """Name of the module's transformer block: up to the first number, for example model.layers.3."""
     parts = key.split(".")
     numbered = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 2)
     return ".".join(parts[: numbered + 1])

@@ -1,4 +1,4 @@
-"""The presets: rows of options on the one adapter layer and its objective.
+"""The presets: options of the one adapter layer, and its objective.
 
 | preset      | heads | experts | top-k | gate                      | routes    | rank | alpha | targets         |
 |-------------|-------|---------|-------|---------------------------|-----------|------|-------|-----------------|
@@ -13,16 +13,17 @@
 |-------------|---------|-------|--------|-------|------|------------------------|--------|
 | streamlearn | claims  | -     | 1      | 0     | 0    | straight-through, 1/10 | no     |
 | mh-moe      | none    | -     | 0      | 0     | 0    | straight-through       | no     |
-| cp-moe      | soft    | 0.2   | 10     | 0.1   | 0    | of the selected        | no     |
-| loramoe     | none    | -     | 0      | 0     | 0.1  | of all                 | no     |
+| cp-moe      | soft    | 0.2   | 10     | 0.1   | 0    | selected               | no     |
+| loramoe     | none    | -     | 0      | 0     | 0.1  | native                 | no     |
 | mot         | none    | -     | 0      | 0     | 0    | straight-through       | yes    |
 
-MH-MoE (arXiv 2602.12587) names no rank; 4 makes a bottleneck of 8 x 4 x 4 = 128. CP-MoE (arXiv 2605.20247) section 4
-and LoRAMoE (arXiv 2312.09979) section 4.1 give their rows; CP-MoE names no LoRA alpha, and its
-lambda of 5e3 belongs to a scale of importance that it does not fix: in ours nothing is learned after the first shift
-(four SuperNI tasks, one seed: 1, 10 and 100 give AP .374, .380, .371 and AF .014, .003, .010). MoT wants
-Omega(N log N) experts for N classes. `lora` has the rank at which it activates as many parameters as `mh-moe` on a
-gated MLP.
+- MH-MoE (arXiv 2602.12587) states no rank; 4 gives a bottleneck of 8 x 4 x 4 = 128.
+- CP-MoE: arXiv 2605.20247, section 4. It states no LoRA alpha. Its lambda of 5e3 refers to a scale of importance that
+  it does not fix; on our scale nothing is learned after the first shift at that value (four SuperNI tasks, one seed:
+  lambda 1, 10 and 100 give AP .374, .380, .371 and AF .014, .003, .010).
+- LoRAMoE: arXiv 2312.09979, section 4.1.
+- MoT requires Omega(N log N) experts for N classes.
+- `lora` has the rank at which it activates as many parameters as `mh-moe` on a gated MLP.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -38,7 +39,7 @@ ALL_LINEARS = (*ATTENTION_LINEARS, *MLP_LINEARS)
 
 @dataclass(frozen=True)
 class Shape:
-    """One row of the first table; the fields are those of `HeadLoraConfig`."""
+    """A row of the first table; the fields are those of `HeadLoraConfig`."""
 
     num_heads: int
     num_experts: int
@@ -54,10 +55,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Objective:
-    """One row of the second table: what is added to the task loss, and what steers the routers (CP-MoE eq. 10, 15)."""
+    """A row of the second table: terms added to the task loss, and how routers are biased (CP-MoE eq. 10, 15)."""
 
     bias: Bias = "none"
-    """How a new regime steers routing: not at all, softly by CKA, or by claiming experts."""
+    """How a new regime biases routing: not at all, in proportion to CKA (soft), or by claiming experts."""
     bias_strength: float = 0.0
     """alpha of eq. 10, for the soft bias."""
     anchor_strength: float = 0.0
@@ -67,13 +68,13 @@ class Objective:
     localized_balance: float = 0.0
     """beta of LoRAMoE eq. 9."""
     router_lr: float = 1.0
-    """Learning rate of the routers, as a part of the experts'."""
+    """Learning rate of the routers, as a fraction of that of the experts."""
     staged: bool = False
     """Whether experts are trained in MoT's three stages."""
 
     @property
     def remembers(self) -> bool:
-        """Whether anything is done at a shift: without it regimes are counted and nothing else."""
+        """Whether a shift changes the learner; if not, regimes are only counted."""
         return self.bias != "none" or self.anchor_strength > 0
 
 
@@ -110,34 +111,42 @@ OPTIONS = {"rank": "r"} | {
     name: name
     for name in ("alpha", "num_heads", "num_experts", "top_k", "router_gradient", "target_modules", "vision_modules")
 }
-"""Setting -> field of `HeadLoraConfig`."""
+"""Setting of the `adapter` section -> field of `HeadLoraConfig`."""
 
 
 def resolve(settings: AdapterSettings, *, regimes: int = 0) -> HeadLoraConfig:
-    """The preset's shape with the settings that were given laid over it; `regimes` CP biases a layer.
+    """Combine the preset's shape with the settings that override it.
+
+    Args:
+        settings: The `adapter` section.
+        regimes: Regime slots, each with its own CP bias in every layer.
 
     Raises:
-        ConfigError: the result contradicts itself; names the key, what was found and the way out.
+        ConfigError: the result contradicts itself; the message names the key, the value and what to change.
     """
-    row = asdict(SHAPES[settings.preset])
+    defaults = asdict(SHAPES[settings.preset])
     given = {option: getattr(settings, name) for name, option in OPTIONS.items() if getattr(settings, name) is not None}
     try:
-        return HeadLoraConfig(**{**row, **given, "regimes": regimes})
+        return HeadLoraConfig(**{**defaults, **given, "regimes": regimes})
     except ConfigError as error:
         raise ConfigError(f"adapter.{error}") from error
 
 
 def objective(settings: Settings) -> Objective:
-    """The preset's objective with the settings that were given laid over it."""
-    row = OBJECTIVES[settings.adapter.preset]
+    """Combine the preset's objective with the settings that override it.
+
+    Raises:
+        ConfigError: a bias is configured for a preset without a router.
+    """
+    defaults = OBJECTIVES[settings.adapter.preset]
     given: dict[str, Any] = {}
     for section in (settings.adapter, settings.learner, settings.consolidate):
         for field in fields(Objective):
             value = getattr(section, field.name, None)
             if value is not None:
                 given[field.name] = value
-    if settings.adapter.bias == "soft" and row.bias != "soft" and settings.adapter.bias_strength is None:
+    if settings.adapter.bias == "soft" and defaults.bias != "soft" and settings.adapter.bias_strength is None:
         given["bias_strength"] = OBJECTIVES["cp-moe"].bias_strength
     if SHAPES[settings.adapter.preset].gate == "none" and given.get("bias", "none") != "none":
-        raise ConfigError(f"adapter.bias: preset {settings.adapter.preset} has no router to steer; remove the key")
-    return Objective(**{**asdict(row), **given})
+        raise ConfigError(f"adapter.bias: preset {settings.adapter.preset} has no router to bias; remove the key")
+    return Objective(**{**asdict(defaults), **given})

@@ -1,4 +1,4 @@
-"""Which experts a head slice goes to, and how much each counts.
+"""Which experts a head slice is routed to, and their weights.
 
     a_m = W_m h_m                                          logits, K a head            (1)
     S_m = TopK(a_m, k)                                     exactly k, also under ties  (2)
@@ -6,21 +6,22 @@
     p_mj = exp(a_mj) / sum_q exp(a_mq)                     the native probability      (4)
 
 MH-MoE (arXiv 2602.12587) eq. 13; (4) without a selection is LoRAMoE's gate (arXiv 2312.09979, eq. 3). As in
-`bottleneck`, tokens lie in the last dimension.
+`bottleneck`, tokens are the last dimension.
 
-With k = 1, (3) is the constant 1 and a router learns nothing from the task loss. Three ways, on SuperNI's order 1
-(`streamlearn bench learn --suite superni-1`, 200 records a task, nano backbone, one seed; loss is prequential):
+With k = 1, (3) is the constant 1 and the router gets no gradient from the task loss. Three alternatives, on SuperNI's
+order 1 (`streamlearn bench learn --suite superni-1`, 200 records per task, nano backbone, one seed; prequential loss):
 
     | preset mh-moe                                  | AP   | AF   | loss |
     |------------------------------------------------|------|------|------|
     | straight_through: (3) forward, (4) backward    | .347 | .043 | 3.41 |
     | native: (4) is the gate                        | .352 | .029 | 3.53 |
-    | none: the router stays at its random start     | .358 | .029 | 3.41 |
+    | none: the router keeps its initialization      | .358 | .029 | 3.41 |
 
-`native` scales every update by about 1/K and learns slower; a router that learns forgets more than one that does not.
-So `mh-moe` keeps straight_through, as its paper trains the router, and `streamlearn` slows it to a tenth
-(`learner.router_lr`). Where a regime claims one expert a head there is nothing to choose and all three are the same;
-with two claims each, slowed and frozen gave AP .378 and .379, AF .002, against .378 and .001 with one.
+`native` scales every update by about 1/K and learns more slowly; a trained router forgets more than a frozen one. So
+`mh-moe` uses straight_through, because its paper trains the router, and `streamlearn` lowers the router's learning rate
+to a tenth (`learner.router_lr`). Where a regime claims one expert per head the router has no choice and all three are
+equal. With two claims per head, a tenth of the learning rate and a frozen router gave AP .378 and .379, AF .002; one
+claim gave AP .378, AF .001.
 """
 # Shape suffixes: T tokens, D in features, H heads, S = D / H slice, K experts a head.
 
@@ -35,13 +36,13 @@ from streamlearn.adapters.config import HeadLoraConfig
 
 
 def logits(x_TD: Tensor, router_HKS: Tensor) -> Tensor:
-    """Eq. (1), as (H, K, T)."""
+    """Compute eq. (1), (H, K, T), in float32 or wider."""
     a_HKT: Tensor = _Logits.apply(x_TD, router_HKS)  # type: ignore[no-untyped-call]
     return a_HKT
 
 
 class _Logits(torch.autograd.Function):
-    """Eq. (1) with a backward in the tokens' own precision and memory order; autograd's would copy all of x twice."""
+    """Eq. (1) with a backward in the tokens' own dtype and memory layout; autograd's would copy x twice."""
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, router_HKS: Tensor) -> Tensor:
@@ -63,13 +64,13 @@ class _Logits(torch.autograd.Function):
 
 
 def select(a_HKT: Tensor, k: int) -> Tensor:
-    """Eq. (2) as a bool mask with exactly `k` True for every head and token; the first wins a tie."""
+    """Compute eq. (2), a bool mask (H, K, T) with exactly `k` True for every head and token; the first wins a tie."""
     chosen = a_HKT.max(1, keepdim=True).indices if k == 1 else a_HKT.topk(k, dim=1).indices  # argmax is 30 times slower
     return torch.zeros_like(a_HKT, dtype=torch.bool).scatter_(1, chosen, True)
 
 
 def gate(a_HKT: Tensor, selected_HKT: Tensor, config: HeadLoraConfig) -> Tensor:
-    """Weights by `config`, zero for experts that are not selected; `selected` is `select(a, config.selected)`."""
+    """Compute the gates (H, K, T) as `config` defines them, given `selected_HKT = select(a_HKT, config.selected)`."""
     if config.gate == "softmax" or config.router_gradient == "native":
         native = a_HKT.softmax(1) * selected_HKT
         return native.detach() if config.router_gradient == "none" else native
@@ -82,9 +83,9 @@ def gate(a_HKT: Tensor, selected_HKT: Tensor, config: HeadLoraConfig) -> Tensor:
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Eq. (3) forward; backward as if it had been p_mj of eq. (4) for the selected and zero elsewhere.
+    """Eq. (3) forward; backward that of p_mj of eq. (4) for the selected experts, zero for the others.
 
-    da_mj = p_mj (g_mj - sum_{q in S_m} g_mq p_mq),  g_mj the gate's gradient where selected, else zero      (5)
+    da_mj = p_mj (g_mj - sum_{q in S_m} g_mq p_mq),  g_mj the gradient of the gate if selected, else zero    (5)
     """
 
     @staticmethod
@@ -101,7 +102,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _over_selected(a_HKT: Tensor, selected_HKT: Tensor, k: int) -> Tensor:
-    """Eq. (3); over a single expert it is the constant 1."""
+    """Compute eq. (3); over a single expert it is the constant 1."""
     if k == 1:
         return selected_HKT.to(a_HKT.dtype)
     return a_HKT.masked_fill(~selected_HKT, -torch.inf).softmax(1)

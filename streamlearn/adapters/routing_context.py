@@ -1,77 +1,95 @@
-"""One forward pass as the routers see it: whose tokens these are, and which regime each sequence belongs to.
+"""What routing depends on besides the tokens: each token's sequence, each sequence's regime.
 
-A passage travels with the forward pass, from `passing` to every adapter layer. Nothing of it stays behind: a packed
-training row, an interleaved stream, an eval request and a generation each bring their own, so there is no "current"
-bias that one of them could leave switched on for the next.
+A `RoutingContext` is set for one forward pass by `routing_context` and read by every adapted layer. No state outlives
+the pass: a packed training batch, an interleaved stream, an evaluation and a generation each bring their own context,
+so there is no "current" CP bias that one of them could leave set for the next.
 """
-# Shape suffixes: T tokens, B sequences, D in features, H heads, K experts a head.
+# Shape suffixes: T tokens, B sequences, D in features, O out features, H heads, K experts a head.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from streamlearn.adapters.layer import HeadLoraLinear
+from streamlearn.adapters.config import Routes
+
+
+@dataclass(frozen=True)
+class AdaptedLayer:
+    """Description of an adapted linear, passed to hooks and parallel adapters."""
+
+    name: str
+    """The linear's name in the backbone, for example model.layers.0.mlp.up_proj; `Bank.name`."""
+    block: str
+    """What shares a router: the linear itself, or its transformer block where whole sequences are routed."""
+    is_vision: bool
+    """Whether it belongs to the vision tower or projector: its tokens are those of images, not of the sequences."""
+    routes: Routes
+    """Unit of routing."""
+    scaling: float
+    """Factor on the experts' output: alpha / r."""
 
 
 @dataclass(frozen=True)
 class RoutingDecision:
-    """What one layer decided; the last dimension counts tokens, or sequences where whole sequences are routed."""
+    """Routing of one layer. The last dimension is T, or B where whole sequences are routed."""
 
     native_HKT: Tensor
-    """Logits without bias or noise; carries the graph."""
+    """Logits without bias and noise; part of the autograd graph."""
     selected_HKT: Tensor
     """Bool."""
     gate_HKT: Tensor
-    """Weights, zero where not selected; carries the graph."""
+    """Weights of the experts, zero where not selected; part of the autograd graph."""
 
 
 class RoutingHook(Protocol):
-    """Someone who looks at routing as it happens: an auxiliary loss, a count."""
+    """Called with every routing decision of a forward pass: an auxiliary loss, a counter."""
 
-    def __call__(self, layer: "HeadLoraLinear", routed: RoutingDecision) -> None:
-        """One layer has routed."""
+    def __call__(self, layer: AdaptedLayer, decision: RoutingDecision) -> None:
+        """Receive the decision of one layer, in the order of the forward pass."""
 
 
 class ParallelAdapter(Protocol):
-    """Something else beside the frozen linear: the transient expert."""
+    """A second adapter beside the frozen linears: the transient expert."""
 
-    def __call__(self, layer: "HeadLoraLinear", x_TD: Tensor, y: Tensor) -> Tensor:
-        """`y` with its part added."""
+    def __call__(self, layer: AdaptedLayer, x_TD: Tensor, y: Tensor) -> Tensor:
+        """Add this adapter's output for `x_TD` (..., D) to the layer's output `y` (..., O) and return the sum."""
 
 
 @dataclass
 class RoutingContext:
-    """Who is in the batch, and who looks on."""
+    """The sequences of one forward pass, and what observes its routing."""
 
     segment_ids_T: Tensor | None = None
-    """(T,) which sequence each token of the flattened input belongs to; None: the input's rows are the sequences."""
+    """(T,) index of the sequence that each token of the flattened input belongs to; None: each input row is one."""
     slots_B: Tensor | None = None
-    """(B,) regime slot of each sequence, the index of its CP bias; None: no bias."""
+    """(B,) regime slot of each sequence, which selects its CP bias; None: no bias."""
     prompt_T: Tensor | None = None
-    """(T,) bool, tokens before the first learned one: all that sequence routing may look at; None: every token."""
+    """(T,) bool, tokens before the first learned one. Sequences are routed by these only; None: by all."""
     vision_units_B: Tensor | None = None
-    """(B,) how much of what the vision tower sees belongs to each sequence, in the order of the sequences, in the unit
-    that its processor counts in (images, tiles or patches): every layer of the tower sees a multiple of it."""
+    """(B,) share of each sequence, in order, in the input of the vision tower. The unit is the processor's (images,
+    tiles or patches); every layer of the tower has a fixed number of tokens per unit."""
     explore: bool = False
-    """Whether sequence routing adds its noise (MoT eq. 1): in training alone."""
+    """Whether sequence routing adds its noise (MoT eq. 1); set in training only."""
     decoding: bool = False
-    """Token by token: a sequence keeps the experts that its prompt chose."""
+    """Whether sequences are decoded token by token: each keeps the experts selected for its prompt."""
     hooks: tuple[RoutingHook, ...] = ()
     parallel_adapter: ParallelAdapter | None = None
-    choices: dict[str, RoutingDecision] = field(default_factory=dict)
-    """Where one gate serves a block: what its first layer decided, for the layers after it."""
+    block_decisions: dict[str, RoutingDecision] = field(default_factory=dict)
+    """Where one gate serves a block: the decision of its first layer, for the layers after it."""
 
     def slots_of(self, num: int, *, per_token: bool, is_vision: bool = False) -> Tensor | None:
-        """The slot of each of `num` routed items: tokens, sequences, or what a layer of the vision tower `sees`."""
+        """Return the regime slot of each of `num` routed items, (num,); None without regimes.
+
+        Items are tokens (`per_token`), sequences, or tokens of a layer of the vision tower (`is_vision`).
+        """
         if self.slots_B is None:
             return None
         if is_vision:
-            assert self.vision_units_B is not None, "whoever brings images counts them"
+            assert self.vision_units_B is not None, "a context with images has their units"
             return self.slots_B[vision_segment_ids(self.vision_units_B, num)]
         if not per_token:
             return self.slots_B
@@ -83,7 +101,7 @@ class RoutingContext:
 
     @property
     def slots_per_token(self) -> Tensor:
-        """(T,) slots; asked by every layer, gathered once."""
+        """(T,) slots, gathered once for all layers; needs `slots_B` and `segment_ids_T`."""
         if self._slots_T is None:
             assert self.slots_B is not None
             assert self.segment_ids_T is not None
@@ -94,13 +112,13 @@ class RoutingContext:
 
 
 def vision_segment_ids(vision_units_B: Tensor, num: int) -> Tensor:
-    """Which sequence each of `num` items in a layer of the vision tower belongs to."""
+    """Return the index of the sequence that each of `num` tokens in a layer of the vision tower belongs to, (num,)."""
     sequences = torch.arange(len(vision_units_B), device=vision_units_B.device)
     return sequences.repeat_interleave(vision_units_B * num // vision_units_B.sum(), output_size=num)
 
 
 class RoutingContextHolder:
-    """The one place where an adapter's layers look for the passage under way."""
+    """The context of the forward pass in progress, shared by all layers of one adapter."""
 
     def __init__(self) -> None:
         self.context = RoutingContext()
@@ -108,7 +126,7 @@ class RoutingContextHolder:
 
 @contextmanager
 def routing_context(model: Any, context: RoutingContext) -> Iterator[RoutingContext]:
-    """Inside, forward passes of the PEFT `model` are `passage`."""
+    """Run the forward passes of the PEFT `model` inside the block under `context`."""
     context_holder: RoutingContextHolder = model.base_model.context_holder
     before, context_holder.context = context_holder.context, context
     try:

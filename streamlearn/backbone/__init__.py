@@ -1,1 +1,1 @@
-"""The frozen model: found, checked, loaded in the machine's arithmetic, and taught to read packed rows."""
+"""The frozen model: located, checked, loaded in a dtype that suits the machine, with attention over packed batches."""

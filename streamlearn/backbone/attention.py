@@ -1,11 +1,11 @@
-"""Attention over a packed row: several records behind one another, none of which sees another.
+"""Attention over a packed batch: records are concatenated, and no record attends to another.
 
-Registered with transformers under the name `packed`. When a forward pass carries `cu_seq_lens_q` (0, end of record 1,
-end of record 2, ...; the name is that of flash attention's variable-length kernels), each record is attended to on its
-own, causally: cost grows with the sum of squared lengths, not with the square of the sum, and no mask is built. Any
-other pass (generation with a cache, padded batches) is transformers' own `sdpa`.
+Registered with transformers under the name `packed`. When a forward pass has `cu_seq_lens_q` (cumulative lengths from
+0, as in flash attention's variable-length kernels), attention is causal within each record: the cost is the sum of the
+squared lengths rather than the square of their sum, and no mask is built. Every other pass (generation with a cache,
+padded batches) uses transformers' own `sdpa`.
 """
-# Shape suffixes: B rows (1 when packed), H query heads, G key-value heads, T tokens, E head size.
+# Shape suffixes: B sequences (1 when packed), H query heads, G key-value heads, T tokens, E head size.
 
 from itertools import pairwise
 from typing import Any
@@ -19,8 +19,8 @@ from transformers.masking_utils import sdpa_mask
 
 NAME = "packed"
 SHORT = 384
-"""Tokens up to which plain products beat the fused kernel in bfloat16 on a CPU: 1.3 to 2.7 times as fast, forward and
-backward, at 32 to 300 tokens (4 heads of 64, AVX512-BF16, one thread); at 600 they are even."""
+"""Maximum tokens for plain matrix products instead of the fused kernel in bfloat16 on a CPU. They are 1.3 to 2.7 times
+as fast, forward and backward, at 32 to 300 tokens (4 heads of 64, AVX512-BF16, one thread), and equal at 600."""
 
 
 def packed_attention(
@@ -35,7 +35,7 @@ def packed_attention(
     cu_seq_lens_q: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within each record of a packed row. Returns (B, T, H, E), the layout that transformers expects."""
+    """Compute attention within each record of a packed batch: (B, T, H, E), the layout that transformers expects."""
     if cu_seq_lens_q is None:
         if attention_mask is None and sliding_window is not None and query_BHTE.shape[2] > sliding_window:
             attention_mask = band_mask(query_BHTE.shape[2], sliding_window, query_BHTE.device)
@@ -43,7 +43,7 @@ def packed_attention(
             module, query_BHTE, key_BGTE, value_BGTE, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return output, None
-    bounds: list[int] = cu_seq_lens_q.tolist()
+    cu_seqlens: list[int] = cu_seq_lens_q.tolist()
     pieces = [
         _attend_one(
             query_BHTE[:, :, start:end],
@@ -52,7 +52,7 @@ def packed_attention(
             scaling=scaling,
             sliding_window=sliding_window,
         )
-        for start, end in pairwise(bounds)
+        for start, end in pairwise(cu_seqlens)
     ]
     return torch.cat(pieces, dim=2).transpose(1, 2), None
 
@@ -71,24 +71,24 @@ def _attend_one(
 
 
 def _by_products(query_BHTE: Tensor, key_BGTE: Tensor, value_BGTE: Tensor, scaling: float | None) -> Tensor:
-    """Causal attention of one record, B = 1, as transformers' eager attention computes it: softmax in float32."""
+    """Causal attention of one record, B = 1, computed like transformers' eager attention: softmax in float32."""
     B, H, T, E = query_BHTE.shape
     G = key_BGTE.shape[1]
     query = (query_BHTE * (E**-0.5 if scaling is None else scaling)).reshape(B * G, H // G * T, E)  # no copies of keys
     scores = torch.bmm(query, key_BGTE.reshape(B * G, T, E).mT).view(B * G, H // G, T, T)
     later_TT = torch.ones(T, T, dtype=torch.bool).triu_(1)
-    shares = scores.masked_fill_(later_TT, float("-inf")).softmax(-1, dtype=torch.float32).to(query.dtype)
-    return torch.bmm(shares.view(B * G, H // G * T, T), value_BGTE.reshape(B * G, T, E)).view(B, H, T, E)
+    weights = scores.masked_fill_(later_TT, float("-inf")).softmax(-1, dtype=torch.float32).to(query.dtype)
+    return torch.bmm(weights.view(B * G, H // G * T, T), value_BGTE.reshape(B * G, T, E)).view(B, H, T, E)
 
 
 def band_mask(length: int, window: int, device: torch.device) -> Tensor:
-    """(T, T) bool: token t sees t - window + 1 ... t."""
+    """Return a (T, T) bool mask: token t attends to t - window + 1 ... t."""
     ones = torch.ones(length, length, dtype=torch.bool, device=device)
     return ones.tril().triu(1 - window)
 
 
 def _mask(*, q_length: int, kv_length: int, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-    """No mask where `packed_attention` needs none: a whole, unpadded, uncached row."""
+    """No mask where `packed_attention` needs none: a whole, unpadded, uncached sequence."""
     if q_length == kv_length and attention_mask is None:
         return None
     mask: Tensor | None = sdpa_mask(q_length=q_length, kv_length=kv_length, attention_mask=attention_mask, **kwargs)

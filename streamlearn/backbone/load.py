@@ -1,8 +1,8 @@
-"""Find, check and load the frozen model.
+"""Locate, check and load the frozen model.
 
-`builtin:nano` and `builtin:nano-vl` ship with the package; anything else is a local folder or a hub id at a pinned
-revision. Weights are safetensors, code is never taken from a model's repository. Everything that the configuration
-alone can tell (does the architecture fit, which linears are there) is told by `outline` before any weight is read.
+`builtin:nano` and `builtin:nano-vl` ship with the package; any other name is a local folder, or a hub id at a pinned
+revision. Weights must be safetensors; code from a model's repository is never run. `locate` checks the settings without
+network access, `outline` the architecture without reading weights.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from streamlearn.backbone.vision import ProcessorVision, load_processor
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings
 
-logging.set_verbosity_error()  # transformers prints advice about generation defaults that nobody asked for
+logging.set_verbosity_error()  # transformers prints advice about generation defaults
 logging.disable_progress_bar()
 
 BUILTIN = {"builtin:nano": nano_vl.NANO, "builtin:nano-vl": nano_vl.FOLDER}
@@ -33,30 +33,30 @@ _FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "*.txt")
 
 @dataclass(frozen=True)
 class Outline:
-    """What a backbone is, known from its configuration alone."""
+    """The architecture of a backbone, from its configuration; no weights are read."""
 
     folder: Path
     config: Any
     linears: Mapping[str, tuple[int, int]]
-    """Dotted name of every linear inside the decoder, with its (in, out) sizes."""
+    """Name of every linear in the decoder -> (in, out) features."""
     tower_linears: Mapping[str, tuple[int, int]]
-    """The same of what turns images into tokens: vision tower and projector; empty for a model of text."""
+    """The same for vision tower and projector; empty for a text-only model."""
 
     @property
     def is_vision(self) -> bool:
-        """Whether it reads images."""
+        """Whether the model reads images."""
         return bool(self.tower_linears)
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """A loaded, frozen language model, with or without eyes, and what identifies it."""
+    """A loaded, frozen language or image-text model, and what identifies it."""
 
     model: Any
     tokenizer: Any
     vision: ProcessorVision | None
     template: str | None
-    """The chat template where it is not the tokenizer's own."""
+    """The processor's chat template; None: the tokenizer's."""
     arithmetic: Arithmetic
     device: torch.device
     identity: Mapping[str, str]
@@ -64,24 +64,49 @@ class Backbone:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding: the bound on token ids."""
+        """Number of embeddings; token ids are smaller."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
 
-def outline(settings: BackboneSettings) -> Outline:
-    """Resolve the folder and read the architecture.
+def locate(settings: BackboneSettings) -> Path | None:
+    """Check `backbone.model` and `backbone.revision` and find the model's folder, without network access.
+
+    `outline` makes the same checks.
+
+    Returns:
+        The folder; None for a valid hub id whose files are not all on this machine, which `outline` would download.
 
     Raises:
-        ConfigError: no such model, no pinned revision, no safetensors, or an attention that cannot be packed.
+        ConfigError: no such builtin model or folder, no safetensors, not a hub id, or a hub id without pinned commit.
     """
-    folder = _folder(settings)
+    return _local_folder(settings) or _cached(settings)
+
+
+def would_be_fetched(settings: BackboneSettings) -> bool:
+    """Whether `outline` would download the model.
+
+    Raises:
+        ConfigError: see `locate`.
+    """
+    return locate(settings) is None
+
+
+def outline(settings: BackboneSettings) -> Outline:
+    """Locate the model, download what is missing of a hub model, and read the architecture.
+
+    Raises:
+        ConfigError: see `locate`; or the download failed, the folder has no causal language model that this
+            transformers supports, or its attention cannot be packed.
+    """
+    folder = _local_folder(settings) or _download(settings)
     try:
         config = _config(folder)
         with torch.device("meta"):
             skeleton = _kind(config).from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"backbone.model {settings.model}: not a causal language model that this transformers knows: {error}"
+            f"backbone.model {settings.model}: not a causal language model supported by the installed transformers: "
+            f"{error}"
         ) from error
     if obstacle := _obstacle(config.get_text_config(), skeleton.get_decoder()):
         raise ConfigError(
@@ -109,16 +134,16 @@ def _kind(config: Any) -> Any:
     return AutoModelForImageTextToText if _is_vision(config) else AutoModelForCausalLM
 
 
-def _linears(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> dict[str, tuple[int, int]]:
+def _linears(model: nn.Module, included: Callable[[nn.Module], bool]) -> dict[str, tuple[int, int]]:
     return {
         name: (module.in_features, module.out_features)
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and wanted(module)
+        if isinstance(module, nn.Linear) and included(module)
     }
 
 
 def _obstacle(config: Any, skeleton: Any) -> str | None:
-    """What of an architecture would be left out by `attention`, or carry one record's state into the next."""
+    """The part of an architecture that `attention` does not compute, or that would carry state between records."""
     others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if others:
         return f"{', '.join(sorted(others))} in its layers"
@@ -130,28 +155,33 @@ def _obstacle(config: Any, skeleton: Any) -> str | None:
 
 
 def load(settings: BackboneSettings, shape: Outline, *, dtype: str | None = None) -> Backbone:
-    """Load weights and tokenizer and freeze everything; `dtype` overrides `auto` on a resume, so that bits repeat.
+    """Load weights and tokenizer and freeze everything.
+
+    Args:
+        settings: The `backbone` section.
+        shape: What `outline` returned for it.
+        dtype: Replaces `auto`: a resumed run computes in the dtype of its snapshot.
 
     Raises:
-        ConfigError: weights or tokenizer are absent, damaged, or of another architecture.
+        ConfigError: weights or tokenizer are missing, damaged, or of another architecture; no such device.
     """
     device = device_of(settings)
     arithmetic = choose(settings.dtype if dtype is None or settings.dtype != "auto" else dtype, device)  # type: ignore[arg-type]
     try:
         model, missing = _model(shape, arithmetic.dtype)
-        tokenizer, processor = _readers(shape)
+        tokenizer, processor = _preprocessors(shape)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ConfigError(f"backbone.model {settings.model}: cannot be loaded from {shape.folder}: {error}") from error
-    if missing:  # transformers would train on with random numbers in their place
+    if missing:  # transformers initializes them at random
         raise ConfigError(
-            f"backbone.model {settings.model}: {shape.folder} holds no weights for {missing[0]}"
+            f"backbone.model {settings.model}: {shape.folder} has no weights for {missing[0]}"
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
             + "; copy the whole model again"
         )
-    if not tokenizer("a", add_special_tokens=False)["input_ids"]:  # transformers makes an empty one where files lack
+    if not tokenizer("a", add_special_tokens=False)["input_ids"]:  # without files transformers builds an empty one
         raise ConfigError(
-            f"backbone.model {settings.model}: {shape.folder} holds no tokenizer that can encode text; "
-            "copy tokenizer.json beside the weights"
+            f"backbone.model {settings.model}: {shape.folder} has no tokenizer that can encode text; "
+            "copy tokenizer.json into the folder"
         )
     model.requires_grad_(requires_grad=False)
     model.to(device).eval()
@@ -165,7 +195,7 @@ def _config(folder: Path) -> Any:
 
 
 def _model(shape: Outline, dtype: torch.dtype) -> tuple[Any, list[str]]:
-    """The model, and the names of weights that the folder lacks."""
+    """The model, and the names of the weights that are missing in the folder."""
     implementation: Any = {"text_config": attention.NAME, "": "sdpa"} if shape.is_vision else attention.NAME
     if shape.folder == nano_vl.FOLDER:
         return nano_vl.assemble(dtype, attn_implementation=implementation), []
@@ -181,8 +211,8 @@ def _model(shape: Outline, dtype: torch.dtype) -> tuple[Any, list[str]]:
     return model, sorted(report["missing_keys"])
 
 
-def _readers(shape: Outline) -> tuple[Any, Any]:
-    """Tokenizer, and processor of images where the model reads any."""
+def _preprocessors(shape: Outline) -> tuple[Any, Any]:
+    """Tokenizer and, for an image-text model, processor."""
     if shape.folder == nano_vl.FOLDER:
         return nano_vl.tokenizer(), nano_vl.processor()
     tokenizer = AutoTokenizer.from_pretrained(shape.folder, trust_remote_code=False, local_files_only=True)
@@ -190,89 +220,86 @@ def _readers(shape: Outline) -> tuple[Any, Any]:
 
 
 def identity(settings: BackboneSettings, shape: Outline) -> dict[str, str]:
-    """What a snapshot remembers of its backbone: model, revision, and the digest of its files."""
+    """Return what a snapshot records about its backbone: model, revision, and the digest of its files."""
     folders = (shape.folder, nano_vl.NANO) if shape.folder == nano_vl.FOLDER else (shape.folder,)
     return {"model": settings.model, "revision": settings.revision or "", "digest": digest(*folders)}
 
 
 def digest(*folders: Path) -> str:
-    """SHA-256 over name and content of every file that decides what the model computes, hex."""
+    """Compute SHA-256, in hex, over name and content of every file that determines what the model computes."""
     total = hashlib.sha256()
-    for file in [file for folder in folders for file in sorted({f for each in _FILES for f in folder.glob(each)})]:
-        with file.open("rb") as content:
-            total.update(f"{file.name}\0{hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
+    for folder in folders:
+        for file in sorted({file for pattern in _FILES for file in folder.glob(pattern)}):
+            with file.open("rb") as content:
+                total.update(f"{file.name}\0{hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()
 
 
-def _folder(settings: BackboneSettings) -> Path:
+def _local_folder(settings: BackboneSettings) -> Path | None:
+    """The folder of a builtin or local model; None for a hub id at a pinned commit."""
     name = settings.model
     if name.startswith("builtin:"):
         if name not in BUILTIN:
-            raise ConfigError(f"backbone.model {name}: unknown, builtin models are {', '.join(BUILTIN)}")
+            raise ConfigError(f"backbone.model {name}: no such model; builtin models are {', '.join(BUILTIN)}")
         return BUILTIN[name]
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not list(folder.glob("*.safetensors")):
             raise ConfigError(
-                f"backbone.model {name}: holds no *.safetensors; convert the weights with save_pretrained"
+                f"backbone.model {name}: the folder has no *.safetensors; convert the weights with save_pretrained"
             )
         return folder
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith((".", "/")):
+    if not _is_hub_id(name):
         raise ConfigError(f"backbone.model {name}: no such folder, and not a hub id of the form owner/name")
     if not re.fullmatch(r"[0-9a-f]{40}", settings.revision or ""):
         raise ConfigError(
             f"backbone.revision: a hub id needs a pinned commit of 40 hex digits, found {settings.revision!r}; "
-            f"take it from the model's list of commits"
+            "copy it from the list of commits on the model's page"
         )
-    return _download(name, settings.revision)
+    return None
 
 
-def _download(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+def _is_hub_id(name: str) -> bool:
+    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - only a hub id needs the client
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # noqa: PLC0415
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise ConfigError(f"backbone.model {name} at {revision}: cannot be had from the hub: {error}") from error
-
-
-def would_be_fetched(settings: BackboneSettings) -> bool:
-    """Whether the model is on the hub and not, or not whole, on this machine; asks nobody."""
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
-    from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
-
-    name = settings.model
-    if name.startswith("builtin:") or Path(name).expanduser().is_dir() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        validate_repo_id(name)
+    except HFValidationError:
         return False
-    try:
-        snapshot_download(name, revision=settings.revision, allow_patterns=list(_FILES), local_files_only=True)
-    except LocalEntryNotFoundError:
-        return True
-    return False
+    return "/" in name
 
 
-def locate(settings: BackboneSettings) -> Path | None:
-    """Return the model's folder, or None for a pinned hub id that is not on this machine. Uses no network.
-
-    Raises:
-        ConfigError: no such model, no pinned revision, or no safetensors.
-    """
+def _cached(settings: BackboneSettings) -> Path | None:
+    """The folder of a hub model in the hub's cache; None unless all of its files are there."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
     from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
 
-    name, revision = settings.model, settings.revision or ""
-    is_local = name.startswith("builtin:") or Path(name).expanduser().is_dir()
-    if is_local or not (re.fullmatch(r"[\w.-]+/[\w.-]+", name) and re.fullmatch(r"[0-9a-f]{40}", revision)):
-        return _folder(settings)
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES), local_files_only=True))
+        return Path(
+            snapshot_download(
+                settings.model, revision=settings.revision, allow_patterns=list(_FILES), local_files_only=True
+            )
+        )
     except LocalEntryNotFoundError:
         return None
 
 
+def _download(settings: BackboneSettings) -> Path:
+    """Download the files of a hub model that are not in the hub's cache and return its folder there."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    try:
+        return Path(snapshot_download(settings.model, revision=settings.revision, allow_patterns=list(_FILES)))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise ConfigError(
+            f"backbone.model {settings.model} at {settings.revision}: cannot be downloaded from the hub: {error}"
+        ) from error
+
+
 def device_of(settings: BackboneSettings) -> torch.device:
-    """Where the model will be.
+    """Return the configured device; `auto` is the GPU if there is one.
 
     Raises:
         ConfigError: this machine has no such device.

@@ -1,7 +1,8 @@
 """The bundled image-text backbone: the nano language model, a small vision tower, and a projector between them.
 
-Its folder holds no second copy of the language model: `eyes.safetensors` is the tower and the projector, the rest
-comes from `nano`. The architecture is LLaVA's with a SigLIP-shaped tower: 64 x 64 pixels in 8 x 8 patches, 64 tokens.
+Its folder has no second copy of the language model: `eyes.safetensors` contains vision tower and projector, the other
+weights are those of `nano`. The architecture is LLaVA's with a SigLIP-like tower: 64 x 64 pixels in 8 x 8 patches, so
+64 tokens per image.
 """
 
 from pathlib import Path
@@ -21,7 +22,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 NANO = Path(__file__).parent / "nano"
 FOLDER = Path(__file__).parent / "nano-vl"
-EYES = "eyes.safetensors"
+VISION_WEIGHTS = "eyes.safetensors"
 IMAGE_SIDE, PATCH = 64, 8
 IMAGE_TOKENS = (IMAGE_SIDE // PATCH) ** 2
 IMAGE_TOKEN, IMAGE_TOKEN_ID = "<|image|>", 4
@@ -39,11 +40,11 @@ CHAT_TEMPLATE = (
     "{% if part.type == 'image' %}" + IMAGE_TOKEN + "{% else %}{{ part.text }}{% endif %}{% endfor %}"
     "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-_PARTS = ("model.vision_tower.", "model.multi_modal_projector.")
+_VISION_PREFIXES = ("model.vision_tower.", "model.multi_modal_projector.")
 
 
 def config() -> Any:
-    """The architecture."""
+    """Return the architecture."""
     return LlavaConfig(
         vision_config=SiglipVisionConfig(**VISION),
         text_config=AutoConfig.from_pretrained(NANO),
@@ -56,12 +57,12 @@ def config() -> Any:
 
 
 def tokenizer() -> Any:
-    """The language model's own."""
+    """Load the tokenizer of the language model."""
     return AutoTokenizer.from_pretrained(NANO)
 
 
 def processor() -> Any:
-    """Images to 64 x 64, -1 to 1; the tokenizer is the language model's."""
+    """Build the processor: images are scaled to 64 x 64 pixels in [-1, 1]."""
     return LlavaProcessor(
         image_processor=SiglipImageProcessorPil(size={"height": IMAGE_SIDE, "width": IMAGE_SIDE}),
         tokenizer=tokenizer(),
@@ -72,24 +73,35 @@ def processor() -> Any:
     )
 
 
-def assemble(dtype: torch.dtype, *, eyes: Path | None = FOLDER / EYES, **options: Any) -> Any:
-    """The whole model; without `eyes` tower and projector are random. `options` go to the architecture."""
+def assemble(dtype: torch.dtype, *, vision_weights: Path | None = FOLDER / VISION_WEIGHTS, **options: Any) -> Any:
+    """Build the model with its weights.
+
+    Args:
+        dtype: Of all weights.
+        vision_weights: File with tower and projector; None: random.
+        options: For the model's constructor.
+    """
     model = LlavaForConditionalGeneration._from_config(config(), dtype=dtype, **options)
-    words = {
+    language = {
         name.replace("model.", "model.language_model.", 1): tensor
         for name, tensor in load_file(NANO / "model.safetensors").items()
         if name.startswith("model.")
     }
-    seen = {} if eyes is None else load_file(eyes)
-    missing, unexpected = model.load_state_dict({**words, **seen}, strict=False)
-    left = [name for name in missing if name != "lm_head.weight" and (eyes is not None or not name.startswith(_PARTS))]
-    assert not left, left
+    vision = {} if vision_weights is None else load_file(vision_weights)
+    missing, unexpected = model.load_state_dict({**language, **vision}, strict=False)
+    expected = ("lm_head.weight", *(_VISION_PREFIXES if vision_weights is None else ()))
+    absent = [name for name in missing if not name.startswith(expected)]
+    assert not absent, absent
     assert not unexpected, unexpected
     model.tie_weights()
     return model
 
 
-def save_eyes(model: Any, file: Path) -> None:
-    """Tower and projector alone, in bfloat16."""
-    tensors = {n: t.to(torch.bfloat16).contiguous() for n, t in model.state_dict().items() if n.startswith(_PARTS)}
+def save_vision_weights(model: Any, file: Path) -> None:
+    """Save vision tower and projector in bfloat16."""
+    tensors = {
+        name: tensor.to(torch.bfloat16).contiguous()
+        for name, tensor in model.state_dict().items()
+        if name.startswith(_VISION_PREFIXES)
+    }
     save_file(tensors, file)

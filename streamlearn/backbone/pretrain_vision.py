@@ -303,11 +303,11 @@ def main() -> None:
     arguments = parser.parse_args()
     recipe = VisionRecipe()
     torch.manual_seed(recipe.seed)
-    model = nano_vl.assemble(torch.float32, eyes=None)
+    model = nano_vl.assemble(torch.float32, vision_weights=None)
     train_tower(model.model.vision_tower, arguments.data, arguments.out, recipe)
     train_answers(model, arguments.data, arguments.out, recipe)
     figures = accuracy(model, arguments.data, ["recognition", "digit", "colour", "shape", "presence", "absence"])
-    nano_vl.save_eyes(model, arguments.out / "eyes.safetensors")
+    nano_vl.save_vision_weights(model, arguments.out / nano_vl.VISION_WEIGHTS)
     written = {"recipe": asdict(recipe), "test_accuracy": figures}
     (arguments.out / "pretrain.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 

@@ -1,14 +1,14 @@
-"""A backbone's eyes: what its own processor makes of an image, one image at a time.
+"""Image inputs of a backbone, computed by its own Hugging Face processor, one image at a time.
 
-Processors take whole conversations. What of their work depends on an image alone is asked for here with nothing but the
-image's placeholder as text, so that a record's words stay with our own encoder, which text cannot fool. Two things that
-differ between families are found out by asking, not by name:
+Processors expect text together with its images. Here the processor gets each image with only the image's placeholder
+as text: the text of a record is encoded by our own encoder, in which text cannot imitate an image. Two properties that
+differ between model families are detected, not looked up by name:
 
-placeholder   what a chat template writes for an image, with what it puts around it (a start and an end in Qwen's)
-axes          of two images in one call, which axis of each feature has grown
+placeholder   what the chat template writes for an image, with the tokens around it (start and end in Qwen's)
+axes          along which axis of each feature images are concatenated: the one that doubles for two images
 
-A processor's work on text costs as much as that on a small image, and depends on the image's size alone: it is done
-once a size. Whether the processor's part for images gives the same features without it is tried first.
+Processing the placeholder takes as long as processing a small image, and its result depends only on the image's size:
+it is cached by size, provided that the processor's image part returns the same features when called without text.
 """
 
 import inspect
@@ -27,21 +27,21 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from streamlearn.errors import ConfigError
 from streamlearn.stream.images import ImageInputs
 
-_NO_VIDEO = "video_processor"  # needs torchvision, and no record holds a video
-_SAID = "\N{PILCROW SIGN}"
+_VIDEO = "video_processor"  # needs torchvision, and records have no videos
+_MARKER = "\N{PILCROW SIGN}"
 _NOT_FEATURES = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 MAX_SIZES = 1024
-"""Sizes of images whose token ids are remembered."""
-_GRID = "image_grid_thw"  # the Qwen family's sizes of images, in patches
+"""Maximum image sizes whose token ids are cached."""
+_GRID = "image_grid_thw"  # image sizes in patches, in the Qwen family
 
 
 class ProcessorVision:
-    """`VisionProcessor` by a Hugging Face processor."""
+    """`VisionProcessor` on top of a Hugging Face processor."""
 
     def __init__(self, processor: Any, model: Any) -> None:
         token = getattr(processor, "image_token", None)
         if not isinstance(token, str):
-            raise ConfigError(f"the backbone's processor, {type(processor).__name__}, names no image_token")
+            raise ConfigError(f"backbone: the processor must have an image_token, {type(processor).__name__} has none")
         self._processor = processor
         self._token = token
         tokenizer = processor.tokenizer
@@ -50,7 +50,9 @@ class ProcessorVision:
         wrapped = _placeholder(processor) or token
         self.placeholder = tuple(tokenizer(wrapped, add_special_tokens=False)["input_ids"])
         if self.placeholder.count(self.image_token) != 1:
-            raise ConfigError(f"the backbone's chat template writes {wrapped!r} for an image, without one {token}")
+            raise ConfigError(
+                f"backbone: the chat template must write one {token} for an image, found {wrapped!r} instead"
+            )
         self._rope: Callable[..., Any] | None = getattr(model.model, "get_rope_index", None)
         self.axes: Mapping[str, int] = MappingProxyType(self._find_axes())
         self._ids_of_size: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -58,10 +60,10 @@ class ProcessorVision:
 
     def inputs(self, image: Image.Image) -> ImageInputs:
         """See `VisionProcessor.inputs`."""
-        known = self._ids_of_size.get(image.size) if self._direct else None
-        if known is not None:
-            return ImageInputs(known, self._features(image))
-        ids, features = self._ask([image])
+        cached = self._ids_of_size.get(image.size) if self._direct else None
+        if cached is not None:
+            return ImageInputs(cached, self._features(image))
+        ids, features = self._process([image])
         if len(self._ids_of_size) < MAX_SIZES:
             self._ids_of_size[image.size] = tuple(ids)
         return ImageInputs(tuple(ids), features)
@@ -71,90 +73,90 @@ class ProcessorVision:
         if self._rope is None or not inputs:
             return None
         ids = torch.from_numpy(input_ids.astype(np.int64))[None]
-        grid = torch.from_numpy(np.concatenate([inputs.features[_GRID] for inputs in inputs]))
+        grid = torch.from_numpy(np.concatenate([each.features[_GRID] for each in inputs]))
         kinds = (ids == self.image_token).int()
         positions, _ = self._rope(ids, mm_token_type_ids=kinds, image_grid_thw=grid)
-        found: NDArray[np.int64] = positions[:, 0].numpy()
-        return found
+        coordinates: NDArray[np.int64] = positions[:, 0].numpy()
+        return coordinates
 
     def _features(self, image: Image.Image) -> dict[str, NDArray[np.generic]]:
-        """By the processor's part for images alone."""
-        given = self._processor.image_processor(images=[[image]], return_tensors="np")
-        return {name: np.asarray(given[name]) for name in self.axes}
+        """Features by the processor's image part, without text."""
+        output = self._processor.image_processor(images=[[image]], return_tensors="np")
+        return {name: np.asarray(output[name]) for name in self.axes}
 
     def _same_without_text(self, image: Image.Image) -> bool:
         try:
-            alone = self._features(image)
-        except (KeyError, TypeError, ValueError):  # it needs what the processor tells it
+            without_text = self._features(image)
+        except (KeyError, TypeError, ValueError):  # the image part needs arguments from the processor
             return False
-        whole = self._ask([image])[1]
-        return all(np.array_equal(alone[name], whole[name]) for name in self.axes)
+        features = self._process([image])[1]
+        return all(np.array_equal(without_text[name], features[name]) for name in self.axes)
 
-    def _ask(self, images: list[Image.Image]) -> tuple[list[int], dict[str, NDArray[np.generic]]]:
-        """Token ids in the place of as many image tokens, and features with the axes that the processor gives."""
-        given = self._processor(text=[self._token * len(images)], images=[images], return_tensors="np")
-        ids: list[int] = given["input_ids"][0].tolist()
+    def _process(self, images: list[Image.Image]) -> tuple[list[int], dict[str, NDArray[np.generic]]]:
+        """Token ids that replace one image token per image, and the features as the processor returns them."""
+        output = self._processor(text=[self._token * len(images)], images=[images], return_tensors="np")
+        ids: list[int] = output["input_ids"][0].tolist()
         if ids[:1] == self._bos:
             ids = ids[1:]
-        return ids, {name: np.asarray(value) for name, value in given.items() if name not in _NOT_FEATURES}
+        return ids, {name: np.asarray(value) for name, value in output.items() if name not in _NOT_FEATURES}
 
     def _find_axes(self) -> dict[str, int]:
-        one, two = (self._ask([Image.new("RGB", (64, 64))] * number)[1] for number in (1, 2))
+        one, two = (self._process([Image.new("RGB", (64, 64))] * number)[1] for number in (1, 2))
         axes = {}
         for name, feature in one.items():
-            grown = [axis for axis, size in enumerate(feature.shape) if two[name].shape[axis] == 2 * size]
-            if two[name].ndim != feature.ndim or len(grown) != 1:
+            doubled = [axis for axis, size in enumerate(feature.shape) if two[name].shape[axis] == 2 * size]
+            if two[name].ndim != feature.ndim or len(doubled) != 1:
                 raise ConfigError(
-                    f"the backbone's processor gives {name} of shape {feature.shape} for one image and "
-                    f"{two[name].shape} for two: they cannot be joined along one axis"
+                    f"backbone: the processor's features of several images must be joined along one axis, found {name} "
+                    f"of shape {feature.shape} for one image and {two[name].shape} for two"
                 )
-            axes[name] = grown[0]
+            axes[name] = doubled[0]
         return axes
 
 
 def load_processor(folder: Path, config: Any) -> Any:
-    """The processor of a model's folder, without its part for videos.
+    """Load the processor in a model's folder, without its video part.
 
     Raises:
-        ConfigError: it has none, or one that needs a package that is not installed.
+        ConfigError: there is none, or it needs a package that is not installed.
     """
     name = PROCESSOR_MAPPING_NAMES.get(config.model_type)
     if name is None:
-        raise ConfigError(f"backbone: this transformers knows no processor of images for {config.model_type}")
-    still = without_video(getattr(transformers, name))
+        raise ConfigError(f"backbone: this version of transformers has no image processor for {config.model_type}")
+    processor = without_video(getattr(transformers, name))
     try:
-        return still.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        return processor.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, ImportError, TypeError) as error:
-        raise ConfigError(f"backbone: the processor of images in {folder} cannot be loaded: {error}") from error
+        raise ConfigError(f"backbone: the image processor in {folder} cannot be loaded: {error}") from error
 
 
-def without_video(whole: Any) -> Any:
-    """The processor's class less the part that needs torchvision."""
-    absent = [None] if _NO_VIDEO in inspect.signature(whole.__init__).parameters else []
+def without_video(processor: Any) -> Any:
+    """Derive a processor class without the video part, which needs torchvision."""
+    absent = [None] if _VIDEO in inspect.signature(processor.__init__).parameters else []
 
     def attributes(cls: Any, /) -> list[str]:
         del cls
-        return [attribute for attribute in whole.get_attributes() if attribute != _NO_VIDEO]
+        return [attribute for attribute in processor.get_attributes() if attribute != _VIDEO]
 
     def build(cls: Any, /, parts: Sequence[Any], settings: Any, **kwargs: Any) -> Any:
-        return whole.from_args_and_dict.__func__(cls, [*parts, *absent], settings, **kwargs)
+        return processor.from_args_and_dict.__func__(cls, [*parts, *absent], settings, **kwargs)
 
     changed = {"get_attributes": classmethod(attributes), "from_args_and_dict": classmethod(build)}
-    return type(whole.__name__, (whole,), changed)
+    return type(processor.__name__, (processor,), changed)
 
 
 def _placeholder(processor: Any) -> str | None:
-    """What the chat template writes for an image beside a word; None where there is no template, or none for images."""
-    words = {"type": "text", "text": _SAID}
+    """What the chat template writes for an image next to text; None without a template, or one that takes images."""
+    text = {"type": "text", "text": _MARKER}
     try:
         without, with_image = (
             processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
-            for content in ([words], [{"type": "image"}, words])
+            for content in ([text], [{"type": "image"}, text])
         )
-    except Exception:  # noqa: BLE001 - a template is its author's program; one that cannot do images is not used
+    except Exception:  # noqa: BLE001 - a template can raise anything; one that fails is not used
         return None
-    before, _, behind = without.partition(_SAID)
-    head, _, tail = with_image.partition(_SAID)
-    if not head.startswith(before) or tail != behind:
+    before, _, after = without.partition(_MARKER)
+    head, _, tail = with_image.partition(_MARKER)
+    if not head.startswith(before) or tail != after:
         return None
     return head[len(before) :] or None

@@ -1,1 +1,1 @@
-"""What a shift changes in the learner: experts are claimed or favoured, what was learned is held in place."""
+"""Changes to the learner at a shift: routing biases of the new regime, importance and anchors of the old one."""

@@ -1,18 +1,20 @@
-"""Which experts a new regime may use.
+"""The experts that a new regime may use.
 
     cost_mk = n_mk (1 - h_mk)                                                                  (1)
 
-n_mk is how many remembered regimes have claimed expert k of head m, h_mk its CKA with the regime's transient expert
-(CP-MoE, arXiv 2605.20247, eq. 9). A head claims its cheapest experts: an unclaimed one costs nothing, and when all are
-taken one that computes what the newcomer needs (h near 1) costs little, so dissimilar regimes keep apart and similar
-ones share. Ties go to the higher h, then to a draw.
+n_mk is the number of remembered regimes that have claimed expert k of head m, h_mk its CKA with the regime's transient
+expert (CP-MoE, arXiv 2605.20247, eq. 9). A head claims its cheapest experts. An unclaimed expert costs nothing. When
+all are claimed, one that already computes what the regime needs (h near 1) costs little, so similar regimes share
+experts and dissimilar ones do not. Ties are broken by the higher h, then at random.
 
-With H heads of K experts, and one claim a head, K regimes have experts all of their own; beyond that each further
-regime shares in every head, but with another earlier regime in each, as h falls out there: of K^H combinations it
-meets the same neighbour in all heads only by likeness. What is shared, importance protects.
+With H heads of K experts and one claim per head, the first K regimes have experts of their own. Each further regime
+shares an expert in every head. h is computed per head, so the heads choose different earlier regimes to share with:
+of the K^H combinations, a regime shares all experts with one other regime only if the two are similar. Importance
+protects shared experts.
 
-How gently it degrades, on 4 experts a head, one budget, in one stream of 23 tasks (`streamlearn bench learn --suite
-long`, 200 records a task, one seed), examined after 8, 15 and 23 regimes; compare in a column, for the tasks differ:
+Degradation with 4 experts per head and a fixed budget, on one stream of 23 tasks (`streamlearn bench learn --suite
+long`, 200 records per task, one seed), evaluated after 8, 15 and 23 regimes. Tasks differ between the columns, so
+compare within a column:
 
     |             | 8         | 15        | 23        |
     | streamlearn | .379 .000 | .431 .002 | .412 .005 |  AP, AF
@@ -24,25 +26,35 @@ import torch
 from torch import Tensor
 
 MARGIN = 100.0
-"""What a claim is worth in logits: a native logit of this size would be a router gone wild."""
+"""Bias against unclaimed experts, in logits; native logits of this size would mean that the router diverged."""
 
 
 def claim(claims_HK: Tensor, similarity_HK: Tensor, num: int, generator: torch.Generator) -> Tensor:
-    """Bool (H, K) with `num` experts in each head, by eq. (1)."""
+    """Claim the `num` cheapest experts of each head by eq. (1).
+
+    Args:
+        claims_HK: Number of regimes that have claimed each expert.
+        similarity_HK: CKA of each expert with the regime's transient expert, in [0, 1].
+        num: Experts to claim per head; all if there are fewer.
+        generator: Breaks the last ties.
+
+    Returns:
+        Bool (H, K), True for claimed experts.
+    """
     num_experts = claims_HK.shape[1]
     draw_HK = torch.rand(claims_HK.shape, generator=generator, dtype=torch.float64).to(claims_HK.device)
     cost_HK = claims_HK.double() * (1 - similarity_HK.double())
-    # Ties are real (an unclaimed expert costs exactly 0); the two terms below are far smaller than a CKA's noise.
+    # Ties are common (an unclaimed expert costs exactly 0); the two terms below are far smaller than the noise of CKA.
     cost_HK = cost_HK - 1e-6 * similarity_HK.double() + 1e-9 * draw_HK
     chosen = cost_HK.topk(min(num, num_experts), dim=1, largest=False).indices
     return torch.zeros_like(claims_HK, dtype=torch.bool).scatter_(1, chosen, value=True)
 
 
 def as_bias(claimed_HK: Tensor) -> Tensor:
-    """The bias that keeps every token inside what is claimed: 0 there, -MARGIN elsewhere."""
+    """Return the bias that restricts routing to the claimed experts, (H, K): 0 for them, -MARGIN for the others."""
     return torch.where(claimed_HK, 0.0, -MARGIN)
 
 
 def claimed(bias_HKN: Tensor) -> Tensor:
-    """The inverse for all slots, (H, K, N); a slot without claims has none anywhere."""
+    """Recover the claims of all slots from their biases: bool (H, K, N), all False for a slot without claims."""
     return (bias_HKN == 0) & (bias_HKN < 0).any(1, keepdim=True)

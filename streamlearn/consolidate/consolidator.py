@@ -1,16 +1,17 @@
-"""What happens to the learner at a shift, beside the probe.
+"""What a shift changes in the learner, apart from the probe.
 
-    close    Omega += h Omega_t for every expert, anchors to where the weights are now          CP-MoE eq. 13, 14
-    open     the new regime's CP bias: soft, alpha h (eq. 10), or claims                        `claims`
-    release  the answers of a regime changed: take away its part of the importance
+    close    Omega += h Omega_t for every expert; the current weights become the anchors        CP-MoE eq. 13, 14
+    open     set the new regime's CP bias: soft, alpha h (eq. 10), or claims                    `claims`
+    release  the regime's targets changed: remove its part of the importance
 
-Omega_t is measured along the training of the stable experts themselves (`importance: path`, Zenke et al. 2017; h is 1,
-since every expert is measured in place), or along the transient expert's path before it (`transient`, eq. 6 and 7).
-The question of coordinates. Element by element, the importance of a transient expert with an A of its own says nothing
-about a stable expert with another A. Three ways out are options (`coordinates`): start it from the bank's own A, keep
-its own A and carry over what no rotation of the rank changes, or ignore it as the paper does. Measured on eight SuperNI
-tasks in a row (CP-MoE's order 1, 200 records each, one pass, nano backbone, routing unbiased so that all tasks share
-experts, one seed; accuracy on test tokens, forgetting):
+Omega_t is computed along the training path of the stable experts (`importance: path`, Zenke et al. 2017; h is 1,
+because every expert is measured itself), or along the path of the transient expert (`transient`, eq. 6 and 7).
+
+Coordinates. The importance of the elements of a transient expert with its own A does not apply to the elements of a
+stable expert with another A. There are three options (`coordinates`): initialize the transient expert with the bank's
+A; use its own A and carry over what is invariant to rotations of the rank; or ignore the problem, as the paper does.
+Measured on a sequence of eight SuperNI tasks (CP-MoE's order 1, 200 records each, one pass, nano backbone, no routing
+bias so that all tasks share experts, one seed; accuracy on test tokens, forgetting):
 
     | importance               | lambda 1        | lambda 10       |
     |--------------------------|-----------------|-----------------|
@@ -19,11 +20,11 @@ experts, one seed; accuracy on test tokens, forgetting):
     | transient, A of its own  | AP .366 AF .019 | AP .318 AF .010 |
     | none (lambda 0)          | AP .350 AF .034 |                 |
 
-All lie on one frontier: lambda decides, and one seed tells no two of them apart. So the plainest is the default: `path`
-is measured where it is used, costs no warm-up, and there is no question of coordinates in it.
+All lie on one frontier: lambda determines the trade-off, and one seed does not separate them. The simplest is the
+default: `path` measures the weights that it protects, needs no warm-up, and has no problem of coordinates.
 
-Omega is a sum over regimes; how much of an expert's total came from which regime is kept as one number an expert and
-slot, so `release` scales the expert's Omega by the others' share.
+Omega is a sum over regimes. The contribution of each regime to an expert's total is kept as one number per expert and
+slot, so `release` multiplies the expert's Omega by the other regimes' fraction.
 """
 # Shape suffixes: H heads, K experts a head, N regime slots.
 
@@ -40,7 +41,7 @@ from streamlearn.settings import ConsolidateSettings
 
 
 class Consolidator:
-    """Changes biases, importance and anchors of one learner; a snapshot holds its state."""
+    """Updates biases, importance and anchors of one learner at a shift."""
 
     def __init__(
         self, learner: Learner, settings: ConsolidateSettings, *, experts_claimed: int, regimes: int, seed: int
@@ -54,23 +55,23 @@ class Consolidator:
         self.mass: dict[str, Tensor] = {
             name: torch.zeros(*shape, regimes, device=device) for name, shape in shapes.items()
         }
-        """Importance that each slot has added to each expert, summed over the expert's weights, (H, K, N) by bank."""
+        """Importance added by each slot to each expert, summed over the expert's weights, (H, K, N) by bank."""
         self.similarity: dict[str, Tensor] = {
             name: torch.zeros(*shape, regimes, device=device) for name, shape in shapes.items()
         }
-        """CKA that each slot's probe found, (H, K, N) by bank."""
+        """CKA from the probe of each slot's regime, (H, K, N) by bank."""
         transient = settings.importance == "transient" and learner.objective.anchor_strength > 0
-        self._prospect: dict[str, Tensor] = {
+        self._pending: dict[str, Tensor] = {
             f"{bank.name}.{part}": torch.zeros_like(parameter)
             for bank in learner.banks
             for part, parameter in (("A", bank.A), ("B", bank.B))
             if transient
         }
-        """Omega_t of the regime under way, which `close` will add."""
+        """Omega_t of the current regime, to be added by `close`; empty unless it comes from the transient expert."""
 
     @torch.no_grad()
     def close(self, slot: int) -> None:
-        """The stretch of the regime in `slot` is over: hold on to what it taught."""
+        """End the segment of the regime in `slot`: add its importance and move the anchors."""
         learner = self._learner
         if learner.anchors.strength == 0:
             return
@@ -79,18 +80,24 @@ class Consolidator:
             weight = None
             learner.path.restart()
         else:
-            importance = self._prospect
+            importance = self._pending
             weight = {name: similarity[:, :, slot] for name, similarity in self.similarity.items()}
         learner.anchors.consolidate(importance, weight)
         for bank in learner.banks:
             added_HK = _sums(importance[f"{bank.name}.A"]) + _sums(importance[f"{bank.name}.B"])
             self.mass[bank.name][:, :, slot] += added_HK if weight is None else added_HK * weight[bank.name]
-        for omega in self._prospect.values():
+        for omega in self._pending.values():
             omega.zero_()
 
     @torch.no_grad()
     def open(self, slot: int, number: int, report: ProbeReport | None) -> None:
-        """A regime that was never seen gets `slot` and its bias; `number` is its own, for draws."""
+        """Give a new regime its slot and bias.
+
+        Args:
+            slot: The regime's slot; what it had before is forgotten.
+            number: The regime's number, which seeds the random tie-breaks of its claims.
+            report: Its probe; None without one.
+        """
         self.forget(slot)
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + number)
         for bank in self._learner.banks:
@@ -99,25 +106,25 @@ class Consolidator:
             if bank.bias_HKN is not None:
                 bank.bias_HKN[:, :, slot] = self._bias(bank, bank.bias_HKN, slot, generator)
         if report is not None:
-            for name, omega in self._prospect.items():
+            for name, omega in self._pending.items():
                 omega.copy_(report.importance[name])
 
     @torch.no_grad()
     def release(self, slot: int) -> None:
-        """Let the experts of the regime in `slot` go: its answers changed, and the newest are right."""
+        """Remove the importance of the regime in `slot`: its targets changed, and the newest are correct."""
         if self._learner.anchors.strength == 0:
             return
-        share = {}
+        fraction = {}
         for name, mass_HKN in self.mass.items():
             total_HK = mass_HKN.sum(2)
-            share[name] = torch.where(total_HK > 0, mass_HKN[:, :, slot] / total_HK, 0.0)
+            fraction[name] = torch.where(total_HK > 0, mass_HKN[:, :, slot] / total_HK, 0.0)
             mass_HKN[:, :, slot] = 0.0
-        self._learner.anchors.release(share)
+        self._learner.anchors.release(fraction)
         if self._learner.path is not None:
-            self._learner.path.restart()  # what it measured led to the old answers
+            self._learner.path.restart()  # it measured the way to the old targets
 
     def forget(self, slot: int) -> None:
-        """The regime in `slot` is no longer remembered: its claims and its part of the importance go with it."""
+        """Free the slot of a regime that is no longer remembered: remove its claims and its part of the importance."""
         self.release(slot)
         for bank in self._learner.banks:
             self.similarity[bank.name][:, :, slot] = 0.0
@@ -134,17 +141,17 @@ class Consolidator:
         return torch.zeros_like(similarity_HK)
 
     def state(self) -> dict[str, Tensor]:
-        """For a snapshot; live tensors."""
-        parts = {"mass": self.mass, "similarity": self.similarity, "prospect": self._prospect}
-        return {f"consolidate.{part}.{name}": tensor for part, held in parts.items() for name, tensor in held.items()}
+        """Return the tensors of a snapshot, not copied."""
+        parts = {"mass": self.mass, "similarity": self.similarity, "prospect": self._pending}  # names in snapshots
+        return {f"consolidate.{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `state`, in place."""
+        """Restore what `state` returned, in place."""
         for name, tensor in self.state().items():
             tensor.copy_(tensors[name])
 
 
 def _sums(parameter: Tensor) -> Tensor:
-    """Over everything but heads and experts."""
+    """Sum over all dimensions except heads and experts, (H, K)."""
     return parameter.flatten(2).sum(2)

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from streamlearn.adaptation.expert_evidence import ExpertEvidence
 from streamlearn.adapters import occupancy
-from streamlearn.adapters.layer import HeadLoraLinear
-from streamlearn.adapters.model import ADAPTER, Bank
-from streamlearn.adapters.routing_context import RoutingDecision
+from streamlearn.adapters.model import Bank
+from streamlearn.adapters.routing_context import AdaptedLayer, RoutingDecision
 from streamlearn.consolidate.claims import claimed
 from streamlearn.jobs.queue import ExpertsJob, LayerError
 from streamlearn.jobs.results import ExpertsOfRegime, ExpertsResult, LayerExperts
@@ -58,7 +57,7 @@ def experts(
     unmeasured = _reason_unmeasured(examples, routed=bool(evidence.load))
     if unmeasured is None:
         regimes = [index for index, slot in enumerate(slots) for _ in evidence.holdouts[slot]]
-        counts = ExpertTokenCounts(examples, regimes, {_block(bank.layer) for bank in chosen}, learner.device)
+        counts = ExpertTokenCounts(examples, regimes, {bank.info.block for bank in chosen}, learner.device)
         slot_by_example = [slots[index] for index in regimes]
         work = score(
             learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=slot_by_example, hooks=(counts,)
@@ -68,7 +67,7 @@ def experts(
             yield
         numbers = [evidence.numbers[slot] for slot in slots]
         layers = [
-            _with_counts(layer, counts.by_block[_block(bank.layer)], numbers)
+            _with_counts(layer, counts.by_block[bank.info.block], numbers)
             for layer, bank in zip(layers, chosen, strict=True)
         ]
     return ExpertsResult(
@@ -165,15 +164,15 @@ class ExpertTokenCounts:
         self._token = self._record = 0
         self._batch_size = (0, 0)
 
-    def __call__(self, layer: HeadLoraLinear, routed: RoutingDecision) -> None:
+    def __call__(self, layer: AdaptedLayer, decision: RoutingDecision) -> None:
         """Count one layer's tokens of the current packed batch."""
-        selected_HKT, records = routed.selected_HKT, 0
-        if layer.head_lora_config[ADAPTER].routes == "sequences":
+        selected_HKT, records = decision.selected_HKT, 0
+        if layer.routes == "sequences":
             records = selected_HKT.shape[-1]
             lengths_B = self._lengths_B[self._record : self._record + records]
             selected_HKT = selected_HKT.repeat_interleave(lengths_B, dim=-1)
         self._batch_size = (selected_HKT.shape[-1], records)
-        if (block := _block(layer)) not in self._blocks:
+        if (block := layer.block) not in self._blocks:
             return
         composition_T = self._composition_T[self._token : self._token + selected_HKT.shape[-1]]
         count = occupancy.per_expert(selected_HKT, composition_T, self._num_kinds)
@@ -184,8 +183,3 @@ class ExpertTokenCounts:
         tokens, records = self._batch_size
         self._token += tokens
         self._record += records
-
-
-def _block(layer: HeadLoraLinear) -> str:
-    """Name of what shares a router: the layer, or its whole block where sequences are routed."""
-    return layer.head_lora_block[ADAPTER]

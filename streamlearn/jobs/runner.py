@@ -82,7 +82,7 @@ class JobRunner:
             return
         work = self._begin(ticket.job)
         # The first piece runs at once: it records the step that the copied weights belong to.
-        self._continue(_RunningJob(ticket, work, PinnedWeights(self._learner.served())), deadline)
+        self._continue(_RunningJob(ticket, work, PinnedWeights(self._learner.inference_state())), deadline)
 
     def _begin(self, job: EvalJob | GenerateJob | ExpertsJob) -> Work:
         if isinstance(job, ExpertsJob):

@@ -1,1 +1,1 @@
-"""Test, then train: one packed row, one loss, one guarded update; and evaluation on the same path."""
+"""The training step (test, then train), its optimizer and regularizers, and evaluation on the same forward pass."""

@@ -1,4 +1,4 @@
-"""The auxiliary losses as watchers of a training pass: what they see in each layer, and what they add in the end."""
+"""Routing hooks that compute the auxiliary losses of a training pass, one term per layer."""
 
 from collections.abc import Sequence
 
@@ -6,48 +6,47 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.balance import NO_TYPE, load_balance, localized_balance
-from streamlearn.adapters.layer import HeadLoraLinear
-from streamlearn.adapters.routing_context import RoutingDecision, vision_segment_ids
+from streamlearn.adapters.routing_context import AdaptedLayer, RoutingDecision, vision_segment_ids
 from streamlearn.learner.packing import PackedBatch
 
 
 class LoadBalance:
-    """gamma * L_aux (CP-MoE eq. 12 and 15), a mean over the layers."""
+    """gamma * L_aux (CP-MoE eq. 12 and 15), averaged over the layers."""
 
     def __init__(self, strength: float) -> None:
         self._strength = strength
         self._terms: list[Tensor] = []
 
-    def __call__(self, layer: HeadLoraLinear, routed: RoutingDecision) -> None:
-        """Take one layer's."""
+    def __call__(self, layer: AdaptedLayer, decision: RoutingDecision) -> None:
+        """Add the term of one layer."""
         del layer
-        self._terms.append(load_balance(routed.native_HKT, routed.selected_HKT))
+        self._terms.append(load_balance(decision.native_HKT, decision.selected_HKT))
 
     def loss(self) -> Tensor:
-        """What is added to the task loss."""
+        """Return the term of the objective, a scalar; needs at least one layer."""
         return self._strength * torch.stack(self._terms).mean()
 
 
 class LocalizedBalance:
-    """beta * L_lbc (LoRAMoE eq. 8 and 9), a mean over the layers; records without a type take no part."""
+    """beta * L_lbc (LoRAMoE eq. 8 and 9), averaged over the layers; records without a type are left out."""
 
     def __init__(
-        self, strength: float, packed: PackedBatch, types: Sequence[str | None], known: tuple[str, str]
+        self, strength: float, packed: PackedBatch, types: Sequence[str | None], names: tuple[str, str]
     ) -> None:
         self._strength = strength
         self._packed = packed
-        numbers = [known.index(each) if each in known else NO_TYPE for each in types]
+        numbers = [names.index(each) if each in names else NO_TYPE for each in types]
         self._type_B = torch.tensor(numbers, device=packed.segment_ids_T.device)
         self._terms: list[Tensor] = []
 
-    def __call__(self, layer: HeadLoraLinear, routed: RoutingDecision) -> None:
-        """Take one layer's."""
+    def __call__(self, layer: AdaptedLayer, decision: RoutingDecision) -> None:
+        """Add the term of one layer."""
         segment_ids_T = self._packed.segment_ids_T
         if layer.is_vision:
             assert self._packed.vision_units_B is not None
-            segment_ids_T = vision_segment_ids(self._packed.vision_units_B, routed.gate_HKT.shape[-1])
-        self._terms.append(localized_balance(routed.gate_HKT, segment_ids_T, self._type_B))
+            segment_ids_T = vision_segment_ids(self._packed.vision_units_B, decision.gate_HKT.shape[-1])
+        self._terms.append(localized_balance(decision.gate_HKT, segment_ids_T, self._type_B))
 
     def loss(self) -> Tensor:
-        """What is added to the task loss."""
+        """Return the term of the objective, a scalar; needs at least one layer."""
         return self._strength * torch.stack(self._terms).mean()

@@ -1,9 +1,10 @@
-"""Evaluate and generate between training steps, without touching them.
+"""Evaluation and generation between training steps, without effect on training.
 
-Both are generators that yield after every piece of work, so that the loop can go back to training when a time budget is
-spent. A job that spans several training steps still sees the weights of one: `PinnedWeights` holds a copy and swaps it
-in for each piece. Nothing here draws a random number or needs a gradient.
+Both are generators that yield after every forward pass, so that the loop can return to training when the time budget is
+spent. A job that spans several training steps sees the weights of one step: `PinnedWeights` keeps a copy and swaps it
+in for each pass. Nothing here draws a random number or computes a gradient.
 """
+# Shape suffixes: B prompts decoded together, T tokens.
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,23 +23,24 @@ from streamlearn.stream.decode import Example, Prompt
 from streamlearn.stream.encode import IGNORED
 
 _R = TypeVar("_R")
-DECODE_ROWS = 16  # prompts decoded side by side
+DECODE_BATCH = 16
+"""Maximum number of prompts decoded together."""
 
 
 @dataclass(frozen=True)
 class ExampleScore:
-    """Teacher-forced figures of one example."""
+    """Teacher-forced loss and accuracy of one example."""
 
     loss_sum: float
     """Nats, summed over the learned tokens."""
     correct: int
-    """Learned tokens that were the most probable ones."""
+    """Learned tokens that were the most probable token."""
     tokens: int
     """Learned tokens."""
 
 
 class PinnedWeights:
-    """A copy of weights as they are now, to be swapped in for a while."""
+    """A copy of the current weights, to be swapped in temporarily."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters
@@ -46,7 +48,7 @@ class PinnedWeights:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Inside, the model computes with the copy; afterwards the very tensors of before are back."""
+        """Use the copy inside the block; after it, or after an error, parameters point to their own memory again."""
         live = [parameter.data for parameter in self._parameters]
         try:
             self._point_at(self._copies)
@@ -68,14 +70,23 @@ def score(
     slots: Sequence[int] | None = None,
     hooks: tuple[RoutingHook, ...] = (),
 ) -> Generator[None, None, list[ExampleScore]]:
-    """Loss and accuracy per example, in order; examples are packed into rows of at most `pack_tokens`.
+    """Compute loss and accuracy of each example; yields after every forward pass.
 
-    `model` is the PEFT model; `slots` are the examples' regimes.
+    Args:
+        model: The PEFT model.
+        examples: What to score.
+        device: Where the model is.
+        pack_tokens: Maximum tokens per forward pass; a longer example gets a pass of its own.
+        slots: Regime slot of each example; None without regimes.
+        hooks: Routing hooks of every pass.
+
+    Returns:
+        The scores, in the order of `examples`.
     """
     scores: list[ExampleScore] = []
-    for chosen in _rows(examples, pack_tokens):
-        group = [examples[i] for i in chosen]
-        packed = pack(group, device, None if slots is None else [slots[i] for i in chosen])
+    for indices in _groups(examples, pack_tokens):
+        group = [examples[i] for i in indices]
+        packed = pack(group, device, None if slots is None else [slots[i] for i in indices])
         with torch.no_grad(), routing_context(model, packed.context(hooks=hooks)):
             loss = packed_loss(model.get_base_model(), packed)
             sums, counts = loss.per_record(packed)
@@ -87,7 +98,8 @@ def score(
     return scores
 
 
-def _rows(examples: Sequence[Example], pack_tokens: int) -> Iterator[list[int]]:
+def _groups(examples: Sequence[Example], pack_tokens: int) -> Iterator[list[int]]:
+    """Indices of consecutive examples to pack together."""
     group: list[int] = []
     tokens = 0
     for index, example in enumerate(examples):
@@ -101,7 +113,7 @@ def _rows(examples: Sequence[Example], pack_tokens: int) -> Iterator[list[int]]:
 
 
 def prompt_of(example: Example) -> Prompt:
-    """What stands before the first learned token."""
+    """Return what precedes the first learned token of an example."""
     end = example.prompt_length
     images = tuple(image for image, start in zip(example.images, example.image_starts, strict=True) if start < end)
     positions = None if example.positions is None else example.positions[:, :end]
@@ -109,7 +121,7 @@ def prompt_of(example: Example) -> Prompt:
 
 
 def reference_of(example: Example) -> list[int]:
-    """The learned ids."""
+    """Return the ids of the learned tokens."""
     ids: list[int] = example.labels[example.labels != IGNORED].tolist()
     return ids
 
@@ -122,25 +134,35 @@ def decode_greedily(
     device: torch.device,
     slots: Sequence[int] | None = None,
 ) -> Generator[None, None, list[list[int]]]:
-    """Continue each prompt by at most `limits[i]` most probable tokens, until a token of `stop`, which is left out.
+    """Continue each prompt greedily; yields after every token.
 
-    `model` is the PEFT model; `slots` are the prompts' regimes. Prompts of similar length are decoded side by side,
-    padded on the left, with a key-value cache; yields per token.
+    Prompts of similar length are decoded together, padded on the left, with a key-value cache.
+
+    Args:
+        model: The PEFT model.
+        prompts: What to continue.
+        limits: Maximum new tokens of each prompt.
+        stop: Tokens that end a text; they are not part of it.
+        device: Where the model is.
+        slots: Regime slot of each prompt; None without regimes.
+
+    Returns:
+        The new token ids of each prompt, in the order of `prompts`.
     """
     outputs: list[list[int]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].ids))
-    for start in range(0, len(order), DECODE_ROWS):
-        chosen = order[start : start + DECODE_ROWS]
-        rows = None if slots is None else torch.tensor([slots[i] for i in chosen], device=device)
-        finished = yield from _decode_rows(
-            model, [prompts[i] for i in chosen], [limits[i] for i in chosen], stop, device, rows
+    for start in range(0, len(order), DECODE_BATCH):
+        indices = order[start : start + DECODE_BATCH]
+        slots_B = None if slots is None else torch.tensor([slots[i] for i in indices], device=device)
+        finished = yield from _decode_batch(
+            model, [prompts[i] for i in indices], [limits[i] for i in indices], stop, device, slots_B
         )
-        for i, output in zip(chosen, finished, strict=True):
+        for i, output in zip(indices, finished, strict=True):
             outputs[i] = output
     return outputs
 
 
-def _decode_rows(
+def _decode_batch(
     model: Any,
     prompts: Sequence[Prompt],
     limits: Sequence[int],
@@ -149,8 +171,8 @@ def _decode_rows(
     slots_B: Tensor | None,
 ) -> Generator[None, None, list[list[int]]]:
     longest = max(len(p.ids) for p in prompts)
-    filler = next(iter(stop), 0)
-    ids = torch.tensor([[filler] * (longest - len(p.ids)) + p.ids for p in prompts], device=device)
+    padding = next(iter(stop), 0)
+    ids = torch.tensor([[padding] * (longest - len(p.ids)) + p.ids for p in prompts], device=device)
     mask = torch.tensor([[0] * (longest - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
     positions = _padded_positions(prompts, longest).to(device)
     features = joined_features([image for p in prompts for image in p.images], device)
@@ -179,7 +201,7 @@ def _decode_rows(
             if alive[i]:
                 outputs[i].append(token)
                 alive[i] = len(outputs[i]) < limits[i]
-        # Behind an image the last token has not the largest position.
+        # The maximum, not the last: after an image the last token may not have the largest position.
         ids, positions, features = best[:, None], positions.amax((0, -1) if positions.ndim > 2 else -1)[:, None] + 1, {}
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
         yield
@@ -187,7 +209,7 @@ def _decode_rows(
 
 
 def _padded_positions(prompts: Sequence[Prompt], longest: int) -> Tensor:
-    """(B, T) positions of prompts padded on the left; (P, B, T) where one of them has P coordinates a token."""
+    """Positions of prompts padded on the left: (B, T), or (P, B, T) if one of them has P coordinates per token."""
     own = [np.arange(len(p.ids))[None] if p.positions is None else p.positions for p in prompts]
     most = max(map(len, own))
     padded = np.zeros((most, len(prompts), longest), dtype=np.int64)
@@ -197,7 +219,7 @@ def _padded_positions(prompts: Sequence[Prompt], longest: int) -> Tensor:
 
 
 def run_to_end(work: Generator[None, None, _R]) -> _R:
-    """Run a piecewise job to its end: what the command line does with a snapshot."""
+    """Run a job without a break and return its result."""
     while True:
         try:
             next(work)

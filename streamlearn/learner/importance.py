@@ -1,14 +1,14 @@
-"""Which weights lowered the loss, and how much for the way they went.
+"""Importance of each weight: how much it lowered the loss, relative to the distance it moved.
 
     omega_k = sum_s -g_sk (theta_{s+1,k} - theta_sk)                                            (1)
     Omega_k = omega_k / ((theta_Sk - theta_0k)^2 + xi)                                          (2)
 
-CP-MoE (arXiv 2605.20247) eq. 6 and 7, after Zenke et al. 2017. g is the gradient of the task loss alone, before
-clipping; theta_{s+1} is whatever the optimizer made of it. A negative omega means that the steps went uphill along that
-weight (momentum, a large step, another batch's gradient): nothing was learned there, so (2) is clamped at 0.
+CP-MoE (arXiv 2605.20247) eq. 6 and 7, after Zenke et al. 2017. g is the gradient of the task loss only, before
+clipping; theta_{s+1} is the result of the optimizer step. A negative omega means that the loss rose along that weight
+(momentum, a large step, another batch's gradient). Nothing was learned there, so (2) is clamped at 0.
 
-A and B of one expert name the same function in every rotation of the rank, and (2) changes with it. Its mean over the
-rank does not, neither do the products with it:
+Rotating the rank dimension of an expert's A and B leaves its function unchanged, but changes (2). Means over the rank
+are invariant:
 
     Omega_s = mean_r omega_rs / (mean_r (theta_Srs - theta_0rs)^2 + xi),   the same for every r (3)
 """
@@ -23,35 +23,37 @@ RANK_DIM, RANKED_NDIM = 2, 4  # A (H, K, R, S) and B (H, K, R, O); a router (H, 
 
 
 def normalised(omega: Tensor, displacement: Tensor, xi: float) -> Tensor:
-    """Eq. (2), element by element."""
+    """Compute eq. (2) element by element."""
     return (omega / displacement.square().add_(xi)).clamp_min_(0.0)
 
 
 def rank_invariant(omega_HKRS: Tensor, displacement_HKRS: Tensor, xi: float) -> Tensor:
-    """Eq. (3) as a view of the first argument's shape: one number over the whole rank."""
+    """Compute eq. (3), expanded to the shape of `omega_HKRS`: the same value for every r."""
     energy_HK1S = displacement_HKRS.square().mean(RANK_DIM, keepdim=True).add_(xi)
     importance_HK1S = (omega_HKRS.mean(RANK_DIM, keepdim=True) / energy_HK1S).clamp_min_(0.0)
     return importance_HK1S.expand_as(omega_HKRS)
 
 
 class PathIntegral:
-    """Eq. (1) along a training path: `before` each update, `after` it; no memory is allocated in either."""
+    """Eq. (1) along a training path. Call `before` and `after` each update; neither allocates memory."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._names = tuple(parameters)
-        self._parameters = [parameter.detach() for parameter in parameters.values()]  # views: they follow the updates
+        self._parameters = [parameter.detach() for parameter in parameters.values()]  # views, which follow the updates
         self._omega = [torch.zeros_like(parameter) for parameter in self._parameters]
         self._start = [parameter.clone() for parameter in self._parameters]
         self._before = [torch.empty_like(parameter) for parameter in self._parameters]
 
     def before(self) -> None:
-        """Remember the values that the next update starts from."""
+        """Store the weights that the next update starts from."""
         torch._foreach_copy_(self._before, self._parameters)
 
     def after(self, gradients: Sequence[Tensor | None], *, scale: float = 1.0) -> None:
-        """Add the update since `before`, made with these gradients; None is a parameter that had none.
+        """Add the update made since `before`.
 
-        `scale` undoes what clipping did to them.
+        Args:
+            gradients: The gradients it was made with, in the order of the parameters; None for one without.
+            scale: Factor that undoes clipping: norm before clipping over norm after it.
         """
         moved = [i for i, gradient in enumerate(gradients) if gradient is not None]
         if not moved:
@@ -62,32 +64,32 @@ class PathIntegral:
         torch._foreach_addcmul_([self._omega[i] for i in moved], present, minus_delta, value=scale)
 
     def importance(self, xi: float) -> dict[str, Tensor]:
-        """Eq. (2) by parameter name, never negative."""
+        """Return eq. (2) by parameter name, never negative."""
         return {name: normalised(omega, now - start, xi) for name, omega, now, start in self._paths()}
 
     def rank_invariant(self, xi: float) -> dict[str, Tensor]:
-        """Eq. (3) for parameters that have a rank, eq. (2) for the others."""
+        """Return eq. (3) for parameters that have a rank dimension, eq. (2) for the others."""
         return {
             name: (rank_invariant if omega.ndim == RANKED_NDIM else normalised)(omega, now - start, xi)
             for name, omega, now, start in self._paths()
         }
 
     def restart(self) -> None:
-        """Begin a new path here."""
+        """Start a new path at the current weights."""
         torch._foreach_zero_(self._omega)
         torch._foreach_copy_(self._start, self._parameters)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Sums and starts by name, for a snapshot between two updates; live tensors, not copies."""
+        """Return sums and starting points by name, for a snapshot between two updates; the tensors are not copied."""
         tensors: dict[str, Tensor] = {}
         for name, omega, _, start in self._paths():
             tensors |= {f"{name}.omega": omega, f"{name}.start": start}
         return tensors
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `state_dict`, in place."""
+        """Restore what `state_dict` returned, in place."""
         own = self.state_dict()
-        assert own.keys() == tensors.keys(), "a snapshot's manifest was checked against this adapter before"
+        assert own.keys() == tensors.keys(), "the snapshot's manifest was checked against this adapter before"
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
 

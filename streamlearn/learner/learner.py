@@ -1,14 +1,14 @@
 """The training step.
 
-    1. test: the batch's loss under the weights before the update (prequential loss);
-    2. guard: a non-finite loss or gradient ends the step here, weights and optimizer untouched;
-    3. train: one MaskedAdamW update.
+    1. test: compute the batch's loss under the weights before the update (prequential loss);
+    2. guard: if loss or gradient is not finite, end the step; weights and optimizer state are unchanged;
+    3. train: make one MaskedAdamW update.
 
-One forward and one backward pass serve 1 and 3: the loss that is differentiated is the loss that is reported, plus
+1 and 3 share one forward and one backward pass: the reported loss is L_task of
 
     L = L_task + lambda L_reg + gamma L_aux                                                    (1)
 
-what the preset's objective adds (CP-MoE, arXiv 2605.20247, eq. 15; L_lbc in LoRAMoE's).
+CP-MoE (arXiv 2605.20247) eq. 15; for LoRAMoE the third term is beta L_lbc. The preset's objective sets the strengths.
 """
 
 import math
@@ -27,7 +27,7 @@ from streamlearn.learner.anchor import Anchors
 from streamlearn.learner.balance_hooks import LoadBalance, LocalizedBalance
 from streamlearn.learner.importance import PathIntegral
 from streamlearn.learner.loss import PackedLoss, packed_loss
-from streamlearn.learner.oom_retry import in_parts, shares
+from streamlearn.learner.oom_retry import slices, with_oom_retry
 from streamlearn.learner.optimizer import Group, MaskedAdamW
 from streamlearn.learner.packing import PackedBatch, pack
 from streamlearn.learner.stages import Stages
@@ -37,7 +37,7 @@ from streamlearn.stream.decode import Example
 
 @dataclass
 class PassTotals:
-    """What the forward passes over a batch's parts showed."""
+    """Loss and counts, summed over the forward passes of a step; per-record figures in batch order."""
 
     loss: float = 0.0
     losses: list[float] = field(default_factory=list)
@@ -46,7 +46,7 @@ class PassTotals:
     learned_tokens: int = 0
 
     def add(self, packed: PackedBatch, loss: PackedLoss, weight: float) -> None:
-        """One more part, of this share of the batch's loss."""
+        """Add the pass over one part, whose loss has this weight in the loss of the batch."""
         sums, counts = loss.per_record(packed)
         correct = torch.bincount(packed.segment_ids_L[loss.correct_L], minlength=packed.num_records)
         self.loss += weight * float(loss.mean.detach())
@@ -57,34 +57,34 @@ class PassTotals:
 
 
 PLAIN = Objective()
-"""The task loss and nothing else."""
+"""The task loss only."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step measured."""
+    """Figures of one step."""
 
     number: int
-    """1 for the first; refused steps have a number too."""
+    """Counted from 1; refused steps are counted too."""
     loss: float
-    """Prequential loss, mean over the batch's learned tokens, nats per token."""
+    """Prequential loss: mean over the learned tokens of the batch before the update, nats per token."""
     record_losses: tuple[float, ...]
-    """The same per record, in batch order."""
+    """The same for each record, in batch order."""
     tokens: int
-    """Tokens read."""
+    """All tokens of the batch."""
     learned_tokens: int
-    """Tokens with a label."""
+    """Tokens that contribute to the loss."""
     grad_norm: float
-    """Before clipping."""
+    """Global norm of the gradient before clipping; NaN if the loss was not finite."""
     seconds: float
     refusal: str | None = None
-    """Why the update was not made; None when it was."""
+    """Why there was no update; None if there was one."""
     record_correct: tuple[bool, ...] = ()
-    """Whether every learned token of each record was the most probable one, before the update."""
+    """Whether every learned token of each record was the most probable one, under the weights before the update."""
 
 
 class Learner:
-    """Owns model and optimizer. One thread calls it; nothing else touches what it owns."""
+    """Model, optimizer and regularizers. Not thread-safe: one thread owns it."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class Learner:
         integrate: bool = False,
     ) -> None:
         self.model = model
-        """The PEFT model, for what concerns its adapter."""
+        """The PEFT model, for operations on the adapter."""
         self.forward = model.get_base_model()
-        """The same backbone and adapter without PEFT's wrapper, for forward passes."""
+        """The same backbone and adapter without the PEFT wrapper, for forward passes."""
         self.banks: tuple[Bank, ...] = tuple(banks(model))
         self.device = device
         self.objective = objective
@@ -111,7 +111,7 @@ class Learner:
         self.optimizer = MaskedAdamW([*experts, *_routers(self.banks, objective.router_lr)], settings)
         self.anchors = Anchors(experts, objective.anchor_strength)
         self.path = PathIntegral(_by_name(experts)) if integrate else None
-        """Importance along the training of the experts themselves; None where nobody asks for it."""
+        """Path integral of the experts' own training; None unless importance is computed from it."""
         attention = frozenset(b.name for b in self.banks if b.name.rpartition(".")[2] in ATTENTION_LINEARS)
         self.stages = Stages(settings, attention) if objective.staged else None
         self._experts = frozenset(group.name for group in experts)
@@ -124,13 +124,17 @@ class Learner:
         parts: int = 1,
         on_record: Callable[[int], None] = lambda _: None,
     ) -> Step:
-        """Test, guard, train on at least one example; `slots` are their regimes.
+        """Test, guard and train on one batch.
 
-        The batch passes in so many `parts`, more when memory does not suffice; `on_record` hears the index of a part's
-        first example before it.
+        Args:
+            examples: The batch, at least one example.
+            slots: Regime slot of each example; None without regimes.
+            parts: Number of forward passes to split the batch into; doubled when memory runs out.
+            on_record: Called before each part with the index of its first example.
 
         Raises:
-            RuntimeError or MemoryError: no memory even for the smallest parts; weights and optimizer are untouched.
+            RuntimeError or MemoryError: a pass failed, if out of memory after the last retry; only `number` has
+                changed.
         """
         started = self._clock()
         self.number += 1
@@ -139,8 +143,8 @@ class Learner:
             return self._pass(examples, slots, parts, on_record)
 
         # 1.
-        passed = in_parts(work, parts, len(examples), self.optimizer.zero_grad)
-        refusal, norm = (None, math.nan) if math.isfinite(passed.loss) else (f"loss is {passed.loss}", math.nan)
+        totals = with_oom_retry(work, parts, len(examples), self.optimizer.zero_grad)
+        refusal, norm = (None, math.nan) if math.isfinite(totals.loss) else (f"loss is {totals.loss}", math.nan)
         # 2.
         if refusal is None:
             norm = self._clip()
@@ -151,11 +155,11 @@ class Learner:
         self.optimizer.zero_grad()
         return Step(
             number=self.number,
-            loss=passed.loss,
-            record_losses=tuple(passed.losses),
-            record_correct=tuple(passed.correct),
-            tokens=passed.tokens,
-            learned_tokens=passed.learned_tokens,
+            loss=totals.loss,
+            record_losses=tuple(totals.losses),
+            record_correct=tuple(totals.correct),
+            tokens=totals.tokens,
+            learned_tokens=totals.learned_tokens,
             grad_norm=norm,
             seconds=self._clock() - started,
             refusal=refusal,
@@ -164,28 +168,28 @@ class Learner:
     def _pass(
         self, examples: Sequence[Example], slots: Sequence[int] | None, parts: int, on_record: Callable[[int], None]
     ) -> PassTotals:
-        """Forward and backward, memory.py's eq. (1); no gradients are to be used when the loss is not finite."""
+        """Run forward and backward (`oom_retry`, eq. 1); if the loss is not finite the gradients are incomplete."""
         reset_load(self.model)
         learned = sum(each.num_learned for each in examples)
-        passed = PassTotals()
-        for share in shares(len(examples), parts):
-            on_record(share.start)
-            packed = pack(examples[share], self.device, None if slots is None else slots[share])
-            balances = self._balances(packed, examples[share])
+        totals = PassTotals()
+        for part in slices(len(examples), parts):
+            on_record(part.start)
+            packed = pack(examples[part], self.device, None if slots is None else slots[part])
+            balances = self._balances(packed, examples[part])
             with routing_context(self.model, packed.context(explore=True, hooks=balances)):
                 loss = packed_loss(self.forward, packed)
             weight = len(packed.target_L) / learned
-            passed.add(packed, loss, weight)
-            if math.isfinite(passed.loss):
+            totals.add(packed, loss, weight)
+            if math.isfinite(totals.loss):
                 torch.autograd.backward(weight * sum((balance.loss() for balance in balances), start=loss.mean))
-        return passed
+        return totals
 
     def skip_step(self) -> None:
-        """Count a batch whose every record was set aside, so that its snapshot has a number of its own."""
+        """Count a batch from which every record was removed, so that its snapshot gets its own number."""
         self.number += 1
 
-    def served(self) -> list[Tensor]:
-        """All that an answer depends on beside the backbone: weights and CP biases."""
+    def inference_state(self) -> list[Tensor]:
+        """List the tensors that inference depends on besides the backbone: weights and CP biases."""
         biases = [bank.bias_HKN for bank in self.banks if bank.bias_HKN is not None]
         return [*self.optimizer.parameters(), *biases]
 
@@ -195,15 +199,15 @@ class Learner:
             balances.append(LoadBalance(self.objective.balance_strength))
         types = [example.sample_type for example in examples]
         if self.objective.localized_balance and any(types):
-            known = self._settings.sample_types
-            balances.append(LocalizedBalance(self.objective.localized_balance, packed, types, known))
+            names = self._settings.sample_types
+            balances.append(LocalizedBalance(self.objective.localized_balance, packed, types, names))
         return tuple(balances)
 
     def _clip(self) -> float:
         return float(torch.nn.utils.clip_grad_norm_(self.optimizer.parameters(), self._settings.max_grad_norm))
 
     def _update(self, clipped: float) -> None:
-        """`clipped`: by how much gradients were scaled down."""
+        """Make the update; clipping divided the gradients by `clipped`."""
         self.updates += 1
         if self.stages is not None:
             self.stages.apply(self.optimizer.groups, self._experts)
@@ -218,19 +222,19 @@ class Learner:
         return self._settings.lr * min(1.0, self.updates / warmup if warmup else 1.0)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything beside the adapter that the next step depends on."""
+        """Return all that the next step depends on besides the adapter's weights, for a snapshot; not copied."""
         parts = {"optimizer": self.optimizer.state_dict(), "anchors": self.anchors.state_dict()}
         if self.path is not None:
             parts["path"] = self.path.state_dict()
         parts["bias"] = {bank.name: bank.bias_HKN for bank in self.banks if bank.bias_HKN is not None}
-        tensors = {f"{part}.{name}": tensor for part, held in parts.items() for name, tensor in held.items()}
+        tensors = {f"{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
         if self.stages is not None:
             tensors["learner.stages"] = torch.tensor(self.stages.steps)
         return {**tensors, "learner.counts": torch.tensor([self.number, self.updates])}
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `state`, in place."""
+        """Restore what `state` returned, in place."""
         self.number, self.updates = (int(count) for count in tensors["learner.counts"])
         if self.stages is not None:
             self.stages.steps = int(tensors["learner.stages"])
@@ -244,7 +248,7 @@ class Learner:
 
 
 def _routers(all_banks: Sequence[Bank], lr_scale: float) -> list[Group]:
-    """Every router that there is: each step moves them all."""
+    """A group for each router; all routers are updated in every step."""
     return [
         Group(f"{bank.name}.router", {"weight": bank.router}, None, lr_scale=lr_scale)
         for bank in all_banks

@@ -1,4 +1,4 @@
-"""Next-token loss over a packed row, in nats per learned token."""
+"""Next-token loss over a packed batch, in nats per learned token."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from streamlearn.learner.packing import PackedBatch
 
 @dataclass(frozen=True)
 class PackedLoss:
-    """Losses of one row; `mean` carries the graph."""
+    """Losses of one packed batch; only `mean` is part of the autograd graph."""
 
     mean: Tensor
-    """Scalar: mean over the row's learned tokens, nats per token."""
+    """Scalar, mean over the learned tokens, nats per token."""
     token_L: Tensor
-    """Each learned token's loss, detached."""
+    """Loss of each learned token, nats, detached."""
     correct_L: Tensor
-    """Whether each learned token was the most probable one."""
+    """Whether each learned token was the most probable one, bool."""
 
     def per_record(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Summed loss and learned tokens of each record, (records,) each."""
+        """Return each record's summed loss and number of learned tokens, (records,) each."""
         sums = torch.zeros(packed.num_records, device=self.token_L.device).index_add_(
             0, packed.segment_ids_L, self.token_L
         )
@@ -31,12 +31,12 @@ class PackedLoss:
 
 
 def arguments(model: Any, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Features of images in the backbone's arithmetic; sizes and masks stay as they are."""
+    """Cast floating-point image features to the backbone's dtype; sizes and masks are integers and stay."""
     return {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in features.items()}
 
 
 def packed_loss(model: Any, packed: PackedBatch) -> PackedLoss:
-    """One forward pass; logits exist for learned tokens alone and the loss is taken in float32."""
+    """Run one forward pass. Logits are computed for learned tokens only; the loss is computed in float32."""
     logits_LV = model(
         input_ids=packed.input_ids,
         position_ids=packed.position_ids,

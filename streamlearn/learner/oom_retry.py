@@ -1,8 +1,8 @@
-"""What to do when a step needs more memory than there is: take the batch in smaller parts, gradients added up.
+"""Retry of a step that ran out of memory, in smaller parts whose gradients are accumulated.
 
-    L = sum_p (n_p / n) L_p,     L_p the mean over part p's n_p learned tokens, n = sum_p n_p           (1)
+    L = sum_p (n_p / n) L_p,     L_p the mean over the n_p learned tokens of part p, n = sum_p n_p      (1)
 
-is the mean over all learned tokens, whatever the parts are, and so are its gradients.
+is the mean over all learned tokens for any partition of the batch, and its gradient is the gradient of that mean.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,43 +13,49 @@ import torch
 
 from streamlearn.events import Event, get_logger
 
-TRIES = 3
-"""So many times the number of parts is doubled."""
-_SAID_ON_CPU = "DefaultCPUAllocator"
+MAX_RETRIES = 3
+"""Maximum retries of one step; each doubles the number of parts."""
+_CPU_ALLOCATOR = "DefaultCPUAllocator"
 _log = get_logger("learner")
 T = TypeVar("T")
 
 
-def in_parts(work: Callable[[int], T], parts: int, most: int, clear: Callable[[], None]) -> T:
-    """`work(parts)`; again with twice as many, `most` at most, after `clear`, when memory does not suffice.
+def with_oom_retry(work: Callable[[int], T], parts: int, max_parts: int, clear: Callable[[], None]) -> T:
+    """Return `work(parts)`; when it runs out of memory, call `clear` and retry with twice as many parts.
 
-    Random numbers are drawn as if it were the first time.
+    Every try starts from the same state of torch's random number generator.
+
+    Args:
+        work: Does the work in the given number of parts.
+        parts: Number of parts of the first try.
+        max_parts: Maximum number of parts.
+        clear: Releases what a failed try left behind.
 
     Raises:
-        RuntimeError or MemoryError: what `work` raised; out of memory, even in the smallest parts.
+        RuntimeError or MemoryError: the error of `work`; if it is out of memory, that of the last try.
     """
-    noise = torch.get_rng_state()
-    for tries_left in reversed(range(TRIES + 1)):
+    rng_state = torch.get_rng_state()
+    for retries_left in reversed(range(MAX_RETRIES + 1)):
         try:
             return work(parts)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or parts >= most or not tries_left:
+            if not is_out_of_memory(error) or parts >= max_parts or not retries_left:
                 clear()
                 raise
-            said = " ".join(str(error).split())[:160]
-        clear()  # outside of `except`: the error holds on to the tensors that must go
-        torch.set_rng_state(noise)
-        parts = min(2 * parts, most)
-        _log.warning(Event.OUT_OF_MEMORY_RETRIED, error=said, parts=parts)
+            message = " ".join(str(error).split())[:160]
+        clear()  # outside of `except`: the error's traceback keeps the tensors alive
+        torch.set_rng_state(rng_state)
+        parts = min(2 * parts, max_parts)
+        _log.warning(Event.OUT_OF_MEMORY_RETRIED, error=message, parts=parts)
     raise AssertionError("the last try returns or raises")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; on the CPU torch says so in words alone."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or _SAID_ON_CPU in str(error)
+    """Whether an allocation failed; on the CPU, torch raises a plain RuntimeError with a message."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or _CPU_ALLOCATOR in str(error)
 
 
-def shares(number: int, parts: int) -> Iterator[slice]:
-    """`parts` stretches of `number` neighbours, as equal as can be; none is empty when there are enough."""
-    ends = [number * part // parts for part in range(parts + 1)]
+def slices(length: int, parts: int) -> Iterator[slice]:
+    """Split `range(length)` into `parts` consecutive slices of nearly equal size; none is empty if parts <= length."""
+    ends = [length * part // parts for part in range(parts + 1)]
     return (slice(first, last) for first, last in pairwise(ends))

@@ -1,9 +1,9 @@
-"""A batch as one packed row of tensors.
+"""Packing: the records of a batch in one sequence, without padding.
 
-Records stand behind one another; positions start anew in each; the logits of token t - 1 predict token t, so a label at
-position t is learned from the hidden state at t - 1 and only those hidden states go through the vocabulary projection.
+Records are concatenated and positions restart at 0 in each. The logits of token t - 1 predict token t, so a label at
+position t is learned from the hidden state at t - 1; only those hidden states go through the vocabulary projection.
 """
-# Shape suffixes: T tokens of the row, L labelled tokens, B records.
+# Shape suffixes: T tokens of all records, L learned tokens, B records.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,45 +21,45 @@ from streamlearn.stream.images import RecordImage
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Tensors of one packed row; leading dimension 1 where the model wants a batch."""
+    """Tensors of packed records; the leading dimension is 1 where the model expects a batch."""
 
     input_ids: Tensor
     """(1, T) token ids."""
     position_ids: Tensor
-    """(1, T), from 0 in each record; (P, 1, T) where the backbone gives a token P coordinates."""
+    """(1, T), from 0 in each record; (P, 1, T) if the backbone gives each token P coordinates."""
     cu_seqlens: Tensor
-    """(records + 1,) int32: where each record begins, and the end."""
+    """(B + 1,) int32 on the CPU: cumulative lengths of the records, from 0."""
     predictor_L: Tensor
-    """Positions whose next token is learned."""
+    """Indices in T of the tokens whose next token is learned."""
     target_L: Tensor
-    """Those next tokens."""
+    """Ids of those next tokens."""
     segment_ids_L: Tensor
-    """Which record each target belongs to."""
+    """Index of the record that each target belongs to."""
     segment_ids_T: Tensor
-    """Which record each token belongs to."""
+    """Index of the record that each token belongs to."""
     prompt_T: Tensor
-    """Whether a token stands before the first learned one of its record."""
+    """Bool, whether a token precedes the first learned one of its record."""
     slots_B: Tensor | None
-    """Each record's regime slot; None where regimes play no part."""
+    """Regime slot of each record; None without regimes."""
     vision_units_B: Tensor | None
-    """How much of what the vision tower sees is each record's, see `RoutingContext`; None without any image."""
+    """Share of each record in the input of the vision tower, see `RoutingContext`; None without images."""
     features: Mapping[str, Tensor]
-    """What the forward pass gets of the records' images, by argument; empty without any."""
+    """Image features by name of the forward pass's argument; empty without images."""
 
     def context(self, *, explore: bool = False, hooks: tuple[RoutingHook, ...] = ()) -> RoutingContext:
-        """This row, as the routers see it."""
+        """Build the routing context of a forward pass over these records."""
         return RoutingContext(
             self.segment_ids_T, self.slots_B, self.prompt_T, self.vision_units_B, explore=explore, hooks=hooks
         )
 
     @property
     def num_records(self) -> int:
-        """Records in the row."""
+        """Number of records."""
         return len(self.cu_seqlens) - 1
 
 
 def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[int] | None = None) -> PackedBatch:
-    """Lay examples behind one another; `slots` are their regimes."""
+    """Pack examples, of which there is at least one, on `device`; `slots` are their regime slots."""
     lengths = [len(example.input_ids) for example in examples]
     labels_T = np.concatenate([example.labels for example in examples])
     segment_ids_T = np.repeat(np.arange(len(examples)), lengths)
@@ -74,9 +74,7 @@ def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[int]
     return PackedBatch(
         input_ids=tensor(np.concatenate([example.input_ids for example in examples]))[None],
         position_ids=tensor(positions(examples)),
-        cu_seqlens=torch.tensor(
-            [0, *np.cumsum(lengths)], dtype=torch.int32
-        ),  # stays on the CPU: attention slices by it
+        cu_seqlens=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),  # on the CPU: attention slices by it
         predictor_L=tensor(labelled_L - 1),
         target_L=tensor(labels_T[labelled_L]),
         segment_ids_L=tensor(segment_ids_T[labelled_L]),
@@ -89,7 +87,7 @@ def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[int]
 
 
 def positions(examples: Sequence[Example]) -> NDArray[np.int64]:
-    """Positions of packed examples, (1, T); (P, 1, T) where one of them has P coordinates a token."""
+    """Concatenate the positions of examples: (1, T), or (P, 1, T) if one of them has P coordinates per token."""
     own = [np.arange(len(each))[None] if each.positions is None else each.positions for each in examples]
     most = max(map(len, own))
     packed: NDArray[np.int64] = np.concatenate([np.broadcast_to(each, (most, each.shape[1])) for each in own], axis=1)
@@ -97,14 +95,14 @@ def positions(examples: Sequence[Example]) -> NDArray[np.int64]:
 
 
 def vision_units(images_B: Sequence[Sequence[RecordImage]], device: torch.device) -> Tensor | None:
-    """How much of what the vision tower sees is each record's; None without any image."""
+    """Sum the vision units of each record, (B,), see `RoutingContext`; None without images."""
     if not any(images_B):
         return None
     return torch.tensor([sum(image.extent for image in images) for images in images_B], device=device)
 
 
 def joined_features(images: Sequence[RecordImage], device: torch.device) -> dict[str, Tensor]:
-    """The features of several images as one forward pass wants them."""
+    """Concatenate the features of all images along each feature's own axis, as one forward pass expects them."""
     if not images:
         return {}
     features = {

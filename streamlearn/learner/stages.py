@@ -1,12 +1,12 @@
-"""MoT's three stages: which experts a step may train, and with what gradient.
+"""MoT's three training stages: which experts are trained in a step, and with what gradient.
 
-    stage I, steps 1..T1        MLP experts alone, each with its gradient over its Frobenius norm        (1)
-    stage II, steps T1+1..T2    attention experts alone, plain gradients                                 (2)
-    stage III, from T2+1 on     MLP experts alone, plain gradients                                       (3)
+    stage I, steps 1..T1        MLP experts only, each gradient divided by its Frobenius norm            (1)
+    stage II, steps T1+1..T2    attention experts only, plain gradients                                  (2)
+    stage III, from T2+1 on     MLP experts only, plain gradients                                        (3)
 
-Mixture-of-Transformers, Algorithm 1 with eq. 8, 9 and 10; routers are trained throughout. The paper descends along (1)
-itself; here it goes through AdamW, whose own scaling makes the normalisation matter between steps, not within one. The
-clock starts anew at every shift: a new regime is a new mixture to specialise on.
+Mixture-of-Transformers, Algorithm 1 with eq. 8, 9 and 10; routers are trained in all stages. The paper takes a gradient
+step along (1); here (1) is passed to AdamW, which rescales it, so the normalization affects the weighting between steps
+and not the step size. Stages restart at every shift: a new regime is a new mixture to specialize on.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from streamlearn.settings import LearnerSettings
 
 
 class Stage(StrEnum):
-    """Where the clock stands."""
+    """One of the three stages."""
 
     FFN = "ffn"
     ATTENTION = "attention"
@@ -27,7 +27,7 @@ class Stage(StrEnum):
 
 @dataclass
 class Stages:
-    """The clock, and what it lets move. `attention` names the banks that are attention's."""
+    """The schedule of stages. `attention` names the banks of attention linears."""
 
     settings: LearnerSettings
     attention: frozenset[str]
@@ -36,7 +36,7 @@ class Stages:
 
     @property
     def stage(self) -> Stage:
-        """Of the next update."""
+        """Stage of the next update."""
         if self.steps < self.settings.ffn_steps:
             return Stage.FFN
         if self.steps < self.settings.ffn_steps + self.settings.attention_steps:
@@ -44,17 +44,21 @@ class Stages:
         return Stage.FINE_TUNING
 
     def apply(self, groups: Sequence[Group], experts: frozenset[str]) -> None:
-        """Drop the gradients of experts that this stage leaves alone, normalise the others' in stage I; tick.
+        """Apply the current stage to the gradients of one update and advance the schedule.
 
-        `experts` names the groups that hold experts; all others are routers, which every stage trains.
+        Gradients of experts that the stage does not train are set to None; stage I normalizes those of the others.
+
+        Args:
+            groups: All groups of the optimizer.
+            experts: Names of the groups that contain experts; the others are routers, trained in every stage.
         """
         stage = self.stage
         for group in groups:
             if group.name not in experts:
                 continue
-            resting = (group.name in self.attention) != (stage is Stage.ATTENTION)
+            frozen = (group.name in self.attention) != (stage is Stage.ATTENTION)
             for parameter in group.parameters.values():
-                if resting:
+                if frozen:
                     parameter.grad = None
                 elif stage is Stage.FFN and parameter.grad is not None:
                     over = tuple(range(2, parameter.grad.ndim))
@@ -63,5 +67,5 @@ class Stages:
         self.steps += 1
 
     def restart(self) -> None:
-        """A shift."""
+        """Start again with stage I: a shift."""
         self.steps = 0

@@ -1,4 +1,4 @@
-"""How close a generated answer is to its reference."""
+"""Metrics that compare a generated text with its reference."""
 
 from unicodedata import east_asian_width
 
@@ -6,18 +6,18 @@ _PUNCTUATION = ".,;:!?\"'()[]。，、；：！？「」（）"
 
 
 def normalise(text: str) -> list[str]:
-    """Lower-cased words without surrounding punctuation; Chinese, Japanese and Korean characters count one by one.
+    """Split into lower-case words without surrounding punctuation; wide characters (Chinese, Japanese) are words.
 
     >>> normalise("The  Answer: 42.")
     ['the', 'answer', '42']
     """
     spaced = "".join(f" {letter} " if east_asian_width(letter) in "WF" else letter for letter in text.lower())
-    words = (word.strip(_PUNCTUATION) for word in spaced.split())
-    return [word for word in words if word]
+    stripped = (word.strip(_PUNCTUATION) for word in spaced.split())
+    return [word for word in stripped if word]
 
 
 def exact_match(output: str, reference: str) -> float:
-    """1.0 when both are the same words.
+    """Return 1.0 if both have the same words after `normalise`, else 0.0.
 
     >>> exact_match("Positive.", " positive")
     1.0
@@ -26,24 +26,24 @@ def exact_match(output: str, reference: str) -> float:
 
 
 def rouge_l(output: str, reference: str) -> float:
-    """F1 of the longest common subsequence of words (Lin 2004, eq. 2-4 with beta = 1).
+    """Compute the F1 of the longest common subsequence of words, in [0, 1] (Lin 2004, eq. 2-4 with beta = 1).
 
     >>> round(rouge_l("the cat sat", "the cat lay down"), 3)
     0.571
     """
-    found, wanted = normalise(output), normalise(reference)
-    if not found or not wanted:
-        return float(found == wanted)
-    common = _longest_common_subsequence(found, wanted)
-    return 2 * common / (len(found) + len(wanted))
+    found, expected = normalise(output), normalise(reference)
+    if not found or not expected:
+        return float(found == expected)
+    common = _longest_common_subsequence(found, expected)
+    return 2 * common / (len(found) + len(expected))
 
 
 def _longest_common_subsequence(left: list[str], right: list[str]) -> int:
-    row = [0] * (len(right) + 1)
+    lengths = [0] * (len(right) + 1)
     for word in left:
         diagonal = 0
         for column, other in enumerate(right, start=1):
-            above = row[column]
-            row[column] = diagonal + 1 if word == other else max(above, row[column - 1])
+            above = lengths[column]
+            lengths[column] = diagonal + 1 if word == other else max(above, lengths[column - 1])
             diagonal = above
-    return row[-1]
+    return lengths[-1]

@@ -1,1 +1,1 @@
-"""What a transient expert tells about new data: which stable experts resemble it and which weights matter to it."""
+"""The probe of a new regime: which stable experts resemble it, and which weights are important to it."""

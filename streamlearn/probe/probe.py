@@ -1,13 +1,14 @@
-"""Looking at a new regime before anything is learned from it.
+"""The probe of a new regime, run before anything is learned from it.
 
-    1. a zero-effect transient expert is put beside the frozen model;                          CP-MoE section 3.2.1
-    2. it is trained on the first records of the regime, in several small steps;               eq. 5
-    3. its path tells which weights mattered;                                                  eq. 6, 7
-    4. on the same tokens its activations are compared with every stable expert's;             eq. 9
-    5. it is thrown away.
+    1. add a transient expert with zero output to the frozen model;                            CP-MoE section 3.2.1
+    2. train it on the first records of the regime, in several small steps;                    eq. 5
+    3. compute the importance of each weight from its path;                                    eq. 6, 7
+    4. compare its activations with those of every stable expert, on the same tokens;          eq. 9
+    5. discard it.
 
-The model is as it was before; what remains is the report. Eq. 5 is plain gradient descent; here its steps are Adam's,
-since ten steps of plain descent from B = 0 go nowhere. Eq. 6 holds along any path, Theorem 1 along eq. 5's alone.
+The model does not change; the result is the report. Eq. 5 is plain gradient descent; the steps here are Adam's, because
+ten steps of gradient descent from B = 0 make no progress. Eq. 6 holds along any path, Theorem 1 only along that of
+eq. 5.
 """
 
 import time
@@ -28,23 +29,24 @@ from streamlearn.probe.transient import TransientExpert
 from streamlearn.settings import ConsolidateSettings, LearnerSettings, ProbeSettings
 from streamlearn.stream.decode import Example
 
-STEPS = 10  # the warm-up tokens are cut into so many rows, or fewer when records are long
+STEPS = 10
+"""Maximum number of warm-up steps; long records make it fewer."""
 
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """What a transient expert found."""
+    """Result of a probe."""
 
     similarity: Mapping[str, Tensor]
-    """CKA by bank, (H, K) in [0, 1]."""
+    """CKA of each stable expert by bank, (H, K) in [0, 1]."""
     importance: Mapping[str, Tensor]
-    """Omega by parameter, BANK.A and BANK.B, in the coordinates of the stable experts; empty when not asked for."""
+    """Omega by parameter (`BANK.A`, `BANK.B`), of its shape; empty unless `consolidate.importance` is `transient`."""
     losses: tuple[float, ...]
-    """Of each warm-up step, nats per learned token."""
+    """Loss of each warm-up step, nats per learned token."""
     tokens: int
-    """Tokens it was trained on."""
+    """Warm-up tokens."""
     seconds: float
-    """What it took."""
+    """Duration of the probe."""
 
 
 def probe(
@@ -56,21 +58,34 @@ def probe(
     seed: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> ProbeReport:
-    """Probe with at least one example; a function of the arguments and of the weights as they stand."""
+    """Probe the regime of `examples`.
+
+    The result depends only on the arguments and the current weights.
+
+    Args:
+        learner: Its weights, optimizer state and expert loads are the same afterwards.
+        examples: First examples of the regime, at least one.
+        settings: Warm-up and comparison sizes, learning rate; `warmup_tokens` must be set.
+        consolidate: Kind of importance and coordinates of the transient expert.
+        seed: Seed of the transient expert.
+        clock: Seconds, monotonic.
+    """
     started = clock()
     # 1.
     expert = TransientExpert(learner.banks, consolidate.coordinates, seed)
     parameters = expert.parameters()
-    group = [Group(bank.name, {"A": expert.A[bank.name], "B": expert.B[bank.name]}, None) for bank in learner.banks]
-    optimizer = MaskedAdamW(group, LearnerSettings(lr=settings.lr, weight_decay=0.0))
+    optimizer = MaskedAdamW(
+        [Group(bank.name, {"A": expert.A[bank.name], "B": expert.B[bank.name]}, None) for bank in learner.banks],
+        LearnerSettings(lr=settings.lr, weight_decay=0.0),
+    )
     path = PathIntegral(parameters) if consolidate.importance == "transient" else None
     # 2.
-    assert settings.warmup_tokens is not None, "settled when the backbone was known"
-    rows = list(_rows(examples, settings.warmup_tokens // STEPS))
+    assert settings.warmup_tokens is not None, "set from the backbone's default at start-up"
+    groups = list(_groups(examples, settings.warmup_tokens // STEPS))
     losses = []
     with _frozen(learner):
-        for chosen in rows:
-            packed = pack(chosen, learner.device)
+        for group in groups:
+            packed = pack(group, learner.device)
             context = packed.context()
             context.parallel_adapter = expert
             with routing_context(learner.model, context):
@@ -95,22 +110,21 @@ def probe(
         similarity=expert.similarity(),
         importance=importance,
         losses=tuple(losses),
-        tokens=sum(len(example) for chosen in rows for example in chosen),
+        tokens=sum(len(example) for group in groups for example in group),
         seconds=clock() - started,
     )
 
 
 def _compare(learner: Learner, expert: TransientExpert, examples: Sequence[Example], tokens: int) -> None:
-    chosen = next(_rows(examples, tokens))
-    packed = pack(chosen, learner.device)
+    packed = pack(next(_groups(examples, tokens)), learner.device)
     context = packed.context()
     expert.comparing, context.parallel_adapter = True, expert
     with torch.no_grad(), routing_context(learner.model, context):
         packed_loss(learner.forward, packed)
 
 
-def _rows(examples: Sequence[Example], tokens: int) -> Iterator[list[Example]]:
-    """Neighbours of together at least `tokens` tokens; the last row takes what is left."""
+def _groups(examples: Sequence[Example], tokens: int) -> Iterator[list[Example]]:
+    """Consecutive examples of at least `tokens` tokens in total; the last group has the rest."""
     group: list[Example] = []
     for example in examples:
         group.append(example)
@@ -123,7 +137,7 @@ def _rows(examples: Sequence[Example], tokens: int) -> Iterator[list[Example]]:
 
 @contextmanager
 def _frozen(learner: Learner) -> Iterator[None]:
-    """Inside, nothing of the learner is differentiated; what experts got in the last step stays as it was."""
+    """Disable gradients of the learner's parameters inside the block and restore the expert loads after it."""
     parameters = [p for p in learner.optimizer.parameters() if p.requires_grad]
     loads = [bank.load_HK.clone() if bank.load_HK is not None else None for bank in learner.banks]
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""The layer spelled from the papers' equations, one head and one expert at a time."""
+"""Reference implementation of the layer from the papers' equations, one head and one expert at a time."""
 
 import torch
 from torch import Tensor
@@ -8,10 +8,10 @@ from streamlearn.adapters import HeadLoraConfig
 # Shape suffixes: T tokens, D in features, O out features, H heads, S = D / H slice, K experts a head, R rank.
 
 
-def forward(  # the letters of eq. 12-16
+def forward(  # names as in eq. 12-16
     x_TD: Tensor, y_TO: Tensor, A_HKRS: Tensor, B_HKRO: Tensor, router_HKS: Tensor | None, config: HeadLoraConfig
 ) -> Tensor:
-    """MH-MoE eq. 12-16 beside a linear whose output is `y_TO`."""
+    """MH-MoE eq. 12-16, added to `y_TO`, the output of the frozen linear."""
     for m, h_TS in enumerate(x_TD.chunk(config.num_heads, dim=-1)):  # eq. 12
         for j in range(config.num_experts):
             expert_TO = h_TS @ A_HKRS[m, j].T @ B_HKRO[m, j]  # eq. 14
@@ -21,11 +21,11 @@ def forward(  # the letters of eq. 12-16
 
 
 def gates(h_TS: Tensor, router_KS: Tensor, config: HeadLoraConfig) -> Tensor:
-    """MH-MoE eq. 13 or the native probability, with the gradient that the configuration asks for."""
+    """MH-MoE eq. 13 or the native probability, with the gradient that the configuration defines."""
     a_TK = h_TS @ router_KS.T
     selected_TK = torch.zeros_like(a_TK, dtype=torch.bool)
-    for row, chosen in zip(a_TK, selected_TK, strict=True):
-        for j in sorted(range(len(row)), key=lambda j: (-row[j].item(), j))[: config.selected]:
+    for a_K, chosen in zip(a_TK, selected_TK, strict=True):
+        for j in sorted(range(len(a_K)), key=lambda j: (-a_K[j].item(), j))[: config.selected]:
             chosen[j] = True
     exp_TK = a_TK.exp()
     native_TK = exp_TK / exp_TK.sum(-1, keepdim=True) * selected_TK

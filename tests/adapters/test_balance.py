@@ -14,7 +14,7 @@ def numbers(*shape: int) -> Tensor:
 
 
 def samples() -> Tensor:
-    """Whose token each is, for four samples packed in one row."""
+    """Sample of each token, for four packed samples."""
     return torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
 
 
@@ -39,7 +39,7 @@ def test_load_balance_equals_the_equation(k: int) -> None:
 
 
 def test_a_routing_bias_reaches_f_and_never_p() -> None:
-    """A bias that moves every token changes the counts; the probabilities, and with them the gradient, stay native."""
+    """A bias that reroutes every token changes the counts; probabilities and gradient are those of native logits."""
     a_HKT = numbers(2, 4, 7).requires_grad_()
     bias_K = torch.tensor([0.0, 50.0, 0.0, 0.0], dtype=torch.float64)
     biased_HKT = routing.select(a_HKT + bias_K[:, None], 1)
@@ -52,7 +52,7 @@ def test_a_routing_bias_reaches_f_and_never_p() -> None:
 
 
 def test_even_load_is_the_balanced_value() -> None:
-    """Even counts and even probabilities give k / K; all tokens on a certain expert give 1."""
+    """Uniform counts and probabilities give k / K; all tokens on one expert with probability 1 give 1."""
     even = torch.eye(4, dtype=torch.bool).expand(2, 4, 4)
     torch.testing.assert_close(load_balance(torch.zeros(2, 4, 4), even), torch.tensor(0.25))
     one = torch.zeros(2, 4, 4)
@@ -78,7 +78,7 @@ def lbc(gate_KT: Tensor, sample_T: Tensor, types: list[int], delta: float) -> fl
 @pytest.mark.parametrize("types", [[0, 1, 1, 0], [0, NO_TYPE, 1, NO_TYPE], [1, NO_TYPE, NO_TYPE, NO_TYPE]])
 @pytest.mark.parametrize("delta", [0.0, 0.1, 1.0])
 def test_localized_balance_equals_the_equations(types: list[int], delta: float) -> None:
-    """Sums of gates per sample, weighted by agreement of types; untyped samples leave no trace."""
+    """Sums of gates per sample, weighted by the match of types; untyped samples do not count."""
     gate_HKT = numbers(2, 6, sum(LENGTHS)).softmax(1)
     found = localized_balance(gate_HKT, samples(), torch.tensor(types), delta=delta)
     expected = sum(lbc(gate_KT, samples(), types, delta) for gate_KT in gate_HKT) / len(gate_HKT)
@@ -86,7 +86,7 @@ def test_localized_balance_equals_the_equations(types: list[int], delta: float) 
 
 
 def test_a_sample_without_type_gets_no_gradient() -> None:
-    """Its gates could be anything."""
+    """The loss does not depend on its gates."""
     gate_HKT = numbers(1, 6, sum(LENGTHS)).softmax(1).requires_grad_()
     loss = localized_balance(gate_HKT, samples(), torch.tensor([0, NO_TYPE, 1, 0]))
     (found,) = torch.autograd.grad(loss, gate_HKT)
@@ -96,7 +96,7 @@ def test_a_sample_without_type_gets_no_gradient() -> None:
 
 
 def test_no_type_at_all_is_no_loss() -> None:
-    """A stream of untyped records trains as if beta were 0."""
+    """The loss of untyped records is 0, as with beta = 0."""
     loss = localized_balance(numbers(1, 6, sum(LENGTHS)).softmax(1), samples(), torch.full((4,), NO_TYPE))
     assert loss == 0
 
@@ -105,7 +105,7 @@ def test_no_type_at_all_is_no_loss() -> None:
 def test_the_minimum_gives_a_type_to_the_other_half_and_with_negative_delta_to_its_own(
     delta: float, own: float, other: float
 ) -> None:
-    """Even Z is the minimum, so gates go as 1 / I: the printed sign does the opposite of what the paper says of it."""
+    """Uniform Z is the minimum, so gates go as 1 / I: the printed sign does the opposite of what the paper intends."""
     logits_KM = torch.zeros(4, 2, dtype=torch.float64, requires_grad=True)
     sample_T, types = torch.arange(2).repeat_interleave(8), torch.tensor([0, 1])
     optimizer = torch.optim.SGD([logits_KM], lr=1.0)

@@ -57,7 +57,7 @@ def logits(model: Any) -> Tensor:
 @pytest.mark.parametrize("preset", list(SHAPES))
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_trains_the_experts_and_nothing_else(architecture: str, preset: Any) -> None:
-    """The output starts as the backbone's, the loss falls, the backbone keeps every bit."""
+    """The output is the backbone's at first, the loss falls, the backbone keeps every bit."""
     model = backbone(architecture)
     before, expected = {n: p.clone() for n, p in model.named_parameters()}, logits(model)
     adapted = attach(model, resolve(AdapterSettings(preset=preset)), seed=1)
@@ -82,7 +82,7 @@ torch.save({"logits": logits(model), "state": state}, sys.argv[3])
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_loads_bit_for_bit_in_a_fresh_process(tmp_path: Path, dtype: str) -> None:
-    """Plain PeftModel.from_pretrained gives the same weights and the same output, also beside a bf16 backbone."""
+    """PeftModel.from_pretrained restores weights and output, also with a bf16 backbone."""
     adapted = attach(backbone(dtype=getattr(torch, dtype)), HeadLoraConfig(), seed=1)
     train(adapted, 2)
     adapted.save_pretrained(str(tmp_path / "adapter"))
@@ -96,7 +96,7 @@ def test_loads_bit_for_bit_in_a_fresh_process(tmp_path: Path, dtype: str) -> Non
 
 
 def test_banks_come_in_the_backbones_order() -> None:
-    """Names, shapes and order depend on the backbone and the configuration alone."""
+    """Names, shapes and order depend only on the backbone and the configuration."""
     found = banks(attach(backbone(), HeadLoraConfig(), seed=1))
     linears = ("gate_proj", "up_proj", "down_proj")
     assert [bank.name for bank in found] == [f"model.layers.{i}.mlp.{name}" for i in (0, 1) for name in linears]
@@ -113,7 +113,7 @@ def load(bank: Bank) -> Tensor:
 
 
 def test_routing_is_recorded_until_the_reset() -> None:
-    """`load_HK` tells the optimizer which experts may move."""
+    """`load_HK` counts training passes and stays until it is reset."""
     adapted = attach(backbone(), HeadLoraConfig(), seed=1)
     logits(adapted)
     assert not any(load(bank).any() for bank in banks(adapted))
@@ -124,7 +124,7 @@ def test_routing_is_recorded_until_the_reset() -> None:
 
 
 def test_the_seed_decides_the_start() -> None:
-    """The global random state neither matters nor changes."""
+    """The global random state has no effect and does not change."""
     state = torch.random.get_rng_state()
     first, again, other = (banks(attach(backbone(), HeadLoraConfig(), seed=s))[0].A for s in (1, 1, 2))
     assert torch.equal(first, again)
@@ -133,14 +133,14 @@ def test_the_seed_decides_the_start() -> None:
 
 
 def test_a_router_without_gradient_stays_frozen() -> None:
-    """The optimizer must not see it, or weight decay would move it."""
+    """It requires no gradient, so the optimizer does not apply weight decay to it."""
     found = banks(attach(backbone(), HeadLoraConfig(router_gradient="none"), seed=1))
     assert not any(bank.router is None or bank.router.requires_grad for bank in found)
     assert all(bank.A.requires_grad for bank in found)
 
 
 def test_nothing_is_attached_where_the_check_refuses() -> None:
-    """A refused backbone keeps its own layers."""
+    """A refused backbone is not modified."""
     model = backbone()
     with pytest.raises(ConfigError, match=re.escape("the backbone has no linear named up")):
         attach(model, HeadLoraConfig(target_modules=["up"]), seed=1)
@@ -149,7 +149,7 @@ def test_nothing_is_attached_where_the_check_refuses() -> None:
 
 @pytest.mark.parametrize("merge", ["merge_and_unload", "merge_adapter"])
 def test_merging_is_refused(merge: str) -> None:
-    """Experts chosen per token are not one matrix; the message says what to do instead."""
+    """Experts selected per token are not one matrix; the message says what to do instead."""
     adapted = attach(backbone(), HeadLoraConfig(), seed=1)
-    with pytest.raises(NotImplementedError, match="cannot be merged; keep the adapter beside the model"):
+    with pytest.raises(NotImplementedError, match="cannot be merged; keep the adapter separate"):
         getattr(adapted, merge)()

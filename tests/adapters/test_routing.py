@@ -33,7 +33,7 @@ def test_straight_through_has_the_value_of_the_papers_gate() -> None:
 
 
 def test_gates_of_the_selected_sum_to_one() -> None:
-    """The softmax runs over the selected alone."""
+    """The softmax is over the selected experts only."""
     a = numbers(2, 4, 9)
     gate = routing.gate(a, routing.select(a, 3), HeadLoraConfig(top_k=3))
     torch.testing.assert_close(gate.sum(1), torch.ones(2, 9, dtype=torch.float64))

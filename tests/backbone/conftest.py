@@ -9,7 +9,7 @@ import pytest
 from tests.doubles import Architecture, tiny_backbone
 
 WINDOW = 5
-"""Sliding window of the models that have one: shorter than most records here."""
+"""Sliding window of the models with one: shorter than most records here."""
 
 Folders = Callable[[Architecture], Path]
 

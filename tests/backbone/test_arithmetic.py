@@ -1,4 +1,4 @@
-"""Which dtype is chosen, for each answer that a machine can give."""
+"""The chosen dtype, for each kind of machine."""
 
 import itertools
 
@@ -12,20 +12,20 @@ CPU = torch.device("cpu")
 
 
 def forbidden(*_: object, **__: object) -> float:
-    raise AssertionError("nothing may be measured here")
+    raise AssertionError("no measurement expected")
 
 
-@pytest.mark.parametrize("wanted", ["bfloat16", "float32"])
-def test_a_configured_dtype_is_taken_unasked(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine is neither asked nor measured when the configuration names a dtype."""
+@pytest.mark.parametrize("expected", ["bfloat16", "float32"])
+def test_a_configured_dtype_needs_no_measurement(expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configured dtype is used without any test of the machine."""
     monkeypatch.setattr(arithmetic, "cpu_multiplies_bf16", forbidden)
     monkeypatch.setattr(arithmetic, "product_seconds", forbidden)
-    chosen = choose(wanted, CPU)  # type: ignore[arg-type]  # one of the two literals
-    assert (chosen.name, chosen.dtype, chosen.reason) == (wanted, getattr(torch, wanted), "configured")
+    chosen = choose(expected, CPU)  # type: ignore[arg-type]  # one of the two literals
+    assert (chosen.name, chosen.dtype, chosen.reason) == (expected, getattr(torch, expected), "configured")
 
 
-def test_auto_never_measures_what_a_cpu_only_emulates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU without bf16 products computes in float32; the slow product is not even tried."""
+def test_auto_never_measures_an_emulated_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU without bf16 products computes in float32; the slow product is not measured."""
     monkeypatch.setattr(arithmetic, "cpu_multiplies_bf16", lambda: False)
     monkeypatch.setattr(arithmetic, "product_seconds", forbidden)
     chosen = choose("auto", CPU)
@@ -39,7 +39,7 @@ def test_auto_never_measures_what_a_cpu_only_emulates(monkeypatch: pytest.Monkey
 def test_auto_takes_the_faster_product(
     bf16_seconds: float, dtype: torch.dtype, ratio: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the CPU has bf16 products they are measured, and the reason names the ratio."""
+    """On a CPU with bf16 products they are measured, and the reason states the ratio."""
     monkeypatch.setattr(arithmetic, "cpu_multiplies_bf16", lambda: True)
     monkeypatch.setattr(arithmetic, "product_seconds", lambda d: bf16_seconds if d is torch.bfloat16 else 1.0)
     chosen = choose("auto", CPU)
@@ -51,10 +51,10 @@ def test_auto_takes_the_faster_product(
     ("native", "dtype", "reason"),
     [(True, torch.bfloat16, "the GPU has bf16"), (False, torch.float32, "the GPU lacks bf16")],
 )
-def test_auto_asks_a_gpu_for_native_bf16(
+def test_auto_uses_native_bf16_on_a_gpu(
     native: bool, dtype: torch.dtype, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Emulation on a GPU does not count as bf16."""
+    """Emulated bf16 on a GPU does not count."""
 
     def supported(*, including_emulation: bool) -> bool:
         return native or including_emulation
@@ -65,7 +65,7 @@ def test_auto_asks_a_gpu_for_native_bf16(
 
 
 @pytest.mark.parametrize(
-    ("capability", "amx", "avx512_bf16", "answer"),
+    ("capability", "amx", "avx512_bf16", "expected"),
     [
         ("AVX512", False, False, False),
         ("AVX512", True, False, True),
@@ -74,17 +74,17 @@ def test_auto_asks_a_gpu_for_native_bf16(
     ],
 )
 def test_a_cpu_multiplies_bf16_with_amx_or_avx512_bf16(
-    capability: str, amx: bool, avx512_bf16: bool, answer: bool, monkeypatch: pytest.MonkeyPatch
+    capability: str, amx: bool, avx512_bf16: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Either unit will do, unless torch was told to use no vector instructions at all."""
+    """Either unit is sufficient, unless torch is configured to use no vector instructions."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16, raising=False)
-    assert cpu_multiplies_bf16() is answer
+    assert cpu_multiplies_bf16() is expected
 
 
 def test_a_torch_that_cannot_tell_counts_as_without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks are private to torch; where they are gone the safe answer is no."""
+    """The checks are private to torch; without them, the safe result is False."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported", raising=False)
     monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported", raising=False)
@@ -92,7 +92,7 @@ def test_a_torch_that_cannot_tell_counts_as_without_bf16(monkeypatch: pytest.Mon
 
 
 def test_the_fastest_product_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One slow run, such as the first, does not decide."""
+    """Slow runs, such as the first, are ignored."""
     durations = [9.0, 3.0, 2.0, 4.0]
     edges = itertools.chain.from_iterable((100.0 * i, 100.0 * i + d) for i, d in enumerate(durations))
     monkeypatch.setattr("streamlearn.backbone.arithmetic.time.perf_counter", lambda: next(edges))

@@ -1,4 +1,4 @@
-"""Packed rows against one forward pass a record with transformers' eager attention."""
+"""Packed batches against one forward pass per record with transformers' eager attention."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -30,75 +30,75 @@ def models(request: pytest.FixtureRequest, folder_of: Folders) -> tuple[Any, Any
 
 @torch.no_grad()
 def packed_logits(model: Any, records: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Logits of each record, all from one packed row."""
-    bounds = [0]
+    """Logits of each record from one packed batch."""
+    cu_seqlens = [0]
     for record in records:
-        bounds.append(bounds[-1] + len(record))
+        cu_seqlens.append(cu_seqlens[-1] + len(record))
     logits = model(
         input_ids=torch.tensor([[token for record in records for token in record]]),
         position_ids=torch.tensor([[t for record in records for t in range(len(record))]]),
-        cu_seq_lens_q=torch.tensor(bounds, dtype=torch.int32),
+        cu_seq_lens_q=torch.tensor(cu_seqlens, dtype=torch.int32),
         use_cache=False,
     ).logits[0]
-    return [logits[start:end] for start, end in pairwise(bounds)]
+    return [logits[start:end] for start, end in pairwise(cu_seqlens)]
 
 
 @torch.no_grad()
-def alone(model: Any, record: Sequence[int]) -> Tensor:
-    """Logits of a record in a row of its own."""
+def unpacked(model: Any, record: Sequence[int]) -> Tensor:
+    """Logits of a record in a forward pass of its own."""
     logits: Tensor = model(input_ids=torch.tensor([record]), use_cache=False).logits[0]
     return logits
 
 
-def test_a_packed_row_equals_one_pass_a_record(models: tuple[Any, Any]) -> None:
-    """Every record's logits are those that it has alone, under eager attention, windows included."""
+def test_a_packed_batch_equals_one_pass_per_record(models: tuple[Any, Any]) -> None:
+    """The logits of every record are those of eager attention over it, with and without sliding windows."""
     packed, eager = models
     for record, logits in zip(RECORDS, packed_logits(packed, RECORDS), strict=True):
-        torch.testing.assert_close(logits, alone(eager, record), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits, unpacked(eager, record), rtol=1e-4, atol=1e-4)
 
 
 def test_a_token_changes_no_bit_of_another_record(models: tuple[Any, Any]) -> None:
-    """A changed token moves its own record's later logits and not one bit of any other record."""
+    """A changed token changes the later logits of its own record and no bit of another record."""
     packed, _ = models
     changed = [list(record) for record in RECORDS]
     changed[0][3] = changed[0][3] + 1
     before, after = packed_logits(packed, RECORDS), packed_logits(packed, changed)
     assert torch.equal(before[0][:3], after[0][:3])
-    assert not torch.allclose(before[0][-1], after[0][-1], rtol=1e-3)  # the double is sensitive enough to show a leak
+    assert not torch.allclose(before[0][-1], after[0][-1], rtol=1e-3)  # the model is sensitive enough to reveal a leak
     for other_before, other_after in zip(before[1:], after[1:], strict=True):
         assert torch.equal(other_before, other_after)
 
 
-def test_a_row_without_bounds_is_one_record(models: tuple[Any, Any]) -> None:
-    """A plain pass, longer than any window, equals eager attention."""
+def test_a_pass_without_cumulative_lengths_is_one_record(models: tuple[Any, Any]) -> None:
+    """It equals eager attention, also for a record longer than any window."""
     packed, eager = models
-    torch.testing.assert_close(alone(packed, RECORDS[2]), alone(eager, RECORDS[2]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(unpacked(packed, RECORDS[2]), unpacked(eager, RECORDS[2]), rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
 def test_a_cached_continuation_equals_a_whole_pass(models: tuple[Any, Any]) -> None:
-    """Token by token behind a left-padded prompt, with a cache, the logits are those of eager attention without one."""
+    """Token by token after a left-padded prompt, with a cache, the logits are those of eager attention without one."""
     packed, eager = models
     record, padding, prompt = RECORDS[2], 4, 6
     cache = DynamicCache(config=packed.config)
     pieces = [[1] * padding + record[:prompt], *([token] for token in record[prompt:])]
-    seen, found = 0, []
+    length, found = 0, []
     for piece in pieces:
-        seen += len(piece)
-        mask = torch.tensor([[0] * padding + [1] * (seen - padding)])
+        length += len(piece)
+        mask = torch.tensor([[0] * padding + [1] * (length - padding)])
         positions = (mask.cumsum(1) - 1).clamp_min(0)[:, -len(piece) :]
         output = packed(
             input_ids=torch.tensor([piece]), attention_mask=mask, position_ids=positions, past_key_values=cache
         )
         found.append(output.logits[0, -1])
-    torch.testing.assert_close(torch.stack(found), alone(eager, record)[prompt - 1 :], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.stack(found), unpacked(eager, record)[prompt - 1 :], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("window", "dtype"), [(None, torch.float32), (3, torch.float32), (None, torch.bfloat16)])
 def test_attention_is_the_softmax_within_each_record(window: int | None, dtype: torch.dtype) -> None:
     """Output and gradients are those of softmax(q k / sqrt(E)) v over the same record's last `window` tokens."""
     torch.manual_seed(0)
-    bounds, heads, groups, size = [0, 4, 5, 11], 4, 2, 8
+    cu_seqlens, heads, groups, size = [0, 4, 5, 11], 4, 2, 8
     query = torch.randn(1, heads, 11, size, requires_grad=True)
     key, value = (torch.randn(1, groups, 11, size, requires_grad=True) for _ in range(2))
     found, _ = packed_attention(
@@ -109,27 +109,27 @@ def test_attention_is_the_softmax_within_each_record(window: int | None, dtype: 
         None,
         scaling=size**-0.5,
         sliding_window=window,
-        cu_seq_lens_q=torch.tensor(bounds),
+        cu_seq_lens_q=torch.tensor(cu_seqlens),
     )
-    rows = []
+    outputs = []
     for t in range(11):
-        first = max(start for start in bounds if start <= t)
+        first = max(start for start in cu_seqlens if start <= t)
         first = first if window is None else max(first, t - window + 1)
         for h in range(heads):
             g = h // (heads // groups)
             weights = (key[0, g, first : t + 1] @ query[0, h, t] / size**0.5).softmax(0)
-            rows.append(weights @ value[0, g, first : t + 1])
-    wanted = torch.stack(rows).view(1, 11, heads, size)
+            outputs.append(weights @ value[0, g, first : t + 1])
+    expected = torch.stack(outputs).view(1, 11, heads, size)
     rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (0.02, 0.03)
-    torch.testing.assert_close(found.float(), wanted, rtol=rtol, atol=atol)
-    direction = torch.randn_like(wanted)
+    torch.testing.assert_close(found.float(), expected, rtol=rtol, atol=atol)
+    direction = torch.randn_like(expected)
     inputs = (query, key, value)
     gradients = torch.autograd.grad((found.float() * direction).sum(), inputs)
-    wanted_gradients = torch.autograd.grad((wanted * direction).sum(), inputs)
-    torch.testing.assert_close(gradients, wanted_gradients, rtol=rtol, atol=atol)
+    expected_gradients = torch.autograd.grad((expected * direction).sum(), inputs)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=rtol, atol=atol)
 
 
-def test_a_band_holds_the_window_up_to_the_token_itself() -> None:
-    """With window 2 each token sees itself and the one before."""
-    wanted = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-    assert band_mask(4, 2, torch.device("cpu")).int().tolist() == wanted
+def test_a_band_is_the_window_up_to_the_token_itself() -> None:
+    """With window 2 each token attends to itself and the previous one."""
+    expected = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert band_mask(4, 2, torch.device("cpu")).int().tolist() == expected

@@ -1,4 +1,4 @@
-"""Questions about images from files in the layout that the module describes."""
+"""Questions about images, read from small files in the documented layout."""
 
 import base64
 import gzip
@@ -36,12 +36,15 @@ def folder(tmp_path: Path) -> Path:
     }
     for name, names in labels.items():
         shape = (4, 8, 8, 3) if name == "cifar10" else (4, 8, 8)
-        held: dict[str, Any] = {"label_names": np.array(names)}
+        arrays: dict[str, Any] = {"label_names": np.array(names)}
         for split in ("train", "test"):
-            held |= {f"{split}_images": np.zeros(shape, np.uint8), f"{split}_labels": np.array([0, 1, 1, 0], np.uint8)}
-        np.savez(tmp_path / f"{name}.npz", **held)
-    asked = [{"id": str(i), "question": q, "answer": a} for i, (q, a, _) in enumerate(QUESTIONS)]
-    pack(tmp_path, "easy_vqa", asked)
+            arrays |= {
+                f"{split}_images": np.zeros(shape, np.uint8),
+                f"{split}_labels": np.array([0, 1, 1, 0], np.uint8),
+            }
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    questions = [{"id": str(i), "question": q, "answer": a} for i, (q, a, _) in enumerate(QUESTIONS)]
+    pack(tmp_path, "easy_vqa", questions)
     pack(tmp_path, "coco256", [{"id": "1", "objects": {"cup": 1, "dog": 3}}, {"id": "2", "objects": {}}])
     return tmp_path
 
@@ -71,8 +74,8 @@ def pack(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
         ("objects", [" dog, cup"]),
     ],
 )
-def test_every_task_asks_and_knows_the_answer(folder: Path, task: str, answers: list[str]) -> None:
-    """Prompts say where the image stands; the image is a whole file of the asked split."""
+def test_every_task_has_questions_and_answers(folder: Path, task: str, answers: list[str]) -> None:
+    """Prompts contain the placeholder; the image is a complete file of the requested split."""
     found = list(records(folder, task, "test"))
     assert [record["completion"] for record in found] == answers
     for record in found:
@@ -84,13 +87,13 @@ def test_every_task_asks_and_knows_the_answer(folder: Path, task: str, answers: 
             assert image.getpixel((0, 0)) == (9, 9, 9)
 
 
-def test_kinds_of_questions_are_told_apart() -> None:
-    """Of easy-VQA, by their words."""
+def test_questions_are_classified() -> None:
+    """Those of easy-VQA, by their words."""
     assert [easy_vqa_kind(question) for question, _, _ in QUESTIONS] == [kind for _, _, kind in QUESTIONS]
 
 
-def test_the_suite_is_every_task_after_the_other(folder: Path) -> None:
-    """On the backbone that can see; without the folder the message says what is missing."""
+def test_the_suite_has_one_task_after_another(folder: Path) -> None:
+    """On the image-text backbone; without the folder the message says what is missing."""
     suite = SUITES["images"](Draw([folder.parent, folder], records=2, tests=1, seed=0))
     assert [stretch.tasks for stretch in suite.segments] == [(task,) for task in TASKS]
     assert max(len(stretch.records) for stretch in suite.segments) == 2

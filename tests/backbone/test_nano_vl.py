@@ -1,4 +1,4 @@
-"""The bundled image-text backbone: whole, frozen, and able to name what it was taught."""
+"""The bundled image-text backbone: complete, frozen, and able to name what it was trained on."""
 
 from pathlib import Path
 
@@ -28,20 +28,20 @@ def decoder_of(backbone: Backbone) -> Decoder:
     return Decoder(backbone.tokenizer, StreamSettings(), backbone.vocab_size, (), backbone.vision, backbone.template)
 
 
-def test_it_is_the_language_model_with_eyes(backbone: Backbone) -> None:
-    """Every weight of nano is in it, and the eyes are small."""
+def test_it_contains_the_language_model_unchanged(backbone: Backbone) -> None:
+    """Every weight of nano is in it, and the vision weights are small."""
     plain = BackboneSettings(dtype="float32", device="cpu")
-    words = load(plain, outline(plain)).model.state_dict()
+    language = load(plain, outline(plain)).model.state_dict()
     own = backbone.model.model.language_model.state_dict()
     assert all(
-        torch.equal(own[name.removeprefix("model.")], w) for name, w in words.items() if name.startswith("model.")
+        torch.equal(own[name.removeprefix("model.")], w) for name, w in language.items() if name.startswith("model.")
     )
-    assert torch.equal(backbone.model.lm_head.weight, words["model.embed_tokens.weight"])
+    assert torch.equal(backbone.model.lm_head.weight, language["model.embed_tokens.weight"])
     assert sum(file.stat().st_size for file in nano_vl.FOLDER.iterdir()) < 8 << 20
 
 
 def test_a_conversation_with_an_image_is_read(backbone: Backbone) -> None:
-    """Sixty-four tokens stand for it, in the user's turn."""
+    """The image is 64 tokens in the user's turn."""
     decoder = decoder_of(backbone)
     turns = [{"role": "user", "content": "what is this?"}, {"role": "assistant", "content": "a dog"}]
     example = decoder.decode_value({"messages": turns, "image": as_base64(make_image())})
@@ -50,9 +50,9 @@ def test_a_conversation_with_an_image_is_read(backbone: Backbone) -> None:
 
 
 @pytest.mark.data
-@pytest.mark.skipif(not IMAGES.is_dir(), reason="the shared images are not beside the repository")
+@pytest.mark.skipif(not IMAGES.is_dir(), reason="the shared images are not next to the repository")
 def test_it_names_digits_it_was_taught(backbone: Backbone) -> None:
-    """On test images; its card says 0.88 of them, chance is a seventh."""
+    """On test images. Its card states an accuracy of 0.88; chance is a seventh."""
     decoder = decoder_of(backbone)
     taught = [r for r in records(IMAGES, "digit", "test") if r["meta"]["answer"] in "0123456"][::5]
     model = attach(backbone.model, resolve(AdapterSettings()), 0)

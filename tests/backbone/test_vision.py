@@ -1,4 +1,4 @@
-"""Image-text backbones: every family reads, packs, learns and answers, and its eyes are left alone."""
+"""Image-text backbones: decoding, packing, training and generation for every family."""
 
 from io import BytesIO
 from pathlib import Path
@@ -40,7 +40,7 @@ def decoder_of(backbone: Backbone, **limits: Any) -> Decoder:
 
 
 def examples_of(decoder: Decoder) -> list[Example]:
-    """One image, none, two of different sizes and kinds, and a conversation."""
+    """One image, no image, two images of different sizes and formats, and a conversation."""
     return [
         decoder.decode_value({"prompt": "what is it?", "completion": " a dog", "image": as_base64(make_image(1))}),
         decoder.decode_value({"prompt": "hello world", "completion": " test"}),
@@ -73,7 +73,7 @@ def loss_sums(learner: Learner, examples: list[Example]) -> list[float]:
 
 
 def test_packing_changes_nothing(backbone: Backbone) -> None:
-    """Records with and without images in one row are scored as each by itself; and the image matters."""
+    """Packed records, with and without images, have the scores of separate ones; the image affects the score."""
     learner, decoder = learner_of(backbone), decoder_of(backbone)
     examples = examples_of(decoder)
     together = loss_sums(learner, examples)
@@ -82,8 +82,8 @@ def test_packing_changes_nothing(backbone: Backbone) -> None:
     assert abs(loss_sums(learner, [other])[0] - together[0]) > 1e-3
 
 
-def test_a_row_alone_is_what_the_family_itself_computes(backbone: Backbone) -> None:
-    """Loss of one record against the model's own forward pass with everything that its processor gives."""
+def test_the_loss_is_that_of_the_familys_own_forward_pass(backbone: Backbone) -> None:
+    """The loss of one record equals that of the model called with all outputs of its processor."""
     learner, decoder = learner_of(backbone), decoder_of(backbone)
     example = examples_of(decoder)[0]
     features = {name: torch.from_numpy(array) for name, array in example.images[0].inputs.features.items()}
@@ -93,12 +93,12 @@ def test_a_row_alone_is_what_the_family_itself_computes(backbone: Backbone) -> N
     with torch.no_grad():
         logits = backbone.model(input_ids=ids, **features).logits[0]
     learned = torch.from_numpy(np.flatnonzero(example.labels != -100))
-    wanted = torch.nn.functional.cross_entropy(logits[learned - 1], ids[0, learned], reduction="sum")
-    assert loss_sums(learner, [example])[0] == pytest.approx(float(wanted), abs=1e-3)
+    expected = torch.nn.functional.cross_entropy(logits[learned - 1], ids[0, learned], reduction="sum")
+    assert loss_sums(learner, [example])[0] == pytest.approx(float(expected), abs=1e-3)
 
 
-def test_the_language_model_learns_and_the_eyes_do_not(backbone: Backbone) -> None:
-    """A few steps lower the loss; adapters sit in the decoder alone, and nothing else has changed."""
+def test_the_language_model_learns_and_the_vision_tower_does_not(backbone: Backbone) -> None:
+    """A few steps lower the loss; only the decoder has adapters, and no other weight changes."""
     learner, decoder = learner_of(backbone), decoder_of(backbone)
     tower = {n: p.clone() for n, p in backbone.model.named_parameters() if "head_lora" not in n}
     examples = examples_of(decoder)
@@ -111,28 +111,30 @@ def test_the_language_model_learns_and_the_eyes_do_not(backbone: Backbone) -> No
     assert all(torch.equal(now[name], old) for name, old in tower.items())
 
 
-def test_eyes_may_learn_too(folder: Path, backbone: Backbone) -> None:
-    """Experts in every linear of tower and projector: packed as alone, each image by its own record's regime."""
+def test_the_vision_tower_can_be_adapted_too(folder: Path, backbone: Backbone) -> None:
+    """With experts in every linear of tower and projector, images are routed by the regime of their own record."""
     names = {name.rpartition(".")[2] for name in outline(BackboneSettings(model=str(folder))).tower_linears}
     config = resolve(AdapterSettings(vision_modules=tuple(names)), regimes=2)
     model = attach(backbone.model, config, 0)
     learner = Learner(model, LearnerSettings(lr=1e-2), CPU, objective=OBJECTIVES["mh-moe"])
     examples = examples_of(decoder_of(backbone))
-    eyes = [bank for bank in learner.banks if bank.layer.is_vision]
-    assert {bank.name for bank in eyes} == set(outline(BackboneSettings(model=str(folder))).tower_linears)
-    assert len(learner.banks) - len(eyes) == 6
+    vision_banks = [bank for bank in learner.banks if bank.info.is_vision]
+    assert {bank.name for bank in vision_banks} == set(outline(BackboneSettings(model=str(folder))).tower_linears)
+    assert len(learner.banks) - len(vision_banks) == 6
     for _ in range(3):
         learner.step(examples)
-    moved = {bank.name: bank.B.clone() for bank in eyes}
-    assert sum(bool(B.any()) for B in moved.values()) >= len(eyes) - 7  # a tower's last block may be left out
+    moved = {bank.name: bank.B.clone() for bank in vision_banks}
+    assert (
+        sum(bool(B.any()) for B in moved.values()) >= len(vision_banks) - 7
+    )  # some towers do not use their last block
     learner.step([examples[1]])
     assert all(
-        torch.equal(bank.B, moved[bank.name]) for bank in eyes
-    )  # of a record without an image they learn nothing
+        torch.equal(bank.B, moved[bank.name]) for bank in vision_banks
+    )  # a record without an image does not train them
     together = loss_sums(learner, examples)
     assert together == pytest.approx([loss_sums(learner, [each])[0] for each in examples], abs=1e-3)
 
-    for bank in eyes:
+    for bank in vision_banks:
         assert bank.bias_HKN is not None
         bank.bias_HKN[:, 3, 1] = 100.0
     for number in (0, 2, 3):
@@ -147,8 +149,8 @@ def test_eyes_may_learn_too(folder: Path, backbone: Backbone) -> None:
         assert run_to_end(decode_greedily(model, [prompt], [3], frozenset(), CPU, [slot])) == [answer]
 
 
-def test_answers_side_by_side_are_those_of_each_alone(backbone: Backbone) -> None:
-    """Prompts of different lengths, with one, none and two images, padded into one batch."""
+def test_prompts_decoded_together_give_the_texts_of_each(backbone: Backbone) -> None:
+    """Prompts of different lengths, with one, no and two images, padded into one batch."""
     learner, decoder = learner_of(backbone), decoder_of(backbone)
     examples = examples_of(decoder)
     for _ in range(3):
@@ -156,25 +158,25 @@ def test_answers_side_by_side_are_those_of_each_alone(backbone: Backbone) -> Non
     prompts = [prompt_of(example) for example in examples]
     limits = [6] * len(prompts)
     together = run_to_end(decode_greedily(learner.model, prompts, limits, decoder.stop, CPU))
-    alone = [run_to_end(decode_greedily(learner.model, [p], [6], decoder.stop, CPU))[0] for p in prompts]
-    assert together == alone
+    separate = [run_to_end(decode_greedily(learner.model, [p], [6], decoder.stop, CPU))[0] for p in prompts]
+    assert together == separate
 
 
-def test_a_prompt_is_what_an_example_begins_with(backbone: Backbone) -> None:
-    """The same tokens, pictures and positions, whether it comes as a record or as a request."""
+def test_a_prompt_is_the_beginning_of_an_example(backbone: Backbone) -> None:
+    """A record and a request give the same tokens, images and positions."""
     decoder = decoder_of(backbone)
     image = as_base64(make_image(1))
     own = prompt_of(decoder.decode_value({"prompt": "what is it?", "completion": " a dog", "image": image}))
-    asked = decoder.prompt("what is it?", image)
-    assert asked.ids == own.ids
-    assert [p.data for p in asked.images] == [p.data for p in own.images]
+    request = decoder.prompt("what is it?", image)
+    assert request.ids == own.ids
+    assert [p.data for p in request.images] == [p.data for p in own.images]
     if own.positions is not None:
-        assert asked.positions is not None
-        assert np.array_equal(asked.positions, own.positions)
+        assert request.positions is not None
+        assert np.array_equal(request.positions, own.positions)
 
 
-def test_an_example_comes_back_from_its_bytes(backbone: Backbone) -> None:
-    """What a snapshot keeps is enough: tokens, labels, and the files."""
+def test_an_example_is_restored_from_its_bytes(backbone: Backbone) -> None:
+    """Tokens, labels and image files, as a snapshot keeps them, are sufficient."""
     decoder = decoder_of(backbone)
     for example in examples_of(decoder):
         if example.images:
@@ -189,7 +191,7 @@ def test_an_example_comes_back_from_its_bytes(backbone: Backbone) -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "reason", "words"),
+    ("record", "reason", "message"),
     [
         ({"prompt": "a <image> b <image>", "completion": "c"}, Reason.BAD_FORM, "once for each of 1 images"),
         ({"text": "a"}, Reason.BAD_FORM, "image requires"),
@@ -199,15 +201,17 @@ def test_an_example_comes_back_from_its_bytes(backbone: Backbone) -> None:
         ({"prompt": "a", "completion": "c", "image": 3}, Reason.BAD_TYPE, "a number"),
     ],
 )
-def test_what_cannot_be_used_is_refused(backbone: Backbone, record: dict[str, Any], reason: Reason, words: str) -> None:
-    """With the reason and what was found."""
-    with pytest.raises(RecordError, match=words) as caught:
+def test_an_unusable_record_is_refused(
+    backbone: Backbone, record: dict[str, Any], reason: Reason, message: str
+) -> None:
+    """With its reason; the message states what was found."""
+    with pytest.raises(RecordError, match=message) as caught:
         decoder_of(backbone).decode_value({"image": as_base64(make_image()), **record})
     assert caught.value.reason is reason
 
 
 def test_text_cannot_forge_an_image(backbone: Backbone) -> None:
-    """The image's token written as text is letters; as an id it is refused."""
+    """The image token written as text is encoded as text; as an id it is refused."""
     decoder = decoder_of(backbone)
     assert backbone.vision is not None
     name = backbone.tokenizer.convert_ids_to_tokens(backbone.vision.image_token)
@@ -218,7 +222,7 @@ def test_text_cannot_forge_an_image(backbone: Backbone) -> None:
 
 
 def test_an_image_is_never_cut_off(backbone: Backbone) -> None:
-    """A long prompt loses its beginning, but not when an image stands there."""
+    """A long prompt is truncated at its beginning, unless that would cut an image."""
     long = "the quick brown fox jumps over the lazy dog " * 30
     decoder = decoder_of(backbone, max_tokens=200, batch_tokens=200)
     image = as_base64(make_image(1))
@@ -230,13 +234,13 @@ def test_an_image_is_never_cut_off(backbone: Backbone) -> None:
         decoder.decode_value({"prompt": f"<image>{long}", "completion": " a", "image": image})
 
 
-def test_a_second_look_is_the_first(backbone: Backbone) -> None:
-    """Token ids are remembered by size; features and ids are those of the whole processor all the same."""
+def test_cached_token_ids_give_the_same_inputs(backbone: Backbone) -> None:
+    """Token ids are cached by image size; ids and features are still those of the whole processor."""
     vision = backbone.vision
     assert vision is not None
     for seed, size in ((1, (40, 50)), (2, (40, 50)), (3, (90, 30)), (4, (30, 90))):
         image = Image.open(BytesIO(make_image(seed, size))).convert("RGB")
-        ids, features = vision._ask([image])
+        ids, features = vision._process([image])
         for inputs in (vision.inputs(image), vision.inputs(image)):
             assert list(inputs.token_ids) == ids
             assert all(np.array_equal(inputs.features[name], features[name]) for name in vision.axes)

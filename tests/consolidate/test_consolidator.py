@@ -39,8 +39,8 @@ def total(learner: Learner) -> float:
     return sum(float(omega.sum()) for omega in learner.anchors.importance().values())
 
 
-def test_closing_holds_what_was_trained_where_it_is(make_learner: MakeLearner) -> None:
-    """Experts of the regime gain importance, no others; the anchor is the present; leaving it costs."""
+def test_closing_anchors_the_experts_of_the_regime(make_learner: MakeLearner) -> None:
+    """Only experts of the regime gain importance; the anchors are the current weights; moving away is penalized."""
     learner = make_learner(preset="streamlearn")
     made = consolidator(learner)
     made.open(0, 1, None)
@@ -61,8 +61,8 @@ def test_closing_holds_what_was_trained_where_it_is(make_learner: MakeLearner) -
     assert learner.anchors.penalty() > 0.0
 
 
-def test_a_strong_anchor_keeps_shared_experts_nearer(make_learner: MakeLearner) -> None:
-    """The same second regime on the same experts moves important weights less under a larger lambda."""
+def test_a_strong_anchor_keeps_shared_experts_closer(make_learner: MakeLearner) -> None:
+    """With a larger lambda, the same second regime changes important weights of shared experts less."""
     distances = []
     for strength in (1e-6, 1e3):
         learner = make_learner(preset="streamlearn", changes={"anchor_strength": strength})
@@ -98,12 +98,12 @@ def test_transient_importance_is_added_when_the_regime_ends_weighted_by_cka(make
     made.close(0)
     for omega in learner.anchors.importance().values():
         torch.testing.assert_close(omega, torch.full_like(omega, 0.5))
-    made.close(0)  # nothing was probed since
+    made.close(0)  # no probe since
     assert all((omega == 0.5).all() for omega in learner.anchors.importance().values())
 
 
-def test_releasing_a_regime_takes_its_part_and_no_other(make_learner: MakeLearner) -> None:
-    """Two regimes apart: after the release of one its experts are free and the other's are held as before."""
+def test_releasing_a_regime_removes_its_importance_only(make_learner: MakeLearner) -> None:
+    """Two regimes without shared experts: releasing one removes its importance and keeps that of the other."""
     learner = make_learner(preset="streamlearn")
     made = consolidator(learner)
     made.open(0, 1, None)
@@ -124,21 +124,21 @@ def test_releasing_a_regime_takes_its_part_and_no_other(make_learner: MakeLearne
 
 
 def test_a_forgotten_regime_frees_its_experts(make_learner: MakeLearner) -> None:
-    """A slot that is used again claims anew, and what its former regime claimed is little used again."""
+    """A reused slot claims again, and the claims of its former regime are gone."""
     learner = make_learner(preset="streamlearn")
     made = consolidator(learner)
     for slot in range(REGIMES):
         made.open(slot, slot + 1, None)
     (bank, *_) = learner.banks
     assert bank.bias_HKN is not None
-    assert (claimed(bank.bias_HKN).sum(2) == 1).all()  # four regimes, four experts a head
+    assert (claimed(bank.bias_HKN).sum(2) == 1).all()  # four regimes, four experts per head
     freed = claimed(bank.bias_HKN)[:, :, 2].clone()
     made.open(2, 9, None)
-    assert torch.equal(claimed(bank.bias_HKN)[:, :, 2], freed)  # the only unclaimed ones
+    assert torch.equal(claimed(bank.bias_HKN)[:, :, 2], freed)  # the only unclaimed experts
 
 
 def test_several_claims_leave_the_choice_to_tokens(make_learner: MakeLearner) -> None:
-    """With two claims a head both are used inside one batch, and nothing else is."""
+    """With two claims per head, one batch uses both experts and no others."""
     learner = make_learner(preset="streamlearn")
     consolidator(learner, claims=2).open(0, 1, None)
     learner.step(random_examples([60, 50], prompt_length=3), [0, 0])
@@ -152,7 +152,7 @@ def test_several_claims_leave_the_choice_to_tokens(make_learner: MakeLearner) ->
 
 @pytest.mark.parametrize("importance", ["path", "transient"])
 def test_it_goes_on_from_a_saved_state(make_learner: MakeLearner, importance: str) -> None:
-    """Masses, similarities and the pending importance come back."""
+    """Masses, similarities and pending importance are restored."""
     one, two = make_learner(preset="streamlearn"), make_learner(preset="streamlearn")
     first, second = (consolidator(learner, importance=importance) for learner in (one, two))
     first.open(0, 1, report(one, importance=1.0))

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from streamlearn.adaptation.expert_evidence import ExpertEvidence
-from streamlearn.adapters.layer import HeadLoraLinear
 from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import resolve
-from streamlearn.adapters.routing_context import RoutingDecision
+from streamlearn.adapters.routing_context import AdaptedLayer, RoutingDecision
 from streamlearn.backbone.load import load, outline
 from streamlearn.consolidate.claims import as_bias
 from streamlearn.jobs.experts import BUCKETS, COMPOSITIONS, experts
@@ -59,8 +58,8 @@ class Decisions:
     def __init__(self) -> None:
         self.selected: dict[str, torch.Tensor] = {}
 
-    def __call__(self, layer: HeadLoraLinear, routed: RoutingDecision) -> None:
-        self.selected[layer.head_lora_block["default"]] = routed.selected_HKT
+    def __call__(self, layer: AdaptedLayer, decision: RoutingDecision) -> None:
+        self.selected[layer.block] = decision.selected_HKT
 
 
 def decide(learner: Learner, example: Example, slot: int) -> Decisions:
@@ -94,7 +93,7 @@ def test_counts_and_mixing_equal_those_of_single_records(backbone: Path, preset:
         tokens = {number: torch.zeros(H, K, dtype=torch.long) for number in NUMBERS.values()}
         for slot, kept in HOLDOUTS.items():
             for example in kept:
-                selected = decide(learner, example, slot).selected[bank.layer.head_lora_block["default"]]
+                selected = decide(learner, example, slot).selected[bank.info.block]
                 for t, token in enumerate(example.input_ids):
                     kind = (frequency_bucket(token, frequencies), t * BUCKETS // len(example))
                     for h, k in selected[:, :, t if preset == "streamlearn" else 0].nonzero().tolist():

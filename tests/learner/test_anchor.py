@@ -33,7 +33,7 @@ def moved(made: Group, seed: int) -> None:
 
 
 def loop_over_eq_14(made: Group, omega: dict[str, Tensor], old: dict[str, Tensor]) -> float:
-    """L_reg spelled out: experts, factors, elements."""
+    """L_reg as a loop over experts and elements."""
     total = 0.0
     for name, parameter in made.parameters.items():
         for h in range(H):
@@ -46,7 +46,7 @@ def loop_over_eq_14(made: Group, omega: dict[str, Tensor], old: dict[str, Tensor
 
 
 def test_the_penalty_is_eq_14_with_importance_by_eq_13() -> None:
-    """Two consolidations, one weighted by h: sums of importance, held to where the second one found the weights."""
+    """Two consolidations, one weighted by h: importance is summed, the anchors are the weights at the second one."""
     made = group()
     anchors = Anchors([made], STRENGTH)
     h_HK = torch.rand(H, K, generator=torch.Generator().manual_seed(9))
@@ -62,16 +62,16 @@ def test_the_penalty_is_eq_14_with_importance_by_eq_13() -> None:
 
 
 def test_the_optimizer_adds_the_penaltys_own_gradient() -> None:
-    """A step with a hold equals one with autograd's gradient of task plus lambda L_reg; `grad` stays the task's."""
+    """A step equals one with autograd's gradient of task plus lambda L_reg; `grad` is the gradient of the task only."""
     settings = LearnerSettings(lr=1e-2)
-    held, plain = group(), group()
-    anchors = Anchors([held], STRENGTH)
+    anchored, plain = group(), group()
+    anchors = Anchors([anchored], STRENGTH)
     anchors.consolidate(importance(1))
-    for made in (held, plain):
+    for made in (anchored, plain):
         moved(made, 2)
     old = group()
-    task = [torch.randn_like(p) for p in held.parameters.values()]
-    for made in (held, plain):
+    task = [torch.randn_like(p) for p in anchored.parameters.values()]
+    for made in (anchored, plain):
         for parameter, gradient in zip(made.parameters.values(), task, strict=True):
             parameter.grad = gradient.clone()
     terms = [
@@ -79,28 +79,28 @@ def test_the_optimizer_adds_the_penaltys_own_gradient() -> None:
         for name, p in plain.parameters.items()
     ]
     (STRENGTH * sum(terms)).backward()  # type: ignore[union-attr]
-    MaskedAdamW([held], settings).step(1e-2)
+    MaskedAdamW([anchored], settings).step(1e-2)
     MaskedAdamW([plain], settings).step(1e-2)
-    for name in held.parameters:
-        torch.testing.assert_close(held.parameters[name], plain.parameters[name])
-    for parameter, gradient in zip(held.parameters.values(), task, strict=True):
+    for name in anchored.parameters:
+        torch.testing.assert_close(anchored.parameters[name], plain.parameters[name])
+    for parameter, gradient in zip(anchored.parameters.values(), task, strict=True):
         assert torch.equal(parameter.grad, gradient)  # type: ignore[arg-type]
 
 
-def test_release_takes_a_share_of_the_importance_away() -> None:
-    """All of it for one expert, half for another, none for the rest."""
+def test_release_removes_a_fraction_of_the_importance() -> None:
+    """All of it for one expert, half for another, nothing for the others."""
     made = group()
     anchors = Anchors([made], STRENGTH)
     anchors.consolidate(importance(1))
-    share = torch.zeros(H, K)
-    share[0, 1], share[1, 2] = 1.0, 0.5
-    anchors.release({"bank": share})
+    fraction = torch.zeros(H, K)
+    fraction[0, 1], fraction[1, 2] = 1.0, 0.5
+    anchors.release({"bank": fraction})
     for name, omega in anchors.importance().items():
-        torch.testing.assert_close(omega, importance(1)[name] * (1 - share)[:, :, None, None])
+        torch.testing.assert_close(omega, importance(1)[name] * (1 - fraction)[:, :, None, None])
 
 
 def test_it_goes_on_from_a_saved_state() -> None:
-    """Importance, anchors and what the optimizer is told come back."""
+    """Importance, anchors and the optimizer's penalties are restored."""
     first, second = group(), group()
     anchors, restored = Anchors([first], STRENGTH), Anchors([second], STRENGTH)
     anchors.consolidate(importance(1))
@@ -112,7 +112,7 @@ def test_it_goes_on_from_a_saved_state() -> None:
 
 
 def test_without_a_strength_nothing_is_kept() -> None:
-    """Lambda 0 costs no memory and touches no gradient."""
+    """Lambda 0 uses no memory and adds no penalty."""
     made = group()
     anchors = Anchors([made], 0.0)
     anchors.consolidate({})

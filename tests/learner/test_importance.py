@@ -19,7 +19,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def path(steps: int = 6) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """Values and gradients of a random walk, one pair a step and the last values."""
+    """Values and gradients of a random walk, one pair per step."""
     return [
         (
             {name: numbers(*shape, seed=10 * s + i) for i, (name, shape) in enumerate(SHAPES.items())},
@@ -41,7 +41,7 @@ def walk(steps: Sequence[tuple[dict[str, Tensor], dict[str, Tensor]]]) -> tuple[
 
 
 def test_equals_the_sums_of_the_equations() -> None:
-    """CP-MoE eq. 6 and 7 element by element, negative ones clamped."""
+    """CP-MoE eq. 6 and 7 element by element, clamped at 0."""
     steps = path()
     found = walk(steps)[0].importance(XI)
     clamped = 0
@@ -53,11 +53,11 @@ def test_equals_the_sums_of_the_equations() -> None:
             expected = omega / ((values[-1][k] - values[0][k]) ** 2 + XI)
             torch.testing.assert_close(found[name].flatten()[k], torch.as_tensor(expected).clamp_min(0.0))
             clamped += bool(omega < 0)
-    assert clamped  # the walk goes uphill somewhere
+    assert clamped  # some omega are negative
 
 
 def test_the_rank_invariant_form_equals_its_equation() -> None:
-    """One number per column of an expert, from sums over its rank; a router keeps eq. 7."""
+    """One number per column of an expert, from means over its rank; a router has eq. 7."""
     steps = path()
     integral = walk(steps)[0]
     found, state = integral.rank_invariant(XI), integral.state_dict()
@@ -72,22 +72,22 @@ def test_the_rank_invariant_form_equals_its_equation() -> None:
     torch.testing.assert_close(found["router"], integral.importance(XI)["router"])
 
 
-def test_a_rotation_of_the_rank_changes_the_plain_form_alone() -> None:
-    """The same function, trained along the same path in other coordinates of the rank, is as important."""
+def test_a_rotation_of_the_rank_changes_the_plain_form_only() -> None:
+    """The same function trained along the same path in rotated coordinates has the same invariant importance."""
     Q_RR, _ = torch.linalg.qr(numbers(4, 4, seed=5))
 
     def rotated(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: Q_RR @ value if name != "router" else value for name, value in tensors.items()}
 
     integral = walk(path())[0]
-    turned = walk([(rotated(values), rotated(gradients)) for values, gradients in path()])[0]
+    rotated_integral = walk([(rotated(values), rotated(gradients)) for values, gradients in path()])[0]
     for name, expected in integral.rank_invariant(XI).items():
-        torch.testing.assert_close(turned.rank_invariant(XI)[name], expected)
-    assert not torch.allclose(turned.importance(XI)["A"], integral.importance(XI)["A"])
+        torch.testing.assert_close(rotated_integral.rank_invariant(XI)[name], expected)
+    assert not torch.allclose(rotated_integral.importance(XI)["A"], integral.importance(XI)["A"])
 
 
 def test_a_parameter_without_gradient_is_not_important() -> None:
-    """Moving without having been asked by the loss earns nothing."""
+    """A change that no gradient caused adds nothing."""
     parameters = {"a": torch.zeros(3), "b": torch.zeros(3)}
     integral = PathIntegral(parameters)
     integral.before()
@@ -102,7 +102,7 @@ def test_a_parameter_without_gradient_is_not_important() -> None:
 
 
 def test_follows_parameters_that_require_gradients() -> None:
-    """An optimizer's in-place updates are seen; no graph is kept."""
+    """In-place updates of an optimizer count; no autograd graph is kept."""
     parameter = torch.nn.Parameter(torch.ones(2))
     integral = PathIntegral({"p": parameter})
     optimizer = torch.optim.SGD([parameter], lr=0.5)
@@ -116,7 +116,7 @@ def test_follows_parameters_that_require_gradients() -> None:
 
 
 def test_a_restart_forgets_the_path() -> None:
-    """Sums begin at zero and the displacement at the values of now."""
+    """Sums start at zero and the displacement at the current values."""
     integral, parameters = walk(path())
     integral.restart()
     assert all((importance == 0).all() for importance in integral.importance(XI).values())
@@ -127,7 +127,7 @@ def test_a_restart_forgets_the_path() -> None:
 
 
 def test_the_state_resumes_bit_for_bit() -> None:
-    """A path that is cut by a snapshot ends as the uncut one."""
+    """A path interrupted by a snapshot ends with the same bits as an uninterrupted one."""
     steps = path()
     whole = walk(steps)[0]
     first, parameters = walk(steps[:4])
@@ -149,7 +149,7 @@ def quadratic(seed: int, size: int = 6) -> tuple[Tensor, Tensor]:
 
 
 def descend(g_D: Tensor, H_DD: Tensor, eta: float, steps: int) -> tuple[Tensor, PathIntegral]:
-    """CP-MoE eq. 5 on the quadratic model, from 0."""
+    """CP-MoE eq. 5 on a quadratic loss, from 0."""
     phi_D = torch.zeros_like(g_D)
     integral = PathIntegral({"phi": phi_D})
     for _ in range(steps):
@@ -161,33 +161,33 @@ def descend(g_D: Tensor, H_DD: Tensor, eta: float, steps: int) -> tuple[Tensor, 
 
 
 def geometric(ratio_D: Tensor, steps: int) -> Tensor:
-    """1 + ratio + ... + ratio^(steps - 1), also where the ratio is 1."""
+    """1 + ratio + ... + ratio^(steps - 1), also for ratio 1."""
     flat_D = (1 - ratio_D).abs() < 1e-9
     return torch.where(flat_D, float(steps), (1 - ratio_D**steps) / torch.where(flat_D, 1.0, 1 - ratio_D))
 
 
 quadratics: Callable[..., Callable[..., None]] = given(
-    seed=st.integers(0, 10_000), steps=st.integers(1, 40), share=st.floats(0.05, 1.95)
+    seed=st.integers(0, 10_000), steps=st.integers(1, 40), step_size=st.floats(0.05, 1.95)
 )
 
 
 @quadratics
-def test_theorem_1_the_displacement_is_a_filtered_gradient(seed: int, steps: int, share: float) -> None:
+def test_theorem_1_the_displacement_is_a_filtered_gradient(seed: int, steps: int, step_size: float) -> None:
     """CP-MoE eq. 8: -q_S(H) g, with q_S(lambda) = eta sum_s (1 - eta lambda)^s on each eigendirection."""
     g_D, H_DD = quadratic(seed)
     lambda_D, U_DD = torch.linalg.eigh(H_DD)
-    eta = share / lambda_D.max().item()
+    eta = step_size / lambda_D.max().item()
     displacement_D, _ = descend(g_D, H_DD, eta, steps)
     q_D = eta * geometric(1 - eta * lambda_D, steps)
     torch.testing.assert_close(displacement_D, -U_DD @ (q_D * (U_DD.T @ g_D)), rtol=1e-8, atol=1e-10)
 
 
 @quadratics
-def test_on_a_quadratic_the_path_integral_has_a_closed_form(seed: int, steps: int, share: float) -> None:
-    """Under gradient descent omega_k = eta sum_s [(I - eta H)^s g]_k^2, and the sum over k a geometric one."""
+def test_on_a_quadratic_the_path_integral_has_a_closed_form(seed: int, steps: int, step_size: float) -> None:
+    """Under gradient descent omega_k = eta sum_s [(I - eta H)^s g]_k^2; the sum over k is a geometric series."""
     g_D, H_DD = quadratic(seed)
     lambda_D, U_DD = torch.linalg.eigh(H_DD)
-    eta = share / lambda_D.max().item()
+    eta = step_size / lambda_D.max().item()
     _, integral = descend(g_D, H_DD, eta, steps)
     omega_D = integral.state_dict()["phi.omega"]
     expected_D = torch.zeros_like(g_D)
@@ -199,11 +199,11 @@ def test_on_a_quadratic_the_path_integral_has_a_closed_form(seed: int, steps: in
 
 
 @pytest.mark.parametrize("num_steps", [1, 200])
-def test_small_steps_add_up_to_the_loss_that_was_saved(num_steps: int) -> None:
-    """The sum of omega over all weights tends to the decrease of the loss, which is what importance shares out."""
+def test_small_steps_add_up_to_the_decrease_of_the_loss(num_steps: int) -> None:
+    """The sum of omega over all weights converges to the decrease of the loss, which importance distributes."""
     g_D, H_DD = quadratic(3)
     eta = 0.5 / torch.linalg.eigvalsh(H_DD).max().item() / num_steps
     phi_D, integral = descend(g_D, H_DD, eta, num_steps)
-    saved = -(g_D @ phi_D + 0.5 * phi_D @ H_DD @ phi_D)
-    error = (integral.state_dict()["phi.omega"].sum() / saved - 1).abs()
+    decrease = -(g_D @ phi_D + 0.5 * phi_D @ H_DD @ phi_D)
+    error = (integral.state_dict()["phi.omega"].sum() / decrease - 1).abs()
     assert error < (0.5 if num_steps == 1 else 0.01)

@@ -1,4 +1,4 @@
-"""One step: what it measures, what it changes, and when it changes nothing."""
+"""The training step: what it reports, what it changes, and when it changes nothing."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ def batch_of(*lengths: int, seed: int = 0) -> Batch:
 
 
 @torch.no_grad()
-def losses_alone(model: Any, example: Example) -> list[float]:
-    """Nats of each learned token, from a pass over this record alone."""
+def token_losses(model: Any, example: Example) -> list[float]:
+    """Loss of each learned token in nats, from a forward pass over this record only."""
     ids, labels = torch.from_numpy(example.input_ids).long(), torch.from_numpy(example.labels).long()
     logits = model(input_ids=ids[None], use_cache=False).logits[0]
     return [-F.log_softmax(logits[t - 1], dim=-1)[labels[t]].item() for t in range(1, len(ids)) if labels[t] != IGNORED]
@@ -39,17 +39,17 @@ def mean_loss(learner: Learner, batch: Batch) -> float:
 
 
 def train(learner: Learner, steps: Sequence[int]) -> list[float]:
-    """Steps on a batch each, drawn from the step's number; their losses."""
+    """Train one batch per step, drawn from the step's number; return the losses."""
     torch.manual_seed(0)  # mot's exploration noise is drawn from torch's own generator
     return [learner.step(batch_of(8, 5, seed=step).examples).loss for step in steps]
 
 
 @pytest.mark.parametrize("preset", list(SHAPES))
 def test_the_reported_loss_is_of_the_weights_before_the_update(make_learner: MakeLearner, preset: str) -> None:
-    """Test, then train: a step's loss is that of the weights that it found, which it then changes."""
+    """Test, then train: the loss of a step is computed before the step changes the weights."""
     learner = make_learner(preset=preset)
     for bank in learner.banks:
-        bank.layer.head_lora_config["default"].noise = 0.0  # explores in training alone
+        bank.layer.head_lora_config["default"].noise = 0.0  # it applies in training only
     for _ in range(3):
         before = mean_loss(learner, batch_of())
         assert learner.step(batch_of().examples).loss == pytest.approx(before, rel=1e-5)
@@ -57,20 +57,20 @@ def test_the_reported_loss_is_of_the_weights_before_the_update(make_learner: Mak
 
 
 def test_a_step_reports_each_records_loss(make_learner: MakeLearner) -> None:
-    """Figures of a packed batch equal those of every record on its own, also behind a few updates."""
+    """Figures of a packed batch equal those of each record separately, also after some updates."""
     learner = make_learner()
     train(learner, range(4))
     batch = Batch((), random_examples([9, 2, 6], prompt_length=1) + random_examples([12], prompt_length=7))
-    wanted = [losses_alone(learner.forward, example) for example in batch.examples]
+    expected = [token_losses(learner.forward, example) for example in batch.examples]
     step = learner.step(batch.examples)
-    assert step.record_losses == pytest.approx([sum(losses) / len(losses) for losses in wanted], rel=1e-4)
-    assert step.loss == pytest.approx(sum(map(sum, wanted)) / sum(map(len, wanted)), rel=1e-4)
+    assert step.record_losses == pytest.approx([sum(losses) / len(losses) for losses in expected], rel=1e-4)
+    assert step.loss == pytest.approx(sum(map(sum, expected)) / sum(map(len, expected)), rel=1e-4)
     assert (step.number, step.tokens, step.learned_tokens) == (5, 29, 8 + 1 + 5 + 5)
     assert step.refusal is None
 
 
 def test_only_experts_that_got_a_token_move(make_learner: MakeLearner) -> None:
-    """After a step of few tokens the experts whose weights differ are those that were routed to, and no others."""
+    """After a step with few tokens, exactly the experts that were routed to have changed."""
     learner = make_learner()
     train(learner, range(5))
     before = snapshot(learner)
@@ -83,7 +83,7 @@ def test_only_experts_that_got_a_token_move(make_learner: MakeLearner) -> None:
             moved = (group.moments[name] != before[f"optimizer.{group.name}.{name}"]).flatten(2).any(-1)
             assert torch.equal(moved, group.routed_HK)
         kept += int((~group.routed_HK).sum())
-    assert kept > 0  # two tokens cannot visit every expert
+    assert kept > 0  # two tokens cannot reach every expert
     ids = {id(p): i for i, p in enumerate(learner.optimizer.parameters())}
     for group in learner.optimizer.groups:
         for parameter in group.parameters.values():
@@ -100,7 +100,7 @@ def spoil_logits(change: Callable[[Tensor], Tensor]) -> Callable[[Learner], Any]
 
 
 def impossible(logits: Tensor) -> Tensor:
-    """Every token but one has probability zero: the loss is infinite."""
+    """Give probability zero to every token but one: the loss is infinite."""
     return logits + torch.full_like(logits, -torch.inf).index_fill_(-1, torch.tensor([0]), 0.0)
 
 
@@ -120,7 +120,7 @@ def spoil_gradient(learner: Learner) -> Any:
 def test_a_non_finite_step_changes_no_bit(
     make_learner: MakeLearner, spoil: Callable[[Learner], Any], refusal: str
 ) -> None:
-    """Loss or gradient that is not finite ends the step: weights and optimizer stay, only the number goes on."""
+    """A loss or gradient that is not finite ends the step: only its number is counted."""
     learner, twin = make_learner(), make_learner()
     for one in (learner, twin):
         train(one, range(3))
@@ -138,11 +138,11 @@ def test_a_non_finite_step_changes_no_bit(
     train(twin, [3])
     ends = [snapshot(learner), snapshot(twin)]
     assert [end.pop("learner.counts").tolist() for end in ends] == [[5, 4], [4, 4]]
-    assert same(*ends)  # nothing of the refused step was left in the gradients
+    assert same(*ends)  # the refused step left no gradients
 
 
 def test_gradients_are_clipped_to_a_global_norm(make_learner: MakeLearner) -> None:
-    """Behind one step the first moment is (1 - beta1) times a gradient of that norm; the report is unclipped."""
+    """After one step the first moment is (1 - beta1) times a gradient of that norm; the reported norm is unclipped."""
     learner = make_learner(max_grad_norm=1e-3)
     step = learner.step(batch_of().examples)
     moments = [m for group in learner.optimizer.groups for name, m in group.moments.items() if name.endswith("exp_avg")]
@@ -152,7 +152,7 @@ def test_gradients_are_clipped_to_a_global_norm(make_learner: MakeLearner) -> No
 
 
 def test_a_small_gradient_is_left_as_it_is(make_learner: MakeLearner) -> None:
-    """Below the bound clipping does nothing: any larger bound gives the same bits."""
+    """Below the bound clipping has no effect: any larger bound gives the same bits."""
     one, other = make_learner(max_grad_norm=1e3), make_learner(max_grad_norm=1e6)
     train(one, range(2))
     train(other, range(2))
@@ -160,27 +160,27 @@ def test_a_small_gradient_is_left_as_it_is(make_learner: MakeLearner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("warmup_steps", "shares"), [(0, [1.0, 1.0, 1.0]), (1, [1.0, 1.0, 1.0]), (4, [0.25, 0.5, 0.75, 1.0, 1.0])]
+    ("warmup_steps", "factors"), [(0, [1.0, 1.0, 1.0]), (1, [1.0, 1.0, 1.0]), (4, [0.25, 0.5, 0.75, 1.0, 1.0])]
 )
 def test_the_rate_rises_over_the_warmup(
-    make_learner: MakeLearner, warmup_steps: int, shares: list[float], monkeypatch: pytest.MonkeyPatch
+    make_learner: MakeLearner, warmup_steps: int, factors: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Linear in updates made, from lr / warmup to lr; a refused step is no update."""
+    """Linear in the number of updates, from lr / warmup to lr; a refused step does not count."""
     learner = make_learner(warmup_steps=warmup_steps, lr=0.5)
     rates: list[float] = []
     monkeypatch.setattr(learner.optimizer, "step", rates.append)
-    for i in range(len(shares)):
+    for i in range(len(factors)):
         if i == 1:
             spoiled = spoil_gradient(learner)
             assert learner.step(batch_of().examples).refusal
             spoiled.remove()
         learner.step(batch_of().examples)
-    assert rates == pytest.approx([0.5 * share for share in shares])
+    assert rates == pytest.approx([0.5 * factor for factor in factors])
 
 
 @pytest.mark.parametrize("preset", list(SHAPES))
 def test_the_same_batches_give_the_same_bits(make_learner: MakeLearner, preset: str) -> None:
-    """Two learners of one seed end equal in every bit; another seed ends elsewhere."""
+    """Two learners with the same seed end bit-equal; another seed does not."""
     one, two, other = make_learner(preset=preset), make_learner(preset=preset), make_learner(preset=preset, seed=1)
     assert train(one, range(4)) == train(two, range(4))
     train(other, range(4))
@@ -189,7 +189,7 @@ def test_the_same_batches_give_the_same_bits(make_learner: MakeLearner, preset: 
 
 
 def test_it_goes_on_from_a_saved_state_bit_for_bit(make_learner: MakeLearner) -> None:
-    """Stopped in the middle, of the warm-up too, and continued in another process, the end is the same."""
+    """A run that is stopped during warm-up and continued by another learner ends bit-equal."""
     straight, stopped, resumed = (make_learner(warmup_steps=6) for _ in range(3))
     train(straight, range(8))
     train(stopped, range(4))
@@ -202,17 +202,49 @@ def test_it_goes_on_from_a_saved_state_bit_for_bit(make_learner: MakeLearner) ->
 
 
 def test_the_loss_of_a_repeated_batch_falls(make_learner: MakeLearner) -> None:
-    """Twenty updates on one batch halve its loss."""
+    """Twenty updates on one batch at least halve its loss."""
     learner = make_learner(lr=2e-2)
     losses = [learner.step(batch_of().examples).loss for _ in range(20)]
     assert losses[-1] < losses[0] / 2
 
 
 def test_the_backbone_is_never_changed(make_learner: MakeLearner) -> None:
-    """After some steps every frozen tensor has the bits that it was loaded with."""
+    """After some steps every frozen tensor is bit-equal to the loaded one."""
     learner = make_learner()
     frozen = {name: p.clone() for name, p in learner.forward.named_parameters() if "head_lora" not in name}
     train(learner, range(3))
     after = dict(learner.forward.named_parameters())
     assert frozen
     assert all(torch.equal(after[name], tensor) for name, tensor in frozen.items())
+
+
+def test_a_frozen_router_stays_and_a_slow_one_moves_less(make_learner: MakeLearner) -> None:
+    """`router_lr` scales the learning rate of the routers only."""
+    examples = random_examples([9, 7, 8], prompt_length=4)
+    distances = []
+    for factor in (0.0, 0.1, 1.0):
+        learner = make_learner(preset="mh-moe", changes={"router_lr": factor}, weight_decay=0.0)
+        before = [b.router.detach().clone() for b in learner.banks if b.router is not None]
+        learner.step(examples)
+        after = [b.router.detach() for b in learner.banks if b.router is not None]
+        distances.append(sum(float((a - b).norm()) for a, b in zip(after, before, strict=True)))
+    assert distances[0] == 0.0
+    assert distances[1] == pytest.approx(distances[2] / 10, rel=1e-4)
+
+
+@pytest.mark.parametrize("preset", ["streamlearn", "cp-moe", "mot", "loramoe"])
+def test_every_preset_goes_on_from_a_saved_state_bit_for_bit(make_learner: MakeLearner, preset: str) -> None:
+    """`state` includes biases, path integrals and stages."""
+    straight, resumed = make_learner(preset=preset), make_learner(preset=preset)
+    torch.manual_seed(1)
+    for seed in range(3):
+        straight.step(random_examples([8, 5], prompt_length=3, seed=seed), [0, 1])
+    saved, rng_state = snapshot(straight), torch.get_rng_state()
+    restore(resumed, saved)
+    ends = []
+    for learner in (straight, resumed):
+        torch.set_rng_state(rng_state)
+        learner.step(random_examples([8, 5], prompt_length=3, seed=9), [1, 0])
+        ends.append(snapshot(learner))
+    assert ends[0].keys() == ends[1].keys()
+    assert [name for name in ends[0] if not torch.equal(ends[0][name], ends[1][name])] == []

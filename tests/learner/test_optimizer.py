@@ -16,7 +16,7 @@ SETTINGS = LearnerSettings(lr=1e-2, weight_decay=0.1)
 
 
 class Bank:
-    """One bank's parameters under a MaskedAdamW, and made-up gradients."""
+    """Parameters of one bank with a MaskedAdamW."""
 
     def __init__(self, *, masked: bool = True) -> None:
         draw = torch.Generator().manual_seed(1)
@@ -35,7 +35,7 @@ class Bank:
         self.optimizer.zero_grad()
 
     def expert(self, h: int, k: int) -> dict[str, Tensor]:
-        """Copies of all that belongs to one expert."""
+        """Copies of all tensors of one expert."""
         tensors = {"A": self.A, "B": self.B, "steps": self.group.steps_HK, **self.group.moments}
         return {name: tensor[h, k].detach().clone() for name, tensor in tensors.items()}
 
@@ -57,26 +57,26 @@ def adamw(parameters: Sequence[Parameter]) -> torch.optim.AdamW:
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_with_everything_routed_it_is_adamw(masked: bool) -> None:
-    """Step by step the weights are those of torch.optim.AdamW, with a full mask and without one."""
+    """Weights equal those of torch.optim.AdamW after every step, with a full mask and without a mask."""
     bank = Bank(masked=masked)
     twins = [Parameter(p.detach().clone()) for p in (bank.A, bank.B)]
     reference = adamw(twins)
     for step in range(20):
-        lr = SETTINGS.lr * (1 + step % 3)  # a rate that changes, as in a warm-up
+        lr = SETTINGS.lr * (1 + step % 3)  # a rate that varies, as in a warm-up
         bank.step(gradients_for(step), lr=lr)
         for twin, gradient in zip(twins, gradients_for(step), strict=True):
             twin.grad = gradient
         reference.param_groups[0]["lr"] = lr
         reference.step()
-        for found, wanted in zip((bank.A, bank.B), twins, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        for found, expected in zip((bank.A, bank.B), twins, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("garbage", [0.0, 1.0, torch.inf, torch.nan])
 def test_an_unrouted_expert_keeps_every_bit(garbage: float) -> None:
-    """Weights, moments and step count of an expert that got no token stay, whatever its gradient says; others move."""
+    """Weights, moments and step count of an expert without tokens stay, for any gradient; others change."""
     bank = Bank()
-    for step in range(3):  # momentum and weight decay have something to act with
+    for step in range(3):  # so that there is momentum
         bank.step(gradients_for(step))
     kept, moved = bank.expert(1, 2), bank.expert(0, 1)
     routed = torch.ones(H, K, dtype=torch.bool)
@@ -91,7 +91,7 @@ def test_an_unrouted_expert_keeps_every_bit(garbage: float) -> None:
 
 
 def test_a_step_without_any_token_changes_nothing() -> None:
-    """A bank whose mask is empty keeps every bit."""
+    """A bank with an empty mask keeps every bit."""
     bank = Bank()
     bank.step(gradients_for(0))
     before = [bank.expert(h, k) for h in range(H) for k in range(K)]
@@ -102,7 +102,7 @@ def test_a_step_without_any_token_changes_nothing() -> None:
 
 
 def test_each_expert_is_an_adamw_of_the_steps_that_routed_to_it() -> None:
-    """Behind any row of masks an expert stands where an AdamW stands that saw its steps alone."""
+    """After any sequence of masks, an expert equals one trained by AdamW in its own steps only."""
     bank = Bank()
     twins = {
         (h, k): [Parameter(p[h, k].detach().clone()) for p in (bank.A, bank.B)] for h in range(H) for k in range(K)
@@ -118,14 +118,14 @@ def test_each_expert_is_an_adamw_of_the_steps_that_routed_to_it() -> None:
                 for twin, gradient in zip(twins[h, k], gradients, strict=True):
                     twin.grad = gradient[h, k].clone()
                 reference.step()
-            for found, wanted in zip((bank.A, bank.B), twins[h, k], strict=True):
-                torch.testing.assert_close(found[h, k], wanted, rtol=1e-5, atol=1e-6)
+            for found, expected in zip((bank.A, bank.B), twins[h, k], strict=True):
+                torch.testing.assert_close(found[h, k], expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(bank.group.steps_HK, counts)
-    assert len(set(counts.flatten().tolist())) > 1  # the experts did see different numbers of steps
+    assert len(set(counts.flatten().tolist())) > 1  # the experts were updated in different numbers of steps
 
 
 def test_a_parameter_without_gradient_stays() -> None:
-    """A router that is left at its start has no gradient and keeps its bits, weight decay notwithstanding."""
+    """A frozen router has no gradient and keeps every bit: weight decay is not applied."""
     router = Parameter(torch.ones(H, K, S), requires_grad=False)
     optimizer = MaskedAdamW([Group("router", {"weight": router}, None)], SETTINGS)
     optimizer.step(1e-2)
@@ -133,7 +133,7 @@ def test_a_parameter_without_gradient_stays() -> None:
 
 
 def test_it_goes_on_from_its_state_bit_for_bit() -> None:
-    """A second optimizer with the first one's weights and state continues as the first one does."""
+    """An optimizer with the weights and state of another one continues bit-equal."""
     first, second = Bank(), Bank()
     for step in range(5):
         first.step(gradients_for(step), routed_for(step))
@@ -154,7 +154,7 @@ def test_it_goes_on_from_its_state_bit_for_bit() -> None:
     "damage", [lambda state: state.pop("bank.steps"), lambda state: state.update(more=torch.zeros(1))]
 )
 def test_state_of_another_shape_is_an_error(damage: Callable[[dict[str, Tensor]], object]) -> None:
-    """Names that lack or are too many mean that the caller did not check the snapshot."""
+    """Missing or extra names mean that the caller did not check the snapshot."""
     optimizer = Bank().optimizer
     state = optimizer.state_dict()
     damage(state)

@@ -1,4 +1,4 @@
-"""What stands where in a packed row."""
+"""The layout of a packed batch."""
 
 import torch
 
@@ -9,8 +9,8 @@ from tests.doubles import example, random_examples
 CPU = torch.device("cpu")
 
 
-def test_records_stand_behind_one_another() -> None:
-    """Ids, positions, bounds, and for each learned token its predictor, itself and its owner."""
+def test_records_are_concatenated() -> None:
+    """Ids, positions, cumulative lengths, and for each learned token its predictor, id and record."""
     packed = pack([example([10, 11, 12, 13], prompt_length=2), example([20, 21])], CPU)
     assert packed.input_ids.tolist() == [[10, 11, 12, 13, 20, 21]]
     assert packed.position_ids.tolist() == [[0, 1, 2, 3, 0, 1]]
@@ -22,7 +22,7 @@ def test_records_stand_behind_one_another() -> None:
 
 
 def test_a_first_token_is_never_learned() -> None:
-    """A label on a record's first token would be predicted from the record before, so it does not count."""
+    """A record's first token would be predicted from the previous record, so its label does not count."""
     labelled = example([10, 11, 12], prompt_length=0)
     assert labelled.labels[0] != IGNORED
     packed = pack([example([1, 2]), labelled], CPU)
@@ -31,7 +31,7 @@ def test_a_first_token_is_never_learned() -> None:
 
 
 def test_labels_may_be_anywhere() -> None:
-    """Several answers in one record, and labels that differ from the ids, are taken as they are."""
+    """Several answers in one record, and labels that differ from the ids, are used as given."""
     record = example([10, 11, 12, 13, 14])
     record.labels[:] = [IGNORED, 7, IGNORED, IGNORED, 9]
     packed = pack([record], CPU)
@@ -40,7 +40,7 @@ def test_labels_may_be_anywhere() -> None:
 
 
 def test_packing_loses_nothing() -> None:
-    """Cut at the bounds, the row is the examples again."""
+    """Split at the cumulative lengths, the batch is the examples again."""
     examples = random_examples([5, 1, 9, 2])
     packed = pack(examples, CPU)
     pieces = torch.tensor_split(packed.input_ids[0], packed.cu_seqlens[1:-1].tolist())

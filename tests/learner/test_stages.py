@@ -23,36 +23,36 @@ def groups() -> list[Group]:
     return made
 
 
-def clock(steps: int) -> Stages:
+def stages_after(steps: int) -> Stages:
     return Stages(SETTINGS, frozenset({"q_proj"}), steps)
 
 
-def test_the_clock_runs_through_the_stages_and_starts_anew_at_a_shift() -> None:
-    """T1 steps of MLP experts, then attention, then MLP experts for good."""
-    stages = clock(0)
-    seen = []
+def test_stages_follow_each_other_and_restart_at_a_shift() -> None:
+    """T1 steps of MLP experts, then T2 - T1 of attention experts, then MLP experts."""
+    stages = stages_after(0)
+    found = []
     for _ in range(7):
-        seen.append(stages.stage)
+        found.append(stages.stage)
         stages.apply([], EXPERTS)
-    assert seen == [Stage.FFN] * 2 + [Stage.ATTENTION] * 3 + [Stage.FINE_TUNING] * 2
+    assert found == [Stage.FFN] * 2 + [Stage.ATTENTION] * 3 + [Stage.FINE_TUNING] * 2
     stages.restart()
     assert stages.stage is Stage.FFN
 
 
-@pytest.mark.parametrize(("steps", "resting"), [(0, "q_proj"), (2, "up_proj"), (5, "q_proj")])
-def test_a_stage_trains_its_own_experts_and_every_router(steps: int, resting: str) -> None:
-    """What rests has no gradient; routers keep theirs in every stage."""
+@pytest.mark.parametrize(("steps", "frozen"), [(0, "q_proj"), (2, "up_proj"), (5, "q_proj")])
+def test_a_stage_trains_its_own_experts_and_every_router(steps: int, frozen: str) -> None:
+    """Frozen experts have no gradient; routers keep theirs in every stage."""
     made = groups()
-    clock(steps).apply(made, EXPERTS)
-    assert [group.name for group in made if group.parameters["A"].grad is None] == [resting]
+    stages_after(steps).apply(made, EXPERTS)
+    assert [group.name for group in made if group.parameters["A"].grad is None] == [frozen]
 
 
 def test_stage_one_normalises_each_expert() -> None:
-    """Eq. 8: an expert's gradient over its own Frobenius norm; an expert without a token keeps its zeros."""
+    """Eq. 8: each expert's gradient is divided by its Frobenius norm; a gradient of zero stays zero."""
     _, made, router = groups()
     assert made.parameters["A"].grad is not None
     before = made.parameters["A"].grad.clone()
-    clock(0).apply([made, router], EXPERTS)
+    stages_after(0).apply([made, router], EXPERTS)
     torch.testing.assert_close(made.parameters["A"].grad[0, 0], before[0, 0] / before[0, 0].norm())
     assert not made.parameters["A"].grad[0, 1].any()
     assert router.parameters["A"].grad is not None
@@ -60,16 +60,16 @@ def test_stage_one_normalises_each_expert() -> None:
 
 
 def test_later_stages_leave_gradients_as_they_are() -> None:
-    """Eq. 9 and 10 are plain."""
+    """Eq. 9 and 10 use the plain gradient."""
     _, made, _ = groups()
     assert made.parameters["A"].grad is not None
     before = made.parameters["A"].grad.clone()
-    clock(5).apply([made], EXPERTS)
+    stages_after(5).apply([made], EXPERTS)
     assert torch.equal(made.parameters["A"].grad, before)
 
 
-def test_the_preset_moves_attention_in_stage_two_alone(make_learner: MakeLearner) -> None:
-    """`mot` on a model: which experts differ after a step of each stage."""
+def test_the_preset_trains_attention_in_stage_two_only(make_learner: MakeLearner) -> None:
+    """`mot` on a model: the experts that change in a step of each stage."""
     learner = make_learner(preset="mot", ffn_steps=1, attention_steps=1)
     assert learner.stages is not None
     moved = []

@@ -1,4 +1,4 @@
-"""Word-level agreement of two texts."""
+"""Exact match and ROUGE-L."""
 
 import doctest
 
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from streamlearn.learner import text_metrics
 from streamlearn.learner.text_metrics import exact_match, normalise, rouge_l
 
-words = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=8)
+word_lists = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=8)
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    """Every doctest of the module passes, and there are some."""
+    """All doctests of the module pass, and there are some."""
     failed, attempted = doctest.testmod(text_metrics)
     assert failed == 0
     assert attempted >= 3
@@ -32,7 +32,7 @@ def test_the_examples_in_the_docstrings_hold() -> None:
     ],
 )
 def test_normalised_texts_are_lower_case_words(text: str, tokens: list[str]) -> None:
-    """Punctuation around words goes, inside words stays; wide characters are words of their own."""
+    """Punctuation is removed around words and kept inside; each wide character is a word."""
     assert normalise(text) == tokens
 
 
@@ -41,7 +41,7 @@ def test_normalised_texts_are_lower_case_words(text: str, tokens: list[str]) -> 
     [("", "", 1.0), ("", "Paris", 0.0), ("paris!", "Paris", 1.0), ("Paris, France", "Paris", 0.0), ("...", "", 1.0)],
 )
 def test_exact_match_is_all_or_nothing(output: str, reference: str, score: float) -> None:
-    """Case and punctuation do not count, every word does."""
+    """Case and punctuation are ignored; every word must match."""
     assert exact_match(output, reference) == score
 
 
@@ -59,12 +59,12 @@ def test_exact_match_is_all_or_nothing(output: str, reference: str, score: float
     ],
 )
 def test_rouge_l_is_the_f1_of_the_longest_common_subsequence(output: str, reference: str, score: float) -> None:
-    """Values computed by hand, empty texts included."""
+    """Values computed by hand, including empty texts."""
     assert rouge_l(output, reference) == pytest.approx(score)
 
 
 def longest(left: list[str], right: list[str]) -> int:
-    """The definition, spelled as a recursion."""
+    """The definition as a recursion."""
     if not left or not right:
         return 0
     if left[-1] == right[-1]:
@@ -72,11 +72,11 @@ def longest(left: list[str], right: list[str]) -> int:
     return max(longest(left[:-1], right), longest(left, right[:-1]))
 
 
-@given(words.filter(bool), words.filter(bool))
+@given(word_lists.filter(bool), word_lists.filter(bool))
 def test_rouge_l_equals_its_definition(left: list[str], right: list[str]) -> None:
-    """F1 of precision and recall over the recursion's length; the order of the two texts does not matter."""
+    """F1 of precision and recall by the recursive length; symmetric in the two texts."""
     common = longest(left, right)
     precision, recall = common / len(left), common / len(right)
-    wanted = 2 * precision * recall / (precision + recall) if common else 0.0
-    assert rouge_l(" ".join(left), " ".join(right)) == pytest.approx(wanted)
-    assert rouge_l(" ".join(right), " ".join(left)) == pytest.approx(wanted)
+    expected = 2 * precision * recall / (precision + recall) if common else 0.0
+    assert rouge_l(" ".join(left), " ".join(right)) == pytest.approx(expected)
+    assert rouge_l(" ".join(right), " ".join(left)) == pytest.approx(expected)

@@ -14,7 +14,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def bottlenecks() -> tuple[Tensor, Tensor]:
-    """Off centre and correlated: part of each stable expert is the transient one's."""
+    """Not centred, and correlated: each stable expert contains part of the transient one."""
     te_HNT = numbers(H, N, NUM_TOKENS, seed=1) + 3.0
     mix_HKRN = numbers(H, K, R, N, seed=2) * torch.tensor([0.0, 0.5, 5.0]).view(1, K, 1, 1)
     return te_HNT, torch.einsum("hkrn,hnt->hkrt", mix_HKRN, te_HNT) + numbers(H, K, R, NUM_TOKENS, seed=3)
@@ -45,15 +45,15 @@ def score(te_HNT: Tensor, se_HKRT: Tensor, B_te_HNO: Tensor, B_se_HKRO: Tensor) 
 
 
 def test_equals_the_equation() -> None:
-    """Small Grams give what whole activation matrices give."""
+    """Accumulated moments give the CKA of the full activation matrices."""
     found = score(*bottlenecks(), *outs())
     torch.testing.assert_close(found, dense(*bottlenecks(), *outs()))
     assert found.dtype == torch.float32
-    assert found.max() - found.min() > 0.2  # the case tells similar from dissimilar experts
+    assert found.max() - found.min() > 0.2  # some experts are similar, some are not
 
 
 def test_chunks_add_up() -> None:
-    """Any cut of the token stream gives the same score."""
+    """Any split of the token stream gives the same score."""
     te_HNT, se_HKRT = bottlenecks()
     cka, cuts = GramCka(), [1, 30, 19]
     for te, se in zip(torch.split(te_HNT, cuts, dim=-1), torch.split(se_HKRT, cuts, dim=-1), strict=True):
@@ -63,7 +63,7 @@ def test_chunks_add_up() -> None:
 
 
 def test_the_order_of_the_tokens_does_not_matter() -> None:
-    """Tokens are a set; permuting one side alone does matter."""
+    """Permuting the tokens has no effect; permuting those of one side only does."""
     te_HNT, se_HKRT = bottlenecks()
     order = torch.randperm(NUM_TOKENS, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(score(te_HNT[..., order], se_HKRT[..., order], *outs()), score(te_HNT, se_HKRT, *outs()))
@@ -71,7 +71,7 @@ def test_the_order_of_the_tokens_does_not_matter() -> None:
 
 
 def test_rotating_or_scaling_an_output_changes_nothing() -> None:
-    """Linear CKA compares up to an orthogonal map of either side and a factor."""
+    """Linear CKA is invariant to orthogonal maps and scaling of either side."""
     B_te_HNO, B_se_HKRO = outs()
     rotation_OO, _ = torch.linalg.qr(numbers(OUT, OUT, seed=6))
     expected = score(*bottlenecks(), B_te_HNO, B_se_HKRO)
@@ -80,7 +80,7 @@ def test_rotating_or_scaling_an_output_changes_nothing() -> None:
 
 
 def test_rotating_the_rank_changes_nothing() -> None:
-    """Two factorisations of one expert score alike."""
+    """Two factorizations of one expert have the same score."""
     te_HNT, se_HKRT = bottlenecks()
     B_te_HNO, B_se_HKRO = outs()
     Q_RR, _ = torch.linalg.qr(numbers(R, R, seed=7))
@@ -89,14 +89,14 @@ def test_rotating_the_rank_changes_nothing() -> None:
 
 
 def test_an_expert_is_like_itself() -> None:
-    """A stable expert that is the transient one scores 1."""
+    """A stable expert equal to the transient one scores 1."""
     te_HNT, B_te_HNO = bottlenecks()[0], outs()[0]
     torch.testing.assert_close(score(te_HNT, te_HNT[:, None], B_te_HNO, B_te_HNO[:, None]), torch.ones(H, 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_an_expert_without_activation_scores_zero(dtype: torch.dtype) -> None:
-    """0 / 0 of a fresh expert, on either side, is 0 and leaves the others as they are."""
+    """The 0 / 0 of a fresh expert, on either side, is 0; the scores of the others do not change."""
     te_HNT, se_HKRT = (x.to(dtype) for x in bottlenecks())
     B_te_HNO, B_se_HKRO = (x.to(dtype) for x in outs())
     fresh_HKRO = B_se_HKRO.clone()
@@ -108,7 +108,7 @@ def test_an_expert_without_activation_scores_zero(dtype: torch.dtype) -> None:
 
 
 def test_a_constant_activation_scores_zero() -> None:
-    """What rounding leaves after centring is no similarity."""
+    """Rounding noise after centring does not count as similarity."""
     te_HNT, se_HKRT = bottlenecks()
     se_HKRT[:, 0] = se_HKRT[:, 0, :, :1]
     found = score(te_HNT, se_HKRT, *outs())
@@ -124,8 +124,8 @@ def test_fewer_than_two_tokens_score_zero(tokens: int) -> None:
     assert torch.equal(GramCka().score(*outs()), torch.zeros(H, K))
 
 
-def test_memory_grows_with_the_ranks_alone() -> None:
-    """Neither tokens nor the output size leave a trace in the state."""
+def test_memory_depends_on_the_ranks_only() -> None:
+    """The size of the state does not depend on the number of tokens or the output size."""
     cka = GramCka()
     for _ in range(3):
         cka.add(*bottlenecks())

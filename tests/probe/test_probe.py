@@ -1,17 +1,13 @@
-"""A probe on a model: what it leaves, what it finds, what it must not touch."""
+"""A probe on a model: its report, and that the learner does not change."""
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.routing_context import routing_context
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.loss import packed_loss
-from streamlearn.learner.packing import pack
 from streamlearn.probe.probe import ProbeReport, probe
-from streamlearn.probe.transient import Coordinates, TransientExpert
 from streamlearn.settings import ConsolidateSettings, ProbeSettings
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, make_learner, snapshot, tiny
@@ -33,23 +29,9 @@ def probed(learner: Learner, seed: int = 3, **consolidate: Any) -> ProbeReport:
     return probe(learner, WARM_UP, SETTINGS, ConsolidateSettings(**consolidate), seed=seed)
 
 
-@pytest.mark.parametrize("coordinates", get_args(Coordinates))
-def test_a_transient_expert_has_no_effect_before_it_is_trained(make_learner: MakeLearner, coordinates: Any) -> None:
-    """Section 3.2.1: E(x) = 0 at s = 0, whatever its A is."""
-    learner = trained(make_learner)
-    packed = pack(WARM_UP, learner.device)
-    losses = []
-    for parallel_adapter in (None, TransientExpert(learner.banks, coordinates, seed=1)):
-        context = packed.context()
-        context.parallel_adapter = parallel_adapter
-        with torch.no_grad(), routing_context(learner.model, context):
-            losses.append(packed_loss(learner.forward, packed).token_L)
-    assert torch.equal(*losses)
-
-
 @pytest.mark.parametrize("importance", ["path", "transient"])
 def test_a_probe_leaves_the_learner_as_it_was(make_learner: MakeLearner, importance: str) -> None:
-    """Weights, optimizer, biases, counts, random numbers and what may be trained: every bit."""
+    """Weights, optimizer, biases, counts, loads and random state are bit-equal; the same parameters are trainable."""
     learner = trained(make_learner)
     before, rng = snapshot(learner), torch.get_rng_state()
     loads = [bank.load_HK.clone() for bank in learner.banks if bank.load_HK is not None]
@@ -62,7 +44,7 @@ def test_a_probe_leaves_the_learner_as_it_was(make_learner: MakeLearner, importa
 
 
 def test_a_probe_is_a_function_of_its_arguments(make_learner: MakeLearner) -> None:
-    """The same seed finds the same, so that a restart in the middle does too; another seed another."""
+    """The same seed gives the same report, so a probe can be repeated after a restart; another seed does not."""
     learner = trained(make_learner)
     one, two = (probed(learner, importance="transient", coordinates="random") for _ in range(2))
     other = probed(learner, seed=4, importance="transient", coordinates="random")
@@ -83,8 +65,8 @@ def test_the_transient_expert_learns(make_learner: MakeLearner) -> None:
     assert report.tokens == 4 * sum(map(len, WARM_UP))
 
 
-def test_fresh_experts_resemble_nothing_and_trained_ones_something(make_learner: MakeLearner) -> None:
-    """CKA is 0 for B = 0 and in (0, 1] for the experts that were trained."""
+def test_fresh_experts_have_no_similarity_and_trained_ones_have_some(make_learner: MakeLearner) -> None:
+    """CKA is 0 for B = 0 and in (0, 1] for trained experts."""
     learner = trained(make_learner)
     report = probed(learner)
     for bank in learner.banks:
@@ -94,8 +76,8 @@ def test_fresh_experts_resemble_nothing_and_trained_ones_something(make_learner:
         assert (report.similarity[bank.name] <= 1).all()
 
 
-def test_importance_is_asked_for(make_learner: MakeLearner) -> None:
-    """Only `importance: transient` pays for it; it is never negative and has the stable experts' shapes."""
+def test_importance_is_optional(make_learner: MakeLearner) -> None:
+    """Computed for `importance: transient` only; never negative, in the shapes of the stable experts."""
     learner = trained(make_learner)
     assert probed(learner, importance="path").importance == {}
     found = probed(learner, importance="transient").importance
@@ -104,13 +86,3 @@ def test_importance_is_asked_for(make_learner: MakeLearner) -> None:
         assert found[f"{bank.name}.B"].shape == bank.B.shape
     assert all((omega >= 0).all() for omega in found.values())
     assert any(omega.any() for omega in found.values())
-
-
-def test_the_coordinates_of_the_bank_are_the_stable_experts_own(make_learner: MakeLearner) -> None:
-    """`bank` starts each block from its stable expert's A; `random` from another."""
-    learner = trained(make_learner)
-    own = TransientExpert(learner.banks, "bank", seed=1)
-    other = TransientExpert(learner.banks, "random", seed=1)
-    for bank in learner.banks:
-        assert torch.equal(own.A[bank.name], bank.A)
-        assert not torch.equal(other.A[bank.name], bank.A)
