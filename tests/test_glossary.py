@@ -159,7 +159,8 @@ def test_no_replaced_word_is_an_identifier(file: Path) -> None:
 def test_the_search_finds_each_kind_of_identifier(tmp_path: Path) -> None:
     """Class, function, argument, attribute, variable, import, alias and keyword."""
     source = (
-        "import a.stretch as b\nfrom c import d as room\nclass Passage:\n    def heed(self, sightings): self._desk = 1\n"
+        "import a.stretch as b\nfrom c import d as room\n"
+        "class Passage:\n    def heed(self, sightings): self._desk = 1\n"
         "trouble = f(in_hand=2)\ntry: pass\nexcept E as chronicle: ...\n"
     )
     names = {name for name, _ in identifiers(ast.parse(source))}

@@ -163,8 +163,8 @@ class Doctor:
             raise ConfigError(f"{folder}: expected a writable folder, found: {error.strerror}; set state") from error
         seconds = time.monotonic() - started
         for path in (folder / name for name in STATE_FILES):
-            if error := _obstacle_to_append(path):
-                raise SnapshotError(f"{path}: expected a file that this user may read and write, found: {error}")
+            if obstacle := _obstacle_to_append(path):
+                raise SnapshotError(f"{path}: expected a file that this user may read and write, found: {obstacle}")
         return Level.OK, f"{folder}, a durable write took {1e3 * seconds:.1f} ms"
 
     def _snapshots(self) -> tuple[Level, str]:
@@ -259,7 +259,7 @@ class Doctor:
         if serve.tls_certfile is not None:
             _check_certificate(serve.tls_certfile, serve.tls_keyfile)
         ports = [("serve.port", serve.host, serve.port)]
-        if hasattr(serve, "health_port") and serve.health_port:
+        if hasattr(serve, "health_port") and hasattr(serve, "health_host") and serve.health_port:
             ports.append(("serve.health_port", serve.health_host, serve.health_port))
         if self._locked:
             return Level.OK, "in use by the running daemon"
