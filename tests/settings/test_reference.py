@@ -13,7 +13,7 @@ ROWS = {
 
 
 def keys(model: Any, prefix: str = "") -> list[str]:
-    found = []
+    found = list[str]()
     for name, field in model.model_fields.items():
         inner = section_type(field.annotation)
         found += [prefix + name] if inner is None else keys(inner, f"{prefix}{name}.")
