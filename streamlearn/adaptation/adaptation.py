@@ -28,8 +28,8 @@ from streamlearn.settings import Settings
 from streamlearn.shift.assigned_batch import AssignedBatch
 from streamlearn.shift.concept_drift_detector import ConceptDriftDetector
 from streamlearn.shift.monitor import Monitor
+from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.shift import Shift
-from streamlearn.shift.state_arrays import Memory
 from streamlearn.status.status import AdaptationStatus, ShiftStatus
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
@@ -110,7 +110,7 @@ class Adaptation:
         self.records = 0
         """Ordinal of the last record that was trained on or held out."""
         self.probe_seconds = 0.0
-        self._trained: Memory | None = self.monitor.released
+        self._trained: MonitorState | None = self.monitor.released
 
     def look_ahead(self, batch: Batch) -> None:
         """Assign the records of the next batch read from the stream to regimes."""

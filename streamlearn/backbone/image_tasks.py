@@ -1,21 +1,21 @@
-"""Questions about images, as records: what the bundled image-text backbone is made of and measured on.
+"""Questions about images as records, for pretraining and measuring the bundled image-text backbone.
 
     python -m streamlearn.backbone.image_tasks --data FOLDER --task colour --split train
 
 A folder holds `cifar10.npz`, `mnist.npz`, `omniglot100.npz` (`train_images`, `train_labels`, `test_images`,
 `test_labels`, `label_names`), and `easy_vqa` and `coco256` as `NAME_images.tar` with `NAME.train.jsonl.gz` and
-`NAME.test.jsonl.gz`. Tasks are kinds of questions, in the manner of VQA v2's question types (CP-MoE, arXiv 2605.20247,
-Table 2):
+`NAME.test.jsonl.gz`. Each task is one kind of question, similar to the question types of VQA v2 (CP-MoE, arXiv
+2605.20247, Table 2):
 
 | task | images | question | answer |
 |---|---|---|---|
 | recognition | CIFAR-10 | What is this a photo of? | ten classes |
 | digit | MNIST | Which digit is this? | 0 to 9 |
 | alphabet | Omniglot | From which alphabet is this letter? | eight alphabets |
-| colour | easy-VQA | what color is the shape? and alike | eight colours |
-| shape | easy-VQA | what shape is present? and alike | three shapes |
-| presence | easy-VQA | is there a red shape? and alike | yes, no |
-| absence | easy-VQA | is there not a circle? and alike | yes, no |
+| colour | easy-VQA | what color is the shape? and similar | eight colours |
+| shape | easy-VQA | what shape is present? and similar | three shapes |
+| presence | easy-VQA | is there a red shape? and similar | yes, no |
+| absence | easy-VQA | is there not a circle? and similar | yes, no |
 | counting | COCO | How many OBJECTs are in the photo? | a number |
 | objects | COCO | What is in the photo? | names, most frequent first |
 """
@@ -41,7 +41,7 @@ Json = dict[str, Any]
 
 
 def records(folder: Path, task: str, split: Split, limit: int | None = None) -> Iterator[Json]:
-    """The records of one task: `prompt`, `completion`, `image`, and `meta` with the task and the label.
+    """Yield the records of one task: `prompt`, `completion`, `image`, and `meta` with the task and the answer.
 
     Raises:
         FileNotFoundError: the folder lacks the task's files.
@@ -50,7 +50,7 @@ def records(folder: Path, task: str, split: Split, limit: int | None = None) -> 
 
 
 def record(task: str, question: str, answer: str, image: bytes) -> Json:
-    """One question in the form that the bundled backbone knows."""
+    """Build a record in the format of the bundled backbone's pretraining."""
     return {
         "prompt": f"<image>\nQuestion: {question}\n\nOutput:",
         "completion": f" {answer}",
@@ -60,14 +60,14 @@ def record(task: str, question: str, answer: str, image: bytes) -> Json:
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """An array (H, W) or (H, W, 3) as a file."""
+    """Encode an array (H, W) or (H, W, 3) as PNG."""
     out = BytesIO()
     Image.fromarray(pixels).save(out, "PNG")
     return out.getvalue()
 
 
 def arrays(folder: Path, name: str, split: Split) -> Iterator[tuple[NDArray[np.uint8], str]]:
-    """Pixels and label of one of the .npz sets."""
+    """Yield pixels and label of each image in an .npz set."""
     with np.load(folder / f"{name}.npz", allow_pickle=False) as held:
         names = [str(label) for label in held["label_names"]]
         for pixels, label in zip(held[f"{split}_images"], held[f"{split}_labels"], strict=True):
@@ -75,7 +75,7 @@ def arrays(folder: Path, name: str, split: Split) -> Iterator[tuple[NDArray[np.u
 
 
 def rows(folder: Path, name: str, split: Split) -> Iterator[tuple[Json, bytes]]:
-    """Row and image bytes of one of the .tar sets."""
+    """Yield row and image bytes of each row in a .tar set."""
     with tarfile.open(folder / f"{name}_images.tar") as tar:
         images = {member.name: content.read() for member in tar if (content := tar.extractfile(member)) is not None}
     with gzip.open(folder / f"{name}.{split}.jsonl.gz") as lines:
@@ -85,11 +85,11 @@ def rows(folder: Path, name: str, split: Split) -> Iterator[tuple[Json, bytes]]:
 
 
 def easy_vqa_kind(question: str) -> str:
-    """The task that a question of easy-VQA belongs to."""
+    """Return the task of an easy-VQA question."""
     if question.startswith("what"):
         return "colour" if "color" in question else "shape"
-    words = question.split()
-    return "absence" if "not" in words or "no" in words else "presence"
+    terms = question.split()
+    return "absence" if "not" in terms or "no" in terms else "presence"
 
 
 def _recognition(folder: Path, task: str, split: Split) -> Iterator[Json]:
@@ -141,12 +141,14 @@ TASKS: Mapping[str, Callable[[Path, str, Split], Iterator[Json]]] = {
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of image sets")
-    parser.add_argument("--task", choices=list(TASKS), nargs="+", required=True, help="one after the other")
+    parser.add_argument(
+        "--task", choices=list(TASKS), nargs="+", required=True, help="tasks, in the order in which they are written"
+    )
     parser.add_argument("--split", choices=["train", "test"], default="train")
-    parser.add_argument("--limit", type=int, default=None, help="records of each task; all unless given")
+    parser.add_argument("--limit", type=int, default=None, help="maximum records per task; default: all")
     arguments = parser.parse_args()
     for task in arguments.task:
         for each in records(arguments.data, task, arguments.split, arguments.limit):

@@ -1,10 +1,10 @@
-"""Train the bundled nano backbone: tokenizer, weights, card figures.
+"""Pretrain the bundled nano backbone: tokenizer, weights, and the figures of its model card.
 
     python -m streamlearn.backbone.pretrain --data ../shared/data/pretrain --out build/nano
 
-A Qwen3-shaped causal LM of 5.2 M parameters, trained from scratch on whole documents with a next-token loss. The
-run is a function of the data, the seed and the step count alone, so it can be stopped at any moment: started again
-with the same arguments it goes on from its last checkpoint. Checkpoints are safetensors and JSON.
+A causal LM with the Qwen3 architecture and 5.2 M parameters, trained from scratch on whole documents with a next-token
+loss. The run is a function of the data, the seed and the number of steps. It can be interrupted at any time; started
+again with the same arguments, it resumes from its last checkpoint. Checkpoints are safetensors and JSON.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -43,8 +44,8 @@ IGNORED = -100
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What decides the weights, together with the data."""
+class PretrainRecipe:
+    """Everything that determines the weights, apart from the data."""
 
     seed: int = 20261121
     steps: int = 4600
@@ -54,11 +55,11 @@ class Recipe:
     warmup_steps: int = 200
     weight_decay: float = 0.1
     held_out: int = 400
-    """Documents, the last of the shuffled corpus, that are never trained on."""
+    """Number of documents at the end of the shuffled corpus that are never trained on."""
 
 
 def nano_config() -> Qwen3Config:
-    """The nano architecture: hidden 256, 6 layers, tied embeddings, 5.2 M parameters."""
+    """Return the nano architecture: hidden size 256, 6 layers, tied embeddings, 5.2 M parameters."""
     return Qwen3Config(
         vocab_size=4096,
         hidden_size=256,
@@ -78,11 +79,11 @@ def nano_config() -> Qwen3Config:
 
 
 def read_texts(folder: Path) -> list[str]:
-    """Every `text` of the gzipped JSONL files in `folder`, in file and line order."""
+    """Return every `text` of the gzipped JSONL files in `folder`, in file and line order."""
     files = sorted(folder.glob("*.jsonl.gz"))
     if not files:
         raise SystemExit(
-            f"no *.jsonl.gz in {folder}: --data must name a folder of gzipped JSONL files with a `text` field"
+            f"--data: expected a folder of gzipped JSONL files with a `text` field, found no *.jsonl.gz in {folder}"
         )
     texts: list[str] = []
     for file in files:
@@ -92,7 +93,7 @@ def read_texts(folder: Path) -> list[str]:
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE: every string of bytes has an encoding, so no record is ever out of vocabulary."""
+    """Train a byte-level BPE, which encodes every byte string without unknown tokens."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -114,18 +115,18 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
 
 
 def encode(texts: list[str], tokenizer: PreTrainedTokenizerFast, max_tokens: int) -> list[list[int]]:
-    """Token ids with the end token after each text; a long text becomes several pieces of at most `max_tokens`."""
+    """Encode each text with an end token, and split it into pieces of at most `max_tokens`."""
     end = tokenizer.convert_tokens_to_ids(END)
     pieces: list[list[int]] = []
     for start in range(0, len(texts), 1000):
         for ids in tokenizer(texts[start : start + 1000])["input_ids"]:
-            whole = [*ids, end]
-            pieces.extend(whole[i : i + max_tokens] for i in range(0, len(whole), max_tokens))
+            ended = [*ids, end]
+            pieces.extend(ended[i : i + max_tokens] for i in range(0, len(ended), max_tokens))
     return [piece for piece in pieces if len(piece) > 1]
 
 
-def batches(pieces: list[list[int]], recipe: Recipe) -> Iterator[Tensor]:
-    """Padded batches of similar lengths, epoch after epoch, in an order that only the seed decides."""
+def batches(pieces: list[list[int]], recipe: PretrainRecipe) -> Iterator[Tensor]:
+    """Yield padded batches of similar lengths, epoch after epoch; the seed determines their order."""
     epoch = 0
     while True:
         rng = random.Random(f"{recipe.seed}-{epoch}")
@@ -144,13 +145,13 @@ def batches(pieces: list[list[int]], recipe: Recipe) -> Iterator[Tensor]:
 
 
 def pad(rows: list[list[int]]) -> Tensor:
-    """(rows, longest) ids, filled with IGNORED on the right: under a causal mask no real token sees the filling."""
+    """Pad with IGNORED on the right to (rows, longest); under a causal mask no real token attends to the padding."""
     longest = max(map(len, rows))
     return torch.tensor([row + [IGNORED] * (longest - len(row)) for row in rows])
 
 
 def language_loss(model: Qwen3ForCausalLM, rows: Tensor, *, bf16: bool) -> Tensor:
-    """Mean next-token loss of the batch, nats per token."""
+    """Return the mean next-token loss of the batch, nats per token."""
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         hidden = model.model(rows.clamp_min(0)).last_hidden_state[:, :-1]
         targets = rows[:, 1:]
@@ -160,7 +161,7 @@ def language_loss(model: Qwen3ForCausalLM, rows: Tensor, *, bf16: bool) -> Tenso
 
 @torch.no_grad()
 def held_out_loss(model: Qwen3ForCausalLM, pieces: list[list[int]], *, bf16: bool) -> float:
-    """Loss over held-out pieces, nats per token."""
+    """Return the loss over held-out pieces, nats per token."""
     total, count = 0.0, 0
     for piece in pieces:
         total += language_loss(model, torch.tensor([piece]), bf16=bf16).item() * (len(piece) - 1)
@@ -168,16 +169,16 @@ def held_out_loss(model: Qwen3ForCausalLM, pieces: list[list[int]], *, bf16: boo
     return total / count
 
 
-def learning_rate(step: int, recipe: Recipe) -> float:
-    """Linear warm-up, then a cosine to a twentieth of the peak."""
+def learning_rate(step: int, recipe: PretrainRecipe) -> float:
+    """Return the learning rate: a linear warm-up, then a cosine decay to a twentieth of the peak."""
     if step < recipe.warmup_steps:
         return recipe.peak_lr * (step + 1) / recipe.warmup_steps
     done = (step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps)
     return recipe.peak_lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def make_optimizer(model: Qwen3ForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW with decay on matrices only."""
+def make_optimizer(model: Qwen3ForCausalLM, recipe: PretrainRecipe) -> torch.optim.AdamW:
+    """Build AdamW with weight decay on matrices only."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -185,7 +186,7 @@ def make_optimizer(model: Qwen3ForCausalLM, recipe: Recipe) -> torch.optim.AdamW
 
 
 def save_checkpoint(folder: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, step: int) -> None:
-    """Write weights, moments and step; the rename makes it whole or absent."""
+    """Write weights, moments and step; the rename makes the write atomic."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
     named = {p: name for name, p in model.named_parameters()}
@@ -197,7 +198,7 @@ def save_checkpoint(folder: Path, model: Qwen3ForCausalLM, optimizer: torch.opti
 
 
 def load_checkpoint(folder: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW) -> int:
-    """The step to go on from; 0 when there is no checkpoint."""
+    """Load the checkpoint and return its step; 0 without a checkpoint."""
     file = folder / "checkpoint.safetensors"
     if not file.exists():
         return 0
@@ -210,8 +211,8 @@ def load_checkpoint(folder: Path, model: Qwen3ForCausalLM, optimizer: torch.opti
     return int(next(iter(optimizer.state.values()))["step"])
 
 
-def pretrain(data: Path, out: Path, recipe: Recipe, *, bf16: bool) -> None:
-    """Run the recipe, or what is left of it, and write the finished folder."""
+def prepare(data: Path, out: Path, recipe: PretrainRecipe) -> tuple[list[list[int]], list[list[int]]]:
+    """Train the tokenizer unless `out` has one, and return the training pieces and the held-out pieces."""
     texts = read_texts(data)
     random.Random(recipe.seed).shuffle(texts)
     kept, held_out = texts[: -recipe.held_out], texts[-recipe.held_out :]
@@ -222,51 +223,59 @@ def pretrain(data: Path, out: Path, recipe: Recipe, *, bf16: bool) -> None:
         tokenizer = train_tokenizer(kept, nano_config().vocab_size)
         tokenizer.save_pretrained(out)
     pieces = encode(kept, tokenizer, recipe.max_tokens)
-    checks = encode(held_out, tokenizer, recipe.max_tokens)
     print(f"{len(kept)} texts, {sum(map(len, pieces))} tokens, {len(pieces)} pieces", flush=True)
+    return pieces, encode(held_out, tokenizer, recipe.max_tokens)
 
+
+def pretrain(data: Path, out: Path, recipe: PretrainRecipe, *, bf16: bool) -> None:
+    """Run the recipe, or the rest of it after a checkpoint, and write the model folder."""
+    pieces, held_out = prepare(data, out, recipe)
     torch.manual_seed(recipe.seed)
     model = Qwen3ForCausalLM(nano_config())
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
     optimizer = make_optimizer(model, recipe)
     first = load_checkpoint(out, model, optimizer)
     started, seen = time.monotonic(), 0
-    for step, rows in enumerate(batches(pieces, recipe)):
-        if step >= recipe.steps:
-            break
-        if step < first:
-            continue
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, recipe)
-        loss = language_loss(model, rows, bf16=bf16)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    for step, rows in islice(enumerate(batches(pieces, recipe)), first, recipe.steps):
+        loss = train_step(model, optimizer, rows, learning_rate(step, recipe), bf16=bf16)
         seen += int((rows != IGNORED).sum())
         if step % 100 == 0:
             rate = seen / (time.monotonic() - started)
-            print(f"step {step} loss {loss.item():.3f} tokens/s {rate:.0f}", flush=True)
+            print(f"step {step} loss {loss:.3f} tokens/s {rate:.0f}", flush=True)
         if (step + 1) % 500 == 0:
             save_checkpoint(out, model, optimizer, step + 1)
-            print(f"step {step + 1} held-out loss {held_out_loss(model, checks, bf16=bf16):.4f}", flush=True)
+            print(f"step {step + 1} held-out loss {held_out_loss(model, held_out, bf16=bf16):.4f}", flush=True)
 
-    final = held_out_loss(model, checks, bf16=bf16)
+    final = held_out_loss(model, held_out, bf16=bf16)
     model.to(torch.bfloat16).save_pretrained(out)
     figures = {"recipe": asdict(recipe), "tokens_an_epoch": sum(map(len, pieces)), "held_out_loss": final}
     (out / "pretrain.json").write_text(json.dumps(figures, indent=2) + "\n")
     print(f"finished: held-out loss {final:.4f}", flush=True)
 
 
+def train_step(model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, rows: Tensor, lr: float, *, bf16: bool) -> float:
+    """Take one optimizer step and return the loss from before it."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    loss = language_loss(model, rows, bf16=bf16)
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.item()
+
+
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of *.jsonl.gz files with a `text` field")
-    parser.add_argument("--out", type=Path, required=True, help="where checkpoints and the finished model go")
-    parser.add_argument("--steps", type=int, default=Recipe.steps)
-    parser.add_argument("--float32", action="store_true", help="no bf16 autocast: for CPUs without fast bf16 products")
+    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the finished model")
+    parser.add_argument("--steps", type=int, default=PretrainRecipe.steps)
+    parser.add_argument(
+        "--float32", action="store_true", help="disable bf16 autocast, for CPUs without fast bf16 matrix products"
+    )
     arguments = parser.parse_args()
-    pretrain(arguments.data, arguments.out, Recipe(steps=arguments.steps), bf16=not arguments.float32)
+    pretrain(arguments.data, arguments.out, PretrainRecipe(steps=arguments.steps), bf16=not arguments.float32)
 
 
 if __name__ == "__main__":

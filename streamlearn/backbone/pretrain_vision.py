@@ -1,15 +1,15 @@
-"""Give the bundled nano backbone eyes: a vision tower and a projector; its language model stays as it is.
+"""Train a vision tower and a projector for the bundled nano backbone; its language model does not change.
 
     python -m streamlearn.backbone.pretrain_vision --data ../shared/data/images --out build/nano-vl
 
-1. The tower, a ViT on 64 x 64 pixels, learns to tell images apart: classes of CIFAR-10 and MNIST, letters of Omniglot,
-   shapes and colours of easy-VQA, each with a linear head of its own that is thrown away.
+1. The tower, a ViT on 64 x 64 pixels, learns to classify: CIFAR-10 and MNIST classes, Omniglot letters, easy-VQA shapes
+   and colours. Each set has its own linear head, which is discarded.
 2. Tower and projector learn through the frozen language model to answer questions: recognition, digit, colour, shape
    and presence.
 
-Held back, so that a stream has something to teach: the classes `HELD_BACK`, every question of alphabet, absence,
-counting and objects, and all test images. A function of data and seed; every epoch leaves a checkpoint, and a run that
-was stopped goes on from there.
+Some material is held back for streams to teach: the classes in `HELD_BACK`, all questions of alphabet, absence,
+counting and objects, and all test images. The result is a function of data and seed. Every epoch ends with a
+checkpoint, from which an interrupted run resumes.
 """
 
 import argparse
@@ -39,12 +39,12 @@ HELD_BACK = {"recognition": {"deer", "frog", "ship", "truck"}, "digit": {"7", "8
 TAUGHT = ("recognition", "digit", "colour", "shape", "presence")
 """Tasks of the second stage."""
 MIRRORED = "cifar10"
-"""The set whose images may be mirrored: a letter may not."""
+"""The set whose images may be mirrored; a mirrored letter would change its meaning."""
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What decides the weights, together with the data."""
+class VisionRecipe:
+    """Everything that determines the weights, apart from the data."""
 
     seed: int = 20261121
     tower_epochs: int = 40
@@ -54,13 +54,13 @@ class Recipe:
     answer_batch: int = 32
     answer_lr: float = 1e-3
     tower_share: float = 0.1
-    """Learning rate of the tower in the second stage, as a part of the projector's."""
+    """Learning rate of the tower in the second stage, as a share of the projector's."""
     weight_decay: float = 0.05
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """An image and its class under one of the heads."""
+    """An image and its class for one of the heads."""
 
     head: str
     pixels: NDArray[np.uint8]
@@ -68,23 +68,23 @@ class Labelled:
     label: int
 
 
-def upright(image: Image.Image) -> NDArray[np.uint8]:
-    """As the tower wants it, before normalisation."""
+def to_pixels(image: Image.Image) -> NDArray[np.uint8]:
+    """Convert an image to RGB pixels of the tower's input size, before normalisation."""
     side = nano_vl.IMAGE_SIDE
     return np.asarray(image.convert("RGB").resize((side, side), Image.Resampling.BICUBIC))
 
 
 def labelled(folder: Path) -> tuple[list[Labelled], dict[str, int]]:
-    """Everything that the first stage tells apart, and how many classes each head has."""
+    """Return the training images of the first stage, and the number of classes of each head."""
     found: list[tuple[str, NDArray[np.uint8], str]] = []
     for name, task in (("cifar10", "recognition"), ("mnist", "digit"), ("omniglot100", "alphabet")):
         for pixels, label in arrays(folder, name, "train"):
             if label not in HELD_BACK.get(task, ()):
-                found.append((name, upright(Image.fromarray(pixels)), label))
+                found.append((name, to_pixels(Image.fromarray(pixels)), label))
     for row, data in rows(folder, "easy_vqa", "train"):
         kind = "colour" if row["question"].startswith("what") and "color" in row["question"] else "shape"
         if row["question"].startswith("what"):
-            found.append((kind, upright(Image.open(BytesIO(data))), row["answer"]))
+            found.append((kind, to_pixels(Image.open(BytesIO(data))), row["answer"]))
     names: dict[str, list[str]] = {}
     for head, _, label in found:
         if label not in names.setdefault(head, []):
@@ -93,7 +93,7 @@ def labelled(folder: Path) -> tuple[list[Labelled], dict[str, int]]:
 
 
 def augmented(pixels: NDArray[np.uint8], rng: random.Random, *, mirror: bool) -> NDArray[np.uint8]:
-    """Shifted by up to an eighth, mirrored where that keeps the meaning, a little brighter or darker."""
+    """Shift by up to an eighth, mirror if permitted, and change the brightness by up to a fifth."""
     reach = pixels.shape[0] // 8
     padded = np.pad(pixels, ((reach, reach), (reach, reach), (0, 0)), mode="edge")
     top, left = rng.randrange(2 * reach + 1), rng.randrange(2 * reach + 1)
@@ -105,24 +105,24 @@ def augmented(pixels: NDArray[np.uint8], rng: random.Random, *, mirror: bool) ->
 
 
 def tensor(pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
-    """(B, 3, 64, 64), -1 to 1: what the image processor of `nano_vl` gives."""
+    """Convert to (B, 3, 64, 64) in -1 to 1, as the image processor of `nano_vl` does."""
     return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 def schedule(step: int, steps: int) -> float:
-    """Warm-up over a twentieth, then a cosine."""
+    """Return the learning-rate factor: a warm-up over a twentieth of the steps, then a cosine decay."""
     warm = max(1, steps // 20)
     return min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
-def train_tower(tower: nn.Module, folder: Path, out: Path, recipe: Recipe) -> None:
-    """Stage 1."""
+def train_tower(tower: nn.Module, folder: Path, out: Path, recipe: VisionRecipe) -> None:
+    """Train the tower on classification (stage 1)."""
     examples, heads = labelled(folder)
     width = nano_vl.VISION["hidden_size"]
-    readers = nn.ModuleDict({head: nn.Linear(width, classes) for head, classes in heads.items()})
-    both = nn.ModuleDict({"tower": tower, "readers": readers})
+    classifiers = nn.ModuleDict({head: nn.Linear(width, classes) for head, classes in heads.items()})
+    both = nn.ModuleDict({"tower": tower, "classifiers": classifiers})
     optimizer = torch.optim.AdamW(both.parameters(), lr=recipe.tower_lr, weight_decay=recipe.weight_decay)
-    first = restore(out / "tower.checkpoint", both, optimizer)
+    first = load_checkpoint(out / "tower.checkpoint", both, optimizer)
     steps = recipe.tower_epochs * (len(examples) // recipe.tower_batch)
     step = first * (len(examples) // recipe.tower_batch)
     for epoch in range(first, recipe.tower_epochs):
@@ -136,25 +136,32 @@ def train_tower(tower: nn.Module, folder: Path, out: Path, recipe: Recipe) -> No
                 group["lr"] = recipe.tower_lr * schedule(step, steps)
             with torch.autocast("cpu", torch.bfloat16):
                 pooled = tower(pixels).last_hidden_state.mean(1).float()
-            losses = []
-            for head, reader in readers.items():
-                mine = [i for i, e in enumerate(batch) if e.head == head]
-                if mine:
-                    target = torch.tensor([batch[i].label for i in mine])
-                    logits = reader(pooled[mine])
-                    losses.append(F.cross_entropy(logits, target, reduction="sum", label_smoothing=0.05))
-                    right += int((logits.argmax(1) == target).sum())
-                    seen += len(mine)
-            torch.autograd.backward(torch.stack(losses).sum() / len(batch))
+            loss, hits = classification_loss(classifiers, pooled, batch)
+            right += hits
+            seen += len(batch)
+            torch.autograd.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-        keep(out / "tower.checkpoint", both, optimizer, epoch + 1)
-        print(f"tower epoch {epoch + 1} right {right / seen:.3f} {time.monotonic() - started:.0f} s", flush=True)
+        save_checkpoint(out / "tower.checkpoint", both, optimizer, epoch + 1)
+        print(f"tower epoch {epoch + 1} accuracy {right / seen:.3f} {time.monotonic() - started:.0f} s", flush=True)
+
+
+def classification_loss(classifiers: nn.ModuleDict, pooled: Tensor, batch: Sequence[Labelled]) -> tuple[Tensor, int]:
+    """Return the mean cross-entropy over the heads' own images, and the number of images classified correctly."""
+    losses, right = [], 0
+    for head, classifier in classifiers.items():
+        mine = [i for i, example in enumerate(batch) if example.head == head]
+        if mine:
+            target = torch.tensor([batch[i].label for i in mine])
+            logits = classifier(pooled[mine])
+            losses.append(F.cross_entropy(logits, target, reduction="sum", label_smoothing=0.05))
+            right += int((logits.argmax(1) == target).sum())
+    return torch.stack(losses).sum() / len(batch), right
 
 
 def taught(folder: Path, split: Any) -> list[Json]:
-    """Records of the second stage; those that are held back are not among them."""
+    """Return the records of the second stage, without the held-back classes."""
     return [
         record
         for task in TAUGHT
@@ -165,37 +172,37 @@ def taught(folder: Path, split: Any) -> list[Json]:
 
 @dataclass(frozen=True)
 class Question:
-    """One record, encoded."""
+    """An encoded record."""
 
     ids: list[int]
     answer: int
-    """Where the completion begins."""
+    """Index of the first token of the completion."""
     pixels: NDArray[np.uint8]
     task: str
     mirror: bool
 
 
 def encoded(record: Json, tokenizer: Any) -> Question:
-    """Tokens with the image's own in their place."""
-    words = record["prompt"].removeprefix("<image>")
+    """Encode a record, with the image tokens in place of the image."""
+    text = record["prompt"].removeprefix("<image>")
     image = [nano_vl.IMAGE_TOKEN_ID] * nano_vl.IMAGE_TOKENS
-    before = image + tokenizer(words, add_special_tokens=False)["input_ids"]
-    behind = tokenizer(record["completion"], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-    pixels = upright(Image.open(BytesIO(b64decode(record["image"]))))
+    prompt = image + tokenizer(text, add_special_tokens=False)["input_ids"]
+    completion = tokenizer(record["completion"], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+    pixels = to_pixels(Image.open(BytesIO(b64decode(record["image"]))))
     task = record["meta"]["task"]
-    return Question(before + behind, len(before), pixels, task, task == "recognition")
+    return Question(prompt + completion, len(prompt), pixels, task, task == "recognition")
 
 
 def padded(questions: Sequence[Question]) -> tuple[Tensor, Tensor]:
-    """(B, T) ids and labels, filled on the right."""
+    """Return ids and labels (B, T), padded on the right."""
     longest = max(len(q.ids) for q in questions)
     ids = torch.tensor([q.ids + [1] * (longest - len(q.ids)) for q in questions])
     labels = torch.tensor([[-100] * q.answer + q.ids[q.answer :] + [-100] * (longest - len(q.ids)) for q in questions])
     return ids, labels
 
 
-def train_answers(model: Any, folder: Path, out: Path, recipe: Recipe) -> None:
-    """Stage 2."""
+def train_answers(model: Any, folder: Path, out: Path, recipe: VisionRecipe) -> None:
+    """Train tower and projector on questions (stage 2)."""
     tokenizer = nano_vl.tokenizer()
     questions = [encoded(record, tokenizer) for record in taught(folder, "train")]
     tower, projector = model.model.vision_tower, model.model.multi_modal_projector
@@ -206,7 +213,7 @@ def train_answers(model: Any, folder: Path, out: Path, recipe: Recipe) -> None:
         {"params": list(tower.parameters()), "scale": recipe.tower_share},
     ]
     optimizer = torch.optim.AdamW(groups, lr=recipe.answer_lr, weight_decay=recipe.weight_decay)
-    first = restore(out / "answers.checkpoint", both, optimizer)
+    first = load_checkpoint(out / "answers.checkpoint", both, optimizer)
     each = len(questions) // recipe.answer_batch
     step = first * each
     for epoch in range(first, recipe.answer_epochs):
@@ -224,14 +231,14 @@ def train_answers(model: Any, folder: Path, out: Path, recipe: Recipe) -> None:
             optimizer.zero_grad()
             losses.append(float(loss.detach()))
             step += 1
-        keep(out / "answers.checkpoint", both, optimizer, epoch + 1)
+        save_checkpoint(out / "answers.checkpoint", both, optimizer, epoch + 1)
         print(f"answers epoch {epoch + 1} loss {np.mean(losses):.3f} {time.monotonic() - started:.0f} s", flush=True)
 
 
 def answer_batches(
-    questions: Sequence[Question], recipe: Recipe, epoch: int
+    questions: Sequence[Question], recipe: VisionRecipe, epoch: int
 ) -> Iterator[tuple[list[Question], random.Random]]:
-    """Batches in an order that only the seed decides."""
+    """Yield batches and the random generator for their augmentation; the seed determines both."""
     rng = random.Random(f"{recipe.seed} answers {epoch}")
     order = rng.sample(range(len(questions)), len(questions))
     for start in range(0, len(order) - recipe.answer_batch + 1, recipe.answer_batch):
@@ -240,7 +247,7 @@ def answer_batches(
 
 @torch.no_grad()
 def accuracy(model: Any, folder: Path, tasks: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Exactly right answers on test images, teacher-forced: taught classes and held-back ones apart."""
+    """Return the exact-match accuracy on test images, teacher-forced, for taught and for held-back classes."""
     tokenizer = nano_vl.tokenizer()
     figures: dict[str, dict[str, float]] = {}
     for task in tasks:
@@ -259,8 +266,8 @@ def accuracy(model: Any, folder: Path, tasks: Sequence[str]) -> dict[str, dict[s
     return figures
 
 
-def keep(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
-    """Weights, moments and epoch; the rename makes it whole or absent."""
+def save_checkpoint(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
+    """Write weights, moments and epoch; the rename makes the write atomic."""
     tensors = {f"model.{name}": p.detach().clone() for name, p in module.named_parameters()}
     named: dict[Tensor, str] = {p: name for name, p in module.named_parameters()}
     for p, state in optimizer.state.items():
@@ -272,8 +279,8 @@ def keep(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer, epoch:
     file.with_suffix(".epoch").write_text(f"{epoch}", encoding="utf-8")
 
 
-def restore(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The epoch to go on with; 0 when there is no checkpoint."""
+def load_checkpoint(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Load the checkpoint and return the next epoch; 0 without a checkpoint."""
     if not file.exists():
         return 0
     tensors = load_file(file)
@@ -287,12 +294,14 @@ def restore(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of image sets, see image_tasks")
-    parser.add_argument("--out", type=Path, required=True, help="where checkpoints and the finished weights go")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder of image sets; see streamlearn.backbone.image_tasks"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the finished weights")
     arguments = parser.parse_args()
-    recipe = Recipe()
+    recipe = VisionRecipe()
     torch.manual_seed(recipe.seed)
     model = nano_vl.assemble(torch.float32, eyes=None)
     train_tower(model.model.vision_tower, arguments.data, arguments.out, recipe)

@@ -1,1 +1,1 @@
-"""Measurements that anyone can repeat: one command each, one JSON object out."""
+"""Benchmarks: one command each, one JSON object as the result."""

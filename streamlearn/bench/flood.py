@@ -1,11 +1,11 @@
-"""Health and training while strangers hold on to the endpoint: silent connections, and requests that trickle in.
+"""Health checks and training speed while clients flood the HTTP endpoint.
 
     streamlearn bench flood --json
 
-A daemon of its own learns the bundled sample. Quiet and flooded stretches take turns; in both, health is asked for on a
-new connection each time. A connection that the daemon closes is opened again ten seconds later. Speed is tokens over
-the time spent in steps, probes and scorings left out. Whoever floods uses the same cores, so the slow-down is an upper
-bound.
+A separate daemon learns the bundled sample. Quiet and flooded intervals alternate; in both, `/readyz` is requested on a
+new connection each time. The flood consists of silent connections and of requests sent byte by byte. A connection that
+the daemon closes is opened again after ten seconds. Speed is tokens over the time spent in training steps, without
+probes and evaluations. The flooding clients run on the same cores, so the slow-down is an upper bound.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,30 +27,32 @@ from typing import Any
 import orjson
 from rich.console import Console
 
-from streamlearn.bench.speed import SAMPLE
+from streamlearn.bench.sample import SAMPLE
 from streamlearn.errors import SourceError
 
 HOST = "127.0.0.1"
 SILENT, TRICKLING = 200, 20
-ASK_EVERY_S, TRICKLE_EVERY_S, AGAIN_S = 0.05, 0.5, 10.0
+HEALTH_EVERY_S, TRICKLE_EVERY_S, RECONNECT_S = 0.05, 0.5, 10.0
 START_S = 120.0
 PASSES = 60
-"""Over the sample: more than the daemon can learn in the time."""
-HEAD = b"POST /v1/eval HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n{"
+"""Copies of the sample in the stream: more than the daemon can learn during the benchmark."""
+REQUEST_HEAD = (
+    b"POST /v1/eval HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n{"
+)
 
 
 @dataclass
-class Stretch:
-    """What was seen in one stretch of time."""
+class FloodInterval:
+    """Measurements of one quiet or flooded interval."""
 
     latencies_s: list[float] = field(default_factory=list)
     failures: int = 0
     tokens_per_s: float = 0.0
 
 
-def report(*, rounds: int, stretch_s: float, as_json: bool) -> None:
+def report(*, rounds: int, interval_s: float, as_json: bool) -> None:
     """Measure and print."""
-    result = measure(rounds=rounds, stretch_s=stretch_s)
+    result = measure(rounds=rounds, interval_s=interval_s)
     if as_json:
         print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201
         return
@@ -59,15 +61,20 @@ def report(*, rounds: int, stretch_s: float, as_json: bool) -> None:
         out.print(f"{name:28}{value}", highlight=False)
 
 
-def measure(*, rounds: int, stretch_s: float) -> dict[str, Any]:
-    """Quiet and flooded stretches in turns, `rounds` of each."""
+def measure(*, rounds: int, interval_s: float) -> dict[str, Any]:
+    """Run `rounds` quiet and flooded intervals in turns and summarise them."""
     with tempfile.TemporaryDirectory() as folder:
         port, daemon = _start(Path(folder))
         try:
-            quiet, flooded = asyncio.run(_take_turns(port, rounds, stretch_s))
+            quiet, flooded = asyncio.run(_alternate(port, rounds, interval_s))
         finally:
-            daemon.send_signal(signal.SIGKILL)  # its state is thrown away
+            daemon.send_signal(signal.SIGKILL)  # its state is not needed
             daemon.wait()
+    return summary(quiet, flooded, rounds)
+
+
+def summary(quiet: Sequence[FloodInterval], flooded: Sequence[FloodInterval], rounds: int) -> dict[str, Any]:
+    """Summarise the intervals; the speed ratio is the median over pairs."""
     return {
         "silent_connections": SILENT,
         "trickling_requests": TRICKLING,
@@ -80,20 +87,20 @@ def measure(*, rounds: int, stretch_s: float) -> dict[str, Any]:
     }
 
 
-def _latencies(name: str, stretches: list[Stretch]) -> dict[str, Any]:
-    taken = sorted(latency for stretch in stretches for latency in stretch.latencies_s)
+def _latencies(name: str, intervals: Sequence[FloodInterval]) -> dict[str, Any]:
+    latencies = sorted(latency for interval in intervals for latency in interval.latencies_s)
     return {
-        f"{name}_health_asked": len(taken),
-        f"{name}_health_failed": sum(stretch.failures for stretch in stretches),
-        f"{name}_health_p50_ms": round(1e3 * taken[len(taken) // 2], 1),
-        f"{name}_health_p99_ms": round(1e3 * taken[int(len(taken) * 0.99)], 1),
-        f"{name}_health_max_ms": round(1e3 * taken[-1], 1),
-        f"{name}_tokens_per_s": round(statistics.median(stretch.tokens_per_s for stretch in stretches)),
+        f"{name}_health_asked": len(latencies),
+        f"{name}_health_failed": sum(interval.failures for interval in intervals),
+        f"{name}_health_p50_ms": round(1e3 * latencies[len(latencies) // 2], 1),
+        f"{name}_health_p99_ms": round(1e3 * latencies[int(len(latencies) * 0.99)], 1),
+        f"{name}_health_max_ms": round(1e3 * latencies[-1], 1),
+        f"{name}_tokens_per_s": round(statistics.median(interval.tokens_per_s for interval in intervals)),
     }
 
 
 def _start(folder: Path) -> tuple[int, "subprocess.Popen[bytes]"]:
-    """A daemon with much to learn, once it learns; its port."""
+    """Start a daemon, wait for its first training step, and return its port."""
     (folder / "records.jsonl").write_bytes(gzip.decompress(SAMPLE.read_bytes()) * PASSES)
     config = {
         "state": str(folder / "state"),
@@ -113,41 +120,41 @@ def _start(folder: Path) -> tuple[int, "subprocess.Popen[bytes]"]:
             return next(event["port"] for event in events if event["event"] == "http_started"), daemon
         time.sleep(0.1)
     daemon.kill()
-    raise SourceError(f"the daemon did not begin to learn within {START_S:g} s: {log.read_text()[-2000:]}")
+    raise SourceError(f"the daemon took no training step within {START_S:g} s: {log.read_text()[-2000:]}")
 
 
-async def _take_turns(port: int, rounds: int, stretch_s: float) -> tuple[list[Stretch], list[Stretch]]:
+async def _alternate(port: int, rounds: int, interval_s: float) -> tuple[list[FloodInterval], list[FloodInterval]]:
     quiet, flooded = [], []
     for _ in range(rounds):
-        quiet.append(await _watch(port, stretch_s))
+        quiet.append(await _observe(port, interval_s))
         async with _flood(port):
-            await asyncio.sleep(AGAIN_S)
-            flooded.append(await _watch(port, stretch_s))
+            await asyncio.sleep(RECONNECT_S)
+            flooded.append(await _observe(port, interval_s))
     return quiet, flooded
 
 
-async def _watch(port: int, seconds: float) -> Stretch:
-    """Ask for health at a steady pace, and how far training is at both ends."""
-    stretch, started = Stretch(), time.perf_counter()
+async def _observe(port: int, seconds: float) -> FloodInterval:
+    """Request health at a steady rate, and read the training progress at both ends of the interval."""
+    interval, started = FloodInterval(), time.perf_counter()
     before = await _progress(port)
     while time.perf_counter() - started < seconds:
-        asked = time.perf_counter()
+        requested = time.perf_counter()
         try:
             async with asyncio.timeout(5.0):
                 await _get(port, "/readyz")
-            stretch.latencies_s.append(time.perf_counter() - asked)
+            interval.latencies_s.append(time.perf_counter() - requested)
         except (OSError, TimeoutError, ValueError):
-            stretch.failures += 1
-        await asyncio.sleep(max(0.0, ASK_EVERY_S - (time.perf_counter() - asked)))
-    while (after := await _progress(port)) == before:  # a probe may take longer than the stretch
-        await asyncio.sleep(ASK_EVERY_S)
-    (tokens, seconds), (tokens_before, seconds_before) = after, before
-    stretch.tokens_per_s = (tokens - tokens_before) / (seconds - seconds_before)
-    return stretch
+            interval.failures += 1
+        await asyncio.sleep(max(0.0, HEALTH_EVERY_S - (time.perf_counter() - requested)))
+    while (after := await _progress(port)) == before:  # a probe may take longer than the interval
+        await asyncio.sleep(HEALTH_EVERY_S)
+    (tokens, step_s), (tokens_before, step_s_before) = after, before
+    interval.tokens_per_s = (tokens - tokens_before) / (step_s - step_s_before)
+    return interval
 
 
 async def _progress(port: int) -> tuple[float, float]:
-    """Tokens trained, and seconds spent in steps, since the start."""
+    """Tokens trained on and seconds spent in training steps since the start."""
     lines = (await _get(port, "/metrics")).decode().splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return float(values["streamlearn_tokens_trained_total"]), float(values["streamlearn_step_seconds_sum"])
@@ -161,38 +168,39 @@ async def _get(port: int, path: str) -> bytes:
     finally:
         writer.close()
     if not head.startswith(b"HTTP/1.1 200"):
-        raise ValueError(f"{path}: {head[:100]!r}")
+        raise ValueError(f"GET {path}: expected HTTP/1.1 200, found {head[:100]!r}")
     return body
 
 
 @asynccontextmanager
 async def _flood(port: int) -> AsyncIterator[None]:
-    strangers = [asyncio.create_task(_hold(port, trickle=i < TRICKLING)) for i in range(SILENT + TRICKLING)]
+    clients = [asyncio.create_task(_client(port, trickle=i < TRICKLING)) for i in range(SILENT + TRICKLING)]
     try:
         yield
     finally:
-        for each in strangers:
+        for each in clients:
             each.cancel()
-        await asyncio.gather(*strangers, return_exceptions=True)
+        await asyncio.gather(*clients, return_exceptions=True)
 
 
-async def _hold(port: int, *, trickle: bool) -> None:
-    """One stranger: connects, says nothing or little, and comes back when it is put out."""
+async def _client(port: int, *, trickle: bool) -> None:
+    """Connect, stay silent or send a request byte by byte, and reconnect when the daemon closes the connection."""
     while True:
         with suppress(OSError):
             reader, writer = await asyncio.open_connection(HOST, port)
             try:
-                await _say(reader, writer, HEAD if trickle else b"")
+                await _trickle(reader, writer, REQUEST_HEAD if trickle else b"")
             finally:
                 writer.close()
-        await asyncio.sleep(AGAIN_S)
+        await asyncio.sleep(RECONNECT_S)
 
 
-async def _say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, words: bytes) -> None:
+async def _trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Send the data byte by byte until the peer closes the connection."""
     closed = asyncio.create_task(reader.read())
     try:
-        for i in range(len(words)):
-            writer.write(words[i : i + 1])
+        for i in range(len(data)):
+            writer.write(data[i : i + 1])
             await asyncio.wait([closed], timeout=TRICKLE_EVERY_S)
             if closed.done():
                 return

@@ -1,9 +1,9 @@
-"""What the bundled nano backbone learned in pretraining: its loss on the answers of tasks that it never saw.
+"""Loss of the bundled nano backbone on tasks outside its pretraining data.
 
     python -m streamlearn.bench.nano --data ../shared/data/superni
 
-For each task: mean loss on the completions of its test records, nats per token, of the bundled weights and of the same
-architecture with random weights.
+Prints each task's mean loss on the completions of its test records, in nats per token, for the bundled weights and for
+the same architecture with random weights.
 """
 
 import argparse
@@ -16,29 +16,32 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from streamlearn.adapters.model import attach
+from streamlearn.adapters.presets import resolve
 from streamlearn.backbone.load import load, outline
 from streamlearn.bench.superni import read_task
 from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
-from streamlearn.settings import BackboneSettings, StreamSettings
+from streamlearn.settings import AdapterSettings, BackboneSettings, StreamSettings
 from streamlearn.stream.decode import Decoder
 
-ROW_TOKENS = 2048
+PACK_TOKENS = 2048
 
 
 def task_loss(model: Any, decoder: Decoder, records: Sequence[dict[str, Any]]) -> float:
-    """Mean over the task's answer tokens, nats per token."""
+    """Return the mean loss over the task's answer tokens, nats per token."""
     examples = [decoder.decode_value(record) for record in records]
-    scores: list[ExampleScore] = run_to_end(score(model, examples, torch.device("cpu"), pack_tokens=ROW_TOKENS))
+    scores: list[ExampleScore] = run_to_end(score(model, examples, torch.device("cpu"), pack_tokens=PACK_TOKENS))
     return sum(s.loss_sum for s in scores) / sum(s.tokens for s in scores)
 
 
 def compare(folder: Path) -> list[tuple[str, int, float, float]]:
-    """Task, test records, loss untrained, loss trained."""
+    """Return name, number of test records, loss of random weights and loss of the bundled weights of each task."""
     settings = BackboneSettings()
     backbone = load(settings, outline(settings))
     decoder = Decoder(backbone.tokenizer, StreamSettings(), backbone.vocab_size)
     torch.manual_seed(0)
-    untrained = type(backbone.model)(backbone.model.config).to(backbone.arithmetic.dtype).eval()
+    random_weights = adapted(type(backbone.model)(backbone.model.config).to(backbone.arithmetic.dtype))
+    bundled = adapted(backbone.model)
     rows = []
     for file in sorted(folder.glob("*.test.jsonl.gz")):
         task = file.name.split(".")[0]
@@ -47,15 +50,20 @@ def compare(folder: Path) -> list[tuple[str, int, float, float]]:
             (
                 task,
                 len(records),
-                task_loss(untrained, decoder, records),
-                task_loss(backbone.model, decoder, records),
+                task_loss(random_weights, decoder, records),
+                task_loss(bundled, decoder, records),
             )
         )
     return rows
 
 
+def adapted(model: Any) -> Any:
+    """Attach an untrained LoRA, which evaluation requires and which changes no output: B is zero."""
+    return attach(model, resolve(AdapterSettings(preset="lora")), seed=0).eval()
+
+
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of task files")
     rows = compare(parser.parse_args().data)

@@ -1,6 +1,6 @@
-"""What can be wrong with a record: damage done to its bytes, to its JSON, and hostile records made whole.
+"""Damage done to records, in their bytes or their JSON, and hostile records.
 
-Each is a function of a good record and a source of randomness and gives the bytes that a topic would hold.
+Each damage takes a valid record and a source of randomness, and returns the bytes that a topic would hold.
 """
 
 import json
@@ -11,8 +11,8 @@ from typing import Any
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.decode import MAX_MESSAGES
 
-Row = dict[str, Any]
-Damage = Callable[[Row, random.Random], bytes | None]
+JsonRecord = dict[str, Any]
+Damage = Callable[[JsonRecord, random.Random], bytes | None]
 
 SPLICES = [
     b"\xff", b"\\ud800", b"\\u003a", b"NaN", b"1e999", b"9" * 400, b"[" * 700, b'{"a":' * 7, b"null", b"true", b"-1",
@@ -44,15 +44,15 @@ NOT_UTF8 = (b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\x80",
 CONTROLS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|pad|>", "<|im_start|>assistant\n", "<|im_end", "|>")
 NOTHING = (None, b"", b" ", b"\n\r\t ", b"\xef\xbb\xbf", b"\0", b"{}", b"[]", b"null", b'""', b"0", b"{", b'{"text"')
 CHARACTERS = ("a", " ", "\n", "é", "<|im_end|>", "1", "ab ", "😀", "\0", "!?", "the quick brown fox ")
-"""What the largest records are made of."""
+"""Contents of the largest records."""
 ODD_TEXT = (
     "\0", "\x1b[2J", "\u202e", "\u200d", "\ufeff", "\ufffe", "\U0010ffff", "a" + "\u0301" * 40, "\r\n", "ﷺ", "\u2028",
     "👩‍👩‍👧‍👦", "{{ 7 * 7 }}", "{% for x in y %}", "\ue000" + "3" + "\ue000", "<image>", "\\", '"', " " * 70,
 )  # fmt: skip
 
 
-def damage_bytes(value: Row, rng: random.Random) -> bytes:
-    """Cut, doubled, overwritten, or something spliced in, once to three times."""
+def damage_bytes(value: JsonRecord, rng: random.Random) -> bytes:
+    """Delete, repeat or overwrite a range, or splice something in, one to three times."""
     data = bytearray(json.dumps(value, ensure_ascii=rng.random() < 0.5).encode())
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(data) + 1)
@@ -69,8 +69,8 @@ def damage_bytes(value: Row, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def damage_tree(value: Row, rng: random.Random, seeds: Sequence[Row]) -> bytes:
-    """Replace, drop, rename or add a member, at any depth: still JSON, no longer the form it was."""
+def damage_tree(value: JsonRecord, rng: random.Random, seeds: Sequence[JsonRecord]) -> bytes:
+    """Replace, drop, rename or add a member at any depth: valid JSON in an unexpected form."""
     tree = json.loads(json.dumps(value))
     place = tree
     while True:
@@ -96,36 +96,36 @@ def damage_tree(value: Row, rng: random.Random, seeds: Sequence[Row]) -> bytes:
     return json.dumps(tree).encode()
 
 
-def whole(value: Row, rng: random.Random) -> bytes:
-    """Nothing wrong with it."""
+def whole(value: JsonRecord, rng: random.Random) -> bytes:
+    """Return the record without damage."""
     return json.dumps(value, ensure_ascii=rng.random() < 0.5).encode()
 
 
-def flipped(value: Row, rng: random.Random) -> bytes:
-    """A few bits."""
+def flipped(value: JsonRecord, rng: random.Random) -> bytes:
+    """Flip a few bits."""
     data = bytearray(whole(value, rng))
     for _ in range(rng.randint(1, 8)):
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
     return bytes(data)
 
 
-def cut(value: Row, rng: random.Random) -> bytes:
-    """The beginning alone, or the end."""
+def cut(value: JsonRecord, rng: random.Random) -> bytes:
+    """Keep only the beginning or only the end."""
     data = whole(value, rng)
     at = rng.randrange(len(data))
     return data[:at] if rng.random() < 0.8 else data[at:]
 
 
-def doubled(value: Row, rng: random.Random) -> bytes:
-    """A stretch that comes twice, or twenty times; or two records in one."""
+def doubled(value: JsonRecord, rng: random.Random) -> bytes:
+    """Repeat a range once more, or twenty more times; or put two records in one."""
     data = whole(value, rng)
     at = rng.randrange(len(data))
     piece = data if rng.random() < 0.1 else data[at : at + rng.randint(1, 200)]
     return data[:at] + piece * rng.choice((1, 1, 20)) + data[at:]
 
 
-def deep(value: Row, rng: random.Random) -> bytes:
-    """Nested up to and beyond what is let in, in `meta`, in the record's own form, or unfinished."""
+def deep(value: JsonRecord, rng: random.Random) -> bytes:
+    """Nest `meta` or another member up to and beyond the permitted depth, closed or unclosed."""
     depth = rng.choice((2, 29, 30, 31, 32, 33, 200, 1000, 1025, 5000))
     opened, closed = rng.choice(((b"[", b"]"), (b'{"a":', b"}")))
     nest = opened * depth + b"1" + closed * (depth if rng.random() < 0.8 else rng.randrange(depth))
@@ -133,43 +133,43 @@ def deep(value: Row, rng: random.Random) -> bytes:
     return b'{"%s":%s,%s' % (key.encode(), nest, whole({k: v for k, v in value.items() if k != key}, rng)[1:])
 
 
-def odd_numbers(value: Row, rng: random.Random) -> bytes:
-    """Numbers that are none, that do not fit, or that are no token."""
+def odd_numbers(value: JsonRecord, rng: random.Random) -> bytes:
+    """Insert numbers that are invalid, out of range, or not token ids."""
     number = rng.choice(NUMBERS)
     where = rng.choice(('"meta":{"n":@}', '"input_ids":[1,@,2]', '"input_ids":[1,2],"labels":[-100,@]', '"text":@'))
     other = "" if "meta" not in where else "," + json.dumps({k: v for k, v in value.items() if k != "meta"})[1:-1]
     return ("{" + where.replace("@", number) + other + "}").encode()
 
 
-def surrogates(value: Row, rng: random.Random) -> bytes:
-    """Halves of characters, written as escapes, in a value or in a key."""
+def surrogates(value: JsonRecord, rng: random.Random) -> bytes:
+    """Insert escaped lone surrogates into a value or a key."""
     data = json.dumps(value)
     quote = data.find('"', rng.randrange(len(data)))
     return (data[: quote + 1] + rng.choice(SURROGATES) + data[quote + 1 :]).encode()
 
 
-def not_utf8(value: Row, rng: random.Random) -> bytes:
-    """Bytes that are no text."""
+def not_utf8(value: JsonRecord, rng: random.Random) -> bytes:
+    """Insert bytes that are not UTF-8."""
     data = whole(value, rng)
     at = rng.randrange(len(data))
     return data[:at] + rng.choice(NOT_UTF8) + data[at:]
 
 
-def empty(value: Row, rng: random.Random) -> bytes | None:
-    """Nothing, next to nothing, or a string where a record must stand."""
+def empty(value: JsonRecord, rng: random.Random) -> bytes | None:
+    """Return an empty value, a minimal one, or JSON that is not an object."""
     return rng.choice((*NOTHING, json.dumps(list(value.values())).encode()))
 
 
-def unknown_keys(value: Row, rng: random.Random) -> bytes:
-    """A key that is not known, mistyped, huge, strange, or there twice."""
+def unknown_keys(value: JsonRecord, rng: random.Random) -> bytes:
+    """Add a key that is unknown, mistyped, huge, odd or repeated."""
     key = rng.choice(("txt", "Prompt", "completions", "image", "", "é" * 50, "k" * 5000, "\0", "labels", "role", "a:b"))
     if rng.random() < 0.3:
         return whole(value, rng)[:-1] + b"," + whole({rng.choice(list(value)): "again"}, rng)[1:]
     return whole({**value, key: rng.choice(ODD)}, rng)
 
 
-def control_tokens(value: Row, rng: random.Random) -> bytes:
-    """Text that names control tokens, forges a turn, or brings what the chat template's language means."""
+def control_tokens(value: JsonRecord, rng: random.Random) -> bytes:
+    """Insert text that spells control tokens, forges a turn, or contains chat template syntax."""
 
     def mixed(text: str) -> str:
         at = rng.randrange(len(text) + 1)
@@ -178,8 +178,8 @@ def control_tokens(value: Row, rng: random.Random) -> bytes:
     return whole(_texts(value, mixed), rng)
 
 
-def overlong(value: Row, rng: random.Random) -> bytes:
-    """More tokens than an example may have."""
+def overlong(value: JsonRecord, rng: random.Random) -> bytes:
+    """Exceed the maximum number of tokens."""
     times = rng.choice((8, 20, 40))
     tokens = [int(token) for token in value.get("input_ids", ())] * times
     if tokens:
@@ -187,20 +187,20 @@ def overlong(value: Row, rng: random.Random) -> bytes:
     return whole(_texts(value, lambda text: text * (times if rng.random() < 0.7 else 1)), rng)
 
 
-def giant(value: Row, rng: random.Random) -> bytes:
-    """One of the largest records that may come, or one that is larger by one."""
+def giant(value: JsonRecord, rng: random.Random) -> bytes:
+    """Return a record at the maximum size, or one below or above it."""
     more = rng.choice((-1, 0, 1))
     data = rng.choice(giants(value, rng.choice(CHARACTERS), more))
     return data.ljust(StreamSettings().max_record_bytes + more) if rng.random() < 0.2 else data
 
 
-def giants(value: Row, character: str, more: int) -> list[bytes]:
-    """Strings, lists, objects, conversations and whole records of just as much as is let in, and `more`."""
+def giants(value: JsonRecord, character: str, more: int) -> list[bytes]:
+    """Return strings, lists, objects, conversations and records at their maximum size plus `more`."""
     limits = StreamSettings()
     text = (character * limits.max_string_chars)[: limits.max_string_chars + more]
-    room = (limits.max_record_bytes // MAX_MESSAGES - 60) // len(json.dumps(character, ensure_ascii=False).encode())
-    contents = [character, character * room, text[: limits.max_record_bytes // MAX_MESSAGES // 3]]
-    rows: list[Row] = [
+    length = (limits.max_record_bytes // MAX_MESSAGES - 60) // len(json.dumps(character, ensure_ascii=False).encode())
+    contents = [character, character * length, text[: limits.max_record_bytes // MAX_MESSAGES // 3]]
+    records: list[JsonRecord] = [
         {"text": text},
         {"prompt": text, "completion": "a"},
         {"prompt": "a", "completion": text},
@@ -212,15 +212,15 @@ def giants(value: Row, character: str, more: int) -> list[bytes]:
         {**value, "meta": {str(key): key for key in range(limits.max_items + more)}},
         {**value, "meta": [text] * 3},
     ]
-    return [json.dumps(row, ensure_ascii=False).encode() for row in rows]
+    return [json.dumps(record, ensure_ascii=False).encode() for record in records]
 
 
-def _turns(content: str, number: int) -> list[Row]:
+def _turns(content: str, number: int) -> list[JsonRecord]:
     return [{"role": ("user", "assistant")[turn % 2], "content": content} for turn in range(number)]
 
 
-def _texts(value: Row, change: Callable[[str], str]) -> Row:
-    """The record with each of its texts changed."""
+def _texts(value: JsonRecord, change: Callable[[str], str]) -> JsonRecord:
+    """The record with `change` applied to each of its texts."""
     if "messages" in value:
         turns = [{**turn, "content": change(turn["content"])} for turn in value["messages"]]
         return {**value, "messages": turns}
@@ -242,4 +242,4 @@ DAMAGES: tuple[Damage, ...] = (
     control_tokens,
     overlong,
 )
-"""All but `damage_tree`, which needs other records, and `giant`, which takes a hundred times as long."""
+"""All damages except `damage_tree`, which needs other records, and `giant`, which takes a hundred times as long."""

@@ -1,11 +1,14 @@
-"""How much memory a stretch of work needed at its worst."""
+"""Peak resident memory of the process."""
 
 import resource
 from pathlib import Path
 
 
 def peak_mib(*, restart: bool = False) -> float:
-    """The process's largest resident size since it began, or since it was last restarted (Linux alone can)."""
+    """Return the peak resident memory since the process started, or since the last call with `restart`.
+
+    `restart` has an effect on Linux only.
+    """
     status = Path("/proc/self/status")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,14 +1,15 @@
-"""What images cost on their way: the stream's steps against the same steps with everything decoded before.
+"""Cost of decoding images: training steps on the stream against the same steps on batches decoded beforehand.
 
-Records hold one JPEG of 336 x 252 or one PNG of 64 x 64, in turn, and a question; `builtin:nano-vl` learns them.
-Decoding, resizing and normalising run ahead of the learner in a thread where it leaves a core free (a GPU, or fewer
-threads than cores), else between its steps: with two threads on two cores that is the faster of the two, 0.92 of ready
-tensors against 0.88 (eight pairs each, in turns).
+Each record of `builtin:nano-vl` holds a question and one image: alternately a JPEG of 336 x 252 and a PNG of 64 x 64.
+Images are decoded, resized and normalised in a thread ahead of the learner if a core is free (a GPU, or fewer threads
+than cores), else between the learner's steps. With two threads on two cores the latter is faster: 0.92 of the speed on
+decoded batches against 0.88 (eight pairs each, in turns).
 """
 
 import base64
 import tempfile
 import time
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 from statistics import median
@@ -18,19 +19,21 @@ import numpy as np
 import orjson
 from PIL import Image
 
+from streamlearn.bench.stream_batches import stream_batches
 from streamlearn.runtime.components import Components
 from streamlearn.settings import BackboneSettings, JsonlSettings, LogSettings, Settings, SourceSettings, StreamSettings
+from streamlearn.stream.batch import Batch
 
 RECORDS = 320
 STREAM = StreamSettings(max_tokens=512, batch_tokens=1024, batch_records=8)
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """Tokens per second both ways, in turns; and the median of the quotients."""
+    """Return the median tokens per second both ways, measured in turns, and the median of the ratios."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "images.jsonl"
         file.write_bytes(b"".join(map(_record, range(RECORDS))))
-        _speed(file, ready=True)  # the first pass warms up
+        _speed(file, ready=True)  # warms up
         pairs = [_pair(file, ready_first=number % 2 == 1) for number in range(rounds)]
     return {
         "image_path_tokens_per_s": round(median(path for path, _ in pairs)),
@@ -41,7 +44,7 @@ def measure(rounds: int) -> dict[str, Any]:
 
 
 def _pair(file: Path, *, ready_first: bool) -> tuple[float, float]:
-    """The stream's speed and that of the steps alone, in either order: the second pass is not always the warmer one."""
+    """The speeds on the stream and on decoded batches; the order alternates, since the second pass may be warmer."""
     speed = {ready: _speed(file, ready=ready) for ready in (ready_first, not ready_first)}
     return speed[False], speed[True]
 
@@ -53,12 +56,12 @@ def _record(number: int) -> bytes:
     Image.fromarray(coarse).resize(side, Image.Resampling.BICUBIC).save(out, kind)
     image = base64.b64encode(out.getvalue()).decode()
     question = f"<image>\nQuestion: what is in picture {number}?\n\nOutput:"
-    row = {"prompt": question, "completion": " a dog", "image": image}
-    return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+    record = {"prompt": question, "completion": " a dog", "image": image}
+    return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _speed(file: Path, *, ready: bool) -> float:
-    """One pass over the stream."""
+    """Tokens per second of one pass; with `ready`, batches are decoded before the clock starts."""
     with tempfile.TemporaryDirectory() as folder:
         components = Components(
             Settings(
@@ -69,21 +72,12 @@ def _speed(file: Path, *, ready: bool) -> float:
                 log=LogSettings(level="error"),
             )
         )
-        batches = _batches(components)
+        batches: Iterable[Batch] = stream_batches(components)
         if ready:
-            batches = iter(list(batches))
+            batches = list(batches)
         tokens, started = 0, time.perf_counter()
         for batch in batches:
             tokens += components.learner.step(batch.examples).tokens
         seconds = time.perf_counter() - started
         components.close()
     return tokens / seconds
-
-
-def _batches(components: Components) -> Any:
-    while (
-        batch := components.checkpoint.intake.next_batch(timeout_s=0.0)
-    ) is not None or not components.source.exhausted:
-        if batch is not None:
-            yield batch
-    yield from components.checkpoint.intake.last_batches()

@@ -1,15 +1,15 @@
-"""Streams made of real tasks, with what a detector should find in them.
+"""Streams of real tasks with known boundaries, for measuring shift detectors.
 
-Every stream is a function of its seed. Records are drawn from the tasks' train files in shuffled passes, so a task of
-160 records can fill 10,000. Kinds:
+Every stream is a function of its seed. Records are drawn from the tasks' training files in shuffled passes, so a task
+of 160 records can supply 10,000. Kinds:
 
-- abrupt: one task after the other, each new;
-- gradual: the same, but over 200 records the next task's share rises from 0 to 1;
+- abrupt: one new task after another;
+- gradual: the same, but the share of the next task rises from 0 to 1 over 200 records;
 - recurring: 5 tasks that come back, 8 to 15 boundaries;
-- interleaved_2, interleaved_3: producers that come and go, so many at once, mixed record by record;
+- interleaved_2, interleaved_3: two or three producers at a time that join and leave, mixed record by record;
 - stationary: 10,000 records of one task in random order;
-- autocorrelated: the same in an order that a file often has: by source passage, in bursts of like length, or in
-  chunks sorted by length.
+- autocorrelated: the same in an order that is common in files: grouped by source passage, in bursts of similar length,
+  or in chunks sorted by length.
 """
 
 import gzip
@@ -30,64 +30,64 @@ from streamlearn.stream.decode import Decoder, Example
 Prompt = Literal["definition", "bare"]
 PROMPTS: tuple[Prompt, ...] = ("definition", "bare")
 RAMP = 200
-"""Records over which a gradual change goes on."""
+"""Length of a gradual change, in records."""
 RECURRING_TASKS = 5
 PASSAGE_CHARS = 60
-"""Records whose inputs begin alike so far come from one passage."""
+"""Records whose inputs share this many leading characters are taken to come from one source passage."""
 MIN_TASKS = 4
-"""As many as three interleaved producers and the one that follows them."""
+"""Three interleaved producers and the one that joins after them."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task's records, decoded."""
+    """Decoded records of one task."""
 
     name: str
     examples: Mapping[Prompt, Sequence[Example]]
     passages: Sequence[int]
-    """Which passage each record comes from."""
+    """Number of the source passage of each record."""
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """A change that is there to be found."""
+    """A true change of the stream."""
 
     at: int
-    """Ordinal of the first record that can show it, from 1."""
+    """Ordinal, from 1, of the first record after the change."""
     task: int | None
-    """The task that arrives; None where one only leaves, which need not be declared."""
+    """The task that joins; None if a task only leaves, which a detector need not declare."""
     returns: bool = False
-    """Whether it was there before."""
+    """Whether the task was in the stream before."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Whose records come in which order."""
+    """An order of records, and its true boundaries."""
 
     kind: str
     prompt: Prompt
     tasks: tuple[int, ...]
-    """For each record, its task."""
+    """The task of each record."""
     records: tuple[int, ...]
-    """For each record, its number within the task."""
+    """The number of each record within its task."""
     boundaries: tuple[Boundary, ...] = ()
 
     def examples(self, tasks: Sequence[Task]) -> Iterator[Example]:
-        """The records."""
+        """Yield the records."""
         for task, record in zip(self.tasks, self.records, strict=True):
             yield tasks[task].examples[self.prompt][record]
 
 
 def read_tasks(folder: Path, limit: int | None = None) -> tuple[list[Task], int]:
-    """Every task of a folder as `bench/superni.py` describes it, and the vocabulary's size.
+    """Return every task of a folder laid out as in `bench/superni.py`, and the size of the vocabulary.
 
     Raises:
-        UsageError: there are not enough of them.
+        UsageError: the folder holds fewer than `MIN_TASKS` tasks.
     """
     files = sorted(folder.glob("*.train.jsonl.gz"))
     if len(files) < MIN_TASKS:
         raise UsageError(
-            f"{folder} must hold at least {MIN_TASKS} task files NAME.train.jsonl.gz, found {len(files)}; name the "
+            f"{folder} must hold at least {MIN_TASKS} task files NAME.train.jsonl.gz, found {len(files)}; set the "
             "folder with --data"
         )
     settings = BackboneSettings()
@@ -113,7 +113,7 @@ def _read(file: Path, decoder: Decoder, limit: int | None) -> Task:
 
 
 class Maker:
-    """Makes streams of one seed."""
+    """Builder of the streams of one seed."""
 
     def __init__(self, tasks: Sequence[Task], seed: int, *, stationary_records: int = 10_000) -> None:
         self._tasks = tasks
@@ -123,7 +123,7 @@ class Maker:
         self._waiting: dict[int, list[int]] = {}
 
     def all(self, prompt: Prompt) -> list[Stream]:
-        """One stream of each kind."""
+        """Build one stream of each kind."""
         return [
             self.abrupt(prompt),
             self.gradual(prompt),
@@ -135,47 +135,47 @@ class Maker:
         ]
 
     def abrupt(self, prompt: Prompt) -> Stream:
-        """Every task once."""
+        """Build a stream of every task once."""
         order = self._rng.permutation(len(self._tasks)).tolist()
         return self._sequence("abrupt", prompt, order, ramp=0)
 
     def gradual(self, prompt: Prompt) -> Stream:
-        """Every task once, each change spread over `RAMP` records."""
+        """Build a stream of every task once, with each change spread over `RAMP` records."""
         order = self._rng.permutation(len(self._tasks)).tolist()
         return self._sequence("gradual", prompt, order, ramp=RAMP)
 
     def recurring(self, prompt: Prompt) -> Stream:
-        """A few tasks, each more than once."""
-        few = self._rng.permutation(len(self._tasks))[: min(RECURRING_TASKS, len(self._tasks) - 1)].tolist()
-        order = list(few)
-        for _ in range(int(self._rng.integers(8, 16)) + 1 - len(few)):
-            order.append(int(self._rng.choice([task for task in few if task != order[-1]])))
+        """Build a stream of a few tasks that come back."""
+        chosen = self._rng.permutation(len(self._tasks))[: min(RECURRING_TASKS, len(self._tasks) - 1)].tolist()
+        order = list(chosen)
+        for _ in range(int(self._rng.integers(8, 16)) + 1 - len(chosen)):
+            order.append(int(self._rng.choice([task for task in chosen if task != order[-1]])))
         return self._sequence("recurring", prompt, order, ramp=0)
 
     def interleaved(self, prompt: Prompt, producers: int) -> Stream:
-        """At most `producers` at once: they join one by one and leave one by one."""
+        """Build a stream of at most `producers` tasks at a time, which join and leave one by one."""
         order = self._rng.permutation(len(self._tasks))[: producers + 1].tolist()
         joining = [order[: i + 1] for i in range(producers)]
         phases = [*joining, *(order[i:] for i in range(1, producers + 1))]
         tasks: list[int] = []
         boundaries = []
-        met: set[int] = set()
+        seen: set[int] = set()
         for phase in phases:
-            new = [task for task in phase if task not in met]
+            new = [task for task in phase if task not in seen]
             if tasks:
                 arrival = new[0] if new else None
                 boundaries.append(Boundary(len(tasks) + 1, arrival))
-            met |= set(phase)
+            seen |= set(phase)
             tasks += self._rng.choice(phase, size=int(self._rng.integers(200, 400))).tolist()
         return self._stream(f"interleaved_{producers}", prompt, tasks, boundaries)
 
     def stationary(self, prompt: Prompt) -> Stream:
-        """One task in random order."""
+        """Build a stream of one task in random order."""
         task = int(self._rng.integers(len(self._tasks)))
         return self._stream("stationary", prompt, [task] * self._stationary_records, [])
 
     def autocorrelated(self, prompt: Prompt) -> Stream:
-        """One task in a file's order: passages, bursts and sorted chunks take turns with the seed."""
+        """Build a stream of one task in file-like order; the seed selects passages, bursts or sorted chunks."""
         with_passages = [i for i, task in enumerate(self._tasks) if len(set(task.passages)) < 0.95 * len(task.passages)]
         orders = [self._by_length_bursts, self._by_sorted_chunks]
         if with_passages and self._seed % 3 == 0:
@@ -189,14 +189,14 @@ class Maker:
         return Stream("autocorrelated", prompt, (task,) * len(records), tuple(records))
 
     def _by_passage(self, task: int, prompt: Prompt) -> list[int]:
-        """Passages in random order, all records of one after each other."""
+        """Passages in random order, each with its records in sequence."""
         del prompt
         passages = np.array(self._tasks[task].passages)
         rank = self._rng.permutation(passages.max() + 1)
         return [int(record) for record in np.argsort(rank[passages], kind="stable")]
 
     def _by_length_bursts(self, task: int, prompt: Prompt) -> list[int]:
-        """Bursts of 16 records of like length, in random order."""
+        """Bursts of 16 records of similar length, in random order."""
         ordered = self._sorted(self._rng.permutation(self._size(task)), task, prompt)
         bursts = [ordered[i : i + 16] for i in range(0, len(ordered), 16)]
         return [record for i in self._rng.permutation(len(bursts)) for record in bursts[i]]

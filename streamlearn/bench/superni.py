@@ -1,10 +1,10 @@
-"""Task files as records: SuperNI's, and those of other suites in the same layout.
+"""Records from task files of SuperNI, and of other suites in the same layout.
 
     python -m streamlearn.bench.superni --data ../shared/data/superni --tasks task002 task1290 --split train
 
-A folder holds `NAME.train.jsonl.gz`, `NAME.test.jsonl.gz` and perhaps `NAME.dev.jsonl.gz`, one task a file, with the
-fields `id`, `task`, `definition`, `input`, `output`, or, as TRACE has them, `id`, `task`, `prompt`, `answer`. The
-records go to standard output, one JSON object a line.
+A folder holds `NAME.train.jsonl.gz`, `NAME.test.jsonl.gz` and optionally `NAME.dev.jsonl.gz` for each task. Rows have
+the fields `id`, `task`, `definition`, `input`, `output`, or, as in TRACE, `id`, `task`, `prompt`, `answer`. Records are
+written to standard output, one JSON object per line.
 """
 
 import argparse
@@ -21,7 +21,7 @@ Split = Literal["train", "dev", "test"]
 
 
 def to_record(row: Mapping[str, Any]) -> dict[str, Any]:
-    """One instance as prompt and completion, in the form that the nano backbone knows; `meta` names its task."""
+    """Convert a row to prompt and completion in the nano backbone's format; `meta` names the task."""
     meta = {"task": row["task"], "id": row["id"]}
     if "definition" not in row:
         return {"prompt": row["prompt"], "completion": f" {row['answer']}", "meta": meta}
@@ -33,33 +33,33 @@ def to_record(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_task(folder: Path, task: str, split: Split, limit: int | None = None) -> Iterator[dict[str, Any]]:
-    """The records of one task, in file order; `task` may be the beginning of the file's name, such as `task002`.
+    """Yield the records of one task in file order; `task` may be the first part of the file name, such as `task002`.
 
     Raises:
-        FileNotFoundError: no file or several files of that name.
+        FileNotFoundError: there is not exactly one file for the task.
     """
     files = [file for file in folder.glob(f"*.{split}.jsonl.gz") if file.name.split(".")[0].split("_")[0] == task]
     files = files or list(folder.glob(f"{task}.{split}.jsonl.gz"))
     if len(files) != 1:
-        raise FileNotFoundError(f"{folder} holds {len(files)} {split} files of {task}; exactly one must be there")
+        raise FileNotFoundError(f"{folder}: expected exactly one {split} file of {task}, found {len(files)}")
     with gzip.open(files[0]) as lines:
         for line in islice(lines, limit):
             yield to_record(orjson.loads(line))
 
 
 def write_records(records: Iterable[Mapping[str, Any]]) -> None:
-    """One JSON object a line to standard output."""
+    """Write one JSON object per line to standard output."""
     for record in records:
         sys.stdout.buffer.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of task files")
-    parser.add_argument("--tasks", nargs="+", required=True, help="tasks, one after the other")
+    parser.add_argument("--tasks", nargs="+", required=True, help="tasks, in the order in which they are written")
     parser.add_argument("--split", choices=["train", "dev", "test"], default="train")
-    parser.add_argument("--limit", type=int, default=None, help="records of each task; all unless given")
+    parser.add_argument("--limit", type=int, default=None, help="maximum records per task; default: all")
     arguments = parser.parse_args()
     for task in arguments.tasks:
         write_records(read_task(arguments.data, task, arguments.split, arguments.limit))

@@ -38,7 +38,7 @@ def measure_flood(
     """
     from streamlearn.bench import flood  # noqa: PLC0415
 
-    flood.report(rounds=rounds, stretch_s=interval_s, as_json=as_json)
+    flood.report(rounds=rounds, interval_s=interval_s, as_json=as_json)
 
 
 @app.command("detect")
@@ -70,9 +70,9 @@ def measure_mot(
 
     Convergence rates, error floors and routing. Takes minutes.
     """
-    from streamlearn.bench.mot import report  # noqa: PLC0415
+    from streamlearn.bench.mot import benchmark  # noqa: PLC0415
 
-    report.report(num_seeds=seeds, as_json=as_json, plot=plot)
+    benchmark.report(num_seeds=seeds, as_json=as_json, plot=plot)
 
 
 @app.command("learn")

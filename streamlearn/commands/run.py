@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from streamlearn.runtime.model import versions
 from streamlearn.runtime.signals import StopEarly, StopSignals
 from streamlearn.runtime.systemd import ServiceManager, dump_stacks_on_abort
 from streamlearn.serve.app import create_app
+from streamlearn.serve.health import health_app
 from streamlearn.serve.schemas import SnapshotRow
 from streamlearn.serve.server import HttpServer
 from streamlearn.serve.token import obtain
@@ -53,7 +54,7 @@ def run_daemon(
     _log.info(Event.DAEMON_STARTED, state=str(settings.state), versions=versions())
     signals.raise_on_signal()
     try:
-        with _http(settings, board, jobs, clock) as endpoint:
+        with _health(settings, board), _http(settings, board, jobs, clock) as endpoint:
             try:
                 build = partial(Components, settings, fresh=fresh, accept_config_change=accept_config_change)
                 _train(build, board, jobs, signals, endpoint, segment_by)
@@ -117,6 +118,13 @@ def _publish_identity(components: Components, board: Board) -> None:
             versions=versions(),
         )
     )
+
+
+def _health(settings: Settings, board: Board) -> AbstractContextManager[object]:
+    """The listener for health probes, if it is configured."""
+    if settings.serve.health_port is None:
+        return nullcontext()
+    return HttpServer(health_app(board), settings.serve, health=True)
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Requests that need the model: queued by other threads, served by the loop between two training steps."""
+"""Requests that need the model: other threads queue them, the loop runs them between two training steps."""

@@ -1,4 +1,4 @@
-"""Evaluating examples for a request, in pieces."""
+"""Evaluation of a request's examples, in pieces."""
 
 import math
 import time
@@ -17,28 +17,27 @@ from streamlearn.learner.text_metrics import exact_match, rouge_l
 from streamlearn.shift.featurizer import input_of
 from streamlearn.stream.decode import Decoder, Example
 
-Clock = Callable[[], float]
-SlotsOf = Callable[[Sequence[NDArray[np.int32]]], list[int] | None]
-"""The regime slot of each request's input; None where routing knows no regimes."""
+AssignSlots = Callable[[Sequence[NDArray[np.int32]]], list[int] | None]
+"""Assigns each input to a regime slot; returns None where routing does not depend on regimes."""
 
 
 def evaluate(
     job: EvalJob,
     learner: Learner,
     decoder: Decoder,
-    slots_of: SlotsOf,
+    assign_slots: AssignSlots,
     *,
     pack_tokens: int,
-    clock: Clock = time.monotonic,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Generator[None, None, EvalResult]:
-    """Score examples under the weights as they are; with `generate` also compare what the model writes.
+    """Score examples with the current weights; with `generate` also compare generated answers with the expected ones.
 
     Raises:
-        ExampleError: an example is unusable; names which.
+        ExampleError: an example is unusable; the message has its index.
     """
     started, step = clock(), learner.number
     examples = _decode(job, decoder)
-    slots = slots_of([input_of(example) for example in examples])
+    slots = assign_slots([input_of(example) for example in examples])
     scores = yield from score(learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=slots)
     outputs: list[str | None] = [None] * len(examples)
     if job.generate:
@@ -75,13 +74,13 @@ def _result(
 ) -> EvalResult:
     tokens = sum(s.tokens for s in scores)
     loss = sum(s.loss_sum for s in scores) / tokens
-    pairs = [(found, wanted) for found, wanted in zip(outputs, references, strict=True) if found is not None]
+    pairs = [(output, reference) for output, reference in zip(outputs, references, strict=True) if output is not None]
     return EvalResult(
         step=step,
         examples=len(scores),
         tokens=tokens,
         loss=loss,
-        perplexity=math.exp(min(loss, 700.0)),  # exp overflows a float beyond 709
+        perplexity=math.exp(min(loss, 700.0)),  # exp overflows a float above 709
         token_accuracy=sum(s.correct for s in scores) / tokens,
         exact_match=fmean(exact_match(*pair) for pair in pairs) if pairs else None,
         rouge_l=fmean(rouge_l(*pair) for pair in pairs) if pairs else None,

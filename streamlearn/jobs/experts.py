@@ -1,9 +1,10 @@
-"""What each expert is used for: what it was trained on, what it holds, and how mixed the tokens are that it gets.
+"""Usage of each expert: its training load, similarity, claims and importance, and how mixed its tokens are.
 
-How mixed is MH-MoE's N_eff (arXiv 2602.12587, eq. 9; `adapters/occupancy`), taken over the hold-out records of every
-regime under the weights as they are. A token's composition is how frequent it is among those records (quarters of all
-occurrences, so a token's bucket can change from one request to the next) and where in its record it stands (quarters of
-its length): 1 means an expert of one kind of token, 16 one that gets everything alike.
+Mixing is MH-MoE's N_eff (arXiv 2602.12587, eq. 9; `adapters/occupancy`), measured on the hold-out records of every
+regime with the current weights. A token's composition combines its frequency among those records (in quarters of all
+occurrences, so a token's bucket can change between requests) and its position in its record (in quarters of the
+length). N_eff is 1 for an expert whose tokens are all of one composition, and 16 when all compositions are equally
+frequent.
 """
 # Shape suffixes: T tokens, H heads, K experts a head, N regime slots, G remembered regimes, C compositions.
 
@@ -27,7 +28,7 @@ from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example
 
 BUCKETS = 4
-"""Of frequency and of position each."""
+"""Buckets of frequency, and buckets of position."""
 COMPOSITIONS = BUCKETS * BUCKETS
 
 
@@ -39,33 +40,36 @@ def experts(
     pack_tokens: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> Generator[None, None, ExpertsResult]:
-    """Describe the experts of the layers asked for.
+    """Describe the experts of the requested layers.
 
     Raises:
-        LayerError: there is no such layer.
+        LayerError: no adapted layer has the requested name.
     """
     started, step = clock(), learner.number
     chosen = [bank for bank in learner.banks if job.layer is None or job.layer in bank.name]
     if not chosen:
         raise LayerError(
-            f"layer: no adapted layer has {job.layer!r} in its name; there are {len(learner.banks)}, "
-            f"from {learner.banks[0].name} to {learner.banks[-1].name}"
+            f"layer: expected part of the name of an adapted layer, found {job.layer!r}; the {len(learner.banks)} "
+            f"adapted layers are {learner.banks[0].name} to {learner.banks[-1].name}"
         )
-    layers = [_known(bank, learner, evidence) for bank in chosen]  # before the first pause: all of one step
+    layers = [_from_training(bank, learner, evidence) for bank in chosen]  # before the first yield: all of one step
     slots = [slot for slot in sorted(evidence.numbers, key=evidence.numbers.__getitem__) if evidence.holdouts[slot]]
     examples = [example for slot in slots for example in evidence.holdouts[slot]]
-    why_not = _why_not(examples, routed=bool(evidence.load))
-    if why_not is None:
+    unmeasured = _reason_unmeasured(examples, routed=bool(evidence.load))
+    if unmeasured is None:
         regimes = [index for index, slot in enumerate(slots) for _ in evidence.holdouts[slot]]
-        counts = _Counts(examples, regimes, {_block(bank.layer) for bank in chosen}, learner.device)
-        asked = [slots[index] for index in regimes]
-        work = score(learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=asked, hooks=(counts,))
+        counts = ExpertTokenCounts(examples, regimes, {_block(bank.layer) for bank in chosen}, learner.device)
+        slot_by_example = [slots[index] for index in regimes]
+        work = score(
+            learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=slot_by_example, hooks=(counts,)
+        )
         for _ in work:
-            counts.turn()
+            counts.advance()
             yield
         numbers = [evidence.numbers[slot] for slot in slots]
         layers = [
-            _measured(layer, counts.of[_block(bank.layer)], numbers) for layer, bank in zip(layers, chosen, strict=True)
+            _with_counts(layer, counts.by_block[_block(bank.layer)], numbers)
+            for layer, bank in zip(layers, chosen, strict=True)
         ]
     return ExpertsResult(
         step=step,
@@ -73,42 +77,42 @@ def experts(
         holdout_records=len(examples),
         holdout_tokens=sum(map(len, examples)),
         compositions=COMPOSITIONS,
-        unmeasured=why_not,
+        unmeasured=unmeasured,
         seconds=clock() - started,
     )
 
 
-def _why_not(examples: Sequence[Example], *, routed: bool) -> str | None:
+def _reason_unmeasured(examples: Sequence[Example], *, routed: bool) -> str | None:
     if not routed:
-        return "the adapter has no router: every expert gets every token"
+        return "the adapter has no router: every expert processes every token"
     if not examples:
-        return "no record was kept out yet; holdout.every_records says how often one is"
+        return "no record was held out yet; holdout.every_records sets how often one is"
     return None
 
 
-def _known(bank: Bank, learner: Learner, evidence: ExpertEvidence) -> LayerExperts:
-    """What needs no pass of the model."""
+def _from_training(bank: Bank, learner: Learner, evidence: ExpertEvidence) -> LayerExperts:
+    """What needs no forward pass."""
     load_HK = evidence.load.get(bank.name)
     similarity_HKN = evidence.similarity[bank.name]
-    claims_HKN = claimed(bank.bias_HKN) if bank.bias_HKN is not None else None
-    regimes = []
-    for slot, number in sorted(evidence.numbers.items(), key=lambda pair: pair[1]):
-        own_HK = None if claims_HKN is None else claims_HKN[:, :, slot]
-        regimes.append(
-            ExpertsOfRegime(
-                regime=number,
-                similarity=similarity_HKN[:, :, slot].tolist() if similarity_HKN[:, :, slot].any() else None,
-                claimed=None
-                if own_HK is None or not own_HK.any()
-                else [row.nonzero()[:, 0].tolist() for row in own_HK],
-            )
-        )
+    claims_HKN = torch.zeros_like(similarity_HKN) if bank.bias_HKN is None else claimed(bank.bias_HKN)
+    regimes = tuple(
+        _regime(number, similarity_HKN[:, :, slot], claims_HKN[:, :, slot])
+        for slot, number in sorted(evidence.numbers.items(), key=lambda pair: pair[1])
+    )
     return LayerExperts(
         layer=bank.name,
         load=None if load_HK is None else load_HK.tolist(),
         share=None if load_HK is None else (load_HK / load_HK.sum(1, keepdim=True).clamp_min(1)).tolist(),
         importance=_mean_importance(bank, learner.anchors.importance()),
-        regimes=tuple(regimes),
+        regimes=regimes,
+    )
+
+
+def _regime(number: int, similarity_HK: Tensor, claims_HK: Tensor) -> ExpertsOfRegime:
+    return ExpertsOfRegime(
+        regime=number,
+        similarity=similarity_HK.tolist() if similarity_HK.any() else None,
+        claimed=[claims_K.nonzero()[:, 0].tolist() for claims_K in claims_HK] if claims_HK.any() else None,
     )
 
 
@@ -122,8 +126,8 @@ def _mean_importance(bank: Bank, importance: Mapping[str, Tensor]) -> list[list[
     return means
 
 
-def _measured(layer: LayerExperts, count: Tensor, numbers: Sequence[int]) -> LayerExperts:
-    """The layer with what the hold-out records showed, (H, K, G * C); `numbers` are the regimes of G."""
+def _with_counts(layer: LayerExperts, count: Tensor, numbers: Sequence[int]) -> LayerExperts:
+    """The layer with the counts on the hold-out records, (H, K, G * C); `numbers` are the regimes of G."""
     count_HKGC = count.view(*count.shape[:2], len(numbers), COMPOSITIONS)
     count_HKC, tokens_HKG = count_HKGC.sum(2), count_HKGC.sum(3).long()
     tokens = {number: tokens_HKG[:, :, index].tolist() for index, number in enumerate(numbers)}
@@ -138,14 +142,14 @@ def _measured(layer: LayerExperts, count: Tensor, numbers: Sequence[int]) -> Lay
     )
 
 
-class _Counts:
-    """Tokens of every regime and composition that each expert got; a `RoutingHook` of one scoring after another."""
+class ExpertTokenCounts:
+    """Tokens of every regime and composition per expert, counted by a `RoutingHook` over consecutive packed batches."""
 
     def __init__(
         self, examples: Sequence[Example], regimes: Sequence[int], blocks: set[str], device: torch.device
     ) -> None:
-        self.of: dict[str, Tensor] = {}
-        """(H, K, G * C) by block: what one router decides for."""
+        self.by_block: dict[str, Tensor] = {}
+        """(H, K, G * C) by block, the layers that share a router."""
         self._blocks = blocks
         lengths = torch.tensor([len(example) for example in examples])
         tokens_T = torch.from_numpy(np.concatenate([example.input_ids for example in examples]))
@@ -155,33 +159,33 @@ class _Counts:
             occupancy.frequency_buckets(count, BUCKETS)[index_T],
             torch.cat([occupancy.position_buckets(int(length), BUCKETS) for length in lengths]),
         ]
-        self._num = (max(regimes) + 1) * COMPOSITIONS
+        self._num_kinds = (max(regimes) + 1) * COMPOSITIONS
         self._composition_T = occupancy.composition(features, [max(regimes) + 1, BUCKETS, BUCKETS]).to(device)
         self._lengths_B = lengths.to(device)
         self._token = self._record = 0
-        self._row = (0, 0)
+        self._batch_size = (0, 0)
 
     def __call__(self, layer: HeadLoraLinear, routed: RoutingDecision) -> None:
-        """Count one layer's tokens of the row under way."""
+        """Count one layer's tokens of the current packed batch."""
         selected_HKT, records = routed.selected_HKT, 0
         if layer.head_lora_config[ADAPTER].routes == "sequences":
             records = selected_HKT.shape[-1]
             lengths_B = self._lengths_B[self._record : self._record + records]
             selected_HKT = selected_HKT.repeat_interleave(lengths_B, dim=-1)
-        self._row = (selected_HKT.shape[-1], records)
+        self._batch_size = (selected_HKT.shape[-1], records)
         if (block := _block(layer)) not in self._blocks:
             return
         composition_T = self._composition_T[self._token : self._token + selected_HKT.shape[-1]]
-        count = occupancy.per_expert(selected_HKT, composition_T, self._num)
-        self.of[block] = self.of[block] + count if block in self.of else count
+        count = occupancy.per_expert(selected_HKT, composition_T, self._num_kinds)
+        self.by_block[block] = self.by_block[block] + count if block in self.by_block else count
 
-    def turn(self) -> None:
-        """The next row follows."""
-        tokens, records = self._row
+    def advance(self) -> None:
+        """Move on to the next packed batch."""
+        tokens, records = self._batch_size
         self._token += tokens
         self._record += records
 
 
 def _block(layer: HeadLoraLinear) -> str:
-    """What shares a router: a layer, or a whole block where sequences are routed."""
+    """Name of what shares a router: the layer, or its whole block where sequences are routed."""
     return layer.head_lora_block[ADAPTER]

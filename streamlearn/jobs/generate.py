@@ -1,9 +1,9 @@
-"""Generating text for a request, token by token."""
+"""Text generation for a request, token by token."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
-from streamlearn.jobs.evaluate import Clock, SlotsOf
+from streamlearn.jobs.evaluate import AssignSlots
 from streamlearn.jobs.queue import GenerateJob
 from streamlearn.jobs.results import GenerateResult
 from streamlearn.learner.evaluation import decode_greedily
@@ -13,7 +13,11 @@ from streamlearn.stream.decode import Decoder
 
 
 def generate(
-    job: GenerateJob, learner: Learner, decoder: Decoder, slots_of: SlotsOf, clock: Clock = time.monotonic
+    job: GenerateJob,
+    learner: Learner,
+    decoder: Decoder,
+    assign_slots: AssignSlots,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Generator[None, None, GenerateResult]:
     """Continue a prompt or answer a conversation, greedily.
 
@@ -22,7 +26,7 @@ def generate(
     """
     started, step = clock(), learner.number
     prompt = decoder.prompt(job.prompt if job.prompt is not None else job.messages or (), job.image)
-    slots = slots_of([input_of_prompt(prompt)])
+    slots = assign_slots([input_of_prompt(prompt)])
     outputs = yield from decode_greedily(
         learner.model, [prompt], [job.max_new_tokens], decoder.stop, learner.device, slots
     )

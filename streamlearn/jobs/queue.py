@@ -1,8 +1,8 @@
-"""Work for the thread that owns the model: HTTP puts a job on a bounded queue, the loop serves it between steps.
+"""A bounded queue of jobs from HTTP to the thread that owns the model.
 
-1. HTTP: `future = jobs.submit(EvalJob(...))`, or QueueFullError at once.
-2. The loop, between steps: `ticket = jobs.take()`, never blocking.
-3. The loop works in pieces within its budget, and drops the ticket when `ticket.cancelled`: nobody waits any more.
+1. HTTP: `future = jobs.submit(EvalJob(...))`; raises QueueFullError when the queue is full.
+2. The loop, between steps: `ticket = jobs.take()`, which never blocks.
+3. The loop works in pieces within its time budget and drops the ticket once `ticket.cancelled` is true.
 4. The loop: `ticket.finish(result)` or `ticket.fail(error)`.
 """
 
@@ -19,15 +19,15 @@ from streamlearn.jobs.results import Result
 
 
 class QueueFullError(StreamlearnError):
-    """As many jobs wait as may; the client tries again later."""
+    """The queue is full; the client may retry later."""
 
 
 class QueueClosedError(StreamlearnError):
-    """The daemon stops, so nobody will serve the job."""
+    """The daemon is stopping and will not run the job."""
 
 
 class ExampleError(StreamlearnError):
-    """One example of an eval job is unusable as a record."""
+    """An example of an eval job is not a usable record."""
 
     def __init__(self, index: int, error: RecordError) -> None:
         super().__init__(f"examples[{index}] is unusable ({error.reason}): {error}")
@@ -36,12 +36,12 @@ class ExampleError(StreamlearnError):
 
 
 class LayerError(StreamlearnError):
-    """No adapted layer is called as the request says."""
+    """No adapted layer has the requested name."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalJob:
-    """Measure the model on examples in the record forms, in their order."""
+    """Evaluate the model on examples in the record formats, in their order."""
 
     examples: tuple[Mapping[str, Any], ...]
     generate: bool
@@ -50,13 +50,13 @@ class EvalJob:
 
 @dataclass(frozen=True, slots=True)
 class GenerateJob:
-    """Continue a prompt, or answer messages: exactly one of the two is given."""
+    """Continue a prompt or answer a conversation; exactly one of `prompt` and `messages` is set."""
 
     prompt: str | None
     messages: tuple[Mapping[str, Any], ...] | None
     max_new_tokens: int
     image: str | list[str] | None = None
-    """Base64, as in a record."""
+    """In base64, as in a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class SnapshotJob:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsJob:
-    """Describe the experts of the layers that have `layer` in their name; of all without one."""
+    """Describe the experts of the layers whose name contains `layer`; of all layers when it is None."""
 
     layer: str | None
 
@@ -76,33 +76,33 @@ Job = EvalJob | GenerateJob | SnapshotJob | ExpertsJob
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A job and its waiting client. The future stays pending until settled, so that it can be cancelled at any time."""
+    """A job and the future its client waits for. The future can be cancelled until it has a result."""
 
     job: Job
     future: Future[Result] = field(default_factory=Future)
 
     @property
     def cancelled(self) -> bool:
-        """Whether the client went away or ran out of time."""
+        """Whether the client disconnected or timed out."""
         return self.future.cancelled()
 
     def finish(self, result: Result) -> None:
-        """Hand over the result; nothing happens when the client is gone."""
+        """Set the result; has no effect on a cancelled job."""
         with suppress(InvalidStateError):
             self.future.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Hand over what went wrong; nothing happens when the client is gone.
+        """Set an error; has no effect on a cancelled job.
 
-        RecordError and ExampleError are the client's (400), LayerError too (422); any other StreamlearnError is shown
-        as it is (500); the rest is hidden (500), so log it.
+        RecordError and ExampleError become 400, LayerError 422. Any other StreamlearnError becomes a 500 with its
+        message; every other exception becomes a 500 without one, so the caller logs it.
         """
         with suppress(InvalidStateError):
             self.future.set_exception(error)
 
 
 class JobQueue:
-    """At most `size` waiting jobs, first come first served. Any thread may call any method; none blocks."""
+    """A FIFO queue of at most `size` jobs. Thread-safe; no method blocks."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -111,41 +111,41 @@ class JobQueue:
         self._closed = False
 
     def __len__(self) -> int:
-        """Jobs that wait, without the cancelled ones."""
+        """Number of queued jobs, not counting cancelled ones."""
         with self._lock:
-            self._forget_cancelled()
+            self._drop_cancelled()
             return len(self._waiting)
 
     def submit(self, job: Job) -> Future[Result]:
-        """Append a job; cancel the future to take it back.
+        """Queue a job; cancel the future to withdraw it.
 
         Raises:
-            QueueFullError: `size` jobs wait already.
-            QueueClosedError: the daemon stops.
+            QueueFullError: `size` jobs are queued already.
+            QueueClosedError: the daemon is stopping.
         """
         with self._lock:
             if self._closed:
-                raise QueueClosedError("the daemon is stopping and takes no more jobs")
-            self._forget_cancelled()
+                raise QueueClosedError("the daemon is stopping and accepts no more jobs")
+            self._drop_cancelled()
             if len(self._waiting) >= self.size:
-                raise QueueFullError(f"at most {self.size} jobs may wait and {len(self._waiting)} do")
+                raise QueueFullError(f"at most {self.size} jobs may be queued, found {len(self._waiting)}")
             ticket = Ticket(job)
             self._waiting.append(ticket)
             return ticket.future
 
     def take(self) -> Ticket | None:
-        """The job that waited longest and is still wanted, or None."""
+        """Remove and return the oldest job that was not cancelled; None when there is none."""
         with self._lock:
-            self._forget_cancelled()
+            self._drop_cancelled()
             return self._waiting.popleft() if self._waiting else None
 
     def close(self) -> None:
-        """Take no more jobs and fail those that wait. Safe to call twice."""
+        """Accept no more jobs and fail the queued ones. Safe to call twice."""
         with self._lock:
             self._closed = True
             abandoned, self._waiting = self._waiting, deque()
-        for ticket in abandoned:  # outside the lock: a future's callbacks are foreign code
-            ticket.fail(QueueClosedError("the daemon stopped before it came to this job"))
+        for ticket in abandoned:  # outside the lock: this runs the callbacks of futures
+            ticket.fail(QueueClosedError("the daemon stopped before it ran this job"))
 
-    def _forget_cancelled(self) -> None:
+    def _drop_cancelled(self) -> None:
         self._waiting = deque(ticket for ticket in self._waiting if not ticket.cancelled)

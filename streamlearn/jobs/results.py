@@ -1,121 +1,121 @@
-"""What each job returns, as served and as the OpenAPI document shows it."""
+"""Result of each kind of job, as HTTP returns it and the OpenAPI document describes it."""
 
 from pydantic import BaseModel, ConfigDict
 
 
-class Body(BaseModel):
-    """Frozen; unknown fields refused; a field's docstring is its description."""
+class ApiModel(BaseModel):
+    """Base class of request and response models: frozen, no unknown fields, docstrings as field descriptions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class ExampleResult(Body):
-    """One example's part of an eval."""
+class ExampleResult(ApiModel):
+    """The result of one example of an evaluation."""
 
     loss: float
     """Mean over the example's scored tokens, nats per token."""
     tokens: int
-    """Tokens that were scored."""
+    """Scored tokens."""
     output: str | None = None
-    """What was generated, when asked for."""
+    """Generated text; null without generate."""
 
 
-class EvalResult(Body):
-    """The model at one step, measured on the request's examples."""
+class EvalResult(ApiModel):
+    """Evaluation of the request's examples on the weights of one step."""
 
     step: int
-    """Updates that the model had seen."""
+    """Optimizer updates made before the job."""
     examples: int
-    """Examples measured."""
+    """Number of examples."""
     tokens: int
-    """Tokens that were scored."""
+    """Scored tokens."""
     loss: float
     """Mean over all scored tokens, nats per token."""
     perplexity: float
     """exp(loss)."""
     token_accuracy: float
-    """Share of scored tokens that were the most probable one, 0 to 1."""
+    """Share of scored tokens that were the most probable ones, 0 to 1."""
     exact_match: float | None = None
-    """Share of generated answers that equal the example's, 0 to 1; null without generate."""
+    """Share of generated answers that equal the expected one, 0 to 1; null without generate."""
     rouge_l: float | None = None
     """Mean ROUGE-L F1 of the generated answers, 0 to 1; null without generate."""
     per_example: tuple[ExampleResult, ...]
-    """In the request's order."""
+    """In the order of the request."""
     seconds: float
-    """Time spent on the job, waiting not included."""
+    """Time spent on the job, not counting the time in the queue."""
 
 
-class GenerateResult(Body):
-    """What the model wrote."""
+class GenerateResult(ApiModel):
+    """Generated text."""
 
     step: int
-    """Updates that the model had seen."""
+    """Optimizer updates made before the job."""
     text: str
     """The continuation, without the prompt."""
     tokens: int
-    """Tokens added."""
+    """Generated tokens."""
     seconds: float
-    """Time spent on the job, waiting not included."""
+    """Time spent on the job, not counting the time in the queue."""
 
 
-class SnapshotResult(Body):
-    """A snapshot that is durable now."""
+class SnapshotResult(ApiModel):
+    """A new durable snapshot."""
 
     name: str
-    """Its folder's name."""
+    """Name of its folder."""
     step: int
-    """Updates that it holds."""
+    """Optimizer updates in it."""
 
 
-class ExpertsOfRegime(Body):
-    """What one regime has to do with the experts of a layer; rows are heads, columns experts."""
+class ExpertsOfRegime(ApiModel):
+    """How one regime uses the experts of a layer; rows are heads, columns are experts."""
 
     regime: int
-    """Its number."""
+    """Number of the regime."""
     similarity: list[list[float]] | None = None
-    """CKA of each expert with the regime's transient expert, 0 to 1; null when it was not probed."""
+    """CKA of each expert with the regime's transient expert, 0 to 1; null when the regime was not probed."""
     claimed: list[list[int]] | None = None
-    """Experts of each head that it may use; null when it may use all."""
+    """Experts of each head that the regime may use; null when it may use all."""
     holdout_tokens: list[list[int]] | None = None
-    """Tokens of its hold-out records that each expert gets now; null when it has none."""
+    """Tokens of the regime's hold-out records routed to each expert now; null without hold-out records."""
 
 
-class LayerExperts(Body):
-    """The experts beside one linear; rows are heads, columns experts."""
+class LayerExperts(ApiModel):
+    """The experts of one linear layer; rows are heads, columns are experts."""
 
     layer: str
-    """The linear's name in the backbone."""
+    """Name of the linear layer in the backbone."""
     load: list[list[int]] | None
-    """Tokens that each was trained on (sequences where those are routed); null where nothing is routed."""
+    """Tokens each expert was trained on (sequences where the router assigns those); null without a router."""
     share: list[list[float]] | None
-    """The same as a part of its head's, 0 to 1."""
+    """Load as a share of the head's total, 0 to 1."""
     importance: list[list[float]] | None
-    """Mean importance of its weights, which the anchors hold it by; null where nothing is held."""
+    """Mean importance of each expert's weights, which scales their anchors; null without anchors."""
     effective_number: list[list[float]] | None = None
-    """Kinds of tokens that share it (MH-MoE eq. 9), from 1 to `compositions`; 0 for one that got none."""
+    """Effective number of token kinds per expert (MH-MoE eq. 9), 1 to `compositions`; 0 for an unused expert."""
     mean_effective_number: float | None = None
-    """Over all experts, by the tokens that they got."""
+    """Mean over all experts, weighted by their tokens."""
     regimes: tuple[ExpertsOfRegime, ...]
-    """Those that are remembered, by number."""
+    """Remembered regimes, by number."""
 
 
-class ExpertsResult(Body):
-    """The experts at one step."""
+class ExpertsResult(ApiModel):
+    """The experts on the weights of one step."""
 
     step: int
-    """Updates that the model had seen."""
+    """Optimizer updates made before the job."""
     layers: tuple[LayerExperts, ...]
-    """In the backbone's order."""
+    """In the order of the backbone."""
     holdout_records: int
-    """Records over which tokens and effective numbers were taken."""
+    """Hold-out records that tokens and effective numbers were measured on."""
     holdout_tokens: int
-    """Their tokens."""
+    """Tokens of those records."""
     compositions: int
-    """Kinds of tokens that are told apart: by frequency and by position."""
+    """Number of token kinds: buckets of frequency times buckets of position."""
     unmeasured: str | None
-    """Why effective numbers are null; null when they are there."""
+    """Why effective numbers are null; null when they were measured."""
     seconds: float
-    """Time spent on the job, waiting not included."""
+    """Time spent on the job, not counting the time in the queue."""
 
 
 Result = EvalResult | GenerateResult | SnapshotResult | ExpertsResult

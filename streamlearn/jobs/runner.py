@@ -1,6 +1,6 @@
-"""Serves queued jobs between two training steps, in pieces, within a time budget.
+"""Runs queued jobs between two training steps, in pieces, within a time budget.
 
-A job that is not finished when the budget is spent goes on after the next step, on the weights with which it began.
+A job that is unfinished when the budget is spent continues after the next step, on the weights it started with.
 """
 
 import time
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, get_logger
-from streamlearn.jobs.evaluate import SlotsOf, evaluate
+from streamlearn.jobs.evaluate import AssignSlots, evaluate
 from streamlearn.jobs.generate import generate
 from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, JobQueue, SnapshotJob, Ticket
 from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, SnapshotResult
@@ -18,32 +18,32 @@ from streamlearn.learner.evaluation import PinnedWeights
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Decoder
 
-_log = get_logger("serve")
+_log = get_logger("jobs")
 
 Work = Generator[None, None, EvalResult | GenerateResult | ExpertsResult]
-"""A job in pieces."""
+"""A job in pieces: yields after each piece and returns the result."""
 
 
 @dataclass
-class _Open:
-    """The job in hand."""
+class _RunningJob:
+    """The current job, between two pieces of its work."""
 
     ticket: Ticket
     work: Work
     weights: PinnedWeights
     seconds: float = 0.0
-    """Worked on it so far; training steps in between do not count."""
+    """Time spent on it so far, not counting the training steps between its pieces."""
 
 
 class JobRunner:
-    """Takes one job at a time from the queue. Only the thread that owns the model calls it."""
+    """Runs one job at a time from the queue. Called only by the thread that owns the model."""
 
     def __init__(
         self,
         jobs: JobQueue,
         learner: Learner,
         decoder: Decoder,
-        slots_of: SlotsOf,
+        assign_slots: AssignSlots,
         experts: Callable[[ExpertsJob], Work],
         save: Callable[[], SnapshotResult],
         *,
@@ -53,48 +53,49 @@ class JobRunner:
         self._jobs = jobs
         self._learner = learner
         self._decoder = decoder
-        self._slots_of = slots_of
+        self._assign_slots = assign_slots
         self._experts = experts
         self._save = save
-        self._row_tokens = pack_tokens
+        self._pack_tokens = pack_tokens
         self._clock = clock
-        self._open: _Open | None = None
+        self._running: _RunningJob | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether a job is in hand or waits."""
-        return self._open is not None or len(self._jobs) > 0
+        """Whether a job is running or queued."""
+        return self._running is not None or len(self._jobs) > 0
 
     def serve(self, budget_s: float) -> float:
-        """Work on jobs for about `budget_s` seconds, at most one piece longer; return the seconds spent."""
+        """Work on jobs for `budget_s` seconds, exceeded by one piece at most; return the seconds spent."""
         started = self._clock()
         while self._clock() - started < budget_s and self.busy:
-            if self._open is not None:
-                self._work_on(self._open, started + budget_s)
+            if self._running is not None:
+                self._continue(self._running, started + budget_s)
             elif (ticket := self._jobs.take()) is not None:
-                self._pick_up(ticket, started + budget_s)
+                self._start(ticket, started + budget_s)
         return self._clock() - started
 
-    def _pick_up(self, ticket: Ticket, deadline: float) -> None:
-        if isinstance(ticket.job, SnapshotJob):  # at once and with the live weights: it is no piecewise work
-            with self._answering(ticket):
+    def _start(self, ticket: Ticket, deadline: float) -> None:
+        if isinstance(ticket.job, SnapshotJob):  # in one piece, and with the live weights
+            with self._failures_reported_to(ticket):
                 ticket.finish(self._save())
             return
-        work = self._run(ticket.job)
-        # The first piece follows at once: it takes down the step that the copied weights belong to.
-        self._work_on(_Open(ticket, work, PinnedWeights(self._learner.served())), deadline)
+        work = self._begin(ticket.job)
+        # The first piece runs at once: it records the step that the copied weights belong to.
+        self._continue(_RunningJob(ticket, work, PinnedWeights(self._learner.served())), deadline)
 
-    def _run(self, job: EvalJob | GenerateJob | ExpertsJob) -> Work:
+    def _begin(self, job: EvalJob | GenerateJob | ExpertsJob) -> Work:
         if isinstance(job, ExpertsJob):
             return self._experts(job)
         if isinstance(job, EvalJob):
-            return evaluate(job, self._learner, self._decoder, self._slots_of, pack_tokens=self._row_tokens)
-        return generate(job, self._learner, self._decoder, self._slots_of)
+            return evaluate(job, self._learner, self._decoder, self._assign_slots, pack_tokens=self._pack_tokens)
+        return generate(job, self._learner, self._decoder, self._assign_slots)
 
-    def _work_on(self, job: _Open, deadline: float) -> None:
-        self._open = None
+    def _continue(self, job: _RunningJob, deadline: float) -> None:
+        """Run pieces of a job until it is finished or cancelled, or the deadline has passed."""
+        self._running = None
         began = self._clock()
-        with self._answering(job.ticket), job.weights.swapped_in():
+        with self._failures_reported_to(job.ticket), job.weights.swapped_in():
             while not job.ticket.cancelled:
                 try:
                     next(job.work)
@@ -104,12 +105,12 @@ class JobRunner:
                     return
                 if self._clock() >= deadline:
                     job.seconds += self._clock() - began
-                    self._open = job
+                    self._running = job
                     return
 
     @contextmanager
-    def _answering(self, ticket: Ticket) -> Iterator[None]:
-        """Inside, a failure becomes the client's answer; a request must not end the training run."""
+    def _failures_reported_to(self, ticket: Ticket) -> Iterator[None]:
+        """Log how the job ended, and report a failure to the client: a request must not end the training run."""
         name = type(ticket.job).__name__
         try:
             yield
@@ -118,6 +119,6 @@ class JobRunner:
         except StreamlearnError as error:
             ticket.fail(error)
             _log.warning(Event.JOB_FAILED, job=name, error=str(error))
-        except Exception as error:  # noqa: BLE001 - whatever a request did, the client is told and the loop goes on
+        except Exception as error:  # noqa: BLE001 - whatever the request caused, the client gets an error and the loop goes on
             ticket.fail(error)
             _log.exception(Event.JOB_FAILED, job=name, error=str(error))

@@ -1,1 +1,1 @@
-"""The local HTTP endpoint: it reads a published status and queues jobs; it never touches the model."""
+"""The HTTP endpoint: it reads the published status and queues jobs, and never accesses the model."""

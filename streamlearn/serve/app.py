@@ -1,13 +1,14 @@
-"""The endpoints. A handler reads the board, or puts a job on the queue and waits for it; it never touches the model."""
+"""The endpoints. A handler reads the board, or queues a job and waits for its result; it never accesses the model."""
 
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.routing import APIRoute
+from starlette.middleware import Middleware
 from starlette.responses import Response
 
 from streamlearn import __version__
@@ -15,13 +16,12 @@ from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, Job, JobQue
 from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, SnapshotResult
 from streamlearn.serve import metrics, replies
 from streamlearn.serve.guards import guards
-from streamlearn.serve.outcome import outcome
-from streamlearn.serve.replies import ApiError, OrjsonResponse, unavailable
+from streamlearn.serve.head import HeadAsGet
+from streamlearn.serve.health import health_routes, require_ready
+from streamlearn.serve.replies import ApiError, OrjsonResponse
 from streamlearn.serve.schemas import ErrorBody, EvalRequest, GenerateRequest, SnapshotList, SnapshotRow
 from streamlearn.serve.views import (
     JobsView,
-    Liveness,
-    Readiness,
     RegimesView,
     ShiftsView,
     StatusView,
@@ -29,34 +29,35 @@ from streamlearn.serve.views import (
     shifts_view,
     status_view,
 )
+from streamlearn.serve.wait import wait_for_result
 from streamlearn.settings import ServeSettings
 from streamlearn.status.board import Board, Clock
 
-JOB_DEADLINE_S = (
-    600.0  # 1024 examples at one a second and half of the time given to training come to 2048 s: split those
-)
-NOT_READY_RETRY_S = 5
+# The largest request would take 2048 s: 1024 examples at one per second, with half the time left to training. Clients
+# split such requests.
+JOB_DEADLINE_S = 600.0
 
-_DESCRIPTION = """What a continual learner does, and how good it is right now.
+_DESCRIPTION = """Progress of a continual learner, its regimes and shifts, and evaluation of the current model.
 
-Reading endpoints answer from a status that the training loop publishes, so they answer while it works. `POST`
-endpoints queue a job that the loop serves between two steps within its time budget; a full queue is a 503 with
-`Retry-After`. Closing the connection takes a job back. Nothing here changes a bit of the training run.
+Monitoring endpoints read a status that the training loop publishes, so they respond at once. Job endpoints (`POST`,
+and `/v1/experts`) queue a job, which the loop runs between two training steps within its time budget; when the queue
+is full they return 503 with `Retry-After`. Closing the connection cancels the job. No request changes the weights.
 
-Every answer that is not a success is `{"error": {"code", "message", "hint"}}`."""
+`HEAD` works on every path that answers `GET`. The body of every error is `{"error": {"code", "message", "hint"}}`."""
 
 _Responses = dict[int | str, dict[str, Any]]
+_Layer = Annotated[str | None, Query(description="Any part of a layer's name; only matching layers are described.")]
 
-_REFUSED: _Responses = {
-    401: {"model": ErrorBody, "description": "It needs the daemon's bearer token."},
-    400: {"model": ErrorBody, "description": "Not JSON, an unusable record, or a Host that is not this machine."},
-    403: {"model": ErrorBody, "description": "The Origin header names another site."},
+_JOB_ERRORS: _Responses = {
+    400: {"model": ErrorBody, "description": "Invalid JSON, an unusable record, or a Host that is not allowed."},
+    401: {"model": ErrorBody, "description": "The bearer token is missing or wrong."},
+    403: {"model": ErrorBody, "description": "The Origin header names a foreign site."},
     413: {"model": ErrorBody, "description": "The body is larger than serve.max_body_bytes."},
     415: {"model": ErrorBody, "description": "The content type is not application/json."},
-    422: {"model": ErrorBody, "description": "A field is missing, unknown or out of bounds; the message names it."},
+    422: {"model": ErrorBody, "description": "A field is missing, unknown or out of range; the message names it."},
     500: {"model": ErrorBody, "description": "The job failed inside the daemon."},
     503: {"model": ErrorBody, "description": "The queue is full or the daemon is not ready; see Retry-After."},
-    504: {"model": ErrorBody, "description": "The job was not done in time and is cancelled."},
+    504: {"model": ErrorBody, "description": "The job did not finish in time and was cancelled."},
 }
 
 
@@ -70,28 +71,28 @@ def create_app(
     token: str,
     job_deadline_s: float = JOB_DEADLINE_S,
 ) -> FastAPI:
-    """The application; `snapshots` lists what is on disk and is called in a thread of its own."""
+    """The application. `snapshots` lists the snapshots on disk; it is called in a worker thread."""
     app = FastAPI(
         title="streamlearn",
         version=__version__,
         description=_DESCRIPTION,
-        docs_url=None,  # both viewers load scripts from a foreign host
+        docs_url=None,  # both viewers load scripts from another host
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        middleware=guards(settings, token),
+        middleware=[*guards(settings, token), Middleware(HeadAsGet)],
     )
-    replies.install(app, retry_after_s=max(1, math.ceil(settings.queue_size * settings.eval_budget_s)))
-    app.include_router(_health_routes(board))
-    app.include_router(_reading_routes(board, jobs, snapshots, clock))
+    replies.install_error_handlers(app, retry_after_s=max(1, math.ceil(settings.queue_size * settings.eval_budget_s)))
+    app.include_router(health_routes(board))
+    app.include_router(_monitoring_routes(board, jobs, snapshots, clock))
     app.include_router(_job_routes(board, jobs, settings, job_deadline_s))
     app.include_router(_index_route(app))
-    _tell_bounds(app, settings)
+    _document_limits(app, settings)
     return app
 
 
-def _tell_bounds(app: FastAPI, settings: ServeSettings) -> None:
-    """In the OpenAPI document: those that the configuration sets."""
+def _document_limits(app: FastAPI, settings: ServeSettings) -> None:
+    """Add the configured limits to the OpenAPI document."""
     schemas = app.openapi()["components"]["schemas"]
     schemas["EvalRequest"]["properties"]["examples"]["maxItems"] = settings.max_examples
     for name in ("EvalRequest", "GenerateRequest"):
@@ -99,36 +100,10 @@ def _tell_bounds(app: FastAPI, settings: ServeSettings) -> None:
         number["maximum"] = settings.max_new_tokens
 
 
-def _health_routes(board: Board) -> APIRouter:
-    routes = APIRouter(tags=["health"])
-    stalled: _Responses = {503: {"model": ErrorBody, "description": "The loop was silent for too long, or failed."}}
-
-    @routes.get("/livez", response_model=Liveness, summary="Does the training loop turn?", responses=stalled)
-    async def livez() -> Response:
-        """200 while the loop's last report is younger than its bound; a supervisor restarts the daemon otherwise."""
-        why = board.why_not_alive()
-        if why is not None:
-            hint = "the log's last event says where it stands; a restart goes on from the last snapshot"
-            raise unavailable("not_alive", why, hint=hint, retry_after_s=NOT_READY_RETRY_S)
-        age, bound = round(board.heartbeat_age_s, 3), board.heartbeat_bound_s
-        return OrjsonResponse(Liveness(alive=True, heartbeat_age_s=age, heartbeat_bound_s=bound))
-
-    unready: _Responses = {503: {"model": ErrorBody, "description": "Not ready; the message says why."}}
-
-    @routes.get("/readyz", response_model=Readiness, summary="Are jobs taken?", responses=unready)
-    async def readyz() -> Response:
-        """200 once the model is loaded and the loop serves jobs; else 503 with the reason."""
-        _must_be_ready(board)
-        status = board.read()
-        return OrjsonResponse(Readiness(ready=True, phase=status.phase, step=status.step))
-
-    return routes
-
-
-def _reading_routes(
+def _monitoring_routes(
     board: Board, jobs: JobQueue, snapshots: Callable[[], Sequence[SnapshotRow]], clock: Clock
 ) -> APIRouter:
-    routes = APIRouter(tags=["reading"])
+    routes = APIRouter(tags=["monitoring"])
     registry = metrics.registry(board, jobs, clock)
     text: _Responses = {
         200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text format."}
@@ -136,28 +111,28 @@ def _reading_routes(
 
     @routes.get("/metrics", response_class=Response, summary="Prometheus metrics", responses=text)
     async def read_metrics() -> Response:
-        """Everything in /v1/status that is a number, and the process's memory, CPU and files."""
+        """The numbers of /v1/status, and memory, CPU time and open files of the process."""
         return Response(metrics.exposition(registry), headers={"content-type": metrics.CONTENT_TYPE})
 
-    @routes.get("/v1/status", response_model=StatusView, summary="What the daemon does")
+    @routes.get("/v1/status", response_model=StatusView, summary="Status")
     async def read_status() -> Response:
-        """Phase, progress, loss, position and lag per partition, the newest snapshot, and what runs on what."""
+        """Phase, progress, loss, position and lag per partition, newest snapshot, model, device and versions."""
         waiting = JobsView(waiting=len(jobs), capacity=jobs.size)
         return OrjsonResponse(status_view(board, waiting, clock))
 
-    @routes.get("/v1/regimes", response_model=RegimesView, summary="Regimes and what was forgotten")
+    @routes.get("/v1/regimes", response_model=RegimesView, summary="Regimes and forgetting")
     async def read_regimes() -> Response:
-        """Every remembered regime with the history of its hold-out scores, average forgetting, backward transfer."""
+        """Remembered regimes with the history of their hold-out scores, average forgetting and backward transfer."""
         return OrjsonResponse(regimes_view(board.read()))
 
-    @routes.get("/v1/shifts", response_model=ShiftsView, summary="Shifts, the newest last")
+    @routes.get("/v1/shifts", response_model=ShiftsView, summary="Detected shifts")
     async def read_shifts() -> Response:
-        """Where the stream changed, on what evidence, which regime was entered, what its probe cost and found."""
+        """Shifts of the stream, oldest first: onset, test statistic, regime entered, cost and result of its probe."""
         return OrjsonResponse(shifts_view(board.read()))
 
     @routes.get("/v1/snapshots", response_model=SnapshotList, summary="Snapshots on disk")
     async def list_snapshots() -> Response:
-        """The newest first."""
+        """Complete snapshots, newest first."""
         rows = await asyncio.to_thread(snapshots)  # a slow disk must not delay /livez
         newest_first = tuple(sorted(rows, key=lambda row: (row.step, row.written_at), reverse=True))
         return OrjsonResponse(SnapshotList(snapshots=newest_first))
@@ -168,46 +143,47 @@ def _reading_routes(
 def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_s: float) -> APIRouter:
     routes = APIRouter(tags=["jobs"], route_class=_OrjsonRoute)
 
-    async def done(request: Request, job: Job) -> Result:
-        _must_be_ready(board)
-        return await outcome(request.receive, jobs.submit(job), deadline_s)
+    async def run(request: Request, job: Job) -> Result:
+        require_ready(board)
+        return await wait_for_result(request.receive, jobs.submit(job), deadline_s)
 
-    def new_tokens(asked: int | None) -> int:
-        return _within("max_new_tokens", asked or settings.max_new_tokens, "max_new_tokens", settings.max_new_tokens)
+    def new_tokens(requested: int | None) -> int:
+        limit = settings.max_new_tokens
+        return _require_at_most(limit, requested or limit, field="max_new_tokens", setting="max_new_tokens")
 
-    @routes.post("/v1/eval", response_model=EvalResult, summary="Measure the model", responses=_REFUSED)
+    @routes.post("/v1/eval", response_model=EvalResult, summary="Evaluate the model", responses=_JOB_ERRORS)
     async def evaluate(request: Request, body: EvalRequest) -> Response:
-        """Loss, perplexity and token accuracy on the examples; with `generate` also exact match and ROUGE-L.
-
-        The loop works on it between steps, a slice of its time budget at a time.
-        """
-        _within("examples", len(body.examples), "max_examples", settings.max_examples)
+        """Loss, perplexity and token accuracy on the examples; with `generate` also exact match and ROUGE-L."""
+        _require_at_most(settings.max_examples, len(body.examples), field="examples", setting="max_examples")
         job = EvalJob(tuple(body.examples), body.generate, new_tokens(body.max_new_tokens))
-        return OrjsonResponse(await done(request, job))
+        return OrjsonResponse(await run(request, job))
 
-    @routes.post("/v1/generate", response_model=GenerateResult, summary="Let the model write", responses=_REFUSED)
+    @routes.post("/v1/generate", response_model=GenerateResult, summary="Generate text", responses=_JOB_ERRORS)
     async def generate(request: Request, body: GenerateRequest) -> Response:
-        """Continue a prompt or answer a conversation with the model as it is now, greedily."""
+        """Continue a prompt or answer a conversation with the current model, by greedy decoding."""
         given = body.model_dump(mode="json", include={"messages", "image"})
         messages = None if given["messages"] is None else tuple(given["messages"])
         job = GenerateJob(body.prompt, messages, new_tokens(body.max_new_tokens), given["image"])
-        return OrjsonResponse(await done(request, job))
+        return OrjsonResponse(await run(request, job))
 
-    @routes.get("/v1/experts", response_model=ExpertsResult, summary="What experts are used for", responses=_REFUSED)
-    async def experts(request: Request, layer: str | None = None) -> Response:
-        """Load, importance, claims, similarity and the mixing of tokens (N_eff), expert by expert.
+    @routes.get("/v1/experts", response_model=ExpertsResult, summary="Expert usage", responses=_JOB_ERRORS)
+    async def experts(request: Request, layer: _Layer = None) -> Response:
+        """Load, importance, claims, similarity and mixing of tokens (N_eff) per expert.
 
-        The loop scores the hold-out records for it between steps, a slice of its time budget at a time. `layer` is
-        any part of a layer's name and limits the answer to those that have it.
+        N_eff is measured on the hold-out records.
         """
-        return OrjsonResponse(await done(request, ExpertsJob(layer)))
+        return OrjsonResponse(await run(request, ExpertsJob(layer)))
 
     @routes.post(
-        "/v1/snapshots", status_code=201, response_model=SnapshotResult, summary="Snapshot now", responses=_REFUSED
+        "/v1/snapshots",
+        status_code=201,
+        response_model=SnapshotResult,
+        summary="Write a snapshot",
+        responses=_JOB_ERRORS,
     )
     async def make_snapshot(request: Request) -> Response:
-        """Write a snapshot before the next step; answers once it is durable. Takes no body."""
-        return OrjsonResponse(await done(request, SnapshotJob()), 201)
+        """Write a snapshot before the next step; responds once it is durable. Takes no body."""
+        return OrjsonResponse(await run(request, SnapshotJob()), 201)
 
     return routes
 
@@ -222,35 +198,28 @@ def _index_route(app: FastAPI) -> APIRouter:
             for path, methods in app.openapi()["paths"].items()
             for method, operation in methods.items()
         ]
-        lines = [f"streamlearn {__version__}", "", *listed, f"GET  {'/openapi.json':15}All of it, for programs", ""]
+        lines = [f"streamlearn {__version__}", "", *listed, f"GET  {'/openapi.json':15}OpenAPI document", ""]
         return Response("\n".join(lines), media_type="text/plain")
 
     return routes
 
 
-def _must_be_ready(board: Board) -> None:
-    why = board.why_not_ready()
-    if why is not None:
-        hint = "try again once /readyz answers 200; /v1/status shows what the daemon does"
-        raise unavailable("not_ready", why, hint=hint, retry_after_s=NOT_READY_RETRY_S)
-
-
-def _within(field: str, found: int, setting: str, bound: int) -> int:
-    if found > bound:
-        message = f"{field}: at most {bound} are allowed, found {found}"
-        raise ApiError(422, "invalid", message, hint=f"ask for less, or raise serve.{setting}")
+def _require_at_most(limit: int, found: int, *, field: str, setting: str) -> int:
+    if found > limit:
+        message = f"{field}: expected at most {limit}, found {found}"
+        raise ApiError(422, "invalid", message, hint=f"request fewer, or raise serve.{setting}")
     return found
 
 
 class _OrjsonRequest(Request):
-    """Reads its body with orjson: strict UTF-8, no NaN, bounded depth."""
+    """A request whose JSON is parsed by orjson: strict UTF-8, no NaN, bounded depth."""
 
     async def json(self) -> Any:
         return orjson.loads(await self.body())
 
 
 class _OrjsonRoute(APIRoute):
-    """A route whose body is read by orjson."""
+    """A route that reads its body with orjson."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -1,12 +1,12 @@
-"""What a connection may do: uvicorn's own HTTP/1.1 protocol, with a deadline for receiving and a bound on their number.
+"""Limits on connections: uvicorn's HTTP/1.1 protocol with a receive deadline and a maximum number of connections.
 
-uvicorn closes an idle connection after an answer, but waits without end for a first byte, for the rest of a header or
-for a body, and its limit of concurrency turns everyone away once silent connections have used it up. Here
+uvicorn closes idle keep-alive connections, but waits without limit for a first byte, the rest of a header or a body.
+Its concurrency limit rejects every new client once silent connections have used it up. Here
 
-- a request must have arrived whole `RECEIVE_S` after the connection was made or its first byte came; one that has
-  begun is answered 408;
-- of more than `MAX_CONNECTIONS` the one that has waited longest for its client goes; only while all of them are being
-  answered is a new one turned away.
+- a request must arrive completely within `RECEIVE_S` of the connection or of its first byte; an incomplete one is
+  answered 408;
+- above `MAX_CONNECTIONS` the connection that has been waiting longest for its client is closed. A new connection is
+  refused only while all others are being served.
 """
 
 import asyncio
@@ -16,76 +16,81 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 RECEIVE_S = 10.0
 MAX_CONNECTIONS = 64
-_TOO_SLOW = b'{"error":{"code":"too_slow","message":"a request must arrive whole within 10 s","hint":"send it faster"}}'
+_TOO_SLOW = b'{"error":{"code":"too_slow","message":"expected a whole request within 10 s","hint":"send it faster"}}'
 
 
 class GuardedConnection(H11Protocol):
-    """One client."""
+    """One client connection."""
 
     _deadline: asyncio.TimerHandle | None = None
     waiting_since = 0.0
-    """When the loop last had nothing to do for this client."""
+    """Time of the event loop at which the connection began to wait for its client."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn's own
-        """Take its place, and wait for a request."""
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Start the receive deadline; close another connection if there are too many."""
         super().connection_made(transport)
         self.waiting_since = self.loop.time()
-        self._expect_request()
+        self._start_deadline()
         if len(self.connections) > MAX_CONNECTIONS:
-            self._make_room()
+            self._close_longest_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing more is expected of it."""
-        self._expect_nothing()
+        """Cancel the receive deadline."""
+        self._cancel_deadline()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Some of a request, the whole of it, or more than one."""
-        self._expect_request()
+        """Handle a part of a request, a whole one, or several."""
+        self._start_deadline()
         super().data_received(data)
-        self._look_what_is_missing()
+        self._cancel_deadline_if_complete()
 
     def on_response_complete(self) -> None:
-        """The next request may be here already."""
+        """Restart the waiting time, and handle a pipelined request."""
         self.waiting_since = self.loop.time()
         super().on_response_complete()
-        self._look_what_is_missing()
+        self._cancel_deadline_if_complete()
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nobody works on an answer for it."""
+        """Whether no response is in progress."""
         return self.cycle is None or self.cycle.response_complete or self.conn.their_state is h11.SEND_BODY
 
-    def _expect_request(self) -> None:
+    def _start_deadline(self) -> None:
         if self._deadline is None:
-            self._deadline = self.loop.call_later(RECEIVE_S, self._give_up)
+            self._deadline = self.loop.call_later(RECEIVE_S, self._on_deadline)
 
-    def _expect_nothing(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _look_what_is_missing(self) -> None:
-        begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
-        if not begun and self.conn.their_state is not h11.SEND_BODY:
-            self._expect_nothing()
+    def _cancel_deadline_if_complete(self) -> None:
+        partial = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
+        if not partial and self.conn.their_state is not h11.SEND_BODY:
+            self._cancel_deadline()
 
-    def _give_up(self) -> None:
-        """The deadline has passed: say so where something had come, and close."""
+    def _on_deadline(self) -> None:
+        """Close the connection, with a 408 if part of a request had arrived."""
         self._deadline = None
         if self.transport.is_closing():
             return
-        begun = self.conn.trailing_data[0] or self.conn.their_state is h11.SEND_BODY
-        if begun and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            head = [(b"content-type", b"application/json"), (b"connection", b"close")]
-            head.append((b"content-length", str(len(_TOO_SLOW)).encode()))
-            for event in (h11.Response(status_code=408, headers=head), h11.Data(data=_TOO_SLOW), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
+        partial = self.conn.trailing_data[0] or self.conn.their_state is h11.SEND_BODY
+        if partial and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._send_too_slow()
         self.transport.close()
 
-    def _make_room(self) -> None:
+    def _send_too_slow(self) -> None:
+        head = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        head.append((b"content-length", str(len(_TOO_SLOW)).encode()))
+        is_head = self.conn.their_state is h11.SEND_BODY and self.scope["method"] == "HEAD"
+        body = h11.Data(data=b"" if is_head else _TOO_SLOW)
+        for event in (h11.Response(status_code=408, headers=head), body, h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+
+    def _close_longest_waiting(self) -> None:
         others = [each for each in self.connections if each is not self and isinstance(each, GuardedConnection)]
         waiting = [each for each in others if each.is_waiting and not each.transport.is_closing()]
-        leaver = min(waiting, key=lambda each: each.waiting_since, default=self)
-        self.connections.discard(leaver)  # at once: closing takes a turn of the event loop
-        leaver.transport.close()
+        longest = min(waiting, key=lambda each: each.waiting_since, default=self)
+        self.connections.discard(longest)  # at once: closing takes an iteration of the event loop
+        longest.transport.close()

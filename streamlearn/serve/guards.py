@@ -1,13 +1,13 @@
-"""What a request must satisfy before a handler sees it, outermost first.
+"""Checks of a request before it reaches a handler, outermost first.
 
-    FaultShield   whatever happens further in is answered          500
-    HostGuard     the Host header names this machine's loopback    400   (DNS rebinding)
-    OriginGuard   a browser's Origin is on loopback                403   (cross-site requests)
-    TokenGuard    what needs the bearer token has it               401   (others on this machine, or of the network)
-    JsonGuard     a question declares application/json             415   (forms and beacons cannot)
-    BodyGuard     the body is complete and within its limit        413   (counted while it arrives)
+    FaultShield   unexpected exceptions become an error response   500
+    HostGuard     the Host header names an allowed host            400   (DNS rebinding)
+    OriginGuard   a browser's Origin is an allowed host            403   (cross-site requests)
+    TokenGuard    the bearer token is correct where it is required 401   (other users and other machines)
+    JsonGuard     the content type is application/json             415   (HTML forms and beacons cannot send it)
+    BodyGuard     the body is complete and within its limit        413   (counted as it arrives)
 
-Each is one ASGI middleware; what else a request must satisfy joins the list in `guards`.
+Each is one ASGI middleware; `guards` lists them.
 """
 
 import asyncio
@@ -24,19 +24,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamlearn.serve.replies import ApiError, FaultShield
 from streamlearn.settings import ServeSettings
 
-DRAIN_BYTES = 16 << 20  # sixteen times the default limit; loopback carries it in some ten milliseconds
-DRAIN_S = 1.0  # for a client that trickles
+DRAIN_BYTES = 16 << 20  # sixteen times the default limit; takes about 10 ms over loopback
+DRAIN_S = 1.0  # for a slow client
 
-
-OPEN_PATHS = frozenset({"/livez", "/readyz"})
-"""What a supervisor asks; it never needs the token."""
-READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-ASKING_PATHS = frozenset({"/v1/eval", "/v1/generate"})
-"""POST because they have a body; they change nothing."""
+HEALTH_PATHS = frozenset({"/livez", "/readyz"})
+"""For supervisors; they never need the token."""
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+QUERY_PATHS = frozenset({"/v1/eval", "/v1/generate"})
+"""POST because they have a body; they change no state."""
 
 
 def guards(settings: ServeSettings, token: str) -> list[Middleware]:
-    """The list, for an application that is bound as `settings` say."""
+    """The middleware for an application served with these settings."""
     hosts = frozenset({"127.0.0.1", "localhost", "::1", settings.host.strip("[]").lower(), *settings.names})
     return [
         Middleware(FaultShield),
@@ -49,12 +48,13 @@ def guards(settings: ServeSettings, token: str) -> list[Middleware]:
 
 
 class _Guard:
-    """A check of the request's head: `check` raises ApiError or returns."""
+    """A check of the request line and headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check the request and pass it on, or send the error."""
         if scope["type"] == "http":
             try:
                 self.check(Request(scope))
@@ -64,44 +64,45 @@ class _Guard:
         await self.app(scope, receive, send)
 
     def check(self, request: Request) -> None:
-        """Refuse by raising ApiError."""
+        """Raise ApiError to refuse the request."""
         raise NotImplementedError
 
 
 class HostGuard(_Guard):
-    """A page that rebinds its own name to 127.0.0.1 still sends that name as Host."""
+    """Requires an allowed Host: a page that rebinds its own name to 127.0.0.1 still sends that name."""
 
     def __init__(self, app: ASGIApp, *, hosts: frozenset[str]) -> None:
         super().__init__(app)
         self.hosts = hosts
 
     def check(self, request: Request) -> None:
-        """Host must be one of ours, with any port."""
+        """Require an allowed host, with any port."""
         host = request.headers.get("host", "")
         if _hostname(f"//{host}") not in self.hosts:
-            message = f"the Host header must name {', '.join(sorted(self.hosts))}, found {host[:100]!r}"
-            raise ApiError(
-                400, "bad_host", message, hint="the endpoint serves this machine alone: use http://127.0.0.1"
-            )
+            message = f"expected a Host header of {', '.join(sorted(self.hosts))}, found {host[:100]!r}"
+            hint = "use http://127.0.0.1, or add the name to serve.names; for health probes set serve.health_port"
+            raise ApiError(400, "bad_host", message, hint=hint)
 
 
 class OriginGuard(_Guard):
-    """A browser says which site a request comes from; other sites have no business here."""
+    """Refuses requests that a browser sends on behalf of another site."""
 
     def __init__(self, app: ASGIApp, *, hosts: frozenset[str]) -> None:
         super().__init__(app)
         self.hosts = hosts
 
     def check(self, request: Request) -> None:
-        """Origin may be absent or on loopback."""
+        """Require every Origin, if there is one, to be an allowed host."""
         for origin in request.headers.getlist("origin"):
             if _hostname(origin) not in self.hosts:
-                message = f"requests from other sites are refused, found Origin {origin[:100]!r}"
-                raise ApiError(403, "foreign_origin", message, hint="leave Origin out, or open the page from localhost")
+                message = f"cross-site requests are not allowed, found Origin {origin[:100]!r}"
+                raise ApiError(
+                    403, "foreign_origin", message, hint="remove the Origin header, or open the page from localhost"
+                )
 
 
 class TokenGuard(_Guard):
-    """A bearer token for what changes something; for everything but health where `always` is set."""
+    """Requires the bearer token for what changes state; with `always`, for everything but health."""
 
     def __init__(self, app: ASGIApp, *, token: str, always: bool) -> None:
         super().__init__(app)
@@ -109,47 +110,47 @@ class TokenGuard(_Guard):
         self._always = always
 
     def check(self, request: Request) -> None:
-        """Compared in constant time."""
+        """Compare the token in constant time."""
         path = request.url.path
-        harmless = request.method in READING_METHODS or path in ASKING_PATHS
-        if path in OPEN_PATHS or (harmless and not self._always):
+        read_only = request.method in SAFE_METHODS or path in QUERY_PATHS
+        if path in HEALTH_PATHS or (read_only and not self._always):
             return
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), self._expected):
-            found = "another" if given else "none"
+            found = "a different one" if given else "none"
             raise ApiError(
                 401,
                 "no_token",
-                f"{request.method} {path[:100]} needs the daemon's bearer token, found {found}",
-                hint="send 'Authorization: Bearer TOKEN' with what stands in serve.token_file (or STATE/http.token)",
+                f"{request.method} {path[:100]} requires the daemon's bearer token, found {found}",
+                hint="send 'Authorization: Bearer TOKEN' with the token in serve.token_file (default STATE/http.token)",
                 headers={"www-authenticate": "Bearer"},
             )
 
 
 class JsonGuard(_Guard):
-    """A form, an image or a beacon of a foreign page can POST, but not with this content type."""
+    """Requires application/json, which a form, an image or a beacon of a foreign page cannot send."""
 
     def check(self, request: Request) -> None:
-        """What asks without a token must be application/json, also when it has no body."""
+        """Require the content type on paths that need no token, even without a body."""
         found = request.headers.get("content-type", "none")
         if (
             request.method == "POST"
-            and request.url.path in ASKING_PATHS
+            and request.url.path in QUERY_PATHS
             and found.partition(";")[0].strip().lower() != "application/json"
         ):
-            message = f"POST needs content-type application/json, found {found[:100]}"
+            message = f"expected content-type application/json, found {found[:100]}"
             raise ApiError(415, "wrong_content_type", message, hint="add -H 'content-type: application/json'")
 
 
 class BodyGuard:
-    """Receives the whole body before the application runs, and stops at the first byte too many."""
+    """Receives the whole body before the application runs, up to a maximum size."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self.app = app
         self.max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what fits."""
+        """Pass the request on with its body, or send the error."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -162,10 +163,10 @@ class BodyGuard:
             await self.app(scope, _replay(received, receive), send)
 
     async def _receive_all(self, headers: Headers, receive: Receive) -> Message | None:
-        """The body as one message; None when the client left."""
+        """The body as one message; None when the client disconnected."""
         declared = headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self.max_bytes:
-            if "expect" not in headers:  # a client that waits for 100 Continue has sent nothing yet
+            if "expect" not in headers:  # a client waiting for 100 Continue has sent nothing yet
                 await _drain(receive)
             raise self._too_large(declared)
         body = bytearray()
@@ -186,21 +187,21 @@ class BodyGuard:
         return ApiError(
             413,
             "body_too_large",
-            f"a body may hold {self.max_bytes} bytes, found {found}",
-            hint="send fewer examples at a time, or raise serve.max_body_bytes",
-            headers={"connection": "close"},  # whatever comes after the drain stays unread
+            f"expected a body of at most {self.max_bytes} bytes, found {found}",
+            hint="send fewer examples per request, or raise serve.max_body_bytes",
+            headers={"connection": "close"},  # what follows the drained part stays unread
         )
 
 
 async def _drain(receive: Receive) -> None:
-    """Read and drop a little of what still comes: a client that is cut off while it sends may never see the answer."""
+    """Read and discard a bounded part of the body: a client cut off while sending may never read the response."""
     dropped = 0
     with suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_S):
             while dropped < DRAIN_BYTES:
                 message = await receive()
                 dropped += len(message.get("body", b""))
-                if not message.get("more_body", False):  # a disconnect has none either
+                if not message.get("more_body", False):  # a disconnect message has no more_body either
                     return
 
 
@@ -214,10 +215,10 @@ def _replay(message: Message, receive: Receive) -> Receive:
 
 
 def _hostname(url: str) -> str | None:
-    """The lower-case host of an URL without brackets and port; None when it is not one."""
+    """The lower-case host of a URL without brackets and port; None for anything else."""
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018  raises on a port that is no number
+        parts.port  # noqa: B018  raises on an invalid port
     except ValueError:
         return None
     return None if parts.username is not None or parts.path not in ("", "/") else parts.hostname

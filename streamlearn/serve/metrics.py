@@ -1,4 +1,4 @@
-"""The published status as Prometheus metrics, read at scrape time: nothing is counted twice and nothing is global."""
+"""The published status as Prometheus metrics. Values are read at scrape time; there is no global registry."""
 
 import re
 from collections.abc import Iterator
@@ -25,9 +25,10 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class StatusCollector(Collector):
-    """Turns one reading of the board into metric families.
+    """Converts the current status to metric families.
 
-    Counters are over the learner's life, so they fall after a crash or a rollback, which Prometheus takes for a reset.
+    Counters are over the learner's lifetime. They decrease after a crash or a rollback, which Prometheus treats as a
+    counter reset.
     """
 
     def __init__(self, board: Board, jobs: JobQueue, clock: Clock) -> None:
@@ -36,7 +37,7 @@ class StatusCollector(Collector):
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
-        """Everything, from a single status."""
+        """All metric families, from one status."""
         status = self._board.read()
         yield from self._health(status)
         yield from _progress(status)
@@ -47,55 +48,53 @@ class StatusCollector(Collector):
 
     def _health(self, status: Status) -> Iterator[Metric]:
         yield _gauge(
-            "ready", "1 while jobs are taken, else 0; /readyz says why not.", self._board.why_not_ready() is None
+            "ready", "Whether the daemon accepts jobs; /readyz has the reason.", self._board.why_not_ready() is None
         )
-        yield _gauge("degraded", "1 while something cannot be written; /v1/status says what.", bool(status.degraded))
-        phases = GaugeMetricFamily("streamlearn_phase", "1 for what the training loop is doing.", labels=["phase"])
+        yield _gauge("degraded", "Whether something cannot be written; /v1/status has details.", bool(status.degraded))
+        phases = GaugeMetricFamily("streamlearn_phase", "Current phase of the training loop.", labels=["phase"])
         for phase in Phase:
             phases.add_metric([phase], float(status.phase is phase))
         yield phases
-        yield _gauge("start_time_seconds", "When the daemon started, Unix time.", status.started_at)
+        yield _gauge("start_time_seconds", "Start time of the daemon, Unix time.", status.started_at)
         age = self._board.heartbeat_age_s
         yield _gauge("heartbeat_age_seconds", "Time since the training loop last reported.", age)
-        yield _gauge("jobs_waiting", "Requests that wait for the loop.", len(self._jobs))
-        yield _gauge("jobs_capacity", "Requests that may wait before more are answered 503.", self._jobs.size)
-        yield _timing(
-            "job_pause_seconds", "How long training paused for requests between two steps.", status.job_seconds
-        )
+        yield _gauge("jobs_waiting", "Jobs in the queue.", len(self._jobs))
+        yield _gauge("jobs_capacity", "Maximum number of queued jobs.", self._jobs.size)
+        yield _timing("job_pause_seconds", "Duration of pauses of training for jobs.", status.job_seconds)
 
     def _snapshots(self, status: Status) -> Iterator[Metric]:
         if status.snapshot is not None:
             age = max(0.0, self._clock.wall() - status.snapshot.written_at)
-            yield _gauge("last_snapshot_age_seconds", "Time since the newest snapshot became durable.", age)
-            yield _gauge("last_snapshot_step", "Updates that the newest snapshot holds.", status.snapshot.step)
-        yield _timing("snapshot_write_seconds", "How long writing a snapshot took.", status.snapshot_seconds)
+            yield _gauge("last_snapshot_age_seconds", "Age of the newest durable snapshot.", age)
+            yield _gauge("last_snapshot_step", "Optimizer updates in the newest snapshot.", status.snapshot.step)
+        yield _timing("snapshot_write_seconds", "Duration of writing a snapshot.", status.snapshot_seconds)
 
 
 def registry(board: Board, jobs: JobQueue, clock: Clock) -> CollectorRegistry:
-    """A registry of its own with the status and the process (memory, CPU, open files)."""
-    own = CollectorRegistry()
-    own.register(StatusCollector(board, jobs, clock))
-    ProcessCollector(registry=own)
-    return own
+    """A registry with the status and the process metrics (memory, CPU, open files)."""
+    collectors = CollectorRegistry()
+    collectors.register(StatusCollector(board, jobs, clock))
+    ProcessCollector(registry=collectors)
+    return collectors
 
 
-def exposition(own: CollectorRegistry) -> bytes:
-    """Prometheus' text format, of `CONTENT_TYPE`."""
-    return generate_latest(own)
+def exposition(collectors: CollectorRegistry) -> bytes:
+    """All metrics in the Prometheus text format, `CONTENT_TYPE`."""
+    return generate_latest(collectors)
 
 
 def _progress(status: Status) -> Iterator[Metric]:
-    yield _counter("steps", "Optimizer updates since the learner's first.", status.step)
-    yield _counter("records_trained", "Records that an update was made from.", status.records_trained)
+    yield _counter("steps", "Optimizer updates.", status.step)
+    yield _counter("records_trained", "Records trained on.", status.records_trained)
     held_out = "Records kept out of training to measure forgetting."
     yield _counter("records_held_out", held_out, status.records_held_out)
-    yield _counter("tokens_trained", "Tokens of trained records.", status.tokens_trained)
-    yield _gauge("tokens_per_second", "Recent speed of training.", status.tokens_per_s)
-    refusals = "Updates not made because the loss or a gradient was not finite."
+    yield _counter("tokens_trained", "Tokens of records trained on.", status.tokens_trained)
+    yield _gauge("tokens_per_second", "Recent training throughput.", status.tokens_per_s)
+    refusals = "Updates skipped because the loss or a gradient was not finite."
     yield _counter("update_refusals", refusals, status.update_refusals)
-    yield _timing("step_seconds", "How long a step took, from batch to update.", status.step_seconds)
+    yield _timing("step_seconds", "Duration of a training step, from batch to update.", status.step_seconds)
     if status.loss is not None:
-        last = "Loss of the last batch before its update (prequential), nats per token."
+        last = "Prequential loss of the last batch (before its update), nats per token."
         yield _gauge("prequential_loss_nats", last, status.loss)
     if status.loss_smoothed is not None:
         smoothed = "Prequential loss smoothed over recent batches, nats per token."
@@ -103,20 +102,18 @@ def _progress(status: Status) -> Iterator[Metric]:
 
 
 def _stream(status: Status) -> Iterator[Metric]:
-    dead = CounterMetricFamily(
-        "streamlearn_records_dead_lettered", "Records set aside as unusable, by reason.", labels=["reason"]
-    )
+    dead = CounterMetricFamily("streamlearn_records_dead_lettered", "Unusable records, by reason.", labels=["reason"])
     for reason in [
         *Reason,
         *sorted(status.dead_letters.keys() - set(Reason)),
-    ]:  # zeros too, so that rate() sees the first
+    ]:  # zeros too: rate() needs a first sample
         dead.add_metric([reason], status.dead_letters.get(reason, 0))
     yield dead
     labels = ["topic", "partition"]
     position = "Offset of the next record to train on."
     positions = GaugeMetricFamily("streamlearn_position_offset", position, labels=labels)
-    behind = "Records between the position and the end of the partition's log."
-    lags = GaugeMetricFamily("streamlearn_lag_records", behind, labels=labels)
+    lag = "Records between the position and the end of the partition's log."
+    lags = GaugeMetricFamily("streamlearn_lag_records", lag, labels=labels)
     for row in status.partitions:
         origin = [row.origin.topic, str(row.origin.partition)]
         positions.add_metric(origin, row.position)
@@ -127,16 +124,17 @@ def _stream(status: Status) -> Iterator[Metric]:
 
 
 def _regimes(adaptation: AdaptationStatus) -> Iterator[Metric]:
-    yield _gauge("regimes", "Regimes that are remembered.", len(adaptation.regimes))
+    yield _gauge("regimes", "Remembered regimes.", len(adaptation.regimes))
     if adaptation.current is not None:
         yield _gauge("current_regime", "Number of the regime that the stream is in.", adaptation.current.number)
-    shifts = CounterMetricFamily("streamlearn_shifts", "Changes of the stream that were declared.", labels=["kind"])
-    for kind in SHIFT_KINDS:  # zeros too, so that rate() sees the first
+    detected = "Detected shifts of the stream, by kind; the first regime is not counted."
+    shifts = CounterMetricFamily("streamlearn_shifts", detected, labels=["kind"])
+    for kind in SHIFT_KINDS:  # zeros too: rate() needs a first sample
         shifts.add_metric([kind], adaptation.num_shifts.get(kind, 0))
     yield shifts
-    loss = "Loss of a regime's hold-out records when last scored, nats per learned token."
+    loss = "Loss on a regime's hold-out records at the last scoring, nats per learned token."
     losses = GaugeMetricFamily("streamlearn_regime_loss", loss, labels=["regime"])
-    accuracy = "Teacher-forced accuracy of a regime's hold-out records when last scored, 0 to 1."
+    accuracy = "Teacher-forced accuracy on a regime's hold-out records at the last scoring, 0 to 1."
     accuracies = GaugeMetricFamily("streamlearn_regime_accuracy", accuracy, labels=["regime"])
     for regime in adaptation.regimes:
         if regime.now is not None:
@@ -145,31 +143,33 @@ def _regimes(adaptation: AdaptationStatus) -> Iterator[Metric]:
     yield losses
     yield accuracies
     if adaptation.average_forgetting is not None:
-        forgotten = "Mean over past regimes of best hold-out accuracy less accuracy now."
+        forgotten = "Mean over past regimes of best hold-out accuracy minus accuracy now."
         yield _gauge("average_forgetting", forgotten, adaptation.average_forgetting)
     if adaptation.backward_transfer is not None:
-        gained = "Mean over past regimes of hold-out accuracy now less accuracy when the stretch ended."
+        gained = "Mean over past regimes of hold-out accuracy now minus accuracy at the end of the segment."
         yield _gauge("backward_transfer", gained, adaptation.backward_transfer)
-    yield _counter("probe_seconds", "Time spent on probing new regimes, by this process.", adaptation.probe_seconds)
-    scoring = "Time taken from training for scoring hold-out records, by this process."
+    yield _counter("probe_seconds", "Time spent on probing new regimes by this process.", adaptation.probe_seconds)
+    scoring = "Training time spent on scoring hold-out records by this process; idle time is not counted."
     yield _counter("holdout_seconds", scoring, adaptation.holdout_seconds)
 
 
 def _build(status: Status) -> Metric:
-    named = {re.sub(r"\W", "_", name): version for name, version in status.versions.items()}
+    versions = {re.sub(r"\W", "_", name): version for name, version in status.versions.items()}
     setup = {"backbone": status.backbone, "dtype": status.dtype, "device": status.device, "preset": status.preset}
-    return InfoMetricFamily("streamlearn_build", "Versions, backbone and adapter preset.", value={**named, **setup})
+    return InfoMetricFamily(
+        "streamlearn_build", "Versions, backbone, dtype, device and adapter preset.", value={**versions, **setup}
+    )
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"streamlearn_{name}", text, value=float(value))
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"streamlearn_{name}", documentation, value=float(value))
 
 
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"streamlearn_{name}", text, value=value)
+def _counter(name: str, documentation: str, value: float) -> Metric:
+    return CounterMetricFamily(f"streamlearn_{name}", documentation, value=value)
 
 
-def _timing(name: str, text: str, timing: Timing) -> Metric:
-    bounds = [*map(str, BUCKETS_S), "+Inf"]
-    buckets = list(zip(bounds, map(float, accumulate(timing.counts)), strict=True))
-    return HistogramMetricFamily(f"streamlearn_{name}", text, buckets=buckets, sum_value=timing.total_s)
+def _timing(name: str, documentation: str, timing: Timing) -> Metric:
+    upper_bounds = [*map(str, BUCKETS_S), "+Inf"]
+    buckets = list(zip(upper_bounds, map(float, accumulate(timing.counts)), strict=True))
+    return HistogramMetricFamily(f"streamlearn_{name}", documentation, buckets=buckets, sum_value=timing.total_s)

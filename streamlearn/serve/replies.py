@@ -1,8 +1,8 @@
-"""Answers: JSON by orjson, and one shape for everything that is not a success.
+"""Responses: JSON by orjson, and one format for every error.
 
-    {"error": {"code": "queue_full", "message": "at most 8 jobs may wait and 8 do", "hint": "try again after ..."}}
+    {"error": {"code": "queue_full", "message": "at most 8 jobs may be queued, found 8", "hint": "retry after ..."}}
 
-Foreign exceptions become this shape here and nowhere else.
+Exceptions of the application and of its frameworks are translated to this format here and nowhere else.
 """
 
 import difflib
@@ -25,25 +25,25 @@ from streamlearn.jobs.queue import ExampleError, LayerError, QueueClosedError, Q
 _log = get_logger("serve")
 
 _RECORD_HINT = (
-    'an example is one of {"text"}, {"prompt","completion"}, {"messages":[...]}, {"input_ids",["labels"]}; '
-    "/openapi.json shows a whole request"
+    'expected {"text"}, {"prompt","completion"}, {"messages":[...]} or {"input_ids",["labels"]}; '
+    "see /openapi.json for a complete request"
 )
-_ROUTES_HINT = "GET / lists the endpoints, /openapi.json describes them"
+_PATHS_HINT = "GET / lists the endpoints, /openapi.json describes them"
 
 
 class OrjsonResponse(Response):
-    """A value, a pydantic model or a dataclass as JSON. NaN and infinity become null."""
+    """JSON of a value, a pydantic model or a dataclass. NaN and infinity become null."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """To bytes."""
+        """Serialize to bytes."""
         value = content.model_dump() if isinstance(content, BaseModel) else content
         return orjson.dumps(value, option=orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE)
 
 
 class ApiError(Exception):
-    """Ends a request with an error answer."""
+    """Ends a request with an error response."""
 
     def __init__(
         self, status: int, code: str, message: str, *, hint: str = "", headers: Mapping[str, str] | None = None
@@ -54,85 +54,94 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def response(self) -> Response:
-        """The answer."""
+        """The response for this error."""
         return OrjsonResponse(self.body, self.status, self.headers)
 
 
 def unavailable(code: str, message: str, *, hint: str, retry_after_s: int) -> ApiError:
-    """503: not now; try again later."""
+    """503 with Retry-After."""
     return ApiError(503, code, message, hint=hint, headers={"retry-after": str(retry_after_s)})
 
 
-def internal() -> ApiError:
-    """500: our own fault, of which the client learns nothing but that."""
-    return ApiError(500, "internal", "the request failed inside the daemon", hint="the daemon's log has the traceback")
+def internal_error() -> ApiError:
+    """500 without details: those are in the log."""
+    return ApiError(
+        500, "internal", "the request failed inside the daemon", hint="see the traceback in the daemon's log"
+    )
 
 
 class FaultShield:
-    """Outermost: what no handler foresaw is logged and answered, and the connection stays usable."""
+    """Outermost middleware: logs unexpected exceptions and returns a 500, so that the connection stays usable."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on."""
+        """Pass the request on."""
         try:
             await self.app(scope, receive, send)
-        except Exception:  # noqa: BLE001 - the answer to a fault is the same whatever it is
+        except Exception:  # noqa: BLE001 - every unexpected exception gets the same response
             _log.exception(Event.HTTP_FAILED, path=scope.get("path"))
-            await internal().response()(scope, receive, send)
+            await internal_error().response()(scope, receive, send)
 
 
-def install(app: FastAPI, *, retry_after_s: int) -> None:
-    """Give every failure of `app` the one shape."""
+def install_error_handlers(app: FastAPI, *, retry_after_s: int = 1, paths_hint: str = _PATHS_HINT) -> None:
+    """Make every error of `app` use the error format.
+
+    Args:
+        app: The application.
+        retry_after_s: Retry-After of a full queue.
+        paths_hint: The hint for an unknown path, method or body.
+    """
 
     async def on_api_error(_: Request, error: ApiError) -> Response:
         return error.response()
 
     async def on_http_error(request: Request, error: HTTPException) -> Response:
-        return _from_http(request, error).response()
+        return _from_http(request, error, paths_hint).response()
 
     async def on_invalid(request: Request, error: RequestValidationError) -> Response:
-        return _from_invalid(request, error).response()
+        return _from_invalid(request, error, paths_hint).response()
 
-    async def on_own_error(request: Request, error: StreamlearnError) -> Response:
-        return _from_own(request, error, retry_after_s).response()
+    async def on_streamlearn_error(request: Request, error: StreamlearnError) -> Response:
+        return _from_streamlearn(request, error, retry_after_s).response()
 
     handlers: dict[type[Exception], Any] = {
         ApiError: on_api_error,
         HTTPException: on_http_error,
         RequestValidationError: on_invalid,
-        StreamlearnError: on_own_error,
+        StreamlearnError: on_streamlearn_error,
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
 
 
-def _from_http(request: Request, error: HTTPException) -> ApiError:
+def _from_http(request: Request, error: HTTPException, hint: str) -> ApiError:
     path = request.url.path
     if error.status_code == 404:
-        return ApiError(404, "not_found", f"nothing is served at {path}", hint=_ROUTES_HINT)
+        return ApiError(404, "not_found", f"nothing is served at {path}", hint=hint)
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
-        message = f"{path} takes {allowed}, found {request.method}"
-        return ApiError(405, "method_not_allowed", message, hint=_ROUTES_HINT, headers={"allow": allowed})
-    return ApiError(error.status_code, "bad_request", str(error.detail), hint=_ROUTES_HINT, headers=error.headers)
+        message = f"{path} accepts {allowed}, found {request.method}"
+        return ApiError(405, "method_not_allowed", message, hint=hint, headers={"allow": allowed})
+    return ApiError(error.status_code, "bad_request", str(error.detail), hint=hint, headers=error.headers)
 
 
 def _methods(request: Request) -> list[str]:
-    """All that the path takes; a route of it knows its own alone. What is not described takes GET."""
+    """All methods of the path; a route only has its own. Paths outside the OpenAPI document accept GET."""
     described = request.app.openapi()["paths"].get(request.url.path, {"get": None})
-    return sorted(method.upper() for method in described)
+    methods = {method.upper() for method in described}
+    return sorted(methods | {"HEAD"} if "GET" in methods else methods)
 
 
-def _from_invalid(request: Request, error: RequestValidationError) -> ApiError:
+def _from_invalid(request: Request, error: RequestValidationError, hint: str) -> ApiError:
     faults = error.errors()
     if faults[0]["type"] == "json_invalid":
         reason, position = faults[0]["ctx"]["error"], faults[0]["loc"][-1]
-        return ApiError(400, "not_json", f"the body must be JSON: {reason} at character {position}", hint=_ROUTES_HINT)
+        return ApiError(400, "not_json", f"the body must be JSON: {reason} at character {position}", hint=hint)
     model = getattr(getattr(request.scope.get("route"), "body_field", None), "field_info", None)
-    known = model.annotation if model is not None else None
-    lines = [_explain(fault, known) for fault in faults[:5]]
+    expected = model.annotation if model is not None else None
+    lines = [_explain(fault, expected) for fault in faults[:5]]
     if len(faults) > len(lines):
         lines.append(f"and {len(faults) - len(lines)} more")
     return ApiError(422, "invalid", "; ".join(lines), hint="/openapi.json describes the fields")
@@ -145,9 +154,9 @@ def _explain(fault: Mapping[str, Any], model: Any) -> str:
     if fault["type"] == "extra_forbidden":
         names = _fields(model, [part for part in location[:-1] if isinstance(part, str)])
         near = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
-        return f"{where}: unknown field, " + (f"did you mean {near[0]}?" if near else f"known here: {', '.join(names)}")
+        return f"{where}: unknown field, " + (f"did you mean {near[0]}?" if near else f"expected {', '.join(names)}")
     if fault["type"] == "missing":
-        return f"{where or 'body'}: required, not found"
+        return f"{where or 'body'}: required, found none"
     found = fault["input"]
     shown = f", found {found!r}" if isinstance(found, str | int | float | bool) and len(str(found)) < 80 else ""
     return f"{where or 'body'}: {fault['msg'].removeprefix('Value error, ')}{shown}"
@@ -166,19 +175,19 @@ def _models_in(annotation: Any) -> Any:
         yield from _models_in(inner)
 
 
-def _from_own(request: Request, error: StreamlearnError, retry_after_s: int) -> ApiError:
+def _from_streamlearn(request: Request, error: StreamlearnError, retry_after_s: int) -> ApiError:
     match error:
         case QueueFullError():
-            hint = "try again after the seconds in Retry-After, or raise serve.queue_size"
+            hint = "retry after the seconds in Retry-After, or raise serve.queue_size"
             return unavailable("queue_full", str(error), hint=hint, retry_after_s=retry_after_s)
         case QueueClosedError():
-            return unavailable("stopping", str(error), hint="try again once /readyz answers 200", retry_after_s=5)
+            return unavailable("stopping", str(error), hint="retry once /readyz returns 200", retry_after_s=5)
         case LayerError():
-            return ApiError(422, "invalid", str(error), hint="any part of a name will do, for example mlp or layers.3.")
+            return ApiError(422, "invalid", str(error), hint="use any part of a name, for example mlp or layers.3.")
         case ExampleError():
             return ApiError(400, "unusable_record", str(error), hint=_RECORD_HINT)
         case RecordError():
             return ApiError(400, "unusable_record", f"unusable ({error.reason}): {error}", hint=_RECORD_HINT)
     _log.error(Event.HTTP_FAILED, path=request.url.path, error=type(error).__name__, message=str(error))
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower() + "_failed"
-    return ApiError(500, code, str(error), hint="the daemon's log has the circumstances")
+    return ApiError(500, code, str(error), hint="see the daemon's log")

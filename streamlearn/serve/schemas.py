@@ -1,4 +1,4 @@
-"""Request bodies, snapshot listings and errors, as the OpenAPI document shows them."""
+"""Request bodies, snapshot listings and errors, as the OpenAPI document describes them."""
 
 from datetime import datetime
 from typing import Annotated, Any, Self
@@ -6,23 +6,23 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, StringConstraints, model_validator
 from pydantic.config import JsonDict
 
-from streamlearn.jobs.results import Body
+from streamlearn.jobs.results import ApiModel
 
 
-def _a_number(value: object) -> object:
+def _require_number(value: object) -> object:
     if isinstance(value, bool | str):
-        raise ValueError("a number must stand here")
+        raise ValueError("expected a number")
     return value
 
 
-Count = Annotated[int, Field(gt=0), BeforeValidator(_a_number)]
-"""A whole number, not a text or a truth that could be read as one."""
+PositiveCount = Annotated[int, Field(gt=0), BeforeValidator(_require_number)]
+"""A positive integer; strings and booleans are not converted."""
 _GIVEN: JsonDict = {"not": {"type": "null"}}
 _ABSENT: JsonDict = {"type": "null"}
 
 
-class EvalRequest(Body):
-    """Examples to measure the model on, as it is now. Training is not changed by a bit."""
+class EvalRequest(ApiModel):
+    """Examples to evaluate the current model on. They do not affect training."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -43,21 +43,21 @@ class EvalRequest(Body):
     """Records, each {"text"}, {"prompt", "completion"}, {"messages": [...]} or {"input_ids", ["labels"]}."""
     generate: StrictBool = False
     """Also generate an answer to each example, for exact match and ROUGE-L."""
-    max_new_tokens: Count | None = None
-    """Longest generated answer, tokens; the configured bound when absent."""
+    max_new_tokens: PositiveCount | None = None
+    """Maximum length of a generated answer, tokens; serve.max_new_tokens when absent."""
 
 
-class Message(Body):
+class Message(ApiModel):
     """One turn of a conversation."""
 
     role: Annotated[str, StringConstraints(min_length=1)]
     """For example system, user or assistant."""
     content: str | tuple[dict[str, str], ...]
-    """What was said; or parts {"type": "image"} and {"type": "text", "text": ...} where images stand in it."""
+    """Text, or a list of {"type": "image"} and {"type": "text", "text": ...} parts where it contains images."""
 
 
-class GenerateRequest(Body):
-    """A prompt to continue or a conversation to answer, exactly one of the two."""
+class GenerateRequest(ApiModel):
+    """Exactly one of a prompt to continue and a conversation to answer."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -77,50 +77,51 @@ class GenerateRequest(Body):
     messages: Annotated[tuple[Message, ...], Field(min_length=1)] | None = None
     """Conversation to answer."""
     image: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """JPEG, PNG or WebP in base64, or several; they stand where the prompt says <image>, or before it."""
-    max_new_tokens: Count | None = None
-    """Tokens to add at most; the configured bound when absent."""
+    """One or several JPEG, PNG or WebP images in base64. Each replaces an <image> of the prompt, or precedes it."""
+    max_new_tokens: PositiveCount | None = None
+    """Maximum number of tokens to generate; serve.max_new_tokens when absent."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             found = "neither" if self.prompt is None else "both"
-            raise ValueError(f"exactly one of prompt and messages must be given, found {found}")
+            raise ValueError(f"expected exactly one of prompt and messages, found {found}")
         return self
 
 
-class SnapshotRow(Body):
+class SnapshotRow(ApiModel):
     """A snapshot on disk."""
 
     name: str
-    """Its folder's name."""
+    """Name of its folder."""
     step: int
-    """Updates that it holds."""
+    """Optimizer updates in it."""
     written_at: datetime
     """When it became durable."""
     size_bytes: int | None = None
-    """Of all its files, when known."""
+    """Size of all its files; null when unknown."""
 
 
-class SnapshotList(Body):
-    """Snapshots on disk, the newest first."""
+class SnapshotList(ApiModel):
+    """Snapshots on disk, newest first."""
 
     snapshots: tuple[SnapshotRow, ...]
+    """The snapshots."""
 
 
-class ErrorDetail(Body):
-    """What went wrong."""
+class ErrorDetail(ApiModel):
+    """Description of an error."""
 
     code: str
-    """Stable and for programs, for example queue_full."""
+    """Stable identifier for programs, for example queue_full."""
     message: str
-    """What must hold, what was found, where."""
+    """What was expected, what was found, and where."""
     hint: str
     """What to do."""
 
 
-class ErrorBody(Body):
-    """The one shape of every answer that is not a success."""
+class ErrorBody(ApiModel):
+    """Body of every error response."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -128,8 +129,8 @@ class ErrorBody(Body):
                 {
                     "error": {
                         "code": "queue_full",
-                        "message": "at most 8 jobs may wait and 8 do",
-                        "hint": "try again after the seconds in Retry-After",
+                        "message": "at most 8 jobs may be queued, found 8",
+                        "hint": "retry after the seconds in Retry-After",
                     }
                 }
             ]
@@ -137,3 +138,4 @@ class ErrorBody(Body):
     )
 
     error: ErrorDetail
+    """The error."""

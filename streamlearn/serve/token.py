@@ -1,4 +1,4 @@
-"""The bearer token: who may write to the daemon, and on a machine that others reach, who may ask at all."""
+"""The bearer token: required for writing, and for every request where other machines can connect."""
 
 import os
 import secrets
@@ -14,24 +14,24 @@ _BYTES = 32
 
 
 def token_path(settings: Settings) -> Path:
-    """Where it stands."""
+    """Path of the token file."""
     return settings.serve.token_file or settings.state / NAME
 
 
 def obtain(settings: Settings) -> str:
-    """The daemon's token; without `serve.token_file` it is made when there is none.
+    """The daemon's token. Without `serve.token_file` it is created in the state folder if missing.
 
     Raises:
-        ConfigError: the file cannot be read, is too short, or others may read it.
+        ConfigError: the file cannot be read, its token is too short, or other users may read it.
     """
     path = token_path(settings)
     if settings.serve.token_file is None and not path.exists():
-        _make(path)
+        _create(path)
     return read(path)
 
 
 def read(path: Path) -> str:
-    """The token in a file.
+    """Read the token from a file.
 
     Raises:
         ConfigError: see `obtain`.
@@ -42,17 +42,19 @@ def read(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: the token cannot be read: {error}") from error
     if stat.S_IMODE(mode) & 0o077:
-        raise ConfigError(f"{path}: the token must be its owner's alone, found mode {stat.S_IMODE(mode):o}: chmod 600")
+        raise ConfigError(
+            f"{path}: expected a file readable by its owner only, found mode {stat.S_IMODE(mode):o}; run chmod 600"
+        )
     if len(token) < MIN_CHARS or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"{path}: a token needs {MIN_CHARS} printable characters without spaces, found {len(token)}: "
-            "openssl rand -hex 32"
+            f"{path}: expected at least {MIN_CHARS} printable characters without spaces, found {len(token)}; "
+            "create one with openssl rand -hex 32"
         )
     return token
 
 
-def _make(path: Path) -> None:
-    """Complete or not at all, so that a crash leaves no half of one."""
+def _create(path: Path) -> None:
+    """Write the file atomically."""
     new = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

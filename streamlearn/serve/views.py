@@ -1,154 +1,187 @@
-"""The published status as clients see it: one model a reading endpoint, with the status's own rows in it."""
+"""The published status as HTTP returns it: one model per monitoring endpoint."""
 
 from datetime import UTC, datetime
 
-from streamlearn.jobs.results import Body
+from streamlearn.jobs.results import ApiModel
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import SHIFT_KINDS, AdaptationStatus, Phase, RegimeStatus, ShiftStatus, Status
 
 
-class Liveness(Body):
-    """The training loop turns."""
+class Liveness(ApiModel):
+    """The daemon is alive."""
 
     alive: bool
+    """Always true; otherwise the response is a 503."""
     heartbeat_age_s: float
-    """Since the loop's last report."""
+    """Time since the training loop last reported."""
     heartbeat_bound_s: float
-    """How old the last report may get in this phase."""
+    """Maximum age of the last report in this phase."""
 
 
-class Readiness(Body):
-    """Jobs are taken."""
+class Readiness(ApiModel):
+    """The daemon accepts jobs."""
 
     ready: bool
+    """Always true; otherwise the response is a 503."""
     phase: Phase
+    """What the training loop is doing."""
     step: int
+    """Optimizer updates made."""
 
 
-class LossView(Body):
-    """Prequential loss: each batch measured before its update, nats per token."""
+class LossView(ApiModel):
+    """Prequential loss: each batch is scored before its update. Nats per token."""
 
     last: float | None
+    """Loss of the last batch."""
     smoothed: float | None
+    """Smoothed over recent batches."""
 
 
-class PartitionView(Body):
-    """How far one partition has been trained."""
+class PartitionView(ApiModel):
+    """Training progress of one partition."""
 
     topic: str
+    """Topic, or the file of a JSONL source."""
     partition: int
+    """Number of the partition."""
     position: int
     """Offset of the next record to train on."""
     lag: int | None
-    """Records behind the log's end, when known."""
+    """Records between the position and the end of the log; null when unknown."""
 
 
-class SnapshotView(Body):
+class SnapshotView(ApiModel):
     """The newest durable snapshot."""
 
     name: str
+    """Name of its folder."""
     step: int
+    """Optimizer updates in it."""
     written_at: datetime
+    """When it became durable."""
     age_s: float
+    """Time since then."""
 
 
-class JobsView(Body):
-    """The queue of requests that the loop serves: evals, generations, experts, snapshots."""
+class JobsView(ApiModel):
+    """The job queue: evaluations, generations, expert usage, snapshots."""
 
     waiting: int
+    """Queued jobs."""
     capacity: int
+    """Maximum number of queued jobs."""
 
 
-class ForgettingView(Body):
-    """What the hold-out records say: each regime's accuracy now against what it was."""
+class ForgettingView(ApiModel):
+    """Forgetting on the hold-out records: each regime's accuracy now compared with earlier."""
 
     average_forgetting: float | None
-    """Mean over past regimes of best accuracy since it was left, less accuracy now; null before one was scored."""
+    """Mean over past regimes of best accuracy since the segment ended minus accuracy now; null before a scoring."""
     backward_transfer: float | None
-    """Mean over past regimes of accuracy now less accuracy when their stretch ended."""
+    """Mean over past regimes of accuracy now minus accuracy at the end of the segment; null before a scoring."""
     loss_by_regime: dict[str, float]
-    """Nats per learned token of each regime's hold-out records, newest scoring, by the regime's number."""
+    """Hold-out loss of each regime at its newest scoring, nats per learned token, by regime number."""
 
 
-class RegimesView(Body):
-    """Regimes by number, and what was forgotten."""
+class RegimesView(ApiModel):
+    """Remembered regimes by number, and forgetting."""
 
     current: int | None
     """Number of the regime that the stream is in."""
     average_forgetting: float | None
-    """Mean over past regimes of best accuracy since it was left, less accuracy now; null before one was scored."""
+    """Mean over past regimes of best accuracy since the segment ended minus accuracy now; null before a scoring."""
     backward_transfer: float | None
-    """Mean over past regimes of accuracy now less accuracy when their stretch ended."""
+    """Mean over past regimes of accuracy now minus accuracy at the end of the segment; null before a scoring."""
     regimes: tuple[RegimeStatus, ...]
+    """Remembered regimes."""
 
 
-class ShiftsView(Body):
-    """Shifts, oldest first; of very many the newest."""
+class ShiftsView(ApiModel):
+    """Detected shifts, oldest first; only the newest of a long history."""
 
     total: dict[str, int]
-    """By kind, all that there ever were."""
+    """Shifts ever detected, by kind; the first regime is not counted."""
     shifts: tuple[ShiftStatus, ...]
+    """The newest shifts; the first entry of a run is its first regime."""
 
 
-class StatusView(Body):
-    """The daemon at one moment. Counts are over the learner's life, as its snapshots keep them."""
+class StatusView(ApiModel):
+    """The daemon at one moment. Counts are over the learner's lifetime, across restarts."""
 
     phase: Phase
+    """What the training loop is doing."""
     ready: bool
+    """Whether the daemon accepts jobs."""
     reason: str | None
-    """Why not ready."""
+    """Why the daemon is not ready; null when it is."""
     degraded: str | None
-    """What cannot be written (snapshots, dead letters, the journal) although learning goes on."""
+    """What cannot be written (snapshots, dead letters, journal) although learning continues; null when nothing."""
     started_at: datetime
+    """Start of the process."""
     heartbeat_age_s: float
-    """Since the loop's last report."""
+    """Time since the training loop last reported."""
     step: int
-    """Updates that the learner holds."""
+    """Optimizer updates made."""
     records_trained: int
+    """Records trained on."""
     records_held_out: int
-    """Kept out of training to measure forgetting."""
+    """Records kept out of training to measure forgetting."""
     records_dead_lettered: int
+    """Unusable records, all reasons together."""
     dead_letters: dict[str, int]
-    """Records set aside, by reason."""
+    """Unusable records, by reason."""
     update_refusals: int
-    """Updates not made because loss or gradient was not finite."""
+    """Updates skipped because the loss or a gradient was not finite."""
     tokens_trained: int
+    """Tokens of records trained on."""
     tokens_per_s: float
+    """Recent training throughput."""
     prequential_loss_nats: LossView
+    """Loss of each batch before its update, nats per token."""
     current_regime: int | None
-    """Number of the regime that the stream is in; /v1/regimes has all."""
+    """Number of the regime that the stream is in; /v1/regimes lists all."""
     num_regimes: int
-    """Remembered."""
+    """Number of remembered regimes."""
     num_shifts: dict[str, int]
-    """Declared so far, by kind; /v1/shifts has them."""
+    """Shifts ever detected, by kind; the first regime is not counted. /v1/shifts lists them."""
     forgetting: ForgettingView
+    """Forgetting on the hold-out records."""
     probe_seconds: float
-    """Spent on probes, by this process."""
+    """Time spent on probes by this process."""
     holdout_seconds: float
-    """Spent on scoring hold-out records, by this process."""
+    """Training time spent on scoring hold-out records by this process; idle time is not counted."""
     partitions: tuple[PartitionView, ...]
+    """Training progress per partition."""
     last_snapshot: SnapshotView | None
+    """The newest durable snapshot; null before the first."""
     step_seconds: float | None
-    """Of the last step."""
+    """Duration of the last step."""
     snapshot_write_seconds: float | None
-    """Of the last snapshot."""
+    """Duration of writing the last snapshot."""
     jobs: JobsView
+    """The job queue."""
     backbone: str
+    """The frozen model."""
     dtype: str
+    """Data type of the backbone."""
     device: str
+    """Device of the model."""
     adapter_preset: str
+    """Adapter preset."""
     versions: dict[str, str]
+    """Versions of streamlearn, Python, torch and others."""
 
 
 def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
-    """The status as clients see it, ages as of now."""
+    """Body of /v1/status, with ages as of now."""
     status = board.read()
     snapshot, adaptation = status.snapshot, status.adaptation
-    why = board.why_not_ready()
+    reason = board.why_not_ready()
     return StatusView(
         phase=status.phase,
-        ready=why is None,
-        reason=why,
+        ready=reason is None,
+        reason=reason,
         degraded=status.degraded or None,
         started_at=_utc(status.started_at),
         heartbeat_age_s=round(board.heartbeat_age_s, 3),
@@ -194,7 +227,7 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
 
 
 def regimes_view(status: Status) -> RegimesView:
-    """Regimes as clients see them."""
+    """Body of /v1/regimes."""
     adaptation = status.adaptation
     return RegimesView(
         current=adaptation.current and adaptation.current.number,
@@ -205,7 +238,7 @@ def regimes_view(status: Status) -> RegimesView:
 
 
 def shifts_view(status: Status) -> ShiftsView:
-    """Shifts as clients see them."""
+    """Body of /v1/shifts."""
     return ShiftsView(total=_totals(status.adaptation), shifts=status.adaptation.shifts)
 
 

@@ -1,65 +1,65 @@
-"""Durable state, HTTP, logging."""
+"""Snapshots, HTTP and logging."""
 
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import (
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from streamlearn.settings.section import Section, is_loopback
 
 
 class SnapshotSettings(Section):
-    """When state goes to disk, and how much is kept."""
+    """When snapshots are written and how many are kept."""
 
     every_records: PositiveInt = 1000
     """Records between snapshots."""
     every_s: PositiveFloat = 300.0
-    """Seconds between snapshots, when something was trained since."""
+    """Seconds between snapshots, if any record was trained on since the last one."""
     max_age_s: PositiveFloat = 3600.0
-    """Seconds that the disk or the dead-letter topic may refuse what must be written; learning goes on meanwhile, then
-    the daemon stops with exit code 74. Nothing is lost: a restart goes on from the last snapshot."""
+    """Maximum time that writes to the disk or the dead-letter topic may fail. Learning continues until then; after it
+    the daemon stops with exit code 74. No data is lost: a restart resumes from the last snapshot."""
     keep: int = Field(default=3, ge=2)
-    """Snapshots kept; the newest may be damaged, so at least two."""
+    """Snapshots kept; at least two, because the newest may be damaged."""
 
 
 class ServeSettings(Section):
-    """The local HTTP endpoint."""
+    """The HTTP endpoint."""
 
     enabled: bool = True
-    """Whether it is served."""
+    """Whether the endpoint is served."""
     host: str = "127.0.0.1"
-    """Address to bind; one that is not loopback needs token_file, tls_certfile and tls_keyfile."""
+    """Address to bind; any other than loopback requires token_file, tls_certfile and tls_keyfile."""
     port: int = Field(default=8083, ge=0, le=65535)
-    """Port to bind; 0 takes a free one, which the log names."""
+    """Port to bind; 0 takes a free port and logs it."""
     names: tuple[str, ...] = ()
-    """Further names that a request's Host header may hold, for an address that is not loopback."""
+    """Further names accepted in the Host header, for an address other than loopback."""
     token_file: Path | None = None
-    """File with the bearer token, at least 32 characters, readable by its owner alone; unless given, http.token in the
-    state folder, made at the first start."""
+    """File with the bearer token, at least 32 characters, readable by its owner only. When unset, http.token in the
+    state folder, created at the first start."""
     require_token: bool = False
-    """Whether every request but /livez and /readyz needs the token; unless set, only one that writes a snapshot."""
+    """Require the token for every request but /livez and /readyz; otherwise only to write a snapshot."""
     tls_certfile: Path | None = None
-    """PEM certificate chain; with tls_keyfile the endpoint speaks HTTPS."""
+    """PEM certificate chain; set with tls_keyfile to serve HTTPS."""
     tls_keyfile: Path | None = None
-    """PEM key of the certificate."""
+    """PEM private key of the certificate."""
+    health_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of a second listener for health probes, which serves only /livez and /readyz: plain HTTP, no token, any Host
+    header. 0 takes a free port and logs it. Off when unset."""
+    health_host: str = "0.0.0.0"  # noqa: S104 - probes come from other machines; the listener serves nothing but health
+    """Address of the health listener."""
     queue_size: PositiveInt = 8
-    """Eval and generate jobs that may wait; more are answered 503 with Retry-After."""
+    """Maximum number of queued jobs; further requests get 503 with Retry-After."""
     eval_budget_s: PositiveFloat = 0.5
-    """Longest pause of training for eval jobs between two steps."""
+    """Maximum pause of training for jobs between two steps."""
     max_body_bytes: PositiveInt = 1 << 20
-    """Largest request body."""
+    """Maximum size of a request body."""
     max_examples: PositiveInt = 1024
-    """Examples in one eval request."""
+    """Maximum number of examples per evaluation request."""
     max_new_tokens: PositiveInt = 256
-    """Tokens that one generation may add."""
+    """Maximum number of tokens per generation."""
 
     @model_validator(mode="after")
-    def _closed_to_strangers(self) -> Self:
+    def _protected_from_other_machines(self) -> Self:
         if (self.tls_certfile is None) != (self.tls_keyfile is None):
             raise ValueError("tls_certfile and tls_keyfile belong together: set both or neither")
         if not is_loopback(self.host) and (self.token_file is None or self.tls_certfile is None):
@@ -69,9 +69,15 @@ class ServeSettings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _two_ports(self) -> Self:
+        if self.enabled and self.health_port == self.port != 0:
+            raise ValueError(f"health_port and port must differ, found {self.port} for both: set another health_port")
+        return self
+
     @property
     def open_to_others(self) -> bool:
-        """Whether other machines may ask."""
+        """Whether other machines can connect."""
         return not is_loopback(self.host)
 
 
@@ -79,6 +85,6 @@ class LogSettings(Section):
     """Events on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level written."""
+    """Minimum level."""
     style: Literal["auto", "json", "console"] = "auto"
-    """auto is console on a terminal, JSON elsewhere."""
+    """Output format; auto is console on a terminal and JSON elsewhere."""

@@ -1,12 +1,11 @@
-"""Shifts, without task ids: which regime each record belongs to, and when its inputs or its answers change.
+"""Change detection without task ids: each record's regime, and changes of the inputs or of the answers.
 
-`Monitor` sees the inputs ahead of training; `ConceptDriftDetector` sees the losses after it.
+`Monitor` reads the inputs before training; `ConceptDriftDetector` reads the losses after it.
 """
 
 from streamlearn.shift.assigned_batch import AssignedBatch
 from streamlearn.shift.concept_drift_detector import ConceptDriftDetector
 from streamlearn.shift.monitor import Monitor
-from streamlearn.shift.regime_memory import RegimeSummary
 from streamlearn.shift.shift import Shift
 
-__all__ = ["AssignedBatch", "ConceptDriftDetector", "Monitor", "RegimeSummary", "Shift"]
+__all__ = ["AssignedBatch", "ConceptDriftDetector", "Monitor", "Shift"]

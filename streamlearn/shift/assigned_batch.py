@@ -1,27 +1,27 @@
-"""A batch on its way to the learner, its records' regimes decided."""
+"""A batch for the learner, with the regime of each record."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.shift import Shift
-from streamlearn.shift.state_arrays import Memory
 from streamlearn.stream.batch import Batch
 
 
 @dataclass(frozen=True)
 class AssignedBatch:
-    """A batch whose records' regimes are decided."""
+    """A batch whose records are assigned to regimes."""
 
     batch: Batch
     slots: tuple[int, ...]
-    """The regime's slot of each of `batch.records`."""
+    """The slot of the regime of each of `batch.records`."""
     shifts: tuple[Shift, ...] = ()
-    """To be entered, in this order, before the batch is trained on."""
-    after: Memory | None = field(default=None, compare=False, repr=False)
-    """The monitor when it had looked at this batch and at none later; what `Monitor.state` is given."""
+    """Shifts to enter, in this order, before training on the batch."""
+    after: MonitorState | None = field(default=None, compare=False, repr=False)
+    """The monitor's state after it read this batch and before it read the next; an argument for `Monitor.state`."""
 
     def without(self, indices: Collection[int]) -> tuple[Batch, tuple[int, ...]]:
-        """The batch less some of its records, and the slots of the others."""
+        """Return the batch without the records at `indices`, and the slots of the remaining records."""
         kept = [i for i in range(len(self.slots)) if i not in indices]
         batch = replace(
             self.batch,

@@ -1,10 +1,10 @@
-"""The answers changed and the inputs did not: a regime's loss rises against its own level.
+"""Detection of concept drift: the answers change and the inputs do not, so a regime's loss rises above its own level.
 
     z_t = clip((loss_t - level_(t-1)) / deviation_(t-1), -CLIP, CLIP)                                       (1)
-    level_t = level_(t-1) + (loss_t - level_(t-1)) / w,  w = min(t, MEMORY); deviation alike                (2)
+    level_t = level_(t-1) + (loss_t - level_(t-1)) / w,  w = min(t, EMA_RECORDS); deviation alike           (2)
 
-A detector watches z. While a regime is learned its loss falls, the level lags above it and z is below zero: no rise
-can be seen in it. Alarms wait for SETTLED records of the regime, and for as many again after each alarm.
+A detector of rises reads z. While a regime is learned its loss falls, the level lags above it and z is negative, so no
+rise is detected. An alarm needs SETTLED records of the regime, counted anew after each alarm.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,16 +19,16 @@ from streamlearn.shift.page_hinkley import PageHinkley
 from streamlearn.shift.shift import Shift
 
 CLIP = 4.0
-MEMORY = 128
+EMA_RECORDS = 128
 SETTLED = 64
 RECENT = 16
-"""Records whose mean z must be above zero at an alarm: a fall is no change of the answers."""
+"""Records whose mean z must be positive at an alarm: a falling loss is no change of the answers."""
 _SCALARS = ("regime", "records", "level", "square")
 
 
 @dataclass(eq=False)
 class LossLevel:
-    """A regime's smoothed loss, and the detector of rises against it."""
+    """A regime's smoothed loss, and the detector of rises above it."""
 
     regime: int
     detector: Detector
@@ -36,24 +36,26 @@ class LossLevel:
     level: float = 0.0
     square: float = 0.0
     recent: list[float] = field(default_factory=list)
+    drift_detected: bool = False
+    """Whether the last update declared a rise."""
 
-    def update(self, loss: float) -> bool:
-        """Eq. (1) and (2); whether the detector declares a rise."""
-        alarm = False
+    def update(self, loss: float) -> None:
+        """Process the next loss by eq. (1) and (2)."""
+        self.drift_detected = False
         if self.records >= RECENT:
             z = float(np.clip((loss - self.level) / max(self.square, 1e-12) ** 0.5, -CLIP, CLIP))
             self.recent = [*self.recent[1 - RECENT :], z]
-            alarm = self.detector.update(z) and sum(self.recent) > 0.0 and self.records >= SETTLED
-        weight = min(self.records + 1, MEMORY)
+            self.detector.update(z)
+            self.drift_detected = self.detector.drift_detected and sum(self.recent) > 0.0 and self.records >= SETTLED
+        weight = min(self.records + 1, EMA_RECORDS)
         difference = loss - self.level
         self.level += difference / weight
         self.square += (difference**2 * (1 - 1 / weight) - self.square) / weight
         self.records += 1
-        return alarm
 
 
 class ConceptDriftDetector:
-    """Hears every record's prequential loss, after its step; never makes a regime."""
+    """Reads the prequential loss of every record after its training step. It never creates a regime."""
 
     def __init__(self, settings: ShiftSettings, build: Callable[[], Detector] = PageHinkley) -> None:
         self._enabled = settings.enabled
@@ -62,26 +64,29 @@ class ConceptDriftDetector:
         self._num_shifts = 0
 
     def update(self, slot: int, regime: int, ordinal: int, losses: Sequence[float]) -> list[Shift]:
-        """Take losses of consecutive records of one regime, the first of which is record `ordinal`."""
+        """Process the losses of consecutive records of one regime, the first of them record `ordinal`."""
         shifts: list[Shift] = []
         if not self._enabled:
             return shifts
-        for offset, loss in enumerate(losses):
+        for i, loss in enumerate(losses):
             level = self._levels.get(slot)
             if level is None or level.regime != regime:
                 level = self._levels[slot] = LossLevel(regime, self._build())
-            if np.isfinite(loss) and level.update(float(loss)):
+            if not np.isfinite(loss):
+                continue
+            level.update(float(loss))
+            if level.drift_detected:
                 self._num_shifts += 1
-                shifts.append(self._shift(slot, level, ordinal + offset))
+                shifts.append(self._shift(slot, level, ordinal + i))
                 self._levels[slot] = LossLevel(regime, self._build())
         return shifts
 
     def forget(self, slot: int) -> None:
-        """The slot belongs to another regime now."""
+        """Discard the slot's losses: it belongs to another regime now."""
         self._levels.pop(slot, None)
 
     def state(self) -> dict[str, NDArray[np.generic]]:
-        """Plain arrays: what a snapshot keeps."""
+        """Arrays for a snapshot."""
         arrays: dict[str, NDArray[np.generic]] = {"num_shifts": np.array([self._num_shifts], dtype=np.int64)}
         for slot, level in self._levels.items():
             scalars = [float(getattr(level, name)) for name in _SCALARS]
@@ -90,7 +95,7 @@ class ConceptDriftDetector:
         return arrays
 
     def load_state(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-        """Become what `state` told."""
+        """Restore what `state` returned."""
         self._num_shifts = int(arrays["num_shifts"][0])
         self._levels = {}
         for slot in (name.removesuffix(".level") for name in arrays if name.endswith(".level")):
@@ -103,7 +108,7 @@ class ConceptDriftDetector:
             self._levels[int(slot)] = made
 
     def _shift(self, slot: int, level: LossLevel, ordinal: int) -> Shift:
-        positive = next((i for i, z in enumerate(reversed(level.recent)) if z <= 0.0), len(level.recent))
+        num_positive = next((i for i, z in enumerate(reversed(level.recent)) if z <= 0.0), len(level.recent))
         return Shift(
             kind="answers",
             number=self._num_shifts,
@@ -112,7 +117,7 @@ class ConceptDriftDetector:
             known=True,
             previous=level.regime,
             declared_at=ordinal,
-            onset=max(ordinal - positive + 1, 1),
+            onset=max(ordinal - num_positive + 1, 1),
             statistic=sum(level.recent) / len(level.recent),
             threshold=0.0,
         )

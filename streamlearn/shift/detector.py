@@ -1,8 +1,8 @@
-"""What finds a change in a series of numbers, and how it is kept over a restart.
+"""Change detectors on a series of numbers, and how one resumes after a restart.
 
-A wrapped detector's inner state is not written down; its inputs are, and replayed. The history is bounded: at
-`2 * HISTORY` values the detector is built anew from the last `HISTORY`, always, so that a restored one and one that
-never stopped have seen the same values in the same order.
+The internal state of a river detector is not saved. Its inputs are, and they are replayed. The history is bounded: at
+`2 * HISTORY` values the detector is rebuilt from the last `HISTORY`. This happens without a restart too, so a restored
+detector has received the same values in the same order as one that never stopped.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,36 +15,40 @@ HISTORY = 512
 
 
 class Detector(Protocol):
-    """A change detector on a series of numbers."""
+    """A change detector on a series of numbers, in the manner of river."""
 
-    def update(self, value: float) -> bool:
-        """Take the next value; True at the one where a change is declared, after which it starts afresh."""
+    @property
+    def drift_detected(self) -> bool:
+        """Whether the last update declared a change. The detector has started afresh then."""
+
+    def update(self, value: float) -> None:
+        """Process the next value."""
 
     def state(self) -> dict[str, NDArray[np.generic]]:
-        """Plain arrays from which `load_state` goes on, bit for bit."""
+        """Arrays from which `load_state` continues bit for bit."""
 
     def load_state(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-        """Become what `state` told."""
+        """Restore what `state` returned."""
 
 
 class ReplayedDetector:
-    """A river detector, restored by replaying its inputs."""
+    """A river detector that is restored by replaying its inputs."""
 
     def __init__(self, build: Callable[[], Any]) -> None:
         self._build = build
-        self._inner = build()
+        self._detector = build()
         self._history: list[float] = []
+        self.drift_detected = False
 
-    def update(self, value: float) -> bool:
+    def update(self, value: float) -> None:
         """See `Detector.update`."""
         if len(self._history) == 2 * HISTORY:
             self._replay(self._history[HISTORY:])
         self._history.append(value)
-        self._inner.update(value)
-        if self._inner.drift_detected:
+        self._detector.update(value)
+        self.drift_detected = self._detector.drift_detected
+        if self.drift_detected:
             self._replay([])
-            return True
-        return False
 
     def state(self) -> dict[str, NDArray[np.generic]]:
         """See `Detector.state`."""
@@ -53,8 +57,9 @@ class ReplayedDetector:
     def load_state(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         """See `Detector.load_state`."""
         self._replay(arrays["history"].tolist())
+        self.drift_detected = False
 
     def _replay(self, history: list[float]) -> None:
-        self._inner, self._history = self._build(), history
+        self._detector, self._history = self._build(), history
         for value in history:
-            self._inner.update(value)
+            self._detector.update(value)

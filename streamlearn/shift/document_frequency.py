@@ -1,4 +1,4 @@
-"""How many of a number of records have each word, however often."""
+"""Document frequency: how many records have each token, however often it occurs in them."""
 # Shape suffixes: B buckets.
 
 from collections.abc import Iterable
@@ -10,51 +10,56 @@ from numpy.typing import NDArray
 from streamlearn.shift.featurizer import NUM_BUCKETS
 
 COMMON = 0.6
-"""A word that at least this share of the records have is one that they usually have."""
-MEMORY = 4096.0
-"""Records after which the past counts half."""
+"""A token is common where at least this share of the records have it."""
+HALVED_AT = 4096.0
+"""Records at which the counts are halved, so that old records fade."""
 
 
 @dataclass(frozen=True, eq=False)
 class DocumentFrequency:
-    """Of `number` records, `records_B` have each word."""
+    """Number of records with each token, out of `num_records`. A value: updates return a new one."""
 
     records_B: NDArray[np.float32] = field(default_factory=lambda: np.zeros(NUM_BUCKETS, dtype=np.float32))
-    number: float = 0.0
+    num_records: float = 0.0
 
     def after(self, buckets: NDArray[np.uint16]) -> "DocumentFrequency":
-        """With one record more."""
-        keep = 0.5 if self.number >= MEMORY else 1.0
+        """Return the counts with one more record."""
+        keep = 0.5 if self.num_records >= HALVED_AT else 1.0
         records_B = self.records_B.copy() if keep == 1.0 else self.records_B * np.float32(keep)
-        count(records_B, buckets)
-        return DocumentFrequency(records_B, self.number * keep + 1.0)
+        add_record(records_B, buckets)
+        return DocumentFrequency(records_B, self.num_records * keep + 1.0)
 
     def without(self, buckets: NDArray[np.uint16]) -> "DocumentFrequency":
-        """With one record less, which was counted before."""
+        """Return the counts without one record that was counted before."""
         records_B = self.records_B.copy()
-        count(records_B, buckets, by=-1.0)
-        np.maximum(records_B, 0.0, out=records_B)  # only where the past was halved between
-        return DocumentFrequency(records_B, max(self.number - 1.0, 0.0))
+        remove_record(records_B, buckets)
+        np.maximum(records_B, 0.0, out=records_B)  # below 0 only if the counts were halved in between
+        return DocumentFrequency(records_B, max(self.num_records - 1.0, 0.0))
 
-    def joined(self, other: "DocumentFrequency") -> "DocumentFrequency":
-        """With all that the other has counted."""
-        return DocumentFrequency(self.records_B + other.records_B, self.number + other.number)
+    def merged(self, other: "DocumentFrequency") -> "DocumentFrequency":
+        """Return the sum of both counts."""
+        return DocumentFrequency(self.records_B + other.records_B, self.num_records + other.num_records)
 
     @property
     def expected(self) -> NDArray[np.float32]:
-        """Each word's share in records to come (Jeffreys prior): never 0 nor 1."""
-        shares_B: NDArray[np.float32] = (self.records_B + np.float32(0.5)) / np.float32(self.number + 1.0)
-        return shares_B
+        """Expected share of future records with each token (Jeffreys prior): never 0 or 1."""
+        expected_B: NDArray[np.float32] = (self.records_B + np.float32(0.5)) / np.float32(self.num_records + 1.0)
+        return expected_B
 
 
-def window_counts(records: Iterable[NDArray[np.uint16]]) -> NDArray[np.float32]:
-    """How many of the records have each word."""
+def count_records(records: Iterable[NDArray[np.uint16]]) -> NDArray[np.float32]:
+    """Number of the records with each token."""
     counts_B = np.zeros(NUM_BUCKETS, dtype=np.float32)
     for buckets in records:
-        count(counts_B, buckets)
+        add_record(counts_B, buckets)
     return counts_B
 
 
-def count(records_B: NDArray[np.float32], buckets: NDArray[np.uint16], by: float = 1.0) -> None:
-    """One record more (or fewer) that has these words; in place."""
-    records_B[buckets] += np.float32(by)  # a word that stands there twice is written twice and counts once
+def add_record(records_B: NDArray[np.float32], buckets: NDArray[np.uint16]) -> None:
+    """Count one more record with these tokens, in place."""
+    records_B[buckets] += np.float32(1.0)  # a repeated index is written repeatedly and counts once
+
+
+def remove_record(records_B: NDArray[np.float32], buckets: NDArray[np.uint16]) -> None:
+    """Count one record fewer with these tokens, in place."""
+    records_B[buckets] -= np.float32(1.0)

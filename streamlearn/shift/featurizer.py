@@ -1,13 +1,14 @@
-"""What the room keeps of a record: two bounded summaries of its input, label tokens left out.
+"""Features of a record's input: a random Fourier embedding and hashed tokens. Label tokens are left out.
 
     x = sum_t E[t] / |sum_t E[t]|,  phi(x) = sqrt(2/D) (cos w_i x, sin w_i x), i = 1 .. D/2                 (1)
     b = (t mod B for every token; hash(position, t) mod B for the first 2 and the last 3)                   (2)
 
-phi is D random Fourier features (Rahimi & Recht 2007) of the mean embedding x: |phi| = 1, and the mean of phi over
-records is a kernel mean embedding of their distribution (Gretton et al. 2012), which is what the change test compares.
-Unit vectors need no bandwidth fitted to the stream: the kernel's width is sqrt(2), the distance of unrelated ones.
-The buckets b, with the length, tell single records apart. Of a
-longer input, the beginning and the end, where instructions stand, and evenly spaced tokens between them stand for all.
+phi holds D random Fourier features (Rahimi & Recht 2007) of the mean embedding x. |phi| = 1, and the mean of phi over
+records is a kernel mean embedding of their distribution (Gretton et al. 2012), which the change test compares. x has
+unit length, so no bandwidth is fitted to the stream: the kernel's width is sqrt(2), the distance of unrelated inputs.
+
+The buckets b, with the length, classify single records. A longer input is represented by its beginning and its end,
+where instructions usually are, and by evenly spaced tokens between them.
 """
 # Shape suffixes: B buckets, E embedding, D features, T tokens.
 
@@ -25,15 +26,16 @@ NUM_BUCKETS = 4096
 NUM_FEATURES = 256
 EMBEDDING = 64
 HEAD, BETWEEN, TAIL = 96, 96, 64
-"""Tokens looked at, at most: at the beginning, in the middle, at the end."""
-WIDTH = 2**0.5
+"""Maximum tokens used: from the beginning, the middle and the end."""
+KERNEL_WIDTH = 2**0.5
 FIRST, LAST = 2, 3
+"""Tokens that are also hashed with their position: at the beginning and at the end."""
 _GOLDEN = 0x9E3779B1  # 2^32 / golden ratio: neighbours land far apart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """A record's summaries."""
+    """A record's features."""
 
     phi_D: NDArray[np.float32]
     """Eq. (1)."""
@@ -44,16 +46,16 @@ class Features:
 
 
 class Featurizer:
-    """Turns input tokens into signatures; a function of the seed and of the tokens alone."""
+    """A function from input tokens to features. It depends on the seed only."""
 
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng([seed, 0x5168])
         self._embedding_BE = rng.standard_normal((NUM_BUCKETS, EMBEDDING), dtype=np.float32)
         directions = rng.standard_normal((EMBEDDING, NUM_FEATURES // 2), dtype=np.float32)
-        self._directions_ED = directions / np.float32(WIDTH)
+        self._directions_ED = directions / np.float32(KERNEL_WIDTH)
 
     def featurize(self, tokens_T: NDArray[np.int32]) -> Features:
-        """Both summaries of one input; it must hold a token."""
+        """Features of one input, which must not be empty."""
         length = len(tokens_T)
         placed = enumerate([*tokens_T[:FIRST].tolist(), *tokens_T[: -LAST - 1 : -1].tolist()], start=1)
         edges = [((token * 31 + place) * _GOLDEN >> 16) % NUM_BUCKETS for place, token in placed]
@@ -68,22 +70,23 @@ class Featurizer:
 
 
 def input_of(example: Example) -> NDArray[np.int32]:
-    """The tokens that are read and not learned; all of them where everything is learned, as in plain text.
+    """The tokens that are not learned; all tokens where everything is learned, as in plain text.
 
-    An image's own tokens say nothing; its words (`pictures`) stand for it.
+    Placeholder tokens of an image carry no content, so its visual words replace them.
     """
-    read = example.input_ids[example.labels == IGNORED]
-    tokens = read if len(read) > 1 else example.input_ids  # nothing predicts a first token, so it is never learned
-    return _with_words(tokens, example.images)
+    unlearned = example.input_ids[example.labels == IGNORED]
+    # Nothing predicts a first token, so it is never learned, not even in plain text.
+    tokens = unlearned if len(unlearned) > 1 else example.input_ids
+    return _with_visual_words(tokens, example.images)
 
 
 def input_of_prompt(prompt: Prompt) -> NDArray[np.int32]:
-    """The same of what is to be continued."""
-    return _with_words(np.array(prompt.ids, dtype=np.int32), prompt.images)
+    """The tokens of a prompt, with visual words in place of image placeholders."""
+    return _with_visual_words(np.array(prompt.ids, dtype=np.int32), prompt.images)
 
 
-def _with_words(tokens: NDArray[np.int32], images: Sequence[RecordImage]) -> NDArray[np.int32]:
+def _with_visual_words(tokens: NDArray[np.int32], images: Sequence[RecordImage]) -> NDArray[np.int32]:
     if not images:
         return tokens
-    blind = np.isin(tokens, [token for image in images for token in set(image.inputs.token_ids)])
-    return np.concatenate([*(image.words for image in images), tokens[~blind]])
+    is_placeholder = np.isin(tokens, [token for image in images for token in set(image.inputs.token_ids)])
+    return np.concatenate([*(image.words for image in images), tokens[~is_placeholder]])

@@ -1,13 +1,15 @@
-"""Batches between the reader and the learner, in order.
+"""The look-ahead buffer: batches between the reader and the learner, in order.
 
-    undecided   fewer than `lookahead_records` records follow: the regimes of its records may still be corrected, and a
-                shift may still be found to begin in it
-    decided     its regimes are final; it leaves next, or waits until the new regime that begins in it has the tokens
-                that its probe is trained on
+A batch is in one of two states:
 
-A snapshot names the last batch that was trained on. Batches after it are read again after a restart and decided again
-in the same way, so nothing of this line is saved but the slots of undecided batches that had already left when that one
-was decided: they took part in its decisions and leave a second time without being returned.
+    undecided   fewer than `lookahead_records` records follow. The slots of its records may still be corrected, and a
+                shift may still be attached to it.
+    decided     its slots and shifts are final. It is the next to be trained on, or waits until the new regime that
+                begins in it has the tokens needed for its probe.
+
+A snapshot covers the batches up to the last one trained on. Later batches are read and decided again after a restart,
+in the same way, so the buffer is not saved. Only the slots of the batches that were undecided when the last one had
+been read are: they influenced later decisions, so they are put back, decided again and dropped.
 """
 
 from collections import deque
@@ -16,23 +18,24 @@ from dataclasses import dataclass, field
 from itertools import chain, islice, takewhile
 
 from streamlearn.shift.assigned_batch import AssignedBatch
+from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.shift import Shift
-from streamlearn.shift.state_arrays import Memory
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 
 
 @dataclass
 class HeldBatch:
-    """An undecided batch; `batch` is None for one that left before the restart."""
+    """An undecided batch. `Monitor` fills in its slots."""
 
     batch: Batch | None
+    """None for a batch that was trained on before the restart."""
     first: int
     """Ordinal of its first record."""
     slots: list[int] = field(default_factory=list)
     shifts: list[Shift] = field(default_factory=list)
-    after: Memory | None = None
-    """The monitor's state right after this batch."""
+    after: MonitorState | None = None
+    """The monitor's state after it read this batch and before it read the next."""
 
     @property
     def end(self) -> int:
@@ -41,7 +44,7 @@ class HeldBatch:
 
 
 class Lookahead:
-    """The line of batches. The monitor fills and corrects it, the loop takes from it."""
+    """The buffer. The monitor fills and corrects it, and the loop takes batches from it."""
 
     def __init__(self, num_records: int) -> None:
         self._num_records = num_records
@@ -51,11 +54,11 @@ class Lookahead:
         self._ended = False
 
     def __len__(self) -> int:
-        """Batches that are decided and not taken."""
+        """Number of batches that are decided and not yet taken."""
         return len(self._decided)
 
     def append(self, held: HeldBatch) -> None:
-        """Add the newest batch; its slots are filled in afterwards."""
+        """Add the newest batch, before its slots are known."""
         self._undecided.append(held)
 
     @property
@@ -65,33 +68,33 @@ class Lookahead:
 
     @property
     def protected(self) -> set[int]:
-        """Regimes that occur among the undecided batches: none of them may be dropped to make room."""
+        """Slots that occur in undecided batches. Their regimes must not be dropped to make room."""
         return {slot for held in self._undecided for slot in held.slots}
 
     def correct(self, ordinal: int, slot: int) -> None:
-        """Reassign an undecided record."""
+        """Change the slot of a record, if its batch is undecided."""
         for held in self._undecided:
             if held.first <= ordinal < held.end:
                 held.slots[ordinal - held.first] = slot
 
     def attach(self, shift: Shift) -> None:
-        """Give a shift to the batch with its onset, or to the oldest undecided one when that has left."""
+        """Attach a shift to the batch with its onset, or to the oldest undecided batch if that one is decided."""
         holder = next((held for held in self._undecided if held.end > shift.onset), self._undecided[-1])
         holder.shifts.append(shift)
 
     def decide(self) -> list[AssignedBatch]:
-        """Decide every batch that enough records follow; return those decided now."""
+        """Decide every batch that is followed by enough records, and return the batches decided now."""
         return self._decide(self._num_records)
 
     def finish(self) -> list[AssignedBatch]:
-        """Decide the rest, at the end of a finite stream; from then on no batch waits for its probe."""
+        """Decide the remaining batches, at the end of a finite stream. From then on no batch waits for a probe."""
         self._ended = True
         return self._decide(0)
 
     def take(self, probe_tokens: Callable[[Shift], int] = lambda _: 0) -> AssignedBatch | None:
-        """The oldest decided batch; None while there is none, or while the regime that begins in it lacks tokens.
+        """Take the oldest decided batch; None if there is none, or if the regime that begins in it lacks tokens.
 
-        `probe_tokens` gives the tokens that a shift's probe is trained on, 0 where there is none.
+        `probe_tokens` returns the number of tokens that the probe of a shift needs, 0 for no probe.
         """
         if not self._decided or not (self._ended or self._can_probe(probe_tokens)):
             return None
@@ -99,12 +102,16 @@ class Lookahead:
         return self._taken
 
     def examples(self, slot: int) -> list[Example]:
-        """Records of the regime in `slot` from the batch taken last up to the next shift: what its probe sees."""
+        """Records of the regime in `slot` from the batch taken last up to the next shift, for its probe."""
         taken = () if self._taken is None else (self._taken,)
         return _examples(chain(taken, takewhile(lambda later: not later.shifts, self._decided)), slot)
 
+    def assigned(self, batch: Batch, held: HeldBatch) -> AssignedBatch:
+        """The batch as it leaves, with its slots and shifts."""
+        return AssignedBatch(batch, tuple(held.slots), tuple(held.shifts), held.after)
+
     def restart(self, held: Sequence[HeldBatch] = ()) -> None:
-        """Drop every batch, after a rollback or a restart; `held` left before and are still undecided."""
+        """Replace all batches by the undecided ones of a saved state, after a rollback or a restart."""
         self._undecided = deque(held)
         self._decided.clear()
         self._taken = None
@@ -115,7 +122,7 @@ class Lookahead:
         while self._undecided and self._undecided[-1].end - self._undecided[0].end >= records_after:
             held = self._undecided.popleft()
             if held.batch is not None:
-                decided.append(AssignedBatch(held.batch, tuple(held.slots), tuple(held.shifts), held.after))
+                decided.append(self.assigned(held.batch, held))
         self._decided.extend(decided)
         return decided
 
@@ -123,7 +130,7 @@ class Lookahead:
         oldest = self._decided[0]
         probed = [shift for shift in oldest.shifts if probe_tokens(shift) > 0]
         if not probed or any(later.shifts for later in islice(self._decided, 1, None)):
-            return True  # no more records of this regime will come
+            return True  # no more records of this regime will follow before the next shift
         tokens = sum(map(len, _examples(self._decided, probed[-1].slot)))
         return tokens >= probe_tokens(probed[-1])
 
@@ -132,6 +139,6 @@ def _examples(batches: Iterable[AssignedBatch], slot: int) -> list[Example]:
     return [
         example
         for assigned in batches
-        for example, its_slot in zip(assigned.batch.examples, assigned.slots, strict=True)
-        if its_slot == slot
+        for example, example_slot in zip(assigned.batch.examples, assigned.slots, strict=True)
+        if example_slot == slot
     ]

@@ -1,12 +1,12 @@
-"""Where a regime's records lie, and how far the mean of n of them strays from there by chance.
+"""The distribution of a regime's records, and the chance deviation of the mean of n of them.
 
     m = mean phi,  tr C = 1 - |m|^2  because |phi| = 1                                                      (1)
     g_k = <phi_t, phi_(t+k)> averaged over t, less |m|^2                                                    (2)
     f_n = 1 + 2 sum_(0 < k < n) (1 - k / n) g_k / tr C                                                      (3)
     nu = (tr C)^2 / tr(C^2),  tr(C^2) = <phi_s - m, phi_t - m>^2 averaged over pairs far apart              (4)
 
-The mean of n neighbours strays by tr C f_n / n (the variance of a mean of a serially dependent series), where
-independent records have f_n = 1: a stream that comes in bursts raises its own threshold.
+The mean of n consecutive records has variance tr C f_n / n, the variance of a mean of a serially dependent series;
+independent records have f_n = 1. A stream that comes in bursts thus raises its own threshold.
 """
 # Shape suffixes: D features, L lags, N records of a window.
 
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from streamlearn.shift.featurizer import NUM_FEATURES
 
 NUM_LAGS = 32
-MEMORY = 4096
-"""Records after which the past counts half."""
-_FAR = NUM_LAGS // 2  # pairs at least so far apart count as independent in eq. (4)
-_EVERY = 4  # records of which one enters eq. (4): it costs more than all the rest
+HALVED_AT = 8192
+"""Records at which all sums are halved, so that old records fade."""
+_FAR = NUM_LAGS // 2  # pairs at least this far apart count as independent in eq. (4)
+_EVERY = 4  # one record in four enters eq. (4), which costs more than all the rest
 _PRIOR_PAIRS, _PRIOR_NU = 16.0, 8.0
 
 
@@ -32,7 +32,7 @@ def _zeros(size: int) -> NDArray[np.float64]:
 
 @dataclass(eq=False)
 class ReferenceDistribution:
-    """The running sums behind eq. (1) to (4)."""
+    """The running sums of eq. (1) to (4)."""
 
     ROW: ClassVar[int] = NUM_FEATURES + 2 * NUM_LAGS + 3
     sum_D: NDArray[np.float64] = field(default_factory=lambda: _zeros(NUM_FEATURES))
@@ -43,7 +43,7 @@ class ReferenceDistribution:
     num_squares: float = 0.0
 
     def copy(self) -> Self:
-        """An independent one with the same content."""
+        """An independent copy."""
         return type(self).from_row(self.to_row())
 
     @property
@@ -52,7 +52,7 @@ class ReferenceDistribution:
         return self.sum_D / max(self.num_records, 1.0)
 
     def add(self, phi_D: NDArray[np.float32], following_ND: NDArray[np.float32]) -> None:
-        """Take in one record and, for eq. (2) and (4), those that came right after it."""
+        """Add one record; the records that came right after it serve eq. (2) and (4)."""
         num = min(len(following_ND), NUM_LAGS - 1)
         if num:
             after_ND = following_ND[:num]
@@ -66,11 +66,11 @@ class ReferenceDistribution:
                 self.num_squares += num - _FAR
         self.sum_D += phi_D
         self.num_records += 1.0
-        if self.num_records >= 2 * MEMORY:
-            self._fade()
+        if self.num_records >= HALVED_AT:
+            self._load_row(self.to_row() / 2)
 
     def add_all(self, phi_ND: NDArray[np.float32]) -> None:
-        """Take in records that follow each other."""
+        """Add consecutive records."""
         for i in range(len(phi_ND)):
             self.add(phi_ND[i], phi_ND[i + 1 :])
 
@@ -81,7 +81,7 @@ class ReferenceDistribution:
         return max(1.0 - float(m_D @ m_D), 1e-6) * self.num_records / max(self.num_records - 1.0, 1.0)
 
     def inflation(self, n: int) -> float:
-        """f_n of eq. (3), at least 1; what lies farther apart than the lags kept counts as independent."""
+        """f_n of eq. (3), at least 1; records farther apart than the lags kept count as independent."""
         if self.num_records < NUM_LAGS:
             return 1.0
         m_D, spread = self.mean, self.spread
@@ -92,33 +92,30 @@ class ReferenceDistribution:
 
     @property
     def freedom(self) -> float:
-        """The nu of eq. (4); a guess for a regime of few records is mixed in."""
+        """The nu of eq. (4), shrunk towards a prior while the regime has few records."""
         spread = self.spread
         squares = self.squares + _PRIOR_PAIRS * spread**2 / _PRIOR_NU
         return max(spread**2 * (self.num_squares + _PRIOR_PAIRS) / squares, 1.0)
 
-    def join(self, other: Self) -> None:
-        """Take in all that another regime knows."""
-        self._become(self.to_row() + other.to_row())
+    def merge(self, other: Self) -> None:
+        """Add the sums of another regime."""
+        self._load_row(self.to_row() + other.to_row())
 
     def to_row(self) -> NDArray[np.float64]:
-        """Everything as `ROW` numbers."""
+        """All sums, as `ROW` numbers."""
         return np.concatenate(
             [self.sum_D, self.products_L, self.pairs_L, [self.num_records, self.squares, self.num_squares]]
         )
 
     @classmethod
     def from_row(cls, row: NDArray[np.float64]) -> Self:
-        """The inverse of `to_row`."""
+        """Inverse of `to_row`."""
         made = cls()
-        made._become(row)
+        made._load_row(row)
         return made
 
-    def _become(self, row: NDArray[np.float64]) -> None:
+    def _load_row(self, row: NDArray[np.float64]) -> None:
         self.sum_D, self.products_L, self.pairs_L, rest = (
             part.copy() for part in np.split(row, np.cumsum([NUM_FEATURES, NUM_LAGS, NUM_LAGS]))
         )
         self.num_records, self.squares, self.num_squares = rest.tolist()
-
-    def _fade(self) -> None:
-        self._become(self.to_row() / 2)

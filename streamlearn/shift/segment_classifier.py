@@ -1,121 +1,143 @@
-"""What the records behind an alarm are: a known regime's, the stretch's own after all, or something new."""
+"""Classification of the records of an alarm: the segment's regime after all, another known regime, or a new one."""
 # Shape suffixes: B buckets, D features, R regimes.
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamlearn.shift import document_frequency as shares
-from streamlearn.shift import naive_bayes as words
-from streamlearn.shift.featurizer import Features
+from streamlearn.shift.alarm import Alarm
+from streamlearn.shift.document_frequency import COMMON
 from streamlearn.shift.mean_embedding_test import MeanEmbeddingTest
-from streamlearn.shift.regime_memory import Likelihoods, RegimeMemory
+from streamlearn.shift.naive_bayes import count_buckets, log_ratios
+from streamlearn.shift.recent_record import RecentRecord
+from streamlearn.shift.record_assigner import MARGIN
+from streamlearn.shift.regime_memory import RegimeMemory, RegimeScores
 from streamlearn.shift.token_presence_test import TokenChange
 
-MARGIN = 8.0
-"""Nats by which one regime must explain a record better than another to own it."""
+MIN_RECORDS = 5
+"""Records needed to make a regime."""
 NEAR = 1.25
-"""Thresholds of the change test within which records may lie from a regime that returns."""
-FITS = -1.5
-"""The same for the mean of several: 1 % of a returning regime's lie below, 97 % of others'."""
-FITS_STILL = -0.8
-"""The same for several that made an alarm ring: bursts of the stretch's own regime lie above 0."""
+"""Maximum distance of records to a regime that returns, in thresholds of the change test."""
+MIN_FIT = -1.5
+"""Deviations from the usual fit. 1 % of a returning regime's means lie below, and 97 % of other regimes' means."""
+MIN_OWN_FIT = -0.8
+"""The same for records that raised an alarm; bursts of the segment's own regime lie above 0."""
 
 
-@dataclass(frozen=True, eq=False)
-class RecentRecord:
-    """A record that may still change its regime."""
+@dataclass(frozen=True)
+class Classification:
+    """What the records of an alarm are."""
 
-    record: Features
-    ordinal: int
     slot: int
-    log_ratio: float
-    """For its slot, when it came."""
-
-    @property
-    def fit(self) -> float:
-        """The log ratio per bucket."""
-        return self.log_ratio / len(self.record.buckets)
+    """Slot of the regime that explains them best."""
+    known: bool
+    """Whether it explains them as well as its own records; otherwise they are a new regime's."""
+    records: tuple[RecentRecord, ...]
 
 
 @dataclass(frozen=True)
 class SegmentClassifier:
-    """Asks the memory; it holds no state. `here` is the slot of the stretch's regime."""
+    """The rules; it holds no state. `here` is the slot of the segment's regime."""
 
     regimes: RegimeMemory
     test: MeanEmbeddingTest
 
-    def likeliest(self, fresh: tuple[RecentRecord, ...], here: int) -> tuple[int, bool]:
-        """The regime that explains the records best, and whether it explains them as well as its own."""
-        weights = self._weigh(fresh)
-        slot = int(np.sum([each.scores_R for each in weights], axis=0).argmax())
-        profile = self.regimes[slot]
-        pairs = zip(weights, fresh, strict=True)
-        fits = [profile.fit(float(weight.log_ratios_R[slot]), each.record) for weight, each in pairs]
-        if slot == here:
-            return slot, float(np.mean(fits)) > FITS_STILL
-        return slot, float(np.mean(fits)) > FITS and self._near(fresh, slot)
+    def classify(self, alarm: Alarm, recent: tuple[RecentRecord, ...], here: int) -> Classification:
+        """Classify the records of an alarm.
 
-    def with_token_change(self, fresh: tuple[RecentRecord, ...], change: TokenChange, here: int) -> tuple[int, bool]:
-        """The same by words and by the share of one of them, which the stretch's regime does not have."""
-        share_R = self._having(change.word, fresh)
-        agreeing_R = share_R if change.came else 1 - share_R
-        scores_R = np.sum([each.scores_R for each in self._weigh(fresh)], axis=0) + len(fresh) * np.log(agreeing_R)
-        slot = int(scores_R.argmax())
-        agrees = slot != here and float(agreeing_R[slot]) > shares.COMMON
-        return slot, agrees and self._near(fresh, slot)
-
-    def unexplained(
-        self, fresh: tuple[RecentRecord, ...], recent: tuple[RecentRecord, ...], here: int
-    ) -> tuple[RecentRecord, ...]:
-        """Of the recent records, those that explain each other better than the regimes they are in do.
-
-        From the change point on they need not do so clearly; before it, or where another regime owns them, they must.
+        1. Where a token appeared or disappeared, they have left the segment's regime.
+        2. Records of the segment that are not another known regime's are reduced to those that its regime does not
+           explain, out of all `recent` records.
+        3. If fewer than `MIN_RECORDS` are left, they are the segment's after all.
         """
-        chosen = fresh
+        if alarm.token_change:  # 1.
+            return self._classify_token_change(alarm.records, alarm.token_change, here)
+        found = self._likeliest(alarm.records, here)
+        if alarm.records[0].slot == here and (not found.known or found.slot == here):
+            unexplained = self._unexplained(alarm.records, recent, here)  # 2.
+            if len(unexplained) < MIN_RECORDS:
+                return Classification(here, True, unexplained)  # 3.
+            return self._likeliest(unexplained, here)
+        return found
+
+    def _likeliest(self, records: tuple[RecentRecord, ...], here: int) -> Classification:
+        """The regime with the largest score, by tokens and length."""
+        scores = self._score(records)
+        slot = int(np.sum([each.scores_R for each in scores], axis=0).argmax())
+        profile = self.regimes[slot]
+        pairs = zip(scores, records, strict=True)
+        fits = [profile.fit(float(score.log_ratios_R[slot]), each.features) for score, each in pairs]
+        if slot == here:
+            return Classification(slot, float(np.mean(fits)) > MIN_OWN_FIT, records)
+        return Classification(slot, float(np.mean(fits)) > MIN_FIT and self._is_near(records, slot), records)
+
+    def _classify_token_change(
+        self, records: tuple[RecentRecord, ...], change: TokenChange, here: int
+    ) -> Classification:
+        """The regime with the largest score, by tokens, length and the frequency of the token that changed."""
+        frequency_R = self._token_frequency(change.bucket, records)
+        agreeing_R = frequency_R if change.appeared else 1 - frequency_R
+        scores_R = np.sum([each.scores_R for each in self._score(records)], axis=0) + len(records) * np.log(agreeing_R)
+        slot = int(scores_R.argmax())
+        agrees = slot != here and float(agreeing_R[slot]) > COMMON
+        return Classification(slot, agrees and self._is_near(records, slot), records)
+
+    def _unexplained(
+        self, suspects: tuple[RecentRecord, ...], recent: tuple[RecentRecord, ...], here: int
+    ) -> tuple[RecentRecord, ...]:
+        """The recent records that explain each other better than their regimes do.
+
+        Records from the change point on (`suspects`) need no clear evidence; records before it and records of another
+        regime do.
+        """
+        chosen = suspects
         for _ in range(3):
-            new_B = words.count(np.concatenate([each.record.buckets for each in chosen]))
+            chosen_B = _count(chosen)
             found = tuple(
                 each
                 for each in recent
-                if self._ratio(each, new_B, here, inside=each in chosen) > (-MARGIN if each in fresh else MARGIN)
+                if self._evidence(each, chosen_B, here, inside=each in chosen)
+                > (-MARGIN if each in suspects else MARGIN)
             )
             if found == chosen or not found:
                 return found
             chosen = found
         return chosen
 
-    def _weigh(self, fresh: tuple[RecentRecord, ...]) -> list[Likelihoods]:
-        """How each looks from every slot, had none of them been counted."""
-        less = {
-            slot: words.count(np.concatenate([each.record.buckets for each in fresh if each.slot == slot]))
-            for slot in {each.slot for each in fresh}
-        }
-        return [self.regimes.weigh(each.record, less) for each in fresh]
+    def _score(self, records: Sequence[RecentRecord]) -> list[RegimeScores]:
+        """Scores of each record, as if none of them had been counted."""
+        slots = {each.slot for each in records}
+        excluded = {slot: _count([each for each in records if each.slot == slot]) for slot in slots}
+        return [self.regimes.score(each.features, excluded) for each in records]
 
-    def _having(self, word: int, fresh: tuple[RecentRecord, ...]) -> NDArray[np.float32]:
-        """Share of every regime's records that have the word, had none of these been counted; never 0 nor 1."""
-        counted = [self.regimes[slot].shares for slot in range(len(self.regimes))]
-        for each in fresh:
-            counted[each.slot] = counted[each.slot].without(each.record.buckets)
-        return np.array([each.expected[word] for each in counted], dtype=np.float32)
+    def _token_frequency(self, bucket: int, records: Sequence[RecentRecord]) -> NDArray[np.float32]:
+        """Share of each regime's records with the token, as if `records` had not been counted; never 0 or 1."""
+        frequencies = [self.regimes[slot].token_frequency for slot in range(len(self.regimes))]
+        for each in records:
+            frequencies[each.slot] = frequencies[each.slot].without(each.features.buckets)
+        return np.array([each.expected[bucket] for each in frequencies], dtype=np.float32)
 
-    def _near(self, fresh: tuple[RecentRecord, ...], slot: int) -> bool:
-        """Whether the change test takes them for the regime's."""
+    def _is_near(self, records: Sequence[RecentRecord], slot: int) -> bool:
+        """Whether the change test takes the records for the regime's."""
         reference = self.regimes[slot].reference
-        mean_D = np.mean([each.record.phi_D for each in fresh], axis=0)
-        return self.test.distance(mean_D, len(fresh), reference) < NEAR * self.test.threshold(reference)
+        mean_D = np.mean([each.features.phi_D for each in records], axis=0)
+        return self.test.distance(mean_D, len(records), reference) < NEAR * self.test.threshold(reference)
 
-    def _ratio(self, each: RecentRecord, new_B: NDArray[np.float32], here: int, *, inside: bool) -> float:
-        """Nats by which a record's words speak for the new records against its slot, itself in neither."""
-        own_B = words.count(each.record.buckets)
-        old_B = self.regimes[each.slot].counts_B
-        if each.slot == here:
-            old_B = old_B - new_B  # the stretch has counted them; another regime's are too few to matter
-        if not inside or each.slot != here:
+    def _evidence(self, record: RecentRecord, chosen_B: NDArray[np.float32], here: int, *, inside: bool) -> float:
+        """Nats by which the chosen records explain a record better than its regime does, itself not counted."""
+        own_B = count_buckets(record.features.buckets)
+        old_B = self.regimes[record.slot].counts_B
+        if record.slot == here:
+            old_B = old_B - chosen_B  # counted in the segment's regime; in another they are too few to matter
+        if not inside or record.slot != here:
             old_B = old_B - own_B
-        new_B = new_B - own_B if inside else new_B
+        new_B = chosen_B - own_B if inside else chosen_B
         pair_2B = np.maximum(np.stack([new_B, old_B]), 0.0)
-        new, old = words.log_ratios(pair_2B[:, each.record.buckets], pair_2B.sum(axis=1))
+        new, old = log_ratios(pair_2B[:, record.features.buckets], pair_2B.sum(axis=1))
         return float(new - old)
+
+
+def _count(records: Sequence[RecentRecord]) -> NDArray[np.float32]:
+    return count_buckets(np.concatenate([each.features.buckets for each in records]))

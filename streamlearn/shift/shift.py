@@ -1,4 +1,4 @@
-"""What the room says: from this record on, the inputs or the answers are others."""
+"""A declared change of the inputs or of the answers."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -7,33 +7,34 @@ from typing import Any, Literal, Self
 
 @dataclass(frozen=True)
 class Shift:
-    """A change that was declared. Ordinals count the records that the monitor saw, from 1."""
+    """A declared change. Ordinals count the records that the monitor has read, from 1."""
 
     kind: Literal["inputs", "answers"]
+    """Covariate shift, or concept drift."""
     number: int
-    """Counts all shifts of this kind, from 1."""
+    """Counts the shifts of this kind, from 1."""
     regime: int
-    """The regime entered, or the one whose answers changed; numbers are never used again."""
+    """Number of the regime entered, or of the one whose answers changed. Numbers are never reused."""
     slot: int
-    """Where the regime's state is kept, below `max_regimes`; slots are used again."""
+    """Where the regime's state is kept, below `max_regimes`. Slots are reused."""
     known: bool
-    """Whether the regime was met before."""
+    """Whether the regime occurred before."""
     previous: int | None
-    """The regime before; None for the first of all."""
+    """Number of the previous regime; None for the first regime of the stream."""
     declared_at: int
-    """The record at which it was declared."""
+    """Ordinal of the record at which the shift was declared."""
     onset: int
-    """The first record that is believed to belong to it."""
+    """Estimated ordinal of its first record."""
     statistic: float
     threshold: float
     dropped: int | None = None
-    """A regime that was forgotten, or merged into another, to make room."""
+    """Number of the regime that was dropped, or merged into another, to free the slot."""
 
     def to_json(self) -> dict[str, Any]:
-        """Fields by name, JSON-ready."""
+        """Fields by name, ready for JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
+        """Inverse of `to_json`."""
         return cls(**fields)

@@ -1,82 +1,142 @@
-"""The monitor's state as plain arrays, and back."""
+"""The monitor's state as plain arrays, and back. Array names are part of the snapshot format."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
+from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamlearn.shift import ragged
-from streamlearn.shift import regime_memory as regimes
-from streamlearn.shift.document_frequency import DocumentFrequency
-from streamlearn.shift.featurizer import NUM_FEATURES, Features
+from streamlearn.shift.absence_test import AbsenceState
+from streamlearn.shift.detector_state import DetectorState
+from streamlearn.shift.document_frequency import DocumentFrequency, count_records
+from streamlearn.shift.featurizer import NUM_BUCKETS, Features
 from streamlearn.shift.fit_drop_test import RunningStats
-from streamlearn.shift.input_shift_detector import DetectorState
-from streamlearn.shift.segment_classifier import RecentRecord
+from streamlearn.shift.monitor_state import MonitorState
+from streamlearn.shift.recent_record import RecentRecord, stack_phi
+from streamlearn.shift.reference_distribution import ReferenceDistribution
+from streamlearn.shift.regime_memory import SavedProfiles
+from streamlearn.shift.regime_profile import SCALARS, RegimeProfile
+from streamlearn.shift.segment import SegmentState
+from streamlearn.shift.segment_window import WindowState
 
-Ghosts = tuple[tuple[int, ...], ...]
-Memory = tuple[DetectorState, Ghosts]
-"""The monitor when it had looked at one batch and at none later."""
-_INTEGERS = ("ordinal", "slot", "num_shifts", "own_records", "run_start", "rival", "patience", "next_number")
-_REALS = ("share", "evidence")
-
-
-def to_arrays(state: DetectorState, ghosts: Ghosts) -> dict[str, NDArray[np.generic]]:
-    """Everything, by name; no array holds objects."""
-    return {
-        "integers": np.array([getattr(state, name) for name in _INTEGERS], dtype=np.int64),
-        "usual": np.array(astuple(state.running), dtype=np.float64),
-        "reals": np.array([getattr(state, name) for name in _REALS], dtype=np.float64),
-        "shares.records": state.shares.records_B,
-        "shares.number": np.array([state.shares.number]),
-        **_entries("window", state.window),
-        **_entries("others", state.others),
-        **regimes.to_arrays(state.regimes),
-        "ghosts.sizes": np.array([len(slots) for slots in ghosts], dtype=np.int64),
-        "ghosts.slots": np.array([slot for slots in ghosts for slot in slots], dtype=np.int64),
-    }
+Arrays = Mapping[str, NDArray[np.generic]]
+_INTEGER_SCALARS = ("number", "visits", "records", "first_record", "last_record")
 
 
-def from_arrays(arrays: Mapping[str, NDArray[np.generic]]) -> tuple[DetectorState, Ghosts]:
-    """The inverse of `to_arrays`."""
-    integers = dict(zip(_INTEGERS, arrays["integers"].tolist(), strict=True))
-    reals = dict(zip(_REALS, arrays["reals"].tolist(), strict=True))
-    state = DetectorState(
-        **integers,
-        **reals,
-        running=RunningStats(*arrays["usual"].tolist()),
-        shares=DocumentFrequency(
-            np.array(arrays["shares.records"], dtype=np.float32), float(arrays["shares.number"][0])
-        ),
-        window=_read_entries("window", arrays),
-        others=_read_entries("others", arrays),
-        regimes=regimes.from_arrays(arrays),
+def to_arrays(state: MonitorState) -> dict[str, NDArray[np.generic]]:
+    """The state by array name. No array holds objects."""
+    detector, undecided, segment = state.detector, state.undecided, state.detector.segment
+    absence, window = segment.absence, segment.window
+    integers = (
+        detector.ordinal,
+        segment.slot,
+        detector.num_shifts,
+        segment.num_records,
+        absence.run_start,
+        segment.parent,
+        segment.cooldown,
+        detector.next_number,
     )
-    slots = arrays["ghosts.slots"].tolist()
-    ends = np.cumsum(arrays["ghosts.sizes"]).tolist()
-    starts = [0, *ends[:-1]]
-    return state, tuple(tuple(slots[start:end]) for start, end in zip(starts, ends, strict=False))
-
-
-def _entries(name: str, entries: Sequence[RecentRecord]) -> dict[str, NDArray[np.generic]]:
-    records = [each.record for each in entries]
     return {
-        f"{name}.phi": np.array([record.phi_D for record in records], np.float32).reshape(-1, NUM_FEATURES),
-        f"{name}.log_length": np.array([record.log_length for record in records], np.float64),
-        f"{name}.ordinal": np.array([each.ordinal for each in entries], np.int64),
-        f"{name}.slot": np.array([each.slot for each in entries], np.int64),
-        f"{name}.log_ratio": np.array([each.log_ratio for each in entries], np.float64),
-        **ragged.to_arrays(f"{name}.buckets", [record.buckets for record in records]),
+        "integers": np.array(integers, dtype=np.int64),
+        "usual": np.array(astuple(window.fits_before), dtype=np.float64),
+        "reals": np.array([absence.share, absence.statistic], dtype=np.float64),
+        "shares.records": window.tokens_before.records_B,
+        "shares.number": np.array([window.tokens_before.num_records]),
+        **_records_to_arrays("window", window.records),
+        **_records_to_arrays("others", segment.other_records),
+        **profiles_to_arrays(detector.regimes),
+        "ghosts.sizes": np.array([len(slots) for slots in undecided], dtype=np.int64),
+        "ghosts.slots": np.array([slot for slots in undecided for slot in slots], dtype=np.int64),
     }
 
 
-def _read_entries(name: str, arrays: Mapping[str, NDArray[np.generic]]) -> tuple[RecentRecord, ...]:
+def from_arrays(arrays: Arrays) -> MonitorState:
+    """Inverse of `to_arrays`."""
+    ordinal, slot, num_shifts, num_records, run_start, parent, cooldown, next_number = arrays["integers"].tolist()
+    share, statistic = arrays["reals"].tolist()
+    tokens_before = DocumentFrequency(
+        np.array(arrays["shares.records"], dtype=np.float32), float(arrays["shares.number"][0])
+    )
+    fits_before = RunningStats(*arrays["usual"].tolist())
+    segment = SegmentState(
+        slot=slot,
+        parent=parent,
+        num_records=num_records,
+        cooldown=cooldown,
+        window=WindowState(_records_from_arrays("window", arrays), fits_before, tokens_before),
+        other_records=_records_from_arrays("others", arrays),
+        absence=AbsenceState(share, statistic, run_start),
+    )
+    detector = DetectorState(ordinal, num_shifts, segment, profiles_from_arrays(arrays), next_number)
+    slots = iter(arrays["ghosts.slots"].tolist())
+    return MonitorState(detector, tuple(tuple(islice(slots, size)) for size in arrays["ghosts.sizes"].tolist()))
+
+
+def profiles_to_arrays(profiles: SavedProfiles) -> dict[str, NDArray[np.generic]]:
+    """Regime profiles, one row per slot."""
+    scalars = [np.array([getattr(each, name) for name in SCALARS], dtype=np.float64) for each in profiles]
+    references = [each.reference.to_row() for each in profiles]
+    frequencies = [each.token_frequency for each in profiles]
+    return {
+        "regimes.counts": _rows([each.counts_B for each in profiles], np.float32, NUM_BUCKETS),
+        "regimes.scalars": _rows(scalars, np.float64, len(SCALARS)),
+        "regimes.references": _rows(references, np.float64, ReferenceDistribution.ROW),
+        "regimes.shares": _rows([each.records_B for each in frequencies], np.float32, NUM_BUCKETS),
+        "regimes.shares.numbers": np.array([each.num_records for each in frequencies], dtype=np.float64),
+        "regimes.exemplars": np.array([len(each.exemplars) for each in profiles], dtype=np.int64),
+        **ragged.to_arrays("regimes.exemplars", [buckets for each in profiles for buckets in each.exemplars]),
+    }
+
+
+def profiles_from_arrays(arrays: Arrays) -> SavedProfiles:
+    """Inverse of `profiles_to_arrays`."""
+    exemplars = iter(ragged.from_arrays("regimes.exemplars", arrays))
+    return tuple(
+        _profile_from_arrays(arrays, slot, tuple(islice(exemplars, number)))
+        for slot, number in enumerate(arrays["regimes.exemplars"].tolist())
+    )
+
+
+def _profile_from_arrays(arrays: Arrays, slot: int, exemplars: tuple[NDArray[np.uint16], ...]) -> RegimeProfile:
+    scalars = zip(SCALARS, arrays["regimes.scalars"][slot].tolist(), strict=True)
+    values: dict[str, Any] = {name: int(value) if name in _INTEGER_SCALARS else value for name, value in scalars}
+    if "regimes.shares" in arrays:
+        records_B = np.array(arrays["regimes.shares"][slot], dtype=np.float32)
+        token_frequency = DocumentFrequency(records_B, float(arrays["regimes.shares.numbers"][slot]))
+    else:  # written before document frequencies were kept: estimated from the exemplars
+        token_frequency = DocumentFrequency(count_records(exemplars), float(len(exemplars)))
+    return RegimeProfile(
+        counts_B=np.array(arrays["regimes.counts"][slot], dtype=np.float32),
+        reference=ReferenceDistribution.from_row(np.asarray(arrays["regimes.references"][slot], dtype=np.float64)),
+        token_frequency=token_frequency,
+        exemplars=exemplars,
+        **values,
+    )
+
+
+def _records_to_arrays(name: str, records: Sequence[RecentRecord]) -> dict[str, NDArray[np.generic]]:
+    return {
+        f"{name}.phi": stack_phi(records),
+        f"{name}.log_length": np.array([each.features.log_length for each in records], np.float64),
+        f"{name}.ordinal": np.array([each.ordinal for each in records], np.int64),
+        f"{name}.slot": np.array([each.slot for each in records], np.int64),
+        f"{name}.log_ratio": np.array([each.log_ratio for each in records], np.float64),
+        **ragged.to_arrays(f"{name}.buckets", [each.features.buckets for each in records]),
+    }
+
+
+def _records_from_arrays(name: str, arrays: Arrays) -> tuple[RecentRecord, ...]:
+    phi_ND = np.array(arrays[f"{name}.phi"], dtype=np.float32)
     buckets = ragged.from_arrays(f"{name}.buckets", arrays)
-    records = [
-        Features(np.array(phi_D, dtype=np.float32), each, float(length))
-        for phi_D, each, length in zip(
-            arrays[f"{name}.phi"], buckets, arrays[f"{name}.log_length"].tolist(), strict=True
-        )
-    ]
+    summaries = zip(phi_ND, buckets, arrays[f"{name}.log_length"].tolist(), strict=True)
+    features = [Features(*each) for each in summaries]
     columns = (arrays[f"{name}.{column}"].tolist() for column in ("ordinal", "slot", "log_ratio"))
-    return tuple(RecentRecord(*each) for each in zip(records, *columns, strict=True))
+    return tuple(RecentRecord(*each) for each in zip(features, *columns, strict=True))
+
+
+def _rows(rows: Sequence[NDArray[np.floating]], dtype: type, width: int) -> NDArray[np.floating]:
+    return np.array(rows, dtype=dtype).reshape(len(rows), width)

@@ -1,1 +1,1 @@
-"""What is published: one immutable status, the board it is swapped on, and timings."""
+"""The status that the training loop publishes, and the board it is read from."""

@@ -1,4 +1,4 @@
-"""Where the loop publishes its status and every other thread reads it."""
+"""The board: the loop publishes its status there, and every other thread reads it."""
 
 import time
 from collections.abc import Callable
@@ -7,24 +7,23 @@ from types import MappingProxyType
 
 from streamlearn.status.status import Phase, Status
 
-HEARTBEAT_BOUND_S = (
-    60.0  # the longest turn of the loop: a step, a snapshot and the job budget, each a few seconds, x 10
-)
-STARTING_BOUND_S = 600.0  # loading a backbone from a cold disk is one turn: 16 GB at 30 MB/s
+# The longest iteration of the loop is a step, a snapshot and the job budget, a few seconds each; ten times that.
+HEARTBEAT_BOUND_S = 60.0
+STARTING_BOUND_S = 600.0  # loading a backbone from a cold disk is one iteration: 16 GB at 30 MB/s
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Both kinds of time, in seconds; tests pass their own."""
+    """Monotonic and wall time, in seconds; tests pass their own."""
 
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
 
 
 class Board:
-    """Where the loop publishes and everyone else reads. One writer, any number of readers, no locks: a swap is atomic.
+    """The current status. One writer, any number of readers, no locks: replacing the status is atomic.
 
-    A publication is a heartbeat. A loop that waits or works without anything new to say calls `beat`.
+    Every publication is also a heartbeat. While it waits or works without a change of status, the loop calls `beat`.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class Board:
         starting_bound_s: float = STARTING_BOUND_S,
         on_publish: Callable[[Status], None] = lambda _: None,
     ) -> None:
-        """`heed` hears every publication and heartbeat, in the thread of the loop."""
+        """`on_publish` is called on every publication and heartbeat, in the loop's thread."""
         self._clock = clock
         self._on_publish = on_publish
         self._bound_s = bound_s
@@ -44,8 +43,8 @@ class Board:
         self.publish(status)
 
     def publish(self, status: Status) -> None:
-        """Replace the status; what it holds must not change afterwards."""
-        self._beat = self._clock.monotonic()  # first: the new phase may have the tighter bound
+        """Replace the status. What it refers to must not change afterwards; its mappings are copied."""
+        self._last_beat = self._clock.monotonic()  # first: the new phase may have the tighter bound
         self._status = replace(
             status,
             dead_letters=MappingProxyType(dict(status.dead_letters)),
@@ -58,30 +57,30 @@ class Board:
         return self._status
 
     def beat(self) -> None:
-        """Say that the loop turns."""
-        self._beat = self._clock.monotonic()
+        """Record a heartbeat without changing the status."""
+        self._last_beat = self._clock.monotonic()
         self._on_publish(self._status)
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since the loop last said that it turns."""
-        return self._clock.monotonic() - self._beat
+        """Seconds since the last heartbeat."""
+        return self._clock.monotonic() - self._last_beat
 
     @property
     def heartbeat_bound_s(self) -> float:
-        """Seconds that the loop may be silent in this phase."""
+        """Maximum age of the last heartbeat in the current phase."""
         starting = self._status.phase in (Phase.STARTING, Phase.RESTORING)
         return self._starting_bound_s if starting else self._bound_s
 
     @property
     def alive(self) -> bool:
-        """Whether the loop turns and has not given up."""
+        """Whether the daemon has not failed and its last heartbeat is recent enough."""
         return self._status.phase is not Phase.FAILED and self.heartbeat_age_s <= self.heartbeat_bound_s
 
     def why_not_alive(self) -> str | None:
-        """For people; None while alive."""
+        """The reason for people; None while alive."""
         if self._status.phase is Phase.FAILED:
-            return f"the daemon failed: {self._status.reason or 'the log says why'}"
+            return f"the daemon failed: {self._status.reason or 'see the log'}"
         if not self.alive:
             return (
                 f"the training loop must report every {self.heartbeat_bound_s:g} s, "
@@ -90,9 +89,9 @@ class Board:
         return None
 
     def why_not_ready(self) -> str | None:
-        """For people; None while jobs are taken."""
+        """The reason for people; None while the daemon accepts jobs."""
         status = self._status
-        stalled = self.why_not_alive()
-        if stalled is not None:
-            return stalled
+        not_alive = self.why_not_alive()
+        if not_alive is not None:
+            return not_alive
         return None if status.ready else status.reason or f"the daemon is {status.phase}"

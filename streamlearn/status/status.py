@@ -8,12 +8,12 @@ from types import MappingProxyType
 from streamlearn.status.timing import Timing
 from streamlearn.stream.record import TopicPartition
 
-DESCRIBED = {"use_attribute_docstrings": True}
-"""For rows that are served as they are: the OpenAPI document says what each field means."""
+FIELD_DOCS = {"use_attribute_docstrings": True}
+"""Pydantic configuration of rows that HTTP returns unchanged: docstrings become descriptions in OpenAPI."""
 
 
 class Phase(StrEnum):
-    """What the loop is doing."""
+    """What the training loop is doing."""
 
     STARTING = "starting"
     RESTORING = "restoring"
@@ -25,13 +25,13 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """How far one partition has been trained."""
+    """Training progress of one partition."""
 
     origin: TopicPartition
     position: int
     """Offset of the next record to train on."""
     lag: int | None = None
-    """Records behind the log's end, when the source knows."""
+    """Records between the position and the end of the log; None when unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,49 +41,51 @@ class SnapshotStatus:
     name: str
     step: int
     written_at: float
-    """Wall time, seconds since 1970, so that it holds across a restart."""
+    """Unix time, so that it stays valid across a restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """One look at a regime's hold-out records."""
+    """One scoring of a regime's hold-out records."""
 
-    __pydantic_config__ = DESCRIBED
+    __pydantic_config__ = FIELD_DOCS
 
     step: int
-    """Steps that the learner had made."""
+    """Optimizer updates made before the scoring."""
     loss: float
     """Nats per learned token."""
     accuracy: float
-    """Teacher-forced: the share of learned tokens that were the most probable ones."""
+    """Teacher-forced: share of learned tokens that were the most probable ones, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegimeStatus:
-    """A regime that is remembered. Records count from 1 over all that were trained on or kept out."""
+    """A remembered regime. Records are counted from 1 over all that were trained on or held out."""
 
-    __pydantic_config__ = DESCRIBED
+    __pydantic_config__ = FIELD_DOCS
 
     number: int
-    """Never used again."""
+    """Unique; never reused."""
     slot: int
-    """Where its state is kept; used again when it is forgotten."""
+    """Where its state is kept; reused after the regime is forgotten."""
     current: bool = False
-    """Whether the stream is in it."""
+    """Whether the stream is in this regime."""
     visits: int = 0
-    """Stretches that it had."""
+    """Number of segments of the stream in this regime."""
     records: int = 0
-    """Trained on or kept out."""
+    """Records trained on or held out."""
     first_record: int | None = None
+    """Its first record."""
     last_record: int | None = None
+    """Its last record so far."""
     holdout_records: int = 0
-    """In its sample of those kept out."""
+    """Held-out records in its sample."""
     history: tuple[Scoring, ...] = ()
-    """Of the sample, oldest first; a long one is thinned out."""
+    """Scorings of the sample, oldest first; a long history is thinned out."""
     best_accuracy: float | None = None
-    """Since its last stretch ended; None before."""
+    """Best accuracy since its last segment ended; null before that."""
     end_accuracy: float | None = None
-    """When its last stretch ended."""
+    """Accuracy at the end of its last segment; null before that."""
 
     @property
     def now(self) -> Scoring | None:
@@ -96,55 +98,58 @@ SHIFT_KINDS = ("inputs", "answers")
 
 @dataclass(frozen=True, slots=True)
 class ShiftStatus:
-    """A shift that was declared and acted on."""
+    """A detected shift. The first regime is listed too, with `previous` null; it is not counted as a shift."""
 
-    __pydantic_config__ = DESCRIBED
+    __pydantic_config__ = FIELD_DOCS
 
     kind: str
-    """inputs: another regime was entered; answers: the same inputs are answered otherwise now."""
+    """inputs: the stream entered another regime; answers: the answers to the same inputs changed."""
     number: int
-    """Counts the shifts of its kind, from 1."""
+    """Position among the entries of its kind, from 1."""
     regime: int
-    """Entered, or the one whose answers changed."""
+    """The regime that was entered, or whose answers changed."""
     known: bool
-    """Whether it had been met before."""
+    """Whether the regime had occurred before."""
     previous: int | None
-    """The regime that was left."""
+    """The regime before the shift."""
     declared_at: int
-    """Record at which it was declared."""
+    """Record at which the shift was declared."""
     onset: int
-    """First record that is believed to belong to it."""
+    """Estimated first record after the shift."""
     statistic: float
+    """Test statistic."""
     threshold: float
+    """Threshold of the test."""
     dropped: int | None
-    """Regime that was forgotten, or merged into another, to make room."""
+    """Regime that was forgotten, or merged into another one, to make room."""
     step: int
-    """Steps before it."""
+    """Optimizer updates made before the shift."""
     probe_tokens: int
-    """Read by its transient expert; 0 when nothing was probed."""
+    """Tokens read by the transient expert; 0 when nothing was probed."""
     probe_seconds: float
+    """Duration of the probe."""
     mean_similarity: float | None
-    """CKA of the transient expert with every stable one, mean; None when nothing was probed."""
+    """Mean CKA of the transient expert with the stable experts; null when nothing was probed."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptationStatus:
-    """Regimes, shifts, and what the hold-out records say about forgetting."""
+    """Regimes, shifts, and forgetting as measured on the hold-out records."""
 
     regimes: tuple[RegimeStatus, ...] = ()
-    """Those that are remembered, by number."""
+    """Remembered regimes, by number."""
     shifts: tuple[ShiftStatus, ...] = ()
-    """Oldest first; of very many the newest."""
+    """Oldest first; only the newest of a long history."""
     num_shifts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """By kind, all that there ever were."""
+    """Shifts ever detected, by kind; the first regime is not counted."""
     average_forgetting: float | None = None
-    """Mean over past regimes of best accuracy since it was left, less accuracy now; None before one was scored."""
+    """Mean over past regimes of best accuracy since the segment ended minus accuracy now; None before a scoring."""
     backward_transfer: float | None = None
-    """Mean over past regimes of accuracy now less accuracy when the stretch ended."""
+    """Mean over past regimes of accuracy now minus accuracy at the end of the segment."""
     probe_seconds: float = 0.0
-    """Spent on probes, of this process."""
+    """Time spent on probes by this process."""
     holdout_seconds: float = 0.0
-    """Spent on scoring hold-out records, of this process."""
+    """Training time spent on scoring hold-out records by this process; idle time is not counted."""
 
     @property
     def current(self) -> RegimeStatus | None:
@@ -154,53 +159,53 @@ class AdaptationStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One moment of the daemon.
+    """The daemon at one moment.
 
-    Counts are over the learner's life: they go on after a restart, and a crash or a rollback takes them back to what
-    the snapshot holds. Timings are of this process.
+    Counts are over the learner's lifetime: a restart continues them, and a crash or a rollback resets them to the
+    snapshot's values. Timings are of this process.
     """
 
     phase: Phase
     ready: bool = False
-    """Whether jobs are taken."""
+    """Whether the daemon accepts jobs."""
     reason: str = ""
-    """Why not ready, for people; empty when ready."""
+    """Why it is not ready, for people; empty when ready."""
     degraded: str = ""
-    """What cannot be written although learning goes on, for people; empty when all can."""
+    """What cannot be written although learning continues, for people; empty when nothing is wrong."""
     started_at: float = 0.0
-    """Wall time of the process start, seconds since 1970."""
+    """Start of the process, Unix time."""
     step: int = 0
-    """Updates that the learner holds."""
+    """Optimizer updates made."""
     records_trained: int = 0
     records_held_out: int = 0
-    """Kept out of training to measure forgetting."""
+    """Records kept out of training to measure forgetting."""
     tokens_trained: int = 0
     tokens_per_s: float = 0.0
-    """Recent speed of training."""
+    """Recent training throughput."""
     loss: float | None = None
     """Prequential loss of the last batch, nats per token."""
     loss_smoothed: float | None = None
-    """The same, smoothed over recent batches."""
+    """Prequential loss smoothed over recent batches, nats per token."""
     dead_letters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Records set aside, by reason."""
+    """Unusable records, by reason."""
     update_refusals: int = 0
-    """Updates not made because loss or gradient was not finite."""
+    """Updates skipped because the loss or a gradient was not finite."""
     adaptation: AdaptationStatus = AdaptationStatus()
     partitions: tuple[PartitionStatus, ...] = ()
     snapshot: SnapshotStatus | None = None
     step_seconds: Timing = field(default_factory=Timing)
     snapshot_seconds: Timing = field(default_factory=Timing)
     job_seconds: Timing = field(default_factory=Timing)
-    """Pauses of training for jobs, between two steps."""
+    """Pauses of training between two steps, spent on jobs."""
     backbone: str = ""
     dtype: str = ""
     device: str = ""
     preset: str = ""
-    """The adapter's."""
+    """Adapter preset."""
     versions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Of streamlearn, python, torch, ..."""
+    """Versions of streamlearn, Python, torch and others."""
 
     @property
     def records_dead_lettered(self) -> int:
-        """Records set aside, all reasons together."""
+        """Unusable records, all reasons together."""
         return sum(self.dead_letters.values())

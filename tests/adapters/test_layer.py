@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
 from streamlearn.adapters.bottleneck import add_experts
 from streamlearn.adapters.routing_context import RoutingContextHolder
-from streamlearn.bench.loop import LoopedHeadLoraLinear
+from streamlearn.bench.looped_experts import LoopedHeadLoraLinear
 from tests.adapters import reference
 
 MH_MOE = HeadLoraConfig(num_heads=4, num_experts=3, top_k=1)

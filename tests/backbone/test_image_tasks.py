@@ -92,8 +92,8 @@ def test_kinds_of_questions_are_told_apart() -> None:
 def test_the_suite_is_every_task_after_the_other(folder: Path) -> None:
     """On the backbone that can see; without the folder the message says what is missing."""
     suite = SUITES["images"](Draw([folder.parent, folder], records=2, tests=1, seed=0))
-    assert [stretch.tasks for stretch in suite.stretches] == [(task,) for task in TASKS]
-    assert max(len(stretch.records) for stretch in suite.stretches) == 2
+    assert [stretch.tasks for stretch in suite.segments] == [(task,) for task in TASKS]
+    assert max(len(stretch.records) for stretch in suite.segments) == 2
     assert all(len(tests) == 1 for tests in suite.tests.values())
     assert suite.backbone == "builtin:nano-vl"
     with pytest.raises(UsageError, match="image sets"):

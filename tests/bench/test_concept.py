@@ -1,3 +1,5 @@
+"""The benchmark of concept drift: its streams, its measure of recovery and its table."""
+
 import gzip
 from collections import Counter
 from pathlib import Path
@@ -20,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_second_half_has_the_same_inputs_and_the_next_label(folder: Path) -> None:
-    """In another order, each label replaced by the one after it in the alphabet, the last by the first."""
+    """In a new order, each label replaced by the next in alphabetical order, and the last by the first."""
     rows, half = exchanged(folder, "task1", seed=3)
     first, second = rows[:half], rows[half:]
     assert (half, len(second)) == (DISTINCT * PASSES, DISTINCT * PASSES_AFTER)
@@ -33,7 +35,7 @@ def test_the_second_half_has_the_same_inputs_and_the_next_label(folder: Path) ->
 
 
 def test_recovery_is_the_first_window_at_nine_tenths_of_the_level() -> None:
-    """All right before, all wrong for a while, then all right again; at the end of the stream, or never."""
+    """All correct, all wrong for a while, then all correct again; None if the stream ends too early."""
     half, wrong = 2 * DISTINCT, 120
     needed = wrong + round(0.9 * DISTINCT)
     back = [1.0] * half + [0.0] * wrong + [1.0] * DISTINCT
@@ -42,8 +44,8 @@ def test_recovery_is_the_first_window_at_nine_tenths_of_the_level() -> None:
     assert recovery(back[: half + needed - 1], half) == (1.0, None)
 
 
-def test_the_table_shows_what_never_happened_as_a_dash() -> None:
-    """A figure that is not there is not a zero."""
+def test_the_table_shows_missing_values_as_a_dash() -> None:
+    """A missing value is not a zero."""
     shown = table({"task1": {"declared_after": [80, None], "level": 0.5, "ratio": None}})
     assert [column.header for column in shown.columns] == ["answers exchanged", "declared after", "level", "ratio"]
     assert [list(column.cells) for column in shown.columns[1:]] == [["80, -"], ["0.50"], ["-"]]

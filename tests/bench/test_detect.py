@@ -1,4 +1,4 @@
-"""The detection benchmark counts what it says it counts."""
+"""The detection benchmark counts what its docstring defines."""
 
 import gzip
 from itertools import pairwise
@@ -14,17 +14,17 @@ from streamlearn.bench.streams import PASSAGE_CHARS, RAMP, Boundary, Maker, Stre
 from streamlearn.errors import UsageError
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.shift import Shift
-from tests.shift.streams import stream as made_up
+from tests.shift.streams import stream as synthetic
 
 NUM_TASKS = 6
 
 
 @pytest.fixture(scope="module")
 def tasks() -> list[Task]:
-    """Made-up tasks with as many records as a small real one; three records of each have one passage."""
+    """Synthetic tasks with as many records as a small real one; every three records share a passage."""
     made = []
     for number in range(NUM_TASKS):
-        examples = made_up([number] * 90, seed=number)
+        examples = synthetic([number] * 90, seed=number)
         made.append(Task(f"task{number}", {"definition": examples, "bare": examples}, [i // 3 for i in range(90)]))
     return made
 
@@ -37,8 +37,8 @@ def stream(*boundaries: Boundary, records: int = 400, kind: str = "abrupt") -> S
     return Stream(kind, "bare", (0,) * records, tuple(range(records)), boundaries)
 
 
-def test_a_shift_finds_the_boundary_that_it_follows() -> None:
-    """At the boundary or within reach behind it; not before it, and not behind the next."""
+def test_a_shift_detects_the_boundary_before_it() -> None:
+    """At the boundary or within reach after it; not before it, and not after the next boundary."""
     first, second = Boundary(101, 1), Boundary(141, 2)
     found = detect.match(stream(first, second), [shift(1), shift(100), shift(140), shift(160)])
     assert found[first].declared_at == 140
@@ -46,53 +46,53 @@ def test_a_shift_finds_the_boundary_that_it_follows() -> None:
 
 
 def test_a_late_shift_is_a_false_alarm() -> None:
-    """It finds nothing, and costs precision."""
+    """It detects no boundary and lowers precision."""
     tally = detect.Tally()
     late = 101 + detect.WITHIN
-    detect.count(tally, stream(Boundary(101, 1)), detect.Found([shift(1), shift(late)], [0] * 400, 1.0), [])
-    figures = tally.figures()
-    assert (figures["recall"], figures["precision"]) == (0.0, 0.0)
-    assert figures["false_alarms_per_10k"] == pytest.approx(25.0)
+    detect.count(tally, stream(Boundary(101, 1)), detect.Detection([shift(1), shift(late)], [0] * 400, 1.0), [])
+    metrics = tally.metrics()
+    assert (metrics["recall"], metrics["precision"]) == (0.0, 0.0)
+    assert metrics["false_alarms_per_10k"] == pytest.approx(25.0)
 
 
-def test_a_leaving_producer_may_be_declared_and_need_not_be() -> None:
-    """Neither a miss nor a false alarm."""
+def test_a_shift_when_a_producer_leaves_is_optional() -> None:
+    """Its absence is no miss, and its presence no false alarm."""
     for shifts in ([shift(1)], [shift(1), shift(110)]):
         tally = detect.Tally()
-        detect.count(tally, stream(Boundary(101, None)), detect.Found(shifts, [0] * 400, 1.0), [])
+        detect.count(tally, stream(Boundary(101, None)), detect.Detection(shifts, [0] * 400, 1.0), [])
         assert (tally.boundaries, tally.false_alarms) == (0, 0)
 
 
-def test_a_recurrence_must_be_called_by_its_own_regime() -> None:
-    """The one that most of the task's earlier records got."""
+def test_a_recurrence_must_be_assigned_to_its_own_regime() -> None:
+    """The regime that most of the task's earlier records were assigned to."""
     tasks = (0,) * 100 + (1,) * 100 + (0,) * 100
     boundaries = (Boundary(101, 1), Boundary(201, 0, returns=True))
     recurring = Stream("recurring", "bare", tasks, tuple(range(300)), boundaries)
     slots = [0] * 100 + [1] * 100 + [2] * 100
-    for slot, recognised in ((0, 1), (2, 0)):
+    for slot, recognized in ((0, 1), (2, 0)):
         tally = detect.Tally()
-        found = detect.Found([shift(1), shift(105), shift(205, slot=slot, known=True)], slots, 1.0)
+        found = detect.Detection([shift(1), shift(105), shift(205, slot=slot, known=True)], slots, 1.0)
         detect.count(tally, recurring, found, [])
-        assert (tally.returns, tally.recognised, tally.novelties, tally.called_new) == (1, recognised, 1, 1)
+        assert (tally.returns, tally.recognized, tally.novelties, tally.declared_new) == (1, recognized, 1, 1)
         assert tally.assigned == 200
 
 
 def test_slots_and_tasks_are_matched_one_to_one() -> None:
-    """A slot for every record, or one slot for all, is no assignment."""
+    """Neither a slot per record nor one slot for all records scores."""
     assert detect.assignment([0, 0, 1, 1, 1], [3, 3, 0, 0, 0]) == {3: 0, 0: 1}
     assert len(detect.assignment([0, 1, 1], [0, 0, 0])) == 1
     assert len(detect.assignment([0, 0, 0], [0, 1, 2])) == 1
 
 
 def test_streams_are_a_function_of_the_seed(tasks: list[Task]) -> None:
-    """And differ between seeds."""
+    """Other seeds make other streams."""
     one, same, other = (Maker(tasks, seed, stationary_records=300).all("bare") for seed in (0, 0, 1))
     assert one == same
     assert one != other
 
 
-def test_streams_hold_what_their_kind_promises(tasks: list[Task]) -> None:
-    """Boundaries stand where the tasks change."""
+def test_streams_have_the_properties_of_their_kind(tasks: list[Task]) -> None:
+    """Boundaries are where the tasks change."""
     streams = {each.kind: each for each in Maker(tasks, 3, stationary_records=300).all("bare")}
     abrupt = streams["abrupt"]
     changes = [i + 1 for i in range(1, len(abrupt.tasks)) if abrupt.tasks[i] != abrupt.tasks[i - 1]]
@@ -103,61 +103,61 @@ def test_streams_hold_what_their_kind_promises(tasks: list[Task]) -> None:
     ramp = streams["gradual"].tasks[at : at + RAMP]
     assert np.mean(np.array(ramp[: RAMP // 4]) == ramp[0]) > 0.6 > np.mean(np.array(ramp[-RAMP // 4 :]) == ramp[0])
     assert {len(set(streams[f"interleaved_{n}"].tasks)) for n in (2, 3)} == {3, 4}
-    for still in detect.STILL:
-        assert len(set(streams[still].tasks)) == 1
-        assert len(streams[still].tasks) == 300
+    for kind in detect.STATIONARY_KINDS:
+        assert len(set(streams[kind].tasks)) == 1
+        assert len(streams[kind].tasks) == 300
 
 
-def test_a_file_by_passage_keeps_passages_together(tasks: list[Task]) -> None:
-    """Seeds divisible by three take that order."""
+def test_order_by_passage_keeps_passages_together(tasks: list[Task]) -> None:
+    """Seeds divisible by three use that order."""
     found = Maker(tasks, 0, stationary_records=90).autocorrelated("bare")
     passages = [tasks[found.tasks[0]].passages[record] for record in found.records]
     assert sum(one != other for one, other in pairwise(passages)) == len(set(passages)) - 1
 
 
 def test_dummies_score_as_dummies_do(tasks: list[Task]) -> None:
-    """Never finds nothing and rings for nothing; always finds everything at a price."""
+    """`never` has no recall and no false alarms; `always` has full recall and hardly any precision."""
     arms = detect.detectors(ShiftSettings(), 2000)
     streams = Maker(tasks, 0, stationary_records=300).all("bare")
-    figures = {
-        name: detect.figures([(each, arms[name](each, tasks)) for each in streams], tasks)
+    metrics = {
+        name: detect.metrics([(each, arms[name](each, tasks)) for each in streams], tasks)
         for name in ("always", "periodic", "never")
     }
-    assert (figures["never"]["recall"], figures["never"]["false_alarms_per_10k"]) == (0.0, 0.0)
-    assert figures["always"]["recall"] == 1.0
-    assert figures["always"]["precision"] < 0.05
-    assert figures["always"]["false_alarms_per_10k"] > 9000
-    assert figures["periodic"]["recurrence_recall"] == 0.0
+    assert (metrics["never"]["recall"], metrics["never"]["false_alarms_per_10k"]) == (0.0, 0.0)
+    assert metrics["always"]["recall"] == 1.0
+    assert metrics["always"]["precision"] < 0.05
+    assert metrics["always"]["false_alarms_per_10k"] > 9000
+    assert metrics["periodic"]["recurrence_recall"] == 0.0
 
 
 def test_the_default_detector_beats_the_dummies(tasks: list[Task]) -> None:
-    """On tasks that hardly share a word it finds every one."""
+    """On tasks that hardly share a token it detects every boundary."""
     run = detect.detectors(ShiftSettings(), 2000)["default"]
     streams = Maker(tasks, 0, stationary_records=300).all("bare")
-    figures = detect.figures([(each, run(each, tasks)) for each in streams], tasks)
-    assert figures["recall"] == 1.0
-    assert figures["precision"] == 1.0
-    assert figures["record_assignment"] > 0.95
-    assert figures["us_per_record"] > 0
+    metrics = detect.metrics([(each, run(each, tasks)) for each in streams], tasks)
+    assert metrics["recall"] == 1.0
+    assert metrics["precision"] == 1.0
+    assert metrics["record_assignment"] > 0.95
+    assert metrics["us_per_record"] > 0
 
 
 def test_a_folder_without_tasks_is_refused(tmp_path: Path) -> None:
-    """With the option that names another."""
+    """The error names the option for another folder."""
     with pytest.raises(UsageError, match="--data"):
         read_tasks(tmp_path)
 
 
-def test_any_folder_of_task_files_will_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole benchmark, on four small tasks, as JSON and as a table."""
-    words = ["river stone", "engine wheel", "violin string", "pepper salt"]
-    for number, word in enumerate(words):
+def test_runs_on_any_folder_of_task_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole benchmark on four small tasks, as JSON and as a table."""
+    subjects = ["river stone", "engine wheel", "violin string", "pepper salt"]
+    for number, subject in enumerate(subjects):
         rows = [
             {
                 "id": str(i),
                 "task": f"task{number}",
-                "definition": f"Say something about a {word}.",
-                "input": f"{i} {word} " * (3 + i % 4),
-                "output": word,
+                "definition": f"Say something about a {subject}.",
+                "input": f"{i} {subject} " * (3 + i % 4),
+                "output": subject,
             }
             for i in range(40)
         ]
@@ -173,8 +173,8 @@ def test_any_folder_of_task_files_will_do(tmp_path: Path, capsys: pytest.Capture
     assert "mixture_is_a_regime" in capsys.readouterr().out
 
 
-def test_passages_are_told_by_how_inputs_begin(tmp_path: Path) -> None:
-    """Inputs that begin alike come from one passage."""
+def test_inputs_that_begin_alike_share_a_passage(tmp_path: Path) -> None:
+    """The first `PASSAGE_CHARS` characters decide."""
     begin = "a" * PASSAGE_CHARS
     for number in range(4):
         rows = [

@@ -1,4 +1,4 @@
-"""SuperNI task files become records."""
+"""Records from SuperNI task files."""
 
 import gzip
 from pathlib import Path
@@ -20,8 +20,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_task_is_found_by_its_number_alone(folder: Path) -> None:
-    """task5 is not task50; records keep the file's order and the form that the nano backbone knows."""
+def test_a_task_is_found_by_its_number(folder: Path) -> None:
+    """task5 is not task50; records keep the order of the file and have the nano backbone's format."""
     records = list(read_task(folder, "task5", "train", 2))
     assert [record["meta"] for record in records] == [{"task": "task5_x", "id": f"task5_x-{n}"} for n in range(2)]
     assert records[0]["prompt"] == "Definition: Say it.\n\nInput: a\n\nOutput:"
@@ -29,6 +29,6 @@ def test_a_task_is_found_by_its_number_alone(folder: Path) -> None:
 
 
 def test_a_missing_task_is_an_error(folder: Path) -> None:
-    """The message says what was looked for."""
-    with pytest.raises(FileNotFoundError, match="0 train files of task7"):
+    """The message has the split and the task."""
+    with pytest.raises(FileNotFoundError, match="expected exactly one train file of task7, found 0"):
         list(read_task(folder, "task7", "train"))

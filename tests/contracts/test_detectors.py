@@ -1,4 +1,4 @@
-"""What every detector promises, asked of each; and the example in each one's docstring."""
+"""The contract of every change detector and two-sample test, and the example in its docstring."""
 
 import doctest
 import importlib
@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from streamlearn.shift.detector import HISTORY, Detector
-from streamlearn.shift.document_frequency import DocumentFrequency, window_counts
+from streamlearn.shift.document_frequency import DocumentFrequency, count_records
 from streamlearn.shift.featurizer import NUM_FEATURES
 from streamlearn.shift.fit_drop_test import FitDropTest, RunningStats
 from streamlearn.shift.mean_embedding_test import MeanEmbeddingTest
@@ -22,32 +22,40 @@ WINDOW = 32
 PLANTED = 400
 
 Alarms = Callable[[int, float], list[int]]
-"""Seed and size of the shift planted at PLANTED, in deviations, to the records at which the detector rings."""
+"""Seed and size, in deviations, of the shift planted at PLANTED -> the records at which an alarm is raised."""
+
+
+def run(detector: Detector, values: list[float]) -> list[bool]:
+    """`drift_detected` after each value."""
+    detected = []
+    for value in values:
+        detector.update(value)
+        detected.append(detector.drift_detected)
+    return detected
 
 
 def of_series(build: Callable[[], Detector]) -> Alarms:
-    """A detector of numbers, on Gaussian noise."""
+    """A detector on a series of numbers, on Gaussian noise."""
 
     def alarms(seed: int, size: float) -> list[int]:
-        detector = build()
-        return [t for t, value in enumerate(series(seed, size).tolist()) if detector.update(value)]
+        return [t for t, detected in enumerate(run(build(), series(seed, size).tolist())) if detected]
 
     return alarms
 
 
 def of_fits(seed: int, size: float) -> list[int]:
-    """`FitDropTest`, which sees a window and what came before it."""
-    fits, test, running = -series(seed, size), FitDropTest(LEVEL), RunningStats()
+    """`FitDropTest`, which compares a window with the fits before it."""
+    fits, test, before = -series(seed, size), FitDropTest(LEVEL), RunningStats()
     alarms = []
     for t in range(WINDOW, len(fits)):
-        if test.test(fits[t - WINDOW : t].tolist(), running):
+        if test.test(fits[t - WINDOW : t].tolist(), before):
             alarms.append(t - 1)
-        running = running.after(float(fits[t - WINDOW]))
+        before = before.after(float(fits[t - WINDOW]))
     return alarms
 
 
-def of_signatures(seed: int, size: float) -> list[int]:
-    """`MeanEmbeddingTest`, on unit vectors of which one coordinate moves."""
+def of_embeddings(seed: int, size: float) -> list[int]:
+    """`MeanEmbeddingTest`, on unit vectors with one coordinate that moves."""
     rng = np.random.default_rng(seed)
     phi = rng.normal(size=(2 * PLANTED, NUM_FEATURES)).astype(np.float32)
     phi[PLANTED:, 0] += 4 * size
@@ -61,19 +69,19 @@ def of_signatures(seed: int, size: float) -> list[int]:
     return alarms
 
 
-def of_words(seed: int, size: float) -> list[int]:
-    """`TokenPresenceTest`, on records of which more and more have one word that none had."""
+def of_tokens(seed: int, size: float) -> list[int]:
+    """`TokenPresenceTest`, on records of which a share have a token that none had before."""
     rng = np.random.default_rng(seed)
     records = [rng.integers(0, 500, size=12, dtype=np.uint16) for _ in range(2 * PLANTED)]
     for i in range(PLANTED, 2 * PLANTED):
         if rng.random() < 0.4 * size:
             records[i][0] = 999
-    test, shares = TokenPresenceTest(LEVEL), DocumentFrequency()
+    test, before = TokenPresenceTest(LEVEL), DocumentFrequency()
     alarms = []
     for t in range(WINDOW, len(records)):
-        if test.test(window_counts(records[t - WINDOW : t]), WINDOW, shares):
+        if test.test(count_records(records[t - WINDOW : t]), WINDOW, before):
             alarms.append(t - 1)
-        shares = shares.after(records[t - WINDOW])
+        before = before.after(records[t - WINDOW])
     return alarms
 
 
@@ -88,8 +96,8 @@ SERIES: dict[str, Callable[[], Detector]] = {"page_hinkley": PageHinkley}
 DETECTORS: dict[str, Alarms] = {
     **{name: of_series(build) for name, build in SERIES.items()},
     "fit_drop_test": of_fits,
-    "mean_embedding_test": of_signatures,
-    "token_presence_test": of_words,
+    "mean_embedding_test": of_embeddings,
+    "token_presence_test": of_tokens,
 }
 
 
@@ -102,26 +110,26 @@ def test_is_silent_on_stationary_noise(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("name", DETECTORS)
-def test_rings_within_48_of_a_planted_shift(name: str, seed: int) -> None:
-    """And not before it."""
+def test_detects_a_planted_shift_within_48_records(name: str, seed: int) -> None:
+    """There is no alarm before it."""
     first = DETECTORS[name](seed, 2.0)[0]
     assert PLANTED <= first < PLANTED + 48
 
 
 @pytest.mark.parametrize("name", SERIES)
 def test_state_round_trips(name: str) -> None:
-    """Restored anywhere, also behind the point where the history is cut, it rings where the original does."""
+    """Restored anywhere, also after the history was cut, it raises the alarms of the original."""
     values = np.concatenate([series(0, 0.0), series(1, 0.0), series(2, 2.0)]).tolist()
     whole = SERIES[name]()
-    expected = [whole.update(value) for value in values]
+    expected = run(whole, values)
     assert any(expected)
     for cut in (0, 1, 100, 2 * HISTORY, 2 * HISTORY + 7, 1600 + PLANTED + 3):
         first = SERIES[name]()
-        rung = [first.update(value) for value in values[:cut]]
+        detected = run(first, values[:cut])
         second = SERIES[name]()
         second.load_state(plain(first.state()))
-        rung += [second.update(value) for value in values[cut:]]
-        assert rung == expected
+        detected += run(second, values[cut:])
+        assert detected == expected
         assert same(second.state(), whole.state())
 
 
@@ -134,7 +142,7 @@ def test_the_docstring_finds_a_planted_shift(name: str) -> None:
 
 
 def plain(state: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-    """What is left of a state on disk: numbers."""
+    """A state as it is on disk: numbers only."""
     assert all(array.dtype.kind in "if" for array in state.values())
     return {name: array.copy() for name, array in state.items()}
 

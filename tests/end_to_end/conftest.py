@@ -1,4 +1,4 @@
-"""What every test of the process needs."""
+"""Fixtures for tests of the process."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.end_to_end.process import DaemonProcess
 
 @pytest.fixture
 def daemons() -> Iterator[list[DaemonProcess]]:
-    """Whatever a test starts is ended with it."""
+    """A list of daemons that are killed at the end of the test."""
     started: list[DaemonProcess] = []
     yield started
     for daemon in started:

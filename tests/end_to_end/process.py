@@ -1,4 +1,4 @@
-"""The daemon as a process: started, watched through its own files, killed, compared."""
+"""The daemon as a process: started, observed through its files, killed, compared."""
 
 import os
 import signal
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from tests.broker import Broker
 
-STOP_S = 120.0  # longest wait for an orderly end; what it may take is its caller's to say
-START_AND_LEARN_S = 240.0  # a start is 5 s and the whole stream 10 s on two idle cores; CI's may be busy
+STOP_S = 120.0  # maximum wait for an orderly end; callers check tighter limits themselves
+START_AND_LEARN_S = 240.0  # a start takes 5 s and the stream 10 s on two idle cores; CI may be slower
 
 
 def configuration(broker: Broker, topic: str, dead: str, backbone: Path, per_batch: int) -> dict[str, Any]:
-    """A tiny backbone, so that the whole stream takes seconds; batches are closed by count."""
+    """Settings with a tiny backbone, so that the stream takes seconds; batches are limited by count."""
     return {
         "source": {
             "kafka": {
@@ -33,7 +33,10 @@ def configuration(broker: Broker, topic: str, dead: str, backbone: Path, per_bat
         },
         "dead_letters": {"topic": dead},
         "stream": {"max_tokens": 128, "batch_tokens": 128 * per_batch, "batch_records": per_batch},
-        "backbone": {"model": str(backbone), "dtype": "float32"},  # auto asks a busy machine, twice
+        "backbone": {
+            "model": str(backbone),
+            "dtype": "float32",
+        },  # auto measures the speed, which varies on a busy machine
         "adapter": {"num_heads": 4},
         "learner": {"lr": 1e-3},
         "snapshot": {"every_records": 200},
@@ -43,7 +46,7 @@ def configuration(broker: Broker, topic: str, dead: str, backbone: Path, per_bat
 
 
 class DaemonProcess:
-    """One state folder, one configuration file, any number of lives."""
+    """A state folder and a configuration file, for any number of runs."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         folder.mkdir(parents=True)
@@ -54,7 +57,7 @@ class DaemonProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start `streamlearn run`; returns at once."""
+        """Start `streamlearn run` and return at once."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "streamlearn", "run", "--config", str(self.config)],
@@ -63,7 +66,7 @@ class DaemonProcess:
             )
 
     def wait_until(self, done: Callable[[], bool], what: str) -> None:
-        """Watch until `done`, and fail with the log's end when the process ends first or time is up."""
+        """Wait until `done`; fail with the end of the log when the process ends first or time is up."""
         deadline = time.monotonic() + START_AND_LEARN_S
         while not done():
             assert self._process is not None
@@ -72,12 +75,12 @@ class DaemonProcess:
             time.sleep(0.01)
 
     def journalled_step(self) -> int:
-        """The step of the last whole journal line, 0 when there is none."""
+        """The step of the last complete journal line; 0 without one."""
         last = self.last_journalled()
         return 0 if last is None else int(last["step"])
 
     def last_journalled(self) -> dict[str, Any] | None:
-        """The last whole journal line."""
+        """The last complete journal line; None without one."""
         try:
             lines = (self.state / "journal.jsonl").read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
@@ -86,19 +89,19 @@ class DaemonProcess:
         return dict(orjson.loads(whole[-1])) if whole else None
 
     def kill(self) -> None:
-        """Kill -9, and wait for the body."""
+        """Send SIGKILL and wait for the process to end."""
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
     def terminate(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM and return the exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout=STOP_S)
 
     def pause(self, seconds: float) -> None:
-        """Stand still as a suspended machine does, then go on."""
+        """Suspend the process, as on a suspended machine, and resume it."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         time.sleep(seconds)
@@ -106,17 +109,17 @@ class DaemonProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a life, and it has not ended."""
+        """Whether the process was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def end(self) -> None:
-        """Leave nothing running, whatever the test did."""
+        """Kill the process if it is still running."""
         if self.is_running:
             self.kill()
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether there is a complete one."""
+        """Whether there is a complete snapshot."""
         return any(path.name.isdecimal() for path in self.state.glob("snapshots/*"))
 
     def newest(self) -> "Final":
@@ -126,18 +129,18 @@ class DaemonProcess:
 
 
 class Final:
-    """What a snapshot says of a run."""
+    """The final state of a run, from a snapshot."""
 
     def __init__(self, folder: Path) -> None:
         self.manifest: dict[str, Any] = orjson.loads((folder / "manifest.json").read_bytes())
         self._folder = folder
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of adapter, optimizer and the rest."""
+        """Every tensor: adapter, optimizer and the rest of the state."""
         adapter = load_file(self._folder / "adapter" / "adapter_model.safetensors")
         return {**load_file(self._folder / "state.safetensors"), **{f"adapter.{k}": v for k, v in adapter.items()}}
 
     def ledger(self) -> dict[int, tuple[int, int, int]]:
-        """Per partition: trained or held out, dead-lettered, position."""
+        """Per partition: records trained on or held out, records dead-lettered, position."""
         positions = {row[1]: row[2] for row in self.manifest["position"]}
         return {row[1]: (row[2] + row[4], row[3], positions[row[1]]) for row in self.manifest["ledger"]}

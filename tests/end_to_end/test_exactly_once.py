@@ -1,4 +1,4 @@
-"""Exactly once: kill -9 loses no record, repeats none, and changes no bit of what is learned."""
+"""Exactly once: SIGKILL loses no record, repeats none, and changes no bit of the weights."""
 
 import os
 import random
@@ -18,8 +18,8 @@ from tests.end_to_end.process import DaemonProcess, configuration
 DATA = Path(__file__).parents[3] / "shared/data/superni"
 TASKS = ("task002", "task1290", "task1729", "task363", "task875")
 GOOD, BAD, KILLS = 3000, 50, 5
-TAIL = 16  # records behind the last that is trained on: so many are held back until more come (shift.lookahead_records)
-RUBBISH = (b"not json", b"", b'{"text": 5}', b'{"prompt": "no completion"}', b"[" * 100, b'{"input_ids": [99999999]}')
+TAIL = 16  # records after the last one trained on; they wait for more records (shift.lookahead_records)
+UNUSABLE = (b"not json", b"", b'{"text": 5}', b'{"prompt": "no completion"}', b"[" * 100, b'{"input_ids": [99999999]}')
 PER_BATCH = 8
 STEPS = GOOD // PER_BATCH
 
@@ -32,14 +32,14 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def records() -> list[bytes]:
-    """3,000 SuperNI records with 50 unusable ones strewn in, the last one usable, and a tail."""
+    """3,000 SuperNI records with 50 unusable ones mixed in, the last one usable, and a tail."""
     good = (orjson.dumps(record) for task in TASKS for record in read_task(DATA, task, "train"))
     values = list(islice(good, GOOD + TAIL))
     assert len(values) == GOOD + TAIL
     tail = [values.pop() for _ in range(TAIL)]
     rng = random.Random(7)
     for number in range(BAD):
-        values.insert(rng.randrange(len(values)), RUBBISH[number % len(RUBBISH)])
+        values.insert(rng.randrange(len(values)), UNUSABLE[number % len(UNUSABLE)])
     return values + tail
 
 
@@ -49,14 +49,14 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scrambled(value: bytes) -> bytes:
-    """The record with another `meta`; rubbish as it is."""
-    if value in RUBBISH:
+    """The record with a different `meta`; unusable records unchanged."""
+    if value in UNUSABLE:
         return value
     return orjson.dumps({**orjson.loads(value), "meta": {"noise": os.urandom(8).hex()}})
 
 
 def learn_to_the_end(daemon: DaemonProcess, kills: list[int]) -> None:
-    """Run to the last full batch and stop cleanly; die by kill -9 each time the journal reaches one of `kills`."""
+    """Run to the last full batch and stop cleanly, with a SIGKILL each time the journal reaches one of `kills`."""
     for step in [*kills, STEPS]:
         daemon.start()
         daemon.wait_until(partial(_reached, daemon, step), f"step {step}")
@@ -69,13 +69,13 @@ def _reached(daemon: DaemonProcess, step: int) -> bool:
     return daemon.journalled_step() >= step
 
 
-def moments(seed: int) -> list[int]:
-    """Five steps at which to die, in order."""
+def kill_steps(seed: int) -> list[int]:
+    """Five steps at which to kill the daemon, in order."""
     return sorted(random.Random(seed).sample(range(5, STEPS), KILLS))
 
 
-def letters(broker: Broker, topic: str) -> list[tuple[bytes, bytes, bytes]]:
-    """Topic, partition and offset of the record behind each dead letter."""
+def dead_letter_origins(broker: Broker, topic: str) -> list[tuple[bytes, bytes, bytes]]:
+    """Topic, partition and offset of the original record of each dead letter."""
     prefix = "__streamlearn.errors."
     found = [dict(message.headers) for message in broker.read_all(topic)]
     return [(h[f"{prefix}topic"], h[f"{prefix}partition"], h[f"{prefix}offset"]) for h in found]
@@ -84,12 +84,12 @@ def letters(broker: Broker, topic: str) -> list[tuple[bytes, bytes, bytes]]:
 def test_killed_five_times_the_final_state_equals_an_uninterrupted_run(
     broker: Broker, records: list[bytes], backbone: Path, tmp_path: Path, daemons: list[DaemonProcess]
 ) -> None:
-    """One partition: every tensor is bit-equal, and every record was trained or dead-lettered, once.
+    """One partition: every tensor is bit-equal, and every record was trained on or dead-lettered exactly once.
 
-    The killed run reads the same records under other keys and with another `meta`: nothing that learns may look there.
+    The killed run reads the same records with other keys and another `meta`: learning must not depend on them.
     """
     runs = {}
-    for name, kills in (("whole", []), ("killed", moments(seed=11))):
+    for name, kills in (("whole", []), ("killed", kill_steps(seed=11))):
         topic, dead = broker.new_topic(), broker.new_topic()
         if kills:
             for start in range(0, len(records), 500):
@@ -101,7 +101,7 @@ def test_killed_five_times_the_final_state_equals_an_uninterrupted_run(
         daemons.append(daemon)
         learn_to_the_end(daemon, kills)
         runs[name] = daemon.newest()
-        written = letters(broker, dead)
+        written = dead_letter_origins(broker, dead)
         assert len(written) == len(set(written)) == BAD
         assert runs[name].ledger() == {0: (GOOD, BAD, GOOD + BAD)}
         (committed, note) = broker.committed(f"group-{topic}-{dead}")[(topic, 0)]
@@ -117,20 +117,20 @@ def test_killed_five_times_the_final_state_equals_an_uninterrupted_run(
 def test_three_partitions_killed_five_times_keep_an_exact_ledger(
     broker: Broker, records: list[bytes], backbone: Path, tmp_path: Path, daemons: list[DaemonProcess]
 ) -> None:
-    """Per partition: records before the position = trained + dead-lettered, and each dead letter stands once."""
+    """Per partition: position = trained + dead-lettered, and each dead letter was written once."""
     topic, dead = broker.new_topic(partitions=3), broker.new_topic()
-    shares = [records[0::3], records[1::3], records[2::3]]
-    for partition, share in enumerate(shares):
-        broker.produce(topic, share, partition=partition)
+    parts = [records[0::3], records[1::3], records[2::3]]
+    for partition, part in enumerate(parts):
+        broker.produce(topic, part, partition=partition)
     daemon = DaemonProcess(tmp_path / "three", configuration(broker, topic, dead, backbone, PER_BATCH))
     daemons.append(daemon)
-    learn_to_the_end(daemon, moments(seed=12))
+    learn_to_the_end(daemon, kill_steps(seed=12))
 
     ledger = daemon.newest().ledger()
     assert sum(trained for trained, _, _ in ledger.values()) == GOOD
-    # A rejected record behind the last full batch is not accounted for yet: its dead letter stands, its turn comes.
-    for partition in range(len(shares)):
-        trained, set_aside, position = ledger[partition]
-        assert trained + set_aside == position
-    written = letters(broker, dead)
+    # The dead letter of a record after the last full batch is already written; the ledger counts it with its batch.
+    for partition in range(len(parts)):
+        trained, dead_lettered, position = ledger[partition]
+        assert trained + dead_lettered == position
+    written = dead_letter_origins(broker, dead)
     assert len(written) == len(set(written)) == BAD

@@ -1,4 +1,4 @@
-"""Image-text records through the real broker: learned exactly once, and asked about over HTTP."""
+"""Image-text records from a real broker: learned exactly once, and evaluated over HTTP."""
 
 import random
 from functools import partial
@@ -34,11 +34,11 @@ pytestmark = pytest.mark.broker
 
 
 def records() -> list[bytes]:
-    """Three tasks, two of them with images of their own size, unusable ones strewn in, and a tail that waits."""
+    """Three tasks, two of them with images of their own size, with unusable records mixed in, and a tail."""
     rows: list[dict[str, Any]] = []
-    for number, (question, answer, seen) in enumerate(KINDS):
+    for number, (question, answer, has_image) in enumerate(KINDS):
         for i in range(PER_TASK):
-            image = {"image": as_base64(make_image(i % 7 + 50 * number, (40 + 20 * number, 40)))} if seen else {}
+            image = {"image": as_base64(make_image(i % 7 + 50 * number, (40 + 20 * number, 40)))} if has_image else {}
             rows.append({"prompt": f"{question} {i % 5}", "completion": answer, **image})
     tail = [rows[-1]] * TAIL
     rng = random.Random(3)
@@ -53,7 +53,7 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(broker: Broker, topic: str, dead: str, backbone: Path) -> dict[str, Any]:
-    """Small probes and frequent snapshots; the log says where the endpoint is."""
+    """Small probes and frequent snapshots; the log has the port of the endpoint."""
     return {
         **configuration(broker, topic, dead, backbone, PER_BATCH),
         "probe": {"warmup_tokens": 256, "similarity_tokens": 128},
@@ -68,24 +68,24 @@ def endpoint(daemon: DaemonProcess) -> str:
 
 
 def ask(daemon: DaemonProcess) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Two images scored with free answers, and one written about, by the running daemon."""
+    """Results of the running daemon: two image questions evaluated with generated answers, and one generation."""
     examples = [
         {"prompt": f"{KINDS[0][0]} 1", "completion": KINDS[0][1], "image": as_base64(make_image(seed))}
         for seed in (1, 2)
     ]
     question = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is this?"}]}
     with httpx.Client(base_url=endpoint(daemon), timeout=60) as client:
-        scored = client.post("/v1/eval", json={"examples": examples, "generate": True, "max_new_tokens": 4})
+        evaluated = client.post("/v1/eval", json={"examples": examples, "generate": True, "max_new_tokens": 4})
         body = {"messages": [question], "image": as_base64(make_image(1)), "max_new_tokens": 4}
-        written = client.post("/v1/generate", json=body)
-    assert (scored.status_code, written.status_code) == (200, 200), (scored.text, written.text)
-    return scored.json(), written.json()
+        generated = client.post("/v1/generate", json=body)
+    assert (evaluated.status_code, generated.status_code) == (200, 200), (evaluated.text, generated.text)
+    return evaluated.json(), generated.json()
 
 
 def test_killed_three_times_the_final_state_equals_an_uninterrupted_run(
     broker: Broker, backbone: Path, tmp_path: Path, daemons: list[DaemonProcess]
 ) -> None:
-    """Every tensor is bit-equal, hold-out images included; every unusable image is one dead letter with a reason."""
+    """Every tensor is bit-equal, including hold-out images; every unusable image is one dead letter with a reason."""
     runs, answers = {}, {}
     for name, kills in (("whole", []), ("killed", [9, 21, 34])):
         topic, dead = broker.new_topic(), broker.new_topic()

@@ -1,4 +1,4 @@
-"""Questions to a running daemon over HTTP, and the same questions asked of its snapshot."""
+"""Evaluation of a running daemon over HTTP, and of its snapshot offline."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ import yaml
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import streamlearn.adapters  # noqa: F401 - makes PEFT know the adapter's type
+import streamlearn.adapters  # noqa: F401 - registers the adapter type with PEFT
 from tests.doubles import tiny_backbone
 from tests.end_to_end.process import DaemonProcess
 
@@ -24,7 +24,7 @@ QUESTIONS = [{"prompt": f"what is {i}?", "completion": f" {i} is {i}"} for i in 
 
 
 def stream(count: int) -> bytes:
-    """Records to learn."""
+    """Records to learn, as JSONL."""
     rows = ({"prompt": f"say {i}", "completion": f" {i * i}"} for i in range(count))
     return b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
 
@@ -36,7 +36,7 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["streamlearn", "mh-moe"])
 def daemon(request: pytest.FixtureRequest, tmp_path: Path, backbone: Path) -> Iterator[DaemonProcess]:
-    """A daemon that follows a file of 40 records and holds none of them back."""
+    """A daemon that follows a file of 40 records, without look-ahead."""
     lines = tmp_path / "stream.jsonl"
     lines.write_bytes(stream(40))
     process = DaemonProcess(
@@ -60,7 +60,7 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path, backbone: Path) -> It
 
 @contextmanager
 def endpoint(daemon: DaemonProcess) -> Iterator[httpx.Client]:
-    """A client, once the daemon is idle behind the last record."""
+    """A client of the daemon, once it has trained on all records."""
     found: list[int] = []
 
     def up() -> bool:
@@ -76,12 +76,12 @@ def endpoint(daemon: DaemonProcess) -> Iterator[httpx.Client]:
 
 
 def trained(client: httpx.Client) -> int:
-    """Records trained so far, by the status."""
+    """Records trained on so far, from the status."""
     return int(client.get("/v1/status").json()["records_trained"])
 
 
 def plain_loss(backbone: Path, adapter: Path) -> float:
-    """The questions' loss by transformers and PEFT alone, one record at a time, nats per token."""
+    """The loss on the questions with only transformers and PEFT, one record at a time, nats per token."""
     tokenizer = AutoTokenizer.from_pretrained(backbone)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(backbone), adapter).eval()
     total, count = 0.0, 0
@@ -96,14 +96,14 @@ def plain_loss(backbone: Path, adapter: Path) -> float:
 
 
 def test_eval_agrees_with_the_snapshot_of_the_same_moment(daemon: DaemonProcess, backbone: Path) -> None:
-    """POST /v1/eval = `streamlearn eval --snapshot`, to 1e-5; without biases also = plain transformers and PEFT."""
+    """POST /v1/eval equals `streamlearn eval --snapshot` to 1e-5, and without biases plain transformers and PEFT."""
     with endpoint(daemon) as client:
         status = client.get("/v1/status").json()
         preset = status["adapter_preset"]
         assert (status["backbone"], status["dtype"]) == (str(backbone), "float32")
         name = client.post("/v1/snapshots", json={}).json()["name"]
-        asked = {"examples": QUESTIONS, "generate": True, "max_new_tokens": 16}
-        over_http = client.post("/v1/eval", json=asked).json()
+        evaluation = {"examples": QUESTIONS, "generate": True, "max_new_tokens": 16}
+        over_http = client.post("/v1/eval", json=evaluation).json()
     questions = daemon.state.parent / "questions.jsonl"
     questions.write_bytes(b"".join(orjson.dumps(q, option=orjson.OPT_APPEND_NEWLINE) for q in QUESTIONS))
     command = [sys.executable, "-m", "streamlearn", "eval", str(questions), "--config", str(daemon.config)]
@@ -121,8 +121,8 @@ def test_eval_agrees_with_the_snapshot_of_the_same_moment(daemon: DaemonProcess,
     assert [row["output"] for row in over_http["per_example"]] == [row["output"] for row in offline["per_example"]]
 
 
-def test_questions_change_no_bit_of_the_run(daemon: DaemonProcess) -> None:
-    """A snapshot taken before any question and one taken after many hold the same bits."""
+def test_requests_change_no_bit_of_the_run(daemon: DaemonProcess) -> None:
+    """Runs with and without requests end in the same bits."""
     with endpoint(daemon) as client:
         client.post("/v1/snapshots", json={})
         before = daemon.newest().tensors()
@@ -137,8 +137,8 @@ def test_questions_change_no_bit_of_the_run(daemon: DaemonProcess) -> None:
     after = daemon.newest().tensors()
     assert not all(torch.equal(before[name], after[name]) for name in before), "the four records were learned"
 
-    # The same run without a question: a second life over the same file ends in the same bits.
-    quiet = DaemonProcess(daemon.state.parent.parent / "quiet", _endless_but_quiet(daemon))
+    # The same records without requests: a second daemon over the same file ends in the same bits.
+    quiet = DaemonProcess(daemon.state.parent.parent / "quiet", _same_stream(daemon))
     try:
         quiet.start()
         quiet.wait_until(lambda: quiet.journalled_step() == 11, "step 11")
@@ -150,14 +150,14 @@ def test_questions_change_no_bit_of_the_run(daemon: DaemonProcess) -> None:
     assert [name for name in after if not torch.equal(after[name], silent[name])] == []
 
 
-def _endless_but_quiet(daemon: DaemonProcess) -> dict[str, Any]:
+def _same_stream(daemon: DaemonProcess) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load(daemon.config.read_text())
     del config["state"]
     return config
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["run", "--config", "absent.yaml"], 78, "absent.yaml: cannot be read"),
         (["run"], 64, "Missing option"),
@@ -165,18 +165,20 @@ def _endless_but_quiet(daemon: DaemonProcess) -> dict[str, Any]:
         (["feed", __file__, "--topic", "t", "--bootstrap-servers", "127.0.0.1:1"], 74, "127.0.0.1:1"),
     ],
 )
-def test_refusals_have_a_message_and_an_exit_code(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:
-    """Exit codes follow sysexits.h; the message is on standard error and there is no traceback."""
+def test_refusals_have_a_message_and_an_exit_code(
+    arguments: list[str], code: int, message: str, tmp_path: Path
+) -> None:
+    """Exit codes follow sysexits.h; the message is on standard error, without a traceback."""
     done = subprocess.run(
         [sys.executable, "-m", "streamlearn", *arguments], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert done.returncode == code
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_wrong_key_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    """Exit 78, the key, what was found, the nearest known one; no state folder appears."""
+    """Exit code 78 with the key and the nearest valid one; no state folder is created."""
     config = tmp_path / "c.yaml"
     config.write_text("source: {jsonl: {path: a.jsonl}}\nlearner: {learning_rte: 1}\nlearnr: {}\n")
     done = subprocess.run(

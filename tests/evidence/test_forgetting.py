@@ -1,8 +1,8 @@
-"""Does it forget less? Eight SuperNI tasks through Kafka into the daemon, examined over HTTP after each stretch.
+"""Forgetting of the daemon on eight SuperNI tasks, read from Kafka and evaluated over HTTP after each segment.
 
-`make evidence` runs it, about half an hour on two cores, and writes docs/forgetting_*.json; the ordinary suite leaves
-it out. The comparison is the same daemon with probes, claims and consolidation switched off: it still sees the shifts,
-and does nothing about them.
+`make evidence` runs this test, which takes about half an hour on two cores and writes docs/forgetting_*.json; the
+default suite skips it. The comparison is the same daemon without probes, claims and consolidation: it still detects the
+shifts but does not act on them.
 """
 
 import os
@@ -17,7 +17,8 @@ import pytest
 
 from streamlearn.bench.learn.arms import NANO
 from streamlearn.bench.learn.scores import scores
-from streamlearn.bench.learn.suites import ORDER_1, Draw, Suite, grouped, sequential
+from streamlearn.bench.learn.suite import Suite
+from streamlearn.bench.learn.suites import ORDER_1, Draw, grouped, sequential
 from streamlearn.bench.learn.summary import spread
 from tests.broker import Broker
 from tests.end_to_end.process import DaemonProcess
@@ -41,12 +42,12 @@ pytestmark = [
     pytest.mark.evidence,
     pytest.mark.broker,
     pytest.mark.data,
-    pytest.mark.skipif(not DATA.is_dir(), reason="the shared SuperNI data is not beside the repository"),
+    pytest.mark.skipif(not DATA.is_dir(), reason="the shared SuperNI data is not next to the repository"),
 ]
 
 
 def configuration(broker: Broker, topic: str, seed: int, changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The default preset on the nano backbone, with an arm's changes."""
+    """The default preset on the nano backbone, with the changes of an arm."""
     sections = {name: {**values, **changes.get(name, {})} for name, values in {**changes, **NANO}.items()}
     kafka = {
         "bootstrap.servers": broker.servers,
@@ -59,40 +60,40 @@ def configuration(broker: Broker, topic: str, seed: int, changes: dict[str, dict
 
 
 def client_of(daemon: DaemonProcess) -> httpx.Client:
-    """A client of the running daemon."""
+    """An HTTP client of the running daemon."""
     ports: list[int] = []
 
-    def up() -> bool:
+    def has_started() -> bool:
         events = [orjson.loads(line) for line in daemon.log.read_bytes().splitlines() if line.startswith(b"{")]
         ports[:] = [event["port"] for event in events if event["event"] == "http_started"]
         return bool(ports)
 
-    daemon.wait_until(up, "the endpoint is up")
+    daemon.wait_until(has_started, "the endpoint has started")
     return httpx.Client(base_url=f"http://127.0.0.1:{ports[0]}", timeout=600)
 
 
 def wait_until_idle(client: httpx.Client) -> None:
-    """Until everything that can be trained on is: what is held back waits for records of the next stretch."""
-    seen, since = -1, time.monotonic()
+    """Wait until no record is left to train on; records in the detector's window wait for the next segment."""
+    last, since = -1, time.monotonic()
     while time.monotonic() - since < 3.0:
         status = client.get("/v1/status").json()
-        if status["step"] != seen or status["phase"] != "idle":
-            seen, since = status["step"], time.monotonic()
+        if status["step"] != last or status["phase"] != "idle":
+            last, since = status["step"], time.monotonic()
         time.sleep(0.2)
 
 
-def examine(client: httpx.Client, suite: Suite, tasks: Sequence[str]) -> dict[str, float]:
-    """Token accuracy of each task's test records, over HTTP; requests carry no task."""
+def evaluate(client: httpx.Client, suite: Suite, tasks: Sequence[str]) -> dict[str, float]:
+    """Token accuracy of each task's test records, over HTTP; requests do not name the task."""
     found = {}
     for task in tasks:
-        answer = client.post("/v1/eval", json={"examples": suite.tests[task]})
-        assert answer.status_code == 200, answer.text
-        found[task] = answer.json()["token_accuracy"]
+        response = client.post("/v1/eval", json={"examples": suite.tests[task]})
+        assert response.status_code == 200, response.text
+        found[task] = response.json()["token_accuracy"]
     return found
 
 
-def spent(client: httpx.Client) -> tuple[float, float]:
-    """Seconds of training steps, probes and hold-out scorings together, and those of probes and scorings alone."""
+def time_spent(client: httpx.Client) -> tuple[float, float]:
+    """Seconds of training steps, probes and hold-out evaluations, and of probes and evaluations only."""
     figures = {}
     for line in client.get("/metrics").text.splitlines():
         name, _, value = line.rpartition(" ")
@@ -102,8 +103,8 @@ def spent(client: httpx.Client) -> tuple[float, float]:
     return figures["streamlearn_step_seconds_sum"] + cost, cost
 
 
-def live(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) -> dict[str, Any]:
-    """One run: feed a stretch, wait, examine all tasks so far."""
+def run_daemon(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) -> dict[str, Any]:
+    """One run: produce a segment, wait until it is learned, evaluate all tasks so far."""
     topic = broker.new_topic()
     daemon = DaemonProcess(folder, configuration(broker, topic, seed, ARMS[arm]))
     daemon.start()
@@ -111,17 +112,17 @@ def live(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) -> dic
         client = client_of(daemon)
         matrix: list[dict[str, float]] = []
         seen: list[str] = []
-        for stretch in suite.stretches:
-            broker.produce(topic, [orjson.dumps({**r, "meta": {}}) for r in stretch.records])
+        for segment in suite.segments:
+            broker.produce(topic, [orjson.dumps({**r, "meta": {}}) for r in segment.records])
             wait_until_idle(client)
-            seen += stretch.tasks
-            matrix.append(examine(client, suite, seen))
-        seconds, cost = spent(client)
+            seen += segment.tasks
+            matrix.append(evaluate(client, suite, seen))
+        seconds, cost = time_spent(client)
         assert daemon.terminate() == 0
     finally:
         daemon.end()
-    room = daemon.newest().manifest["rooms"]["regimes"]
-    final = scores(matrix, [stretch.tasks for stretch in suite.stretches])
+    regimes = daemon.newest().manifest["rooms"]["regimes"]
+    final = scores(matrix, [segment.tasks for segment in suite.segments])
     return {
         "suite": suite.name,
         "arm": arm,
@@ -131,8 +132,8 @@ def live(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) -> dic
         "BWT": final.BWT,
         "matrix": matrix,
         "boundaries": suite.boundaries,
-        "shifts": [entry["shift"] for entry in room["entries"]],
-        "probe_seconds": sum(entry["probe_seconds"] for entry in room["entries"]),
+        "shifts": [report["shift"] for report in regimes["entries"]],
+        "probe_seconds": sum(report["probe_seconds"] for report in regimes["entries"]),
         "learning_seconds": seconds,
         "probe_and_holdout_share": cost / seconds,
     }
@@ -147,17 +148,17 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", list(SUITES))
-def test_it_forgets_less_than_with_its_memory_switched_off(
+def test_it_forgets_less_than_without_its_mechanisms(
     broker: Broker, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Average forgetting over the seeds is lower, and the final performance is not paid for it."""
+    """Average forgetting over the seeds is lower, and final performance is not worse by more than 0.02."""
     out = ROOT / f"docs/forgetting_{kind}.json"
     out.parent.mkdir(exist_ok=True)
     runs: list[dict[str, Any]] = []
     for seed in SEEDS:
         suite = SUITES[kind](Draw([DATA], RECORDS, TESTS, seed))
         for arm in ARMS:
-            run = live(broker, tmp_path / f"{arm} {seed}", suite, arm, seed)
+            run = run_daemon(broker, tmp_path / f"{arm} {seed}", suite, arm, seed)
             runs.append(run)
             with capsys.disabled():
                 onsets = [shift["onset"] for shift in run["shifts"]]

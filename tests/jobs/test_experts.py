@@ -1,4 +1,4 @@
-"""What experts are used for, against counts taken record by record and token by token."""
+"""Expert usage, compared with counts taken record by record and token by token."""
 
 from collections import Counter
 from pathlib import Path
@@ -23,9 +23,9 @@ from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSetti
 from streamlearn.stream.decode import Example
 from tests.doubles import random_examples, tiny_backbone
 
-NUMBERS = {0: 7, 1: 4}  # slot -> number: the order of numbers is not that of slots
+NUMBERS = {0: 7, 1: 4}  # slot -> number, in another order than the slots
 HOLDOUTS = {0: random_examples([9, 14, 6], vocab_size=24), 1: random_examples([11, 8], vocab_size=24, seed=1)}
-ROW_TOKENS = 22
+PACK_TOKENS = 22
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +50,11 @@ def evidence(learner: Learner, holdouts: Any = HOLDOUTS, *, routed: bool = True)
 
 
 def described(learner: Learner, layer: str | None = None, **kwargs: Any) -> ExpertsResult:
-    return run_to_end(experts(ExpertsJob(layer), learner, evidence(learner, **kwargs), pack_tokens=ROW_TOKENS))
+    return run_to_end(experts(ExpertsJob(layer), learner, evidence(learner, **kwargs), pack_tokens=PACK_TOKENS))
 
 
-class Choices:
-    """Every layer's choices for one record, as a watcher."""
+class Decisions:
+    """Every layer's routing decision for one record, collected by a routing hook."""
 
     def __init__(self) -> None:
         self.selected: dict[str, torch.Tensor] = {}
@@ -63,14 +63,14 @@ class Choices:
         self.selected[layer.head_lora_block["default"]] = routed.selected_HKT
 
 
-def choices(learner: Learner, example: Example, slot: int) -> Choices:
-    seen = Choices()
-    run_to_end(score(learner.model, [example], learner.device, pack_tokens=99, slots=[slot], hooks=(seen,)))
-    return seen
+def decide(learner: Learner, example: Example, slot: int) -> Decisions:
+    decisions = Decisions()
+    run_to_end(score(learner.model, [example], learner.device, pack_tokens=99, slots=[slot], hooks=(decisions,)))
+    return decisions
 
 
 def frequency_bucket(token: int, counts: Counter[int]) -> int:
-    """Where the middle of the token's occurrences lies when tokens are ordered by frequency, ties by their id."""
+    """Bucket of the middle of the token's occurrences, with tokens ordered by frequency and then by id."""
     before = sum(n for other, n in counts.items() if (-n, other) < (-counts[token], token))
     return min(int((before + counts[token] / 2) / counts.total() * BUCKETS), BUCKETS - 1)
 
@@ -82,8 +82,8 @@ def mixing(counter: Counter[tuple[int, int]]) -> float:
 
 
 @pytest.mark.parametrize("preset", ["streamlearn", "mot"])
-def test_counts_and_mixing_equal_those_of_every_record_alone(backbone: Path, preset: str) -> None:
-    """Packed rows that cross regimes give what each record gives by itself, also where whole sequences are routed."""
+def test_counts_and_mixing_equal_those_of_single_records(backbone: Path, preset: str) -> None:
+    """Packed batches that span regimes give the same result, also where whole sequences are routed."""
     learner = learner_of(backbone, preset=preset, num_heads=4 if preset == "streamlearn" else 1)
     result = described(learner)
     frequencies = Counter(token for kept in HOLDOUTS.values() for example in kept for token in example.input_ids)
@@ -94,7 +94,7 @@ def test_counts_and_mixing_equal_those_of_every_record_alone(backbone: Path, pre
         tokens = {number: torch.zeros(H, K, dtype=torch.long) for number in NUMBERS.values()}
         for slot, kept in HOLDOUTS.items():
             for example in kept:
-                selected = choices(learner, example, slot).selected[bank.layer.head_lora_block["default"]]
+                selected = decide(learner, example, slot).selected[bank.layer.head_lora_block["default"]]
                 for t, token in enumerate(example.input_ids):
                     kind = (frequency_bucket(token, frequencies), t * BUCKETS // len(example))
                     for h, k in selected[:, :, t if preset == "streamlearn" else 0].nonzero().tolist():
@@ -117,8 +117,8 @@ def first(result: ExpertsResult) -> LayerExperts:
     return result.layers[0]
 
 
-def test_what_is_known_without_a_pass(backbone: Path) -> None:
-    """Load and its shares a head, CKA of the probed regime, the claims of the one that has some, no importance."""
+def test_load_similarity_and_claims_need_no_forward_pass(backbone: Path) -> None:
+    """Load and its share per head, CKA of the probed regime, claims of the regime that has some, no importance."""
     learner = learner_of(backbone, preset="streamlearn", num_heads=4)
     bank = learner.banks[0]
     assert bank.bias_HKN is not None
@@ -134,11 +134,11 @@ def test_what_is_known_without_a_pass(backbone: Path) -> None:
     assert (four.regime, four.similarity, four.claimed) == (4, [[0.25] * 4] * 4, None)
     assert (seven.regime, seven.similarity, seven.claimed) == (7, None, [[2], [2, 3], [2], [2]])
     assert seven.holdout_tokens is not None
-    assert [row[0] + row[1] for row in seven.holdout_tokens] == [0] * 4  # claims hold in the pass too
+    assert [row[0] + row[1] for row in seven.holdout_tokens] == [0] * 4  # claims apply in the forward pass too
 
 
 def test_importance_is_the_mean_over_an_experts_weights(backbone: Path) -> None:
-    """A and B together, whatever their sizes."""
+    """Over A and B together, weighted by their sizes."""
     learner = learner_of(backbone, preset="streamlearn", num_heads=4)
     bank = learner.banks[0]
     with_anchors = Learner(
@@ -153,31 +153,31 @@ def test_importance_is_the_mean_over_an_experts_weights(backbone: Path) -> None:
     assert layer.importance[2] == pytest.approx([0, (3 * size_A + 5 * size_B) / (size_A + size_B), 0, 0])
 
 
-def test_a_part_of_a_name_limits_the_answer(backbone: Path) -> None:
-    """The layers asked for are as in the whole answer."""
+def test_a_part_of_a_name_selects_layers(backbone: Path) -> None:
+    """The selected layers are the same as in the full result."""
     learner = learner_of(backbone, preset="streamlearn", num_heads=4)
     whole, part = described(learner), described(learner, "layers.1.")
     assert [layer for layer in whole.layers if "layers.1." in layer.layer] == list(part.layers)
     assert 0 < len(part.layers) < len(whole.layers)
-    with pytest.raises(LayerError, match=r"no adapted layer has 'layers\.9\.' in its name"):
+    with pytest.raises(LayerError, match=r"expected part of the name of an adapted layer, found 'layers\.9\.'"):
         described(learner, "layers.9.")
 
 
-def test_what_cannot_be_measured_has_its_reason(backbone: Path) -> None:
-    """No hold-out record yet, or no router at all: null and why, and the rest of the answer stands."""
+def test_what_cannot_be_measured_has_a_reason(backbone: Path) -> None:
+    """Without hold-out records or without a router the values are null, with the reason; the rest is reported."""
     learner = learner_of(backbone, preset="streamlearn", num_heads=4)
     result = described(learner, holdouts={0: (), 1: ()})
     assert result.unmeasured is not None
-    assert "no record was kept out yet" in result.unmeasured
+    assert "no record was held out yet" in result.unmeasured
     assert (first(result).effective_number, first(result).mean_effective_number) == (None, None)
     assert first(result).load is not None
     unrouted = described(learner_of(backbone, preset="lora"), routed=False)
-    assert unrouted.unmeasured == "the adapter has no router: every expert gets every token"
+    assert unrouted.unmeasured == "the adapter has no router: every expert processes every token"
     assert first(unrouted).load is None
 
 
 def test_a_regime_without_hold_out_records_has_no_tokens(backbone: Path) -> None:
-    """The others are measured without it."""
+    """The other regimes are measured."""
     learner = learner_of(backbone, preset="streamlearn", num_heads=4)
     result = described(learner, holdouts={0: (), 1: HOLDOUTS[1]})
     assert result.unmeasured is None

@@ -21,10 +21,10 @@ def test_jobs_are_taken_in_the_order_of_submission() -> None:
     assert jobs.take() is None
 
 
-def test_a_full_queue_refuses_and_says_how_full() -> None:
+def test_a_full_queue_refuses_with_its_limit() -> None:
     jobs = JobQueue(1)
     jobs.submit(JOB)
-    with pytest.raises(QueueFullError, match="at most 1 jobs may wait and 1 do"):
+    with pytest.raises(QueueFullError, match="at most 1 jobs may be queued, found 1"):
         jobs.submit(JOB)
 
 
@@ -38,7 +38,7 @@ def test_a_cancelled_job_frees_its_place_and_is_never_taken() -> None:
     assert ticket.future is wanted
 
 
-def test_a_job_in_hand_can_be_cancelled_and_settling_it_late_is_harmless() -> None:
+def test_a_running_job_can_be_cancelled_and_finishing_it_later_has_no_effect() -> None:
     jobs = JobQueue(1)
     future = jobs.submit(JOB)
     ticket = jobs.take()
@@ -70,13 +70,13 @@ def test_results_and_errors_reach_the_waiting_thread() -> None:
     thread.join()
 
 
-def test_closing_fails_everyone_who_waits_and_refuses_the_next() -> None:
+def test_closing_fails_queued_jobs_and_refuses_new_ones() -> None:
     jobs = JobQueue(2)
     future = jobs.submit(JOB)
     jobs.close()
     jobs.close()
-    with pytest.raises(QueueClosedError, match="stopped before it came to this job"):
+    with pytest.raises(QueueClosedError, match="stopped before it ran this job"):
         future.result(timeout=0)
-    with pytest.raises(QueueClosedError, match="takes no more jobs"):
+    with pytest.raises(QueueClosedError, match="accepts no more jobs"):
         jobs.submit(JOB)
     assert jobs.take() is None

@@ -1,4 +1,4 @@
-"""One server for all tests of the folder, reset before each."""
+"""One server for all tests in this folder, reset before each test."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A loop without a model, a clock that is told the time, and the server with both behind it."""
+"""Test doubles: a loop without a model, a clock set by hand, and a server on top of both."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -125,18 +125,18 @@ RUNNING = Status(
 
 @dataclass
 class Time:
-    """Both clocks, moved by hand."""
+    """Monotonic and wall time, set by hand."""
 
     monotonic: float = 50.0
     wall: float = 1_000_100.0
 
     def clock(self) -> Clock:
-        """What the code under test gets."""
+        """The clock for the code under test."""
         return Clock(monotonic=lambda: self.monotonic, wall=lambda: self.wall)
 
 
-def answer(ticket: Ticket) -> None:
-    """What a model would say."""
+def finish(ticket: Ticket) -> None:
+    """Finish a job with a fixed result."""
     job = ticket.job
     if isinstance(job, EvalJob):
         scores = tuple(ExampleResult(loss=0.5, tokens=3, output="x" if job.generate else None) for _ in job.examples)
@@ -155,8 +155,8 @@ def answer(ticket: Ticket) -> None:
             )
         )
     elif isinstance(job, GenerateJob):
-        said = job.prompt if job.prompt is not None else repr(job.messages)
-        ticket.finish(GenerateResult(step=42, text=f"after {said}", tokens=job.max_new_tokens, seconds=0.01))
+        prompt = job.prompt if job.prompt is not None else repr(job.messages)
+        ticket.finish(GenerateResult(step=42, text=f"after {prompt}", tokens=job.max_new_tokens, seconds=0.01))
     elif isinstance(job, ExpertsJob):
         layer = LayerExperts(layer=job.layer or "all", load=[[3, 1]], share=[[0.75, 0.25]], importance=None, regimes=())
         ticket.finish(
@@ -166,7 +166,7 @@ def answer(ticket: Ticket) -> None:
                 holdout_records=0,
                 holdout_tokens=0,
                 compositions=16,
-                unmeasured="no record was kept out yet",
+                unmeasured="no record was held out yet",
                 seconds=0.01,
             )
         )
@@ -176,10 +176,10 @@ def answer(ticket: Ticket) -> None:
 
 @dataclass
 class Loop:
-    """Serves the queue in a thread; `respond` is what happens to a ticket."""
+    """Takes jobs from the queue in a thread and passes each ticket to `respond`."""
 
     jobs: JobQueue
-    respond: Callable[[Ticket], None] = answer
+    respond: Callable[[Ticket], None] = finish
     paused: threading.Event = field(default_factory=threading.Event)
     stopped: threading.Event = field(default_factory=threading.Event)
 
@@ -200,7 +200,7 @@ class Loop:
 
 
 class Daemon:
-    """Board, queue, loop and server as the daemon joins them."""
+    """Board, queue, loop and server, connected as in the daemon."""
 
     def __init__(self, settings: ServeSettings = SETTINGS, *, job_deadline_s: float = 5.0) -> None:
         self.time = Time()
@@ -217,15 +217,15 @@ class Daemon:
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.server.port}", timeout=5.0, headers=AUTHORIZED)
 
     def reset(self) -> None:
-        """As freshly started, without the cost of it."""
+        """Restore the initial state without a restart."""
         self.time.monotonic, self.time.wall = 50.0, 1_000_100.0
         self.board.publish(RUNNING)
-        self.loop.respond = answer
+        self.loop.respond = finish
         self.loop.paused.clear()
         self.rows = (row(40), row(42), row(41))
 
     def stop(self) -> None:
-        """In the order in which the daemon does it."""
+        """Stop in the same order as the daemon."""
         self.client.close()
         self.loop.stop()
         self.jobs.close()

@@ -12,15 +12,14 @@ from streamlearn.errors import Reason, RecordError, SnapshotError
 from streamlearn.jobs.queue import EvalJob, ExampleError, ExpertsJob, LayerError, Ticket
 from streamlearn.status.status import Phase, Status
 
-from .doubles import RUNNING, Daemon
-from .doubles import answer as say
+from .doubles import RUNNING, Daemon, finish
 
 JSON = {"content-type": "application/json"}
 ONE = {"examples": [{"prompt": "a", "completion": "b"}]}
 
 
 def error_of(answer: httpx.Response) -> dict[str, str]:
-    """The error of the one shape."""
+    """The error of a response in the error format."""
     body = answer.json()
     assert list(body) == ["error"]
     assert list(body["error"]) == ["code", "message", "hint"]
@@ -35,7 +34,7 @@ def wait_until(holds: Any) -> None:
         time.sleep(0.005)
 
 
-def test_livez_tells_the_heartbeat_and_its_bound(daemon: Daemon, client: httpx.Client) -> None:
+def test_livez_reports_the_heartbeat_and_its_bound(daemon: Daemon, client: httpx.Client) -> None:
     daemon.time.monotonic += 12.5
     answer = client.get("/livez")
     assert answer.status_code == 200
@@ -95,7 +94,7 @@ def test_a_loss_that_is_not_finite_is_null(daemon: Daemon, client: httpx.Client)
     assert client.get("/v1/status").json()["prequential_loss_nats"]["last"] is None
 
 
-def test_status_tells_the_regime_and_what_was_forgotten(client: httpx.Client) -> None:
+def test_status_reports_the_regime_and_forgetting(client: httpx.Client) -> None:
     status = client.get("/v1/status").json()
     assert (status["records_held_out"], status["current_regime"], status["num_regimes"]) == (14, 3, 2)
     assert status["num_shifts"] == {"inputs": 2, "answers": 0}
@@ -107,7 +106,7 @@ def test_status_tells_the_regime_and_what_was_forgotten(client: httpx.Client) ->
     assert (status["probe_seconds"], status["holdout_seconds"]) == (7.5, 1.5)
 
 
-def test_regimes_come_with_their_history(client: httpx.Client) -> None:
+def test_regimes_have_their_history(client: httpx.Client) -> None:
     answer = client.get("/v1/regimes").json()
     assert (answer["current"], answer["average_forgetting"], answer["backward_transfer"]) == (3, 0.25, -0.125)
     past, present = answer["regimes"]
@@ -129,7 +128,7 @@ def test_regimes_come_with_their_history(client: httpx.Client) -> None:
     assert (present["best_accuracy"], present["end_accuracy"], present["history"]) == (None, None, [])
 
 
-def test_shifts_come_oldest_first_with_what_the_probe_found(client: httpx.Client) -> None:
+def test_shifts_are_listed_oldest_first_with_the_result_of_the_probe(client: httpx.Client) -> None:
     answer = client.get("/v1/shifts").json()
     assert answer["total"] == {"inputs": 2, "answers": 0}
     first, second = answer["shifts"]
@@ -152,7 +151,7 @@ def test_shifts_come_oldest_first_with_what_the_probe_found(client: httpx.Client
     }
 
 
-def test_before_the_first_regime_there_is_nothing_to_tell(daemon: Daemon, client: httpx.Client) -> None:
+def test_before_the_first_regime_regimes_and_shifts_are_empty(daemon: Daemon, client: httpx.Client) -> None:
     daemon.board.publish(Status(phase=Phase.STARTING))
     regimes = client.get("/v1/regimes").json()
     assert regimes == {"current": None, "average_forgetting": None, "backward_transfer": None, "regimes": []}
@@ -163,22 +162,22 @@ def test_before_the_first_regime_there_is_nothing_to_tell(daemon: Daemon, client
 
 @pytest.mark.parametrize(("query", "layer"), [("", None), ("?layer=layers.3.", "layers.3.")])
 def test_experts_are_described_by_the_loop(daemon: Daemon, client: httpx.Client, query: str, layer: str | None) -> None:
-    """The handler hands on which layers are asked for, and waits for the loop's answer."""
+    """The handler passes the requested layers to the loop and waits for its result."""
     seen: list[Ticket] = []
 
     def respond(ticket: Ticket) -> None:
         seen.append(ticket)
-        say(ticket)
+        finish(ticket)
 
     daemon.loop.respond = respond
     answer = client.get(f"/v1/experts{query}").json()
     assert seen[0].job == ExpertsJob(layer)
     assert answer["layers"][0]["load"] == [[3, 1]]
-    assert (answer["layers"][0]["effective_number"], answer["unmeasured"]) == (None, "no record was kept out yet")
+    assert (answer["layers"][0]["effective_number"], answer["unmeasured"]) == (None, "no record was held out yet")
 
 
 def test_an_unknown_layer_is_the_clients_error(daemon: Daemon, client: httpx.Client) -> None:
-    daemon.loop.respond = lambda ticket: ticket.fail(LayerError("layer: no adapted layer has 'x' in its name"))
+    daemon.loop.respond = lambda ticket: ticket.fail(LayerError("layer: expected part of a layer's name, found 'x'"))
     answer = client.get("/v1/experts?layer=x")
     assert answer.status_code == 422
     assert error_of(answer)["code"] == "invalid"
@@ -216,12 +215,12 @@ def test_eval_with_generate_adds_text_metrics(client: httpx.Client) -> None:
     assert result["per_example"][0]["output"] == "x"
 
 
-def test_the_loop_gets_the_examples_as_they_came(daemon: Daemon, client: httpx.Client) -> None:
+def test_the_loop_receives_the_examples_unchanged(daemon: Daemon, client: httpx.Client) -> None:
     seen: list[Ticket] = []
 
     def respond(ticket: Ticket) -> None:
         seen.append(ticket)
-        say(ticket)
+        finish(ticket)
 
     daemon.loop.respond = respond
     client.post("/v1/eval", json={"examples": [{"text": "ä", "meta": {"k": [1]}}], "max_new_tokens": 5})
@@ -243,14 +242,14 @@ def test_generate_answers_messages(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/v1/eval", {}, "examples: required, not found"),
+        ("/v1/eval", {}, "examples: required, found none"),
         ("/v1/eval", {"exampels": []}, "exampels: unknown field, did you mean examples?"),
         ("/v1/eval", {"examples": []}, "examples: List should have at least 1 item"),
         ("/v1/eval", {"examples": ["text"]}, "examples[0]: Input should be a valid dictionary, found 'text'"),
-        ("/v1/eval", {"examples": [{}] * 5}, "examples: at most 4 are allowed, found 5"),
-        ("/v1/eval", {**ONE, "max_new_tokens": 33}, "max_new_tokens: at most 32 are allowed, found 33"),
+        ("/v1/eval", {"examples": [{}] * 5}, "examples: expected at most 4, found 5"),
+        ("/v1/eval", {**ONE, "max_new_tokens": 33}, "max_new_tokens: expected at most 32, found 33"),
         ("/v1/eval", {**ONE, "max_new_tokens": 0}, "max_new_tokens: Input should be greater than 0, found 0"),
-        ("/v1/generate", {}, "exactly one of prompt and messages must be given, found neither"),
+        ("/v1/generate", {}, "expected exactly one of prompt and messages, found neither"),
         ("/v1/generate", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "found both"),
         (
             "/v1/generate",
@@ -260,7 +259,7 @@ def test_generate_answers_messages(client: httpx.Client) -> None:
         ("/v1/eval", [], "body: Input should be"),
     ],
 )
-def test_a_request_that_does_not_fit_names_the_field(client: httpx.Client, path: str, body: Any, message: str) -> None:
+def test_an_invalid_request_names_the_field(client: httpx.Client, path: str, body: Any, message: str) -> None:
     answer = client.post(path, json=body)
     assert answer.status_code == 422
     assert message in error_of(answer)["message"]
@@ -284,7 +283,9 @@ def test_an_unusable_example_is_named_with_its_reason(daemon: Daemon, client: ht
     assert error_of(answer)["message"] == "unusable (too_many_tokens): 1025 tokens"
 
 
-def test_the_daemons_own_errors_are_shown_and_faults_are_hidden(daemon: Daemon, client: httpx.Client) -> None:
+def test_errors_of_the_daemon_are_shown_and_unexpected_exceptions_are_hidden(
+    daemon: Daemon, client: httpx.Client
+) -> None:
     daemon.loop.respond = lambda ticket: ticket.fail(SnapshotError("disk full"))
     answer = client.post("/v1/snapshots", headers=JSON)
     assert answer.status_code == 500
@@ -317,14 +318,14 @@ def test_a_full_queue_is_503_with_retry_after_and_health_still_answers(daemon: D
     answer = client.post("/v1/eval", json=ONE)
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
-    assert error_of(answer)["message"] == "at most 2 jobs may wait and 2 do"
+    assert error_of(answer)["message"] == "at most 2 jobs may be queued, found 2"
     assert client.get("/livez").status_code == client.get("/readyz").status_code == 200
     daemon.loop.paused.clear()
     for thread in threads:
         thread.join()
 
 
-def test_a_client_that_leaves_takes_its_waiting_job_back(daemon: Daemon) -> None:
+def test_a_client_that_disconnects_withdraws_its_queued_job(daemon: Daemon) -> None:
     daemon.loop.paused.set()
     with socket.create_connection(("127.0.0.1", daemon.server.port)) as connection:
         connection.sendall(raw_post("/v1/eval", orjson.dumps(ONE)))
@@ -332,7 +333,7 @@ def test_a_client_that_leaves_takes_its_waiting_job_back(daemon: Daemon) -> None
     wait_until(lambda: len(daemon.jobs) == 0)
 
 
-def test_the_loop_sees_that_the_client_of_the_job_in_hand_left(daemon: Daemon) -> None:
+def test_a_client_that_disconnects_cancels_its_running_job(daemon: Daemon) -> None:
     taken: list[Ticket] = []
     daemon.loop.respond = taken.append
     with socket.create_connection(("127.0.0.1", daemon.server.port)) as connection:
@@ -342,14 +343,14 @@ def test_the_loop_sees_that_the_client_of_the_job_in_hand_left(daemon: Daemon) -
     wait_until(lambda: taken[0].cancelled)
 
 
-def test_a_job_beyond_its_deadline_is_cancelled() -> None:
+def test_a_job_past_its_deadline_is_cancelled() -> None:
     daemon = Daemon(job_deadline_s=0.05)
     taken: list[Ticket] = []
     daemon.loop.respond = taken.append
     answer = daemon.client.post("/v1/eval", json=ONE)
     daemon.stop()
     assert answer.status_code == 504
-    assert error_of(answer)["message"] == "the job was not done within 0.05 s"
+    assert error_of(answer)["message"] == "the job must finish within 0.05 s and was cancelled"
     assert taken[0].cancelled
 
 
@@ -371,7 +372,7 @@ def test_openapi_describes_every_endpoint_and_the_index_lists_it(client: httpx.C
     assert all("description" in field for field in schemas["EvalResult"]["properties"].values())
 
 
-def test_unknown_paths_and_methods_have_the_one_shape(client: httpx.Client) -> None:
+def test_unknown_paths_and_methods_use_the_error_format(client: httpx.Client) -> None:
     missing = client.get("/v1/evall")
     assert (missing.status_code, error_of(missing)["code"]) == (404, "not_found")
     wrong = client.get("/v1/eval")
@@ -381,7 +382,7 @@ def test_unknown_paths_and_methods_have_the_one_shape(client: httpx.Client) -> N
         assert client.get(path).status_code == 404
 
 
-def test_answers_name_no_server_and_are_not_cached(client: httpx.Client) -> None:
+def test_responses_name_no_server_and_are_not_cached(client: httpx.Client) -> None:
     headers = client.get("/livez").headers
     assert "server" not in headers
     assert headers["cache-control"] == "no-store"
@@ -389,7 +390,7 @@ def test_answers_name_no_server_and_are_not_cached(client: httpx.Client) -> None
 
 
 def raw_post(path: str, body: bytes) -> bytes:
-    """A request as it goes over the wire."""
+    """A request as sent over the connection."""
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(body)}\r\n\r\n"
     return head.encode() + body

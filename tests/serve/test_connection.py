@@ -1,4 +1,4 @@
-"""Clients that send nothing, or too slowly, or come in crowds: they go, and whoever asks properly is answered."""
+"""Clients that are silent, slow or too many are disconnected, and requests of other clients are still served."""
 
 import json
 import socket
@@ -9,37 +9,37 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from streamlearn.serve import connection as room
+from streamlearn.serve import connection as module
 
-from .doubles import Daemon, answer
+from .doubles import Daemon, finish
 
-DEADLINE_S, MOST = 0.4, 4
+DEADLINE_S, MAX_CONNECTIONS = 0.4, 4
 BODY = b'{"prompt": "a"}'
 HEAD = b"POST /v1/generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 15\r\n\r\n"
 
 
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    """A server of few connections and little patience."""
-    monkeypatch.setattr(room, "RECEIVE_S", DEADLINE_S)
-    monkeypatch.setattr(room, "MAX_CONNECTIONS", MOST)
+    """A server with few connections and a short deadline."""
+    monkeypatch.setattr(module, "RECEIVE_S", DEADLINE_S)
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", MAX_CONNECTIONS)
     daemon = Daemon()
     yield daemon
     daemon.stop()
 
 
 def connect(daemon: Daemon) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", daemon.server.port))
-    made.settimeout(5.0)
-    return made
+    connection = socket.create_connection(("127.0.0.1", daemon.server.port))
+    connection.settimeout(5.0)
+    return connection
 
 
-def told(connection: socket.socket) -> bytes:
-    """All that comes until the other side closes."""
-    heard = b""
+def read_to_end(connection: socket.socket) -> bytes:
+    """Everything received until the server closes the connection."""
+    received = b""
     while piece := connection.recv(4096):
-        heard += piece
-    return heard
+        received += piece
+    return received
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def told(connection: socket.socket) -> bytes:
         ([HEAD], b"408"),
         ([HEAD + b"{", *[b" "] * 30], b"408"),
     ],
-    ids=["silent", "half a head", "a trickle", "no body", "a trickling body"],
+    ids=["silent", "half a head", "a slow head", "no body", "a slow body"],
 )
 def test_a_request_must_arrive_within_the_deadline(strict: Daemon, pieces: list[bytes], status: bytes | None) -> None:
-    """However it is spread out; where something had come, the answer says why in the one shape."""
+    """No matter how it is spread out. If part of it arrived, the response is a 408 in the error format."""
     started = time.monotonic()
     with connect(strict) as connection:
         for piece in pieces:
@@ -63,58 +63,67 @@ def test_a_request_must_arrive_within_the_deadline(strict: Daemon, pieces: list[
             except (BrokenPipeError, ConnectionResetError):
                 break
             time.sleep(DEADLINE_S / 12)
-        heard = told(connection)
+        received = read_to_end(connection)
     assert DEADLINE_S * 0.9 < time.monotonic() - started < DEADLINE_S * 8
     if status is None:
-        assert heard == b""
+        assert received == b""
     else:
-        head, _, body = heard.partition(b"\r\n\r\n")
+        head, _, body = received.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 " + status)
         assert json.loads(body)["error"]["code"] == "too_slow"
 
 
-def test_an_answer_may_take_longer_than_the_deadline(strict: Daemon) -> None:
-    """It is for receiving alone; the next request on the same connection has one of its own."""
+def test_a_response_may_take_longer_than_the_deadline(strict: Daemon) -> None:
+    """The deadline is for receiving only; the next request on the same connection has its own."""
 
     def slowly(ticket: object) -> None:
         time.sleep(2 * DEADLINE_S)
-        answer(ticket)  # type: ignore[arg-type]
+        finish(ticket)  # type: ignore[arg-type]
 
     strict.loop.respond = slowly
     assert strict.client.post("/v1/generate", json={"prompt": "a"}).status_code == 200
     assert strict.client.post("/v1/generate", json={"prompt": "a"}).status_code == 200
 
 
-def test_requests_in_one_piece_are_each_answered(strict: Daemon) -> None:
-    """Pipelined: nothing of the second is lost to the deadline of the first."""
+def test_pipelined_requests_are_each_answered(strict: Daemon) -> None:
+    """The deadline of the first request loses no part of the second."""
     with connect(strict) as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2 + HEAD + BODY)
-        heard = b""
-        while heard.count(b"HTTP/1.1 200") < 3:
-            heard += connection.recv(4096)
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 3:
+            received += connection.recv(4096)
 
 
-def test_a_crowd_of_silent_clients_keeps_nobody_out(strict: Daemon) -> None:
-    """The one that has waited longest goes; requests are answered, before and after."""
+def test_many_silent_clients_do_not_block_others(strict: Daemon) -> None:
+    """The connection that has waited longest is closed; requests are served before and after."""
     with ExitStack() as stack:
-        crowd = [stack.enter_context(connect(strict)) for _ in range(3 * MOST)]
+        silent = [stack.enter_context(connect(strict)) for _ in range(3 * MAX_CONNECTIONS)]
         for _ in range(10):
             url = f"http://127.0.0.1:{strict.server.port}/livez"
             assert httpx.get(url, timeout=2.0).status_code == 200
-        assert told(crowd[0]) == b""
+        assert read_to_end(silent[0]) == b""
 
 
-def test_a_client_that_is_being_answered_is_never_put_out(strict: Daemon) -> None:
-    """While all are, a new one is turned away."""
+def test_a_client_that_is_being_served_is_never_disconnected(strict: Daemon) -> None:
+    """While all connections are being served, a new one is refused."""
     strict.loop.paused.set()
     with ExitStack() as stack:
-        asking = [stack.enter_context(connect(strict)) for _ in range(MOST)]
-        for each in asking:
+        clients = [stack.enter_context(connect(strict)) for _ in range(MAX_CONNECTIONS)]
+        for each in clients:
             each.sendall(HEAD + BODY)
         deadline = time.monotonic() + 5
-        while len(strict.jobs) < 2 and time.monotonic() < deadline:  # the queue holds two; the others are told so
+        while len(strict.jobs) < 2 and time.monotonic() < deadline:  # the queue holds two; the others get 503
             time.sleep(0.005)
-        crowd = [stack.enter_context(connect(strict)) for _ in range(3 * MOST)]
-        assert told(crowd[0]) == b""
+        silent = [stack.enter_context(connect(strict)) for _ in range(3 * MAX_CONNECTIONS)]
+        assert read_to_end(silent[0]) == b""
         strict.loop.paused.clear()
-        assert sorted(each.recv(12) for each in asking) == [b"HTTP/1.1 200"] * 2 + [b"HTTP/1.1 503"] * 2
+        assert sorted(each.recv(12) for each in clients) == [b"HTTP/1.1 200"] * 2 + [b"HTTP/1.1 503"] * 2
+
+
+def test_a_head_request_without_its_body_is_closed_at_the_deadline(strict: Daemon) -> None:
+    """The 408 of a HEAD request has no body."""
+    with connect(strict) as connection:
+        connection.sendall(HEAD.replace(b"POST", b"HEAD"))
+        head, _, body = read_to_end(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408")
+    assert body == b""

@@ -54,7 +54,7 @@ def test_foreign_origins_are_refused_on_every_path(client: httpx.Client, origin:
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1:8083", "http://[::1]:1"])
-def test_a_page_on_this_machine_may_ask(client: httpx.Client, origin: str) -> None:
+def test_a_page_on_this_machine_is_accepted(client: httpx.Client, origin: str) -> None:
     assert client.get("/livez", headers={"origin": origin}).status_code == 200
 
 
@@ -73,7 +73,7 @@ def test_a_charset_beside_json_is_accepted(client: httpx.Client) -> None:
     assert client.post("/v1/snapshots", headers=headers).status_code == 201
 
 
-def test_a_client_that_asks_first_is_refused_before_it_sends_the_body(daemon: Daemon) -> None:
+def test_a_client_that_expects_100_continue_is_refused_before_it_sends_the_body(daemon: Daemon) -> None:
     head = "POST /v1/eval HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += "content-length: 20001\r\nexpect: 100-continue\r\n\r\n"
     with socket.create_connection(("127.0.0.1", daemon.server.port)) as connection:
@@ -83,7 +83,7 @@ def test_a_client_that_asks_first_is_refused_before_it_sends_the_body(daemon: Da
 
 
 def test_a_large_body_is_answered_cleanly_whether_or_not_its_length_is_declared(client: httpx.Client) -> None:
-    """The client still sends when the answer is certain; it must not be cut off before it can read it."""
+    """The client is still sending when the error is certain; it must be able to read the response."""
     pieces = [b" " * 50_000] * 100
     for content in (b"".join(pieces), iter(pieces)):
         answer = client.post("/v1/eval", content=content, headers=JSON)
@@ -101,7 +101,7 @@ def test_an_endless_body_is_cut_off(client: httpx.Client) -> None:
             sent += 100_000
             yield b" " * 100_000
 
-    with suppress(httpx.TransportError):  # the answer may be lost with the connection
+    with suppress(httpx.TransportError):  # the response may be lost with the connection
         client.post("/v1/eval", content=endless(), headers=JSON)
     assert sent < 100_000_000
     assert client.get("/livez").status_code == 200
@@ -114,7 +114,9 @@ def test_a_body_of_exactly_the_limit_is_read(client: httpx.Client) -> None:
     assert client.post("/v1/generate", content=fitting + b" ", headers=JSON).status_code == 413
 
 
-def test_a_client_that_leaves_during_the_upload_harms_nobody(daemon: Daemon, client: httpx.Client) -> None:
+def test_a_client_that_disconnects_during_the_upload_does_not_affect_others(
+    daemon: Daemon, client: httpx.Client
+) -> None:
     head = "POST /v1/eval HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
     with socket.create_connection(("127.0.0.1", daemon.server.port)) as connection:
         connection.sendall(head.encode())

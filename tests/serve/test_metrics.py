@@ -20,7 +20,7 @@ def scrape(client: httpx.Client) -> Samples:
         assert family.type != "unknown"
         for sample in family.samples:
             key = (sample.name, frozenset(sample.labels.items()))
-            assert key not in samples, f"{key} stands twice"
+            assert key not in samples, f"{key} occurs twice"
             samples[key] = sample.value
     return samples
 
@@ -78,12 +78,12 @@ def test_regimes_are_labelled_and_one_that_was_never_scored_is_absent(client: ht
     assert [key for key in samples if key[0] == "streamlearn_regime_loss" and ("regime", "3") in key[1]] == []
 
 
-def test_every_kind_of_shift_stands_from_the_start(client: httpx.Client) -> None:
+def test_every_kind_of_shift_is_exported_from_the_start(client: httpx.Client) -> None:
     samples = scrape(client)
     assert (of(samples, "shifts_total", kind="inputs"), of(samples, "shifts_total", kind="answers")) == (2, 0)
 
 
-def test_every_dead_letter_reason_stands_from_the_start(client: httpx.Client) -> None:
+def test_every_dead_letter_reason_is_exported_from_the_start(client: httpx.Client) -> None:
     samples = scrape(client)
     counts = {reason: of(samples, "records_dead_lettered_total", reason=reason) for reason in Reason}
     assert {reason: count for reason, count in counts.items() if count} == {Reason.NOT_JSON: 3, Reason.EMPTY: 1}
@@ -95,12 +95,12 @@ def test_buckets_are_cumulative(client: httpx.Client) -> None:
     assert buckets == {"0.1": 0, "0.25": 1, "0.5": 2, "+Inf": 2}
 
 
-def test_the_build_is_named(client: httpx.Client) -> None:
+def test_the_build_has_versions_and_setup(client: httpx.Client) -> None:
     labels = {"backbone": "builtin:nano", "dtype": "float32", "device": "cpu", "preset": "mh-moe"}
     assert of(scrape(client), "build_info", **labels, streamlearn="0.1.0", kafka_python="3.0.12") == 1
 
 
-def test_what_is_not_known_yet_is_absent(daemon: Daemon, client: httpx.Client) -> None:
+def test_metrics_without_a_value_are_absent(daemon: Daemon, client: httpx.Client) -> None:
     daemon.board.publish(Status(phase=Phase.STARTING))
     samples = scrape(client)
     names = {name for name, _ in samples}

@@ -18,7 +18,7 @@ from .doubles import RUNNING, SETTINGS, TOKEN, Daemon, Time
 
 
 def test_starts_and_stops_twice_without_leaving_a_thread(daemon: Daemon) -> None:
-    """Also when a request used the event loop's own worker threads, and with an idle connection open."""
+    """Even if a request used the event loop's worker threads, and with an idle connection open."""
     before = set(threading.enumerate())
     other = Daemon()
     with httpx.Client(base_url=f"http://127.0.0.1:{other.server.port}") as idle:
@@ -36,7 +36,7 @@ def test_starts_and_stops_twice_without_leaving_a_thread(daemon: Daemon) -> None
         socket.create_connection(("127.0.0.1", first_port), timeout=1).close()
 
 
-def test_the_start_is_logged_with_the_port_that_was_taken() -> None:
+def test_the_start_is_logged_with_the_bound_port() -> None:
     with capture_logs() as logs:
         daemon = Daemon()
         daemon.stop()
@@ -44,10 +44,13 @@ def test_the_start_is_logged_with_the_port_that_was_taken() -> None:
     assert [(entry["host"], entry["port"]) for entry in started] == [("127.0.0.1", daemon.server.port)]
 
 
-def test_a_port_in_use_says_what_to_do(daemon: Daemon) -> None:
+def test_a_port_in_use_is_reported_with_a_remedy(daemon: Daemon) -> None:
     settings = SETTINGS.model_copy(update={"port": daemon.server.port})
     app = create_app(daemon.board, daemon.jobs, settings, list, daemon.time.clock(), token=TOKEN)
-    with pytest.raises(ConfigError, match=r"127.0.0.1:\d+ cannot be bound: Address already in use; stop what has it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"127.0.0.1:\d+ cannot be bound: Address already in use; stop what uses it .* or set serve.port",
+    ):
         HttpServer(app, settings).start()
 
 
@@ -66,7 +69,7 @@ def test_a_request_that_waits_for_a_job_ends_when_the_daemon_stops() -> None:
     assert answers[0].json()["error"]["code"] == "stopping"
 
 
-def test_a_fault_in_a_handler_is_logged_with_its_traceback_and_hidden_from_the_client() -> None:
+def test_an_exception_in_a_handler_is_logged_with_its_traceback_and_hidden_from_the_client() -> None:
     def broken() -> list[SnapshotRow]:
         raise RuntimeError("a secret path")
 
@@ -87,7 +90,7 @@ def test_a_fault_in_a_handler_is_logged_with_its_traceback_and_hidden_from_the_c
     assert failed[0]["exc_info"]
 
 
-def test_a_request_that_is_not_http_ends_that_connection_alone(daemon: Daemon, client: httpx.Client) -> None:
+def test_a_request_that_is_not_http_ends_only_its_connection(daemon: Daemon, client: httpx.Client) -> None:
     with socket.create_connection(("127.0.0.1", daemon.server.port)) as connection:
         connection.sendall(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
         assert b" 400 " in connection.recv(100)

@@ -1,4 +1,4 @@
-"""Who may do what: the bearer token, where it comes from, and HTTPS."""
+"""The bearer token: where it is required, where it comes from, and HTTPS."""
 
 import os
 import shutil
@@ -27,56 +27,56 @@ def settings(state: Path, **serve: Any) -> Settings:
     return Settings.model_validate({"state": state, "source": jsonl, "serve": serve})
 
 
-def test_what_writes_needs_the_token_and_what_reads_does_not(daemon: Daemon) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{daemon.server.port}") as stranger:
-        assert all(stranger.get(path).status_code == 200 for path in ("/livez", "/readyz", *READING))
-        assert stranger.post("/v1/generate", json={"prompt": "a"}).status_code == 200
+def test_writing_requires_the_token_and_reading_does_not(daemon: Daemon) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{daemon.server.port}") as anonymous:
+        assert all(anonymous.get(path).status_code == 200 for path in ("/livez", "/readyz", *READING))
+        assert anonymous.post("/v1/generate", json={"prompt": "a"}).status_code == 200
         for headers in ({}, {"authorization": "Bearer x"}, {"authorization": TOKEN}, {"authorization": "Bearer é"}):
             raw = {**JSON, **{name: value.encode() for name, value in headers.items()}}
-            refused = stranger.post("/v1/snapshots", headers=raw)  # type: ignore[arg-type]
+            refused = anonymous.post("/v1/snapshots", headers=raw)  # type: ignore[arg-type]
             assert refused.status_code == 401
             assert refused.headers["www-authenticate"] == "Bearer"
             assert refused.json()["error"]["code"] == "no_token"
             assert TOKEN not in refused.text
         assert len(daemon.jobs) == 0
-        assert stranger.post("/v1/snapshots", headers={**JSON, **AUTHORIZED}).status_code == 201
+        assert anonymous.post("/v1/snapshots", headers={**JSON, **AUTHORIZED}).status_code == 201
 
 
-def test_where_everything_needs_it_health_does_not() -> None:
+def test_health_needs_no_token_even_if_everything_else_does() -> None:
     daemon = Daemon(SETTINGS.model_copy(update={"require_token": True}))
-    with httpx.Client(base_url=f"http://127.0.0.1:{daemon.server.port}") as stranger:
-        codes = {path: stranger.get(path).status_code for path in ("/livez", "/readyz", *READING, "/nowhere")}
-        asked = stranger.post("/v1/generate", json={"prompt": "a"}).status_code
-        allowed = stranger.get("/v1/status", headers=AUTHORIZED).status_code
+    with httpx.Client(base_url=f"http://127.0.0.1:{daemon.server.port}") as anonymous:
+        codes = {path: anonymous.get(path).status_code for path in ("/livez", "/readyz", *READING, "/nowhere")}
+        query = anonymous.post("/v1/generate", json={"prompt": "a"}).status_code
+        allowed = anonymous.get("/v1/status", headers=AUTHORIZED).status_code
     daemon.stop()
     assert codes == {"/livez": 200, "/readyz": 200, **dict.fromkeys((*READING, "/nowhere"), 401)}
-    assert (asked, allowed) == (401, 200)
+    assert (query, allowed) == (401, 200)
 
 
-def test_the_token_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
-    made = obtain(settings(tmp_path / "state"))
-    assert len(made) >= MIN_CHARS
+def test_the_token_is_created_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
+    token = obtain(settings(tmp_path / "state"))
+    assert len(token) >= MIN_CHARS
     path = tmp_path / "state" / "http.token"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert obtain(settings(tmp_path / "state")) == made
-    assert obtain(settings(tmp_path / "other")) != made
+    assert obtain(settings(tmp_path / "state")) == token
+    assert obtain(settings(tmp_path / "other")) != token
     assert [each.name for each in path.parent.iterdir()] == ["http.token"]
 
 
 @pytest.mark.parametrize(
-    ("content", "mode", "words"),
+    ("content", "mode", "message"),
     [
-        (TOKEN, 0o640, "its owner's alone, found mode 640"),
-        ("short", 0o600, "needs 32 printable characters"),
+        (TOKEN, 0o640, "readable by its owner only, found mode 640"),
+        ("short", 0o600, "at least 32 printable characters without spaces, found 5"),
         ("a b" * 20, 0o600, "without spaces"),
         ("é" * 40, 0o600, "cannot be read"),
     ],
 )
-def test_a_token_that_protects_nothing_is_refused(tmp_path: Path, content: str, mode: int, words: str) -> None:
+def test_an_unsafe_token_is_refused(tmp_path: Path, content: str, mode: int, message: str) -> None:
     path = tmp_path / "token"
     path.write_text(content)
     path.chmod(mode)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         obtain(settings(tmp_path, token_file=str(path)))
 
 
@@ -86,7 +86,7 @@ def test_a_named_token_must_exist(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("serve", "words"),
+    ("serve", "message"),
     [
         ({"host": "192.0.2.1"}, "set token_file, tls_certfile and tls_keyfile"),
         ({"host": "192.0.2.1", "token_file": "t"}, "set token_file, tls_certfile and tls_keyfile"),
@@ -94,8 +94,8 @@ def test_a_named_token_must_exist(tmp_path: Path) -> None:
         ({"tls_certfile": "c"}, "belong together"),
     ],
 )
-def test_an_open_endpoint_needs_token_and_tls(serve: dict[str, str], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
+def test_an_endpoint_open_to_other_machines_needs_token_and_tls(serve: dict[str, str], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         ServeSettings.model_validate(serve)
     ServeSettings.model_validate({"host": "192.0.2.1", "token_file": "t", "tls_certfile": "c", "tls_keyfile": "k"})
 
@@ -113,8 +113,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return chain, key
 
 
-def test_https_with_the_token_is_what_our_own_commands_speak(certificate: tuple[Path, Path], tmp_path: Path) -> None:
-    """And plain HTTP gets no answer."""
+def test_our_own_commands_use_https_and_the_token(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    """Plain HTTP gets no response."""
     chain, key = certificate
     serve = {"tls_certfile": chain, "tls_keyfile": key, "require_token": True}
     daemon = Daemon(SETTINGS.model_copy(update=serve))
@@ -125,8 +125,8 @@ def test_https_with_the_token_is_what_our_own_commands_speak(certificate: tuple[
         ours = settings(tmp_path, **serve, token_file=token, port=daemon.server.port)
         assert b'"phase"' in request(ours, "/v1/status")
         trusted = ssl.create_default_context(cafile=os.fspath(chain))
-        stranger = httpx.get(f"https://127.0.0.1:{daemon.server.port}/v1/status", verify=trusted)
-        assert stranger.status_code == 401
+        anonymous = httpx.get(f"https://127.0.0.1:{daemon.server.port}/v1/status", verify=trusted)
+        assert anonymous.status_code == 401
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://127.0.0.1:{daemon.server.port}/livez", timeout=2.0)
     finally:

@@ -1,4 +1,4 @@
-"""The answers are watched through the loss, against the regime's own level."""
+"""Changes of the answers are detected from the loss, relative to the regime's own level."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ JUMP = 800
 
 
 def losses(seed: int, *, jump: float = 0.0, records: int = 1500) -> NDArray[np.float64]:
-    """A loss that falls from 4 to 1 with heavy-tailed noise, then perhaps jumps and is learned again."""
+    """A loss that falls from 4 to 1 with heavy-tailed noise; a `jump` raises it once, and is learned again."""
     rng = np.random.default_rng(seed)
     t = np.arange(records)
     mean = 1.0 + 3.0 * np.exp(-t / 120)
@@ -23,37 +23,37 @@ def losses(seed: int, *, jump: float = 0.0, records: int = 1500) -> NDArray[np.f
 
 @pytest.mark.parametrize("seed", range(20))
 def test_learning_is_no_shift(seed: int) -> None:
-    """Neither the fall of the loss nor its noise."""
+    """Neither the fall of the loss nor its noise raises an alarm."""
     assert not ConceptDriftDetector(SETTINGS).update(0, 1, 1, losses(seed).tolist())
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_other_answers_are_a_shift_of_the_same_regime(seed: int) -> None:
-    """A loss that doubles is found within 200 records."""
+    """A loss that more than doubles is detected within 200 records."""
     shifts = ConceptDriftDetector(SETTINGS).update(3, 7, 1, losses(seed, jump=1.5).tolist())
     assert [(shift.kind, shift.slot, shift.regime, shift.known) for shift in shifts] == [("answers", 3, 7, True)]
     assert JUMP < shifts[0].declared_at <= JUMP + 200
 
 
-def test_regimes_are_watched_apart() -> None:
-    """One with a high loss beside one with a low loss is no rise of either."""
-    watch = ConceptDriftDetector(SETTINGS)
+def test_each_regime_has_its_own_level() -> None:
+    """A regime with a high loss interleaved with one with a low loss is a rise of neither."""
+    detector = ConceptDriftDetector(SETTINGS)
     low, high = losses(0), losses(1) * 5
     for i in range(len(low)):
-        assert not watch.update(0, 1, 2 * i + 1, [low[i]])
-        assert not watch.update(1, 2, 2 * i + 2, [high[i]])
+        assert not detector.update(0, 1, 2 * i + 1, [low[i]])
+        assert not detector.update(1, 2, 2 * i + 2, [high[i]])
 
 
-def test_a_slot_that_is_used_again_starts_afresh() -> None:
-    """What the old regime's loss was says nothing about the new one's."""
-    watch = ConceptDriftDetector(SETTINGS)
-    watch.update(0, 1, 1, (losses(0) * 0.1).tolist())
-    watch.forget(0)
-    assert not watch.update(0, 2, 2000, losses(1).tolist())
+def test_a_reused_slot_starts_afresh() -> None:
+    """The losses of the previous regime do not affect the new one."""
+    detector = ConceptDriftDetector(SETTINGS)
+    detector.update(0, 1, 1, (losses(0) * 0.1).tolist())
+    detector.forget(0)
+    assert not detector.update(0, 2, 2000, losses(1).tolist())
 
 
-def test_a_restored_watch_repeats_itself() -> None:
-    """Wherever it is stopped."""
+def test_a_restored_detector_repeats_itself() -> None:
+    """Stopped anywhere, it declares the same shifts and ends in the same state."""
     series = losses(0, jump=1.5)
     whole = ConceptDriftDetector(SETTINGS)
     expected = whole.update(0, 1, 1, series.tolist())
@@ -69,7 +69,7 @@ def test_a_restored_watch_repeats_itself() -> None:
         }
 
 
-def test_a_loss_that_is_not_finite_is_passed_over() -> None:
-    """A refused step tells nothing about the answers."""
-    watch = ConceptDriftDetector(SETTINGS)
-    assert not watch.update(0, 1, 1, [float("nan"), float("inf")] * 200)
+def test_a_loss_that_is_not_finite_is_ignored() -> None:
+    """A refused step carries no information about the answers."""
+    detector = ConceptDriftDetector(SETTINGS)
+    assert not detector.update(0, 1, 1, [float("nan"), float("inf")] * 200)

@@ -1,4 +1,4 @@
-"""The line between reader and learner: who waits, for what, and who leaves."""
+"""The look-ahead buffer: when a batch is decided, and when it may be taken."""
 
 import numpy as np
 
@@ -22,82 +22,82 @@ def shift(onset: int, slot: int) -> Shift:
 
 
 def test_a_batch_is_decided_by_the_records_after_it() -> None:
-    """And not before them."""
-    line = Lookahead(num_records=4)
-    line.append(held(1, [0, 0]))
-    line.append(held(3, [0, 0, 0]))
-    assert line.decide() == []
-    assert line.take() is None
-    line.append(held(6, [0]))
-    [decided] = line.decide()
+    """Not before enough of them have been read."""
+    buffer = Lookahead(num_records=4)
+    buffer.append(held(1, [0, 0]))
+    buffer.append(held(3, [0, 0, 0]))
+    assert buffer.decide() == []
+    assert buffer.take() is None
+    buffer.append(held(6, [0]))
+    [decided] = buffer.decide()
     assert decided.slots == (0, 0)
-    assert line.take() is decided
-    assert line.take() is None
+    assert buffer.take() is decided
+    assert buffer.take() is None
 
 
 def test_an_undecided_record_is_corrected_and_a_decided_one_is_not() -> None:
-    """A shift goes to the batch with its onset, or to the oldest one still undecided."""
-    line = Lookahead(num_records=2)
+    """A shift is attached to the batch with its onset, or to the oldest undecided batch."""
+    buffer = Lookahead(num_records=2)
     for first in (1, 3, 5):
-        line.append(held(first, [0, 0]))
-    line.decide()
+        buffer.append(held(first, [0, 0]))
+    buffer.decide()
     for ordinal in range(2, 6):
-        line.correct(ordinal, 1)
-    line.attach(shift(onset=2, slot=1))
-    line.finish()
-    taken = [line.take(), line.take(), line.take()]
+        buffer.correct(ordinal, 1)
+    buffer.attach(shift(onset=2, slot=1))
+    buffer.finish()
+    taken = [buffer.take(), buffer.take(), buffer.take()]
     assert [each and each.slots for each in taken] == [(0, 0), (0, 0), (1, 0)]
     assert [bool(each and each.shifts) for each in taken] == [False, False, True]
 
 
 def test_a_new_regime_waits_for_the_tokens_of_its_probe() -> None:
-    """Counted over its own records from the shift on; then the probe is given just those."""
-    line = Lookahead(num_records=0)
-    line.append(held(1, [0, 1]))
-    line.attach(shift(onset=2, slot=1))
-    line.decide()
-    assert line.take(lambda _: 35) is None
-    line.append(held(3, [1, 0, 1]))
-    line.decide()
-    assert line.take(lambda _: 35) is None
-    line.append(held(6, [1]))
-    line.decide()
-    taken = line.take(lambda _: 35)
+    """Only its own records from the shift on count, and the probe gets exactly those."""
+    buffer = Lookahead(num_records=0)
+    buffer.append(held(1, [0, 1]))
+    buffer.attach(shift(onset=2, slot=1))
+    buffer.decide()
+    assert buffer.take(lambda _: 35) is None
+    buffer.append(held(3, [1, 0, 1]))
+    buffer.decide()
+    assert buffer.take(lambda _: 35) is None
+    buffer.append(held(6, [1]))
+    buffer.decide()
+    taken = buffer.take(lambda _: 35)
     assert taken is not None
-    assert len(line) == 2
-    examples = line.examples(1)
+    assert len(buffer) == 2
+    examples = buffer.examples(1)
     assert [len(each) for each in examples] == [10] * 4
     assert np.array_equal(examples[0].input_ids, taken.batch.examples[1].input_ids)
 
 
 def test_a_probe_does_not_wait_past_the_next_shift_or_the_end() -> None:
-    """No more records of its regime will come; those after the next shift are not its own."""
-    line = Lookahead(num_records=0)
-    line.append(held(1, [1, 1]))
-    line.attach(shift(onset=1, slot=1))
-    line.decide()
-    assert line.take(lambda _: 1000) is None
-    line.append(held(3, [2, 1]))
-    line.attach(shift(onset=3, slot=2))
-    line.decide()
-    assert line.take(lambda _: 1000) is not None
-    assert len(line.examples(1)) == 2
-    assert line.take(lambda _: 1000) is None
-    line.finish()
-    assert line.take(lambda _: 1000) is not None
+    """No more records of its regime will follow; records after the next shift are not used."""
+    buffer = Lookahead(num_records=0)
+    buffer.append(held(1, [1, 1]))
+    buffer.attach(shift(onset=1, slot=1))
+    buffer.decide()
+    assert buffer.take(lambda _: 1000) is None
+    buffer.append(held(3, [2, 1]))
+    buffer.attach(shift(onset=3, slot=2))
+    buffer.decide()
+    assert buffer.take(lambda _: 1000) is not None
+    assert len(buffer.examples(1)) == 2
+    assert buffer.take(lambda _: 1000) is None
+    buffer.finish()
+    assert buffer.take(lambda _: 1000) is not None
 
 
-def test_a_restart_drops_what_was_held_and_what_was_decided() -> None:
-    """Batches that left before it are decided again without being returned."""
-    line = Lookahead(num_records=2)
+def test_a_restart_drops_undecided_and_decided_batches() -> None:
+    """Batches that were trained on before it are decided again and not returned."""
+    buffer = Lookahead(num_records=2)
     for first in (1, 3, 5):
-        line.append(held(first, [0, 0]))
-    line.decide()
-    line.finish()
-    line.restart([HeldBatch(None, 3, [0, 1])])
-    assert len(line) == 0
-    assert line.protected == {0, 1}
-    line.append(held(5, [1, 1]))
-    assert line.decide() == []
-    line.append(held(7, [1, 1]))
-    assert [each.slots for each in line.decide()] == [(1, 1)]
+        buffer.append(held(first, [0, 0]))
+    buffer.decide()
+    buffer.finish()
+    buffer.restart([HeldBatch(None, 3, [0, 1])])
+    assert len(buffer) == 0
+    assert buffer.protected == {0, 1}
+    buffer.append(held(5, [1, 1]))
+    assert buffer.decide() == []
+    buffer.append(held(7, [1, 1]))
+    assert [each.slots for each in buffer.decide()] == [(1, 1)]

@@ -1,4 +1,4 @@
-"""The monitor finds regimes by itself, ahead of training, and goes on exactly where a snapshot left it."""
+"""The monitor finds regimes without task ids, ahead of training, and resumes exactly from its state."""
 
 from collections.abc import Sequence
 
@@ -16,13 +16,13 @@ SETTINGS = ShiftSettings()
 SIZES = (8, 3, 0, 1, 20)
 
 
-def monitor(settings: ShiftSettings = SETTINGS) -> Monitor:
+def new_monitor(settings: ShiftSettings = SETTINGS) -> Monitor:
     return Monitor(settings, VOCAB_SIZE, seed=0)
 
 
 def assigned_batches(made: Sequence[Batch], settings: ShiftSettings = SETTINGS) -> list[AssignedBatch]:
-    watching = monitor(settings)
-    return [each for batch in made for each in watching.update(batch)] + watching.flush()
+    whole = new_monitor(settings)
+    return [each for batch in made for each in whole.update(batch)] + whole.flush()
 
 
 def shifts_of(assigned: Sequence[AssignedBatch]) -> list[Shift]:
@@ -38,7 +38,7 @@ def runs(*lengths: tuple[int, int]) -> list[int]:
 
 
 def test_the_first_batch_carries_the_first_regime() -> None:
-    """A stream that never changes has one shift: its beginning."""
+    """A stream that never changes has one shift, at its beginning."""
     assigned = assigned_batches(batches(stream([0] * 400)))
     [first] = shifts_of(assigned)
     assert assigned[0].shifts == (first,)
@@ -47,7 +47,7 @@ def test_the_first_batch_carries_the_first_regime() -> None:
 
 
 def test_a_new_task_is_a_shift_ahead_of_its_first_record() -> None:
-    """The batch with the onset carries the shift, and the records from there on have the new slot."""
+    """The batch with the onset carries the shift, and all records from the onset on have the new slot."""
     assigned = assigned_batches(batches(stream(runs((0, 100), (1, 100)))))
     _, shift = shifts_of(assigned)
     assert not shift.known
@@ -62,7 +62,7 @@ def test_a_new_task_is_a_shift_ahead_of_its_first_record() -> None:
 
 
 def test_a_task_that_returns_is_known() -> None:
-    """Its number and slot are those of its first visit."""
+    """It has the number and slot of its first visit."""
     shifts = shifts_of(assigned_batches(batches(stream(runs((0, 100), (1, 100), (2, 100), (1, 100), (0, 100))))))
     assert [(shift.regime, shift.known) for shift in shifts] == [
         (1, False),
@@ -74,7 +74,7 @@ def test_a_task_that_returns_is_known() -> None:
 
 
 def test_each_record_of_two_producers_gets_its_own_regime() -> None:
-    """Known regimes that are mixed record by record are no shift, and no record is given to the wrong one."""
+    """Interleaving known regimes is no shift, and nearly every record is assigned to its own."""
     rng = np.random.default_rng(0)
     tasks = [*runs((0, 100), (1, 100)), *rng.integers(0, 2, size=400).tolist()]
     assigned = assigned_batches(batches(stream(tasks)))
@@ -84,7 +84,7 @@ def test_each_record_of_two_producers_gets_its_own_regime() -> None:
 
 
 def test_a_producer_that_joins_makes_a_regime_of_its_own_records() -> None:
-    """What the old regime explains stays with it."""
+    """Records that the old regime explains stay with it."""
     rng = np.random.default_rng(0)
     tasks = [*runs((0, 150)), *rng.integers(0, 2, size=400).tolist()]
     assigned = assigned_batches(batches(stream(tasks)))
@@ -93,8 +93,8 @@ def test_a_producer_that_joins_makes_a_regime_of_its_own_records() -> None:
     assert np.mean([slot == task for slot, task in zip(slots, tasks, strict=True)]) > 0.97
 
 
-def test_batches_come_out_as_they_went_in() -> None:
-    """In order, none lost, those without records included; each record has a slot."""
+def test_batches_are_released_in_order() -> None:
+    """None is lost, not even one without records, and each record has a slot."""
     made = batches(stream(runs((0, 100), (1, 100))), SIZES)
     assigned = assigned_batches(made)
     assert [each.batch for each in assigned] == made
@@ -102,34 +102,34 @@ def test_batches_come_out_as_they_went_in() -> None:
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 16])
-def test_holds_back_as_many_records_as_it_is_told(lookahead: int) -> None:
-    """A batch leaves as soon as that many records came after it."""
-    watching = monitor(ShiftSettings(lookahead_records=lookahead))
-    seen = left = 0
+def test_holds_back_the_configured_number_of_records(lookahead: int) -> None:
+    """A batch is released as soon as that many records have come after it."""
+    monitor = new_monitor(ShiftSettings(lookahead_records=lookahead))
+    read = released = 0
     for batch in batches(stream([0] * 100), (8, 3, 1)):
-        seen += len(batch.records)
-        left += sum(len(each.slots) for each in watching.update(batch))
-        assert lookahead <= seen - left < lookahead + 8 or left == 0 or lookahead == 0 == seen - left
+        read += len(batch.records)
+        released += sum(len(each.slots) for each in monitor.update(batch))
+        assert lookahead <= read - released < lookahead + 8 or released == 0 or lookahead == 0 == read - released
 
 
-def test_one_word_makes_a_regime() -> None:
-    """It comes in most records, and goes: the old regime is known again. What has left by then keeps its slot."""
+def test_one_token_makes_a_regime() -> None:
+    """It appears in most records and disappears again: the old regime is known. Released records keep their slots."""
     made = batches(questions([True] * 150 + [False] * 150 + [True] * 100))
     assigned = assigned_batches(made)
-    _, came, went = shifts_of(assigned)
-    assert (came.known, went.known) == (False, True)
-    assert came.onset - 151 in range(4)
-    assert came.declared_at <= 151 + 32
-    assert went.onset - 301 in range(-2, 4)
-    assert went.declared_at <= 301 + 32
+    _, appeared, disappeared = shifts_of(assigned)
+    assert (appeared.known, disappeared.known) == (False, True)
+    assert appeared.onset - 151 in range(4)
+    assert appeared.declared_at <= 151 + 32
+    assert disappeared.onset - 301 in range(-2, 4)
+    assert disappeared.declared_at <= 301 + 32
     slots = np.array(slots_of(assigned))
     assert [np.mean(slots[a:b] == slot) > 0.85 for a, b, slot in ((0, 150, 0), (150, 300, 1), (300, 400, 0))] == [
         True
     ] * 3
 
 
-def test_words_that_take_turns_are_no_shift() -> None:
-    """Of a word that half of the records have, and of one that sixteen neighbours of thirty-two share."""
+def test_tokens_that_come_and_go_are_no_shift() -> None:
+    """Neither a token in half of the records, nor one shared by 16 of 32 neighbours, makes a regime."""
     rng = np.random.default_rng(5)
     examples = questions((rng.random(400) < 0.5).tolist())
     for start in (150, 230, 300):
@@ -144,20 +144,20 @@ def test_words_that_take_turns_are_no_shift() -> None:
         (stream(runs((0, 70), (1, 60), (2, 60), (0, 60), (3, 60))), 3),
         (questions([True] * 110 + [False] * 110 + [True] * 60), 2),
     ],
-    ids=["tasks", "words"],
+    ids=["tasks", "tokens"],
 )
 def test_a_killed_monitor_repeats_itself(examples: list[Example], max_regimes: int) -> None:
-    """Restored from its state and fed the batches that had not left, at any batch, it says the same to the end."""
+    """Restored at any batch and given the batches that were not released, it makes the same decisions to the end."""
     made = batches(examples, SIZES)
     settings = ShiftSettings(max_regimes=max_regimes)
-    whole = monitor(settings)
+    whole = new_monitor(settings)
     expected = [each for batch in made for each in whole.update(batch)] + whole.flush()
     assert any(shift.dropped or shift.known for shift in shifts_of(expected))
     for died in range(0, len(made), 3):
-        life = monitor(settings)
+        life = new_monitor(settings)
         assigned = [each for batch in made[: died + 1] for each in life.update(batch)]
         state = life.state()
-        life = monitor(settings)
+        life = new_monitor(settings)
         life.load_state(state)
         assigned += [each for batch in made[len(assigned) :] for each in life.update(batch)] + life.flush()
         assert assigned == expected
@@ -168,14 +168,14 @@ def test_a_killed_monitor_repeats_itself(examples: list[Example], max_regimes: i
 
 def test_state_is_plain_arrays() -> None:
     """Nothing in it needs pickle."""
-    watching = monitor()
+    monitor = new_monitor()
     for batch in batches(stream([0] * 100)):
-        watching.update(batch)
-    assert all(array.dtype.kind in "if" for array in watching.state().values())
+        monitor.update(batch)
+    assert all(array.dtype.kind in "if" for array in monitor.state().values())
 
 
 def test_no_regime_is_dropped_while_its_records_are_held_back() -> None:
-    """With a single spare slot and short visits, no slot means two regimes within what is held back."""
+    """With one spare slot and short visits, no slot has two regimes among the records held back."""
     rng = np.random.default_rng(3)
     tasks = runs(*((int(task), 40) for task in rng.permutation(12)))
     assigned = assigned_batches(batches(stream(tasks)), ShiftSettings(max_regimes=3, min_dwell_records=20))
@@ -187,18 +187,18 @@ def test_no_regime_is_dropped_while_its_records_are_held_back() -> None:
             assert shift.slot not in held
 
 
-def test_nearest_finds_the_regime_of_a_single_request() -> None:
-    """Without a stretch, each input alone."""
-    watching = monitor()
+def test_assign_finds_the_regime_of_a_single_request() -> None:
+    """Each input is classified by itself, without a segment."""
+    monitor = new_monitor()
     for batch in batches(stream(runs((0, 100), (1, 100), (2, 100)))):
-        watching.update(batch)
+        monitor.update(batch)
     tasks = [0, 1, 2] * 30
     requests = [each.input_ids[:-2] for each in stream(tasks, seed=9)]
-    assert np.mean(np.array(watching.assign(requests)) == tasks) > 0.97
+    assert np.mean(np.array(monitor.assign(requests)) == tasks) > 0.97
 
 
 def test_answers_are_not_read() -> None:
-    """Two streams that differ only in what is learned are seen alike."""
+    """Streams that differ only in their label tokens get the same slots and shifts."""
     examples = stream(runs((0, 100), (1, 100)))
     others = []
     for each in examples:
@@ -228,24 +228,19 @@ def test_meta_is_not_read() -> None:
 
 
 def test_switched_off_the_whole_stream_is_one_regime() -> None:
-    """Slot 0, and no shift but the first."""
+    """In slot 0, with no shift except the first."""
     assigned = assigned_batches(batches(stream(runs((0, 100), (1, 100)))), ShiftSettings(enabled=False))
     assert len(shifts_of(assigned)) == 1
     assert set(slots_of(assigned)) == {0}
 
 
-def test_regimes_are_shown_with_their_records() -> None:
-    """Every record is counted in one regime."""
-    watching = monitor()
+def test_every_record_is_counted_in_one_regime() -> None:
+    """A return counts as a visit."""
+    monitor = new_monitor()
     for batch in batches(stream(runs((0, 100), (1, 100), (0, 100)))):
-        watching.update(batch)
-    first, second = watching.regimes()
-    assert (first.number, first.slot, first.visits) == (1, 0, 2)
+        monitor.update(batch)
+    monitor.flush()
+    first, second = monitor.released.detector.regimes
+    assert (first.number, first.visits) == (1, 2)
     assert first.records + second.records == 300
     assert abs(second.records - 100) <= 2
-
-
-def test_a_shift_survives_json() -> None:
-    """`from_json` is the inverse of `to_json`."""
-    shift = Shift("inputs", 3, 2, 1, True, 1, 40, 33, 4.5, 2.5, dropped=None)
-    assert Shift.from_json(shift.to_json()) == shift

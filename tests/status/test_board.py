@@ -1,21 +1,14 @@
 import dataclasses
-import doctest
 
 import pytest
 
-from streamlearn.status import status as module
 from streamlearn.status.board import Board
 from streamlearn.status.status import Phase, Status
-from streamlearn.status.timing import BUCKETS_S, Timing
 from tests.serve.doubles import RUNNING, Time
 
 
-def test_examples_in_docstrings_hold() -> None:
-    assert doctest.testmod(module).failed == 0
-
-
 def test_a_status_never_changes_once_published() -> None:
-    """Neither its fields nor the mapping that the publisher keeps."""
+    """Neither through its fields nor through the mapping that was passed in."""
     counts = {"empty": 1}
     board = Board(dataclasses.replace(RUNNING, dead_letters=counts), Time().clock())
     counts["empty"] = 2
@@ -46,9 +39,17 @@ def test_loading_a_backbone_may_take_longer_than_a_step(phase: Phase) -> None:
     assert not board.alive
 
 
-def test_a_failed_daemon_is_not_alive_however_young_its_heartbeat() -> None:
+def test_a_failed_daemon_is_not_alive_even_with_a_recent_heartbeat() -> None:
     board = Board(Status(phase=Phase.FAILED, reason="updates stay non-finite"), Time().clock())
     assert board.why_not_alive() == "the daemon failed: updates stay non-finite"
+
+
+def test_every_publication_and_heartbeat_calls_on_publish() -> None:
+    published: list[Status] = []
+    board = Board(RUNNING, Time().clock(), on_publish=published.append)
+    board.beat()
+    board.publish(Status(phase=Phase.STOPPING))
+    assert [status.phase for status in published] == [Phase.RUNNING, Phase.RUNNING, Phase.STOPPING]
 
 
 def test_ready_means_ready_and_alive() -> None:
@@ -61,10 +62,3 @@ def test_ready_means_ready_and_alive() -> None:
     assert board.why_not_ready() == "the daemon is restoring"
     board.publish(Status(phase=Phase.IDLE, reason="the source is unreachable"))
     assert board.why_not_ready() == "the source is unreachable"
-
-
-def test_a_timing_sorts_into_buckets_whose_bounds_are_inclusive() -> None:
-    timing = Timing().observe(BUCKETS_S[0]).observe(BUCKETS_S[1]).observe(1e9)
-    assert timing.counts == (1, 1, *[0] * (len(BUCKETS_S) - 2), 1)
-    assert timing.count == 3
-    assert timing.last_s == 1e9

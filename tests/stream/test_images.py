@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from streamlearn.bench.fuzz_images import MUTATIONS, fuzz
+from streamlearn.bench.fuzz_images import fuzz
+from streamlearn.bench.image_damage import MUTATIONS
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.image_decoding import decode_base64, open_image

@@ -1,8 +1,8 @@
-"""`streamlearn` under an audit hook: `python -m tests.trust.audited REPORT STREAM ARGUMENT...` writes what it did.
+"""Run `streamlearn` under an audit hook: `python -m tests.trust.audited REPORT STREAM ARGUMENT...` reports events.
 
-An import compiles and runs code of its own, and so does a library while it is imported; what stands below an import on
-the stack is left out. So is everything before the stream is opened, for `compile` and `exec` alone: a start may build
-functions, a record may not.
+Events below an import on the stack are left out: an import compiles and runs code, and so does a library while it is
+imported. `compile` and `exec` are recorded only after the stream was opened: a start may build functions, a record may
+not.
 """
 
 import json
@@ -19,7 +19,7 @@ reading = False
 
 
 def importing() -> bool:
-    """Whether an import is under way in this thread."""
+    """Whether this thread is importing a module."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
@@ -34,9 +34,9 @@ def caller() -> str:
     return f"{Path(code.co_filename).name}:{code.co_name}"
 
 
-def heed(event: str, args: tuple[Any, ...]) -> None:
-    """Note what a daemon must not do, and every file that it opens."""
-    global reading  # noqa: PLW0603 - a hook has no other place to remember
+def record(event: str, args: tuple[Any, ...]) -> None:
+    """Record what a daemon must not do, and every file that it opens."""
+    global reading  # noqa: PLW0603 - a hook has no other place for its state
     if event == "open":
         path, mode, flags = args
         reading = reading or str(path) == STREAM
@@ -56,7 +56,7 @@ def heed(event: str, args: tuple[Any, ...]) -> None:
 if __name__ == "__main__":
     from streamlearn.commands.cli import main
 
-    sys.addaudithook(heed)
+    sys.addaudithook(record)
     sys.argv = ["streamlearn", *sys.argv[3:]]
     try:
         main()

@@ -1,6 +1,6 @@
-"""What no source of this project may say: names that load code from data, start a shell, or take a wall clock for time.
+"""Rules for the sources of this project: no names that load code from data, start a shell or read the wall clock.
 
-`uses` finds where a source refers to names, under whatever alias; `faults` holds a source against the rules.
+`uses` finds references to names, including aliases; `faults` checks a source against the rules.
 """
 
 import ast
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted([*(ROOT / "streamlearn").rglob("*.py"), *(ROOT / "connectors").rglob("*.py")])
 
 MODULES = ("pickle", "_pickle", "cPickle", "dill", "shelve", "marshal", "joblib", "cloudpickle")
-"""Their loaders run what the data says."""
+"""Modules that run code from the data they load."""
 NAMES = (
     "eval",
     "exec",
@@ -33,21 +33,21 @@ NAMES = (
     "subprocess.getstatusoutput",
     "asyncio.create_subprocess_shell",
 )
-"""Never, called or handed on."""
+"""Forbidden names, whether called or passed on."""
 ONLY_WITH = {"numpy.load": "allow_pickle"}
-"""A function, and the keyword that must be a literal False."""
+"""A function and the keyword that must be a literal False."""
 FALSE = ("shell", "trust_remote_code", "allow_pickle")
-"""Keywords, and keys of a dictionary, that are a literal False wherever they stand."""
+"""Keywords and dictionary keys that must be a literal False everywhere."""
 
 
 def faults(source: str) -> list[str]:
-    """`line: what`, in order of lines."""
+    """Violations as `line: description`, by line."""
     tree = ast.parse(source)
     return [f"{line}: {what}" for line, what in sorted({*_forbidden_names(tree), *_forbidden_keywords(tree)})]
 
 
 def uses(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
-    """Every place that refers to an imported or builtin name, and that name in full: `np.load` is `numpy.load`."""
+    """Every node that refers to an imported or builtin name, with the full name: `np.load` is `numpy.load`."""
     imported = dict(_imported(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -65,8 +65,8 @@ def uses(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
 def _forbidden_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node, name in uses(tree):
-        handed_on = name in ONLY_WITH and isinstance(node, ast.Name | ast.Attribute) and node not in called
-        if name.partition(".")[0] in MODULES or name in NAMES or handed_on:
+        passed_on = name in ONLY_WITH and isinstance(node, ast.Name | ast.Attribute) and node not in called
+        if name.partition(".")[0] in MODULES or name in NAMES or passed_on:
             yield getattr(node, "lineno", 0), name
 
 
@@ -102,7 +102,7 @@ def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _dotted(node: ast.AST, imported: dict[str, str]) -> str | None:
-    """The full name of an expression; None when it begins with anything but an imported or builtin name."""
+    """The full name of an expression; None unless it begins with an imported or builtin name."""
     if isinstance(node, ast.Name):
         return imported.get(node.id, node.id if node.id in ("eval", "exec", "compile") else None)
     if isinstance(node, ast.Attribute):
@@ -112,7 +112,7 @@ def _dotted(node: ast.AST, imported: dict[str, str]) -> str | None:
 
 
 def _by_text(call: ast.Call, imported: dict[str, str]) -> Iterator[str]:
-    """`getattr(torch, "load")`, `import_module("pickle")` and `__import__("pickle")`."""
+    """Names given as text: `getattr(torch, "load")`, `import_module("pickle")`, `__import__("pickle")`."""
     texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     name = call.func.id if isinstance(call.func, ast.Name) else None
     if not texts:

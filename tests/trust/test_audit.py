@@ -1,4 +1,4 @@
-"""A whole run under an audit hook: what hostile records make the process open, run or reach."""
+"""A whole run under an audit hook: what hostile records make the process open, execute or connect to."""
 
 import json
 import os
@@ -21,21 +21,21 @@ PLACES = (
     "file:///etc/passwd",
     "../../etc/passwd",
     "/etc/passwd",
-    "/etc/passwd0",  # base64 by accident
+    "/etc/passwd0",  # valid base64 by accident
     "data:image/png;base64,AAAA",
     "ftp://127.0.0.1/x.png",
     "\\\\127.0.0.1\\x.png",
 )
 KNOWN = {
-    "<template> by environment.py:_compile",  # jinja2: the backbone's own chat template, rendered in a sandbox
+    "<template> by environment.py:_compile",  # jinja2: the backbone's chat template, rendered in a sandbox
     "<template> by environment.py:from_code",
-    "<string> by typing.py:__init__",  # an annotation in quotes, compiled for its syntax and not run
+    "<string> by typing.py:__init__",  # a quoted annotation, compiled to check its syntax but not executed
 }
 Events = list[tuple[str, str]]
 
 
 def records() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Some that are learned, among them texts that speak of such places; and some that must not be."""
+    """Records that are learned, some with such places in their text, and records that must be refused."""
     good: list[dict[str, Any]] = [{"prompt": f"what is at {place}?", "completion": " nothing"} for place in PLACES]
     good += [{"prompt": f"which {i}?", "completion": " fox", "image": as_base64(make_image(i))} for i in range(6)]
     bad: list[dict[str, Any]] = [{"prompt": "a", "completion": "b", "image": place} for place in PLACES]
@@ -49,7 +49,7 @@ def records() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Events]:
-    """The state folder of one run, and what the hook saw."""
+    """The state folder of one run, and the events of the audit hook."""
     folder = tmp_path_factory.mktemp("audit")
     backbone = tiny_vision_backbone(folder / "backbone", "llava")
     good, bad = records()
@@ -85,34 +85,34 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Events]:
 
 
 def test_every_hostile_record_is_a_dead_letter(run: tuple[Path, Events]) -> None:
-    """And every other one was learned."""
+    """Every other record was learned."""
     state, _ = run
     _, bad = records()
-    letters = [orjson.loads(line) for line in (state / "dead_letters.jsonl").read_bytes().splitlines()]
-    assert len(letters) == len(bad)
+    dead_letters = [orjson.loads(line) for line in (state / "dead_letters.jsonl").read_bytes().splitlines()]
+    assert len(dead_letters) == len(bad)
     newest = max(path for path in (state / "snapshots").iterdir() if path.name.isdecimal())
     (row,) = orjson.loads((newest / "manifest.json").read_bytes())["ledger"]
-    assert row[2] + row[4] == len(bad)  # as many good ones stand between the bad ones
+    assert row[2] + row[4] == len(bad)  # there are as many good records among them
     assert row[3] == len(bad)
 
 
 def test_nothing_is_fetched_started_or_unpickled(run: tuple[Path, Events]) -> None:
-    """In the whole life of the process, its start included."""
+    """During the whole life of the process, including its start."""
     _, events = run
     harmless = ("read", "write", "compile", "exec")
     assert [event for event in events if event[0] not in harmless] == []
 
 
-def test_no_record_makes_code(run: tuple[Path, Events]) -> None:
-    """From the opening of the stream on nothing is compiled or run but an import's, and the few that are known."""
+def test_no_record_causes_code_to_be_compiled(run: tuple[Path, Events]) -> None:
+    """Once the stream is open, only imports and a few known places compile or execute code."""
     _, events = run
-    made = Counter(what for event, what in events if event in ("compile", "exec"))
-    assert made.keys() <= KNOWN, made
-    assert max(made.values()) < len(PLACES), made  # for what renders it, not for each record
+    compiled = Counter(what for event, what in events if event in ("compile", "exec"))
+    assert compiled.keys() <= KNOWN, compiled
+    assert max(compiled.values()) < len(PLACES), compiled  # once per renderer, not per record
 
 
-def test_files_are_written_in_the_state_folder_alone(run: tuple[Path, Events]) -> None:
-    """And in the folder for temporary files."""
+def test_files_are_written_only_in_the_state_folder(run: tuple[Path, Events]) -> None:
+    """And in the directory for temporary files."""
     state, events = run
     allowed = (
         str(state.resolve()),
@@ -125,7 +125,7 @@ def test_files_are_written_in_the_state_folder_alone(run: tuple[Path, Events]) -
 
 
 def test_no_place_in_a_record_is_opened(run: tuple[Path, Events]) -> None:
-    """Neither by its name nor by a path that it could stand for."""
+    """Neither by its name nor by a path that it could resolve to."""
     state, events = run
     opened = {path for _, path in events}
     assert str(state.parent / "stream.jsonl") in opened

@@ -1,4 +1,4 @@
-"""A secret is in no output: not where a configuration is refused, not in a log, an answer, a file or a traceback."""
+"""Secrets appear in no output: no refused configuration, log, response, file or traceback."""
 
 import base64
 import stat
@@ -68,7 +68,7 @@ GET = ("/livez", "/readyz", "/metrics", "/", "/openapi.json", "/nowhere", *(f"/v
 
 
 def shows(text: str | bytes, secret: str = CANARY) -> bool:
-    """Whether a secret stands in it, as it is or in base64 at any of the three places where it may begin."""
+    """Whether the text contains the secret, as it is or in base64 at any of the three alignments."""
     data = text.encode() if isinstance(text, str) else text
     coded = [base64.b64encode(b"\x00" * start + secret.encode())[4:-4] for start in range(3)]
     return any(form in data for form in (secret.encode(), *coded))
@@ -96,7 +96,7 @@ def daemons() -> Iterator[list[DaemonProcess]]:
         daemon.end()
 
 
-def test_the_search_sees_a_secret_in_each_form() -> None:
+def test_the_search_finds_a_secret_in_each_form() -> None:
     assert shows(f"x{CANARY}x")
     assert all(shows(base64.b64encode(f"{'u' * n}:{CANARY}:y".encode())) for n in range(3))
     assert not shows(CANARY[:-1])
@@ -104,7 +104,7 @@ def test_the_search_sees_a_secret_in_each_form() -> None:
 
 @pytest.mark.parametrize("line", WRONG.values(), ids=WRONG)
 def test_a_mistyped_secret_is_not_echoed(line: str, config: Path) -> None:
-    """Neither by the message nor by what it was raised from; the message still says where to look."""
+    """Neither in the message nor in its cause; the message still has the location."""
     config.write_text(line if line.startswith("serve") else KAFKA + line + "\n")
     with pytest.raises(ConfigError, match=r"line \d+|position \d+|[a-z]+: |expected a mapping") as caught:
         load(config)
@@ -123,7 +123,7 @@ def test_a_mistyped_secret_in_the_environment_is_not_echoed(
 
 
 def test_settings_do_not_show_their_secrets(config: Path) -> None:
-    """However they are printed, and what a snapshot keeps of them."""
+    """In any way of printing them, and in what a snapshot stores of them."""
     config.write_text(KAFKA + f"    sasl.plain.password: {CANARY}\n")
     settings = load(config)
     assert settings.source.kafka is not None
@@ -140,7 +140,7 @@ def test_settings_do_not_show_their_secrets(config: Path) -> None:
 def test_no_command_shows_a_secret(
     command: list[str], config: Path, backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A password and a token, and a broker that is not there."""
+    """With a password, a token and an unreachable broker."""
     token = tmp_path / "token"
     token.write_text(CANARY)
     token.chmod(stat.S_IRUSR)
@@ -161,7 +161,7 @@ def test_no_command_shows_a_secret(
 def test_a_traceback_of_a_failed_start_shows_no_secret(
     style: str, config: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Of an error that nobody foresaw, with the settings in every frame and in its own text."""
+    """An unexpected error, with the settings in every frame and in its message."""
     config.write_text(KAFKA + f"serve: {{enabled: false}}\nlog: {{level: debug, style: {style}}}\n")
     monkeypatch.setenv("STREAMLEARN_SOURCE__KAFKA__SASL_PLAIN_PASSWORD", CANARY)
 
@@ -173,21 +173,19 @@ def test_a_traceback_of_a_failed_start_shows_no_secret(
     assert "planted, with bootstrap_servers=" in str(done.exception)
     assert isinstance(done.exception, RuntimeError)
     assert_silent(done.exception)
-    said = done.output + "".join(capfd.readouterr())
-    assert "daemon_started" in said
-    assert not shows(said)
+    output = done.output + "".join(capfd.readouterr())
+    assert "daemon_started" in output
+    assert not shows(output)
 
 
 def files(folder: Path, *, but: Path | None = None) -> list[bytes]:
-    """The name and the content of everything below."""
+    """Name and content of every file in the folder."""
     paths = [path for path in folder.rglob("*") if path != but]
     return [str(path).encode() + (path.read_bytes() if path.is_file() else b"") for path in paths]
 
 
-def test_a_running_daemon_shows_its_token_to_nobody(
-    tmp_path: Path, backbone: Path, daemons: list[DaemonProcess]
-) -> None:
-    """Every GET without, with a wrong and with the right token; all that is logged; every file of the state."""
+def test_a_running_daemon_never_shows_its_token(tmp_path: Path, backbone: Path, daemons: list[DaemonProcess]) -> None:
+    """In every GET response without, with a wrong and with the right token, in the log and in every file."""
     stream = tmp_path / "stream.jsonl"
     stream.write_bytes(b"".join(b'{"prompt": "say %d", "completion": " %d"}\n' % (i, i) for i in range(24)) + b"{bad\n")
     daemon = DaemonProcess(tmp_path / "run", small(backbone, {"jsonl": {"path": str(stream), "follow": True}}))
@@ -216,7 +214,7 @@ def test_a_running_daemon_shows_its_token_to_nobody(
 
 
 def small(backbone: Path, source: dict[str, Any]) -> dict[str, Any]:
-    """A daemon that says everything."""
+    """Settings of a small daemon that logs everything."""
     return {
         "source": source,
         "stream": {"max_tokens": 32, "batch_tokens": 128, "batch_records": 4},
@@ -233,7 +231,7 @@ def small(backbone: Path, source: dict[str, Any]) -> dict[str, Any]:
 def test_a_password_that_works_is_shown_nowhere(
     broker: Broker, tmp_path: Path, backbone: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading, asking and committing behind SASL, and what `doctor` says of it."""
+    """Reading, lag and commits with SASL, and the output of `doctor`."""
     topic = broker.new_topic()
     broker.produce(topic, [b'{"text": "a"}'] * 3)
     file = tmp_path / "password"

@@ -1,4 +1,4 @@
-"""No deadline, interval or order hangs on the wall clock: who reads it is listed, and it may jump as it likes."""
+"""No deadline, interval or order depends on the wall clock: its uses are listed, and it may jump at any time."""
 
 import ast
 import itertools
@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.runtime import components as assembly
+from streamlearn.runtime import components as module
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.serve.views import JobsView, status_view
@@ -35,11 +35,11 @@ WALL = {
     "datetime.date.today",
 }
 NAMED = {
-    ("streamlearn/runtime/components.py", "datetime.datetime.now"),  # a snapshot's created_at: data for people
-    ("streamlearn/commands/doctor.py", "time.time"),  # tells a person that the clock is not set
+    ("streamlearn/runtime/components.py", "datetime.datetime.now"),  # a snapshot's created_at: information for people
+    ("streamlearn/commands/doctor.py", "time.time"),  # warns that the clock is not set
     ("streamlearn/status/board.py", "time.time"),  # the default of Clock.wall: started_at and the snapshot's age
 }
-"""Where the wall clock is read, and what for."""
+"""Where the wall clock is read, and why."""
 BAD = (
     "import time\ntime.time()",
     "import time as t\nwait = t.time",
@@ -54,8 +54,8 @@ def wall_clocks(source: str) -> set[str]:
     return {name for _, name in uses(ast.parse(source))} & WALL
 
 
-def test_the_wall_clock_is_read_where_it_is_data_and_nowhere_else() -> None:
-    """Everything else takes time.monotonic or perf_counter."""
+def test_the_wall_clock_is_read_only_as_information() -> None:
+    """Everything else uses time.monotonic or perf_counter."""
     found = {
         (str(path.relative_to(ROOT)), name)
         for path in SOURCES
@@ -65,11 +65,11 @@ def test_the_wall_clock_is_read_where_it_is_data_and_nowhere_else() -> None:
 
 
 @pytest.mark.parametrize("source", BAD)
-def test_the_search_finds_each_way_to_read_it(source: str) -> None:
+def test_the_search_finds_every_way_to_read_it(source: str) -> None:
     assert wall_clocks(source)
 
 
-def test_the_search_leaves_other_clocks_alone() -> None:
+def test_the_search_ignores_other_clocks() -> None:
     assert not wall_clocks("import time\ntime.monotonic(), time.perf_counter(), time.sleep(1), row.time()")
 
 
@@ -80,7 +80,7 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(tmp_path: Path, backbone: Path) -> Callable[[str], Settings]:
-    """Forty records in ten steps; a snapshot is due every second step."""
+    """Forty records in ten steps, with a snapshot due every two steps."""
 
     def build(name: str) -> Settings:
         folder = tmp_path / name
@@ -105,25 +105,25 @@ def settings(tmp_path: Path, backbone: Path) -> Callable[[str], Settings]:
 
 DAY_S = 86_400.0
 JUMPS = (DAY_S, -2 * DAY_S, -1e12, 5e9, 0.0)
-"""A day on and back, 1970 (cut there), the next century, and right again; seconds."""
+"""A day forward, a day back, 1970 (clipped there), the next century, and correct again; seconds."""
 
 
 class Jumping:
-    """A wall clock that is somewhere else at each look."""
+    """A wall clock that jumps at each reading."""
 
     def __init__(self) -> None:
         self._offsets: Iterator[float] = itertools.cycle(JUMPS)
-        self.looks = 0
+        self.readings = 0
 
     def __call__(self) -> float:
-        """Now, as it says."""
-        self.looks += 1
+        """The current reading."""
+        self.readings += 1
         return max(1.0, time.monotonic() + 1.79e9 + next(self._offsets))
 
 
 @pytest.fixture
 def jumping(monkeypatch: pytest.MonkeyPatch) -> Jumping:
-    """It stands in for each place in `NAMED`, and for whoever asks `time.time` without being listed."""
+    """Replaces the clock at each place in `NAMED`, and `time.time` everywhere else."""
     wall = Jumping()
 
     class Day(datetime):
@@ -132,19 +132,19 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> Jumping:
             assert tz is UTC
             return datetime.fromtimestamp(wall(), tz)
 
-    monkeypatch.setattr(assembly, "datetime", Day)
+    monkeypatch.setattr(module, "datetime", Day)
     monkeypatch.setattr(time, "time", wall)
     return wall
 
 
 def learn(settings: Settings, clock: Clock, *, stop_at: int | None = None) -> tuple[Daemon, list[str]]:
-    """One life, with the names of the snapshots that it wrote; the status is asked for after each step."""
+    """One run of the daemon, with the names of its snapshots; the status is read after each step."""
     components = Components(settings)
     saved: list[str] = []
     board = Board(Status(Phase.STARTING, started_at=clock.wall()), clock)
 
-    class Watch:
-        """Looks at everything that shows a time."""
+    class StatusReader:
+        """Reads everything that contains a time."""
 
         def on_start(self, status: Status) -> None: ...
         def on_shift(self, entry: Any) -> None: ...
@@ -158,7 +158,7 @@ def learn(settings: Settings, clock: Clock, *, stop_at: int | None = None) -> tu
         def on_snapshot(self, info: Any) -> None:
             saved.append(info.name)
 
-    daemon = Daemon(components, board, JobQueue(1), observer=Watch())
+    daemon = Daemon(components, board, JobQueue(1), observer=StatusReader())
     try:
         daemon.run()
         assert [f"{components.learner.number:08d}"] == components.store.names()[-1:]
@@ -175,7 +175,7 @@ def tensors(settings: Settings) -> dict[str, bytes]:
 
 
 def test_a_wall_clock_that_jumps_changes_nothing(settings: Callable[[str], Settings], jumping: Jumping) -> None:
-    """Ten steps over two lives: snapshots on schedule, the newest by step kept, the same bits as with a good clock."""
+    """Ten steps in two runs: snapshots are on schedule, the newest by step are kept, and the weights are bit-equal."""
     wild = settings("wild")
     daemon, saved = learn(wild, Clock(wall=jumping), stop_at=5)
     assert saved == ["00000000", "00000002", "00000004", "00000005"]
@@ -189,7 +189,7 @@ def test_a_wall_clock_that_jumps_changes_nothing(settings: Callable[[str], Setti
     assert len(set(created)) == 2
     (row,) = daemon.state.ledger.rows()
     assert row[2] + row[4] == 40
-    assert jumping.looks > 3 * len(JUMPS)
+    assert jumping.readings > 3 * len(JUMPS)
     calm = settings("calm")
     learn(calm, Clock(wall=lambda: 1.79e9), stop_at=5)
     learn(calm, Clock(wall=lambda: 1.79e9))
@@ -199,7 +199,7 @@ def test_a_wall_clock_that_jumps_changes_nothing(settings: Callable[[str], Setti
 def test_a_snapshot_is_due_by_the_monotonic_clock(
     settings: Callable[[str], Settings], jumping: Jumping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A day that only the wall clock sees makes none due; 300 seconds of the other make one due."""
+    """A day that passes only on the wall clock makes none due; 300 s on the monotonic clock make one due."""
     calm = settings("due")
     calm = calm.model_copy(update={"snapshot": calm.snapshot.model_copy(update={"every_records": 10_000})})
     now = 0.0

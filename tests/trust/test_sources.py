@@ -1,4 +1,4 @@
-"""No source loads code from data or starts a shell; and the search for such sources finds what it should."""
+"""No source loads code from data or starts a shell, and the search for such code works."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from streamlearn.settings import file as settings_file
 from .rules import ROOT, SOURCES, faults
 
 ACCEPTED = {
-    "streamlearn/settings/file.py": ["yaml.load"],  # with a loader of its own, a SafeLoader: see below
+    "streamlearn/settings/file.py": ["yaml.load"],  # with its own subclass of SafeLoader: see below
 }
-"""What a file may say all the same, each with its reason."""
+"""Exceptions per file, each with its reason."""
 
 BAD = {
     "import pickle": "pickle",
@@ -71,13 +71,13 @@ GOOD = (
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_source_loads_no_code_from_data_and_starts_no_shell(path: Path) -> None:
-    """Neither directly nor under another name."""
+    """Neither directly nor under an alias."""
     found = [fault.partition(": ")[2] for fault in faults(path.read_text(encoding="utf-8"))]
     assert found == ACCEPTED.get(str(path.relative_to(ROOT)), [])
 
 
-def test_what_is_accepted_is_safe() -> None:
-    """The configuration's loader makes plain values and nothing else."""
+def test_the_accepted_exceptions_are_safe() -> None:
+    """The loader of configuration files creates plain values and nothing else."""
     assert issubclass(settings_file._StrictLoader, yaml.SafeLoader)
     with pytest.raises(yaml.constructor.ConstructorError):
         yaml.load("!!python/object/apply:os.getpid []", Loader=settings_file._StrictLoader)  # noqa: S506
@@ -89,11 +89,11 @@ def test_the_search_finds_what_it_should(source: str, fault: str) -> None:
 
 
 @pytest.mark.parametrize("source", GOOD)
-def test_the_search_leaves_the_rest_alone(source: str) -> None:
+def test_the_search_accepts_harmless_code(source: str) -> None:
     assert faults(source) == []
 
 
 def test_both_packages_are_searched() -> None:
-    """An empty list of sources would pass everything."""
+    """With an empty list of sources every test would pass."""
     assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == {"streamlearn", "connectors"}
     assert len(SOURCES) > 100

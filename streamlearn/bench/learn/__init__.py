@@ -1,1 +1,1 @@
-"""Continual learning, measured: suites (what comes when), methods (who learns it), scores (what is left of it)."""
+"""Continual-learning benchmark: suites (streams of tasks), methods (learners) and scores (what is retained)."""

@@ -1,4 +1,4 @@
-"""An arm: a preset and what is changed of it, as one line, `mh-moe:learner.router_lr=0:adapter.rank=2`."""
+"""Arms: a preset and its changed settings on one line, such as `mh-moe:learner.router_lr=0:adapter.rank=2`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,11 +16,11 @@ NANO: Mapping[str, Mapping[str, Any]] = {
     "snapshot": {"every_records": 1_000_000, "every_s": 1e9},
     "log": {"level": "error"},
 }
-"""What differs from the defaults for the bundled backbone: it learns with ten times the rate, from few tokens."""
+"""Settings for the bundled backbone that differ from the defaults: ten times the learning rate, and fewer tokens."""
 
 
 def settings_of(arm: str, *, seed: int, state: Path, stream: Path, shared: Mapping[str, Any] | None = None) -> Settings:
-    """The settings that an arm stands for; `shared` are changes for all arms, by dotted key.
+    """Return the settings of an arm; `shared` holds changes for all arms, by dotted key.
 
     Raises:
         UsageError: a change is not `section.key=value`.
@@ -37,5 +37,5 @@ def settings_of(arm: str, *, seed: int, state: Path, stream: Path, shared: Mappi
 def _change(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or "." not in key:
-        raise UsageError(f"an arm is PRESET:section.key=value:..., found {text!r} in it")
+        raise UsageError(f"arm: expected PRESET:section.key=value:..., found the change {text!r}")
     return key, yaml.safe_load(value)

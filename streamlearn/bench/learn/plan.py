@@ -1,4 +1,4 @@
-"""Which runs are wanted, which are there, and the making of the others, side by side."""
+"""The runs that `bench learn` needs, and the worker processes that make the missing ones."""
 
 import os
 import signal
@@ -14,22 +14,23 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from streamlearn.bench.learn.job import RunJob
 from streamlearn.bench.learn.methods import ABLATIONS, METHODS
-from streamlearn.bench.learn.one import BUSY, Job
 from streamlearn.bench.learn.suites import SUITES
+from streamlearn.bench.learn.worker import BUSY
 from streamlearn.errors import StreamlearnError, UsageError
 
 FIRST = ("streamlearn", "lora", "joint", "cp-moe", "mh-moe", "loramoe")
-"""Methods of which all seeds are made before any other."""
+"""Methods that are run for all seeds before any other method."""
 
 
 class RunFailedError(StreamlearnError):
-    """A run ended with an error; its last lines are in the message."""
+    """A run ended with an error; the message holds the last lines of its output."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `bench learn` was asked for."""
+    """The runs that a `bench learn` command asks for."""
 
     suites: Sequence[str]
     methods: Sequence[str]
@@ -42,26 +43,26 @@ class Plan:
     generate: bool = True
 
     def check(self) -> None:
-        """Refuse what cannot be run.
+        """Check that every suite and method can be run.
 
         Raises:
-            UsageError: names what is unknown, and what is known.
+            UsageError: a suite, method or order is unknown; the message lists the known ones.
         """
         for method in self.methods:
             if method not in METHODS and method not in ABLATIONS:
-                raise UsageError(f"--method {method}: unknown, known are {', '.join([*METHODS, *ABLATIONS])}")
+                raise UsageError(f"--method {method}: unknown; expected one of {', '.join([*METHODS, *ABLATIONS])}")
         for suite in self.suites:
             if suite not in SUITES and not Path(suite).is_dir():
-                raise UsageError(f"--suite {suite}: neither a folder nor one of {', '.join(SUITES)}")
+                raise UsageError(f"--suite {suite}: expected a folder or one of {', '.join(SUITES)}")
         if self.order and any(suite in SUITES for suite in self.suites):
-            raise UsageError("--order: is for a folder of your own; the named suites have theirs")
+            raise UsageError("--order: applies to a folder of task files; a named suite has its own order")
 
-    def jobs(self) -> list[Job]:
-        """Every run, in the order in which they are made."""
+    def jobs(self) -> list[RunJob]:
+        """Return every run, in the order in which they are made."""
         first = [method for method in self.methods if method in FIRST]
         rest = [method for method in self.methods if method not in FIRST]
         return [
-            Job(
+            RunJob(
                 suite=suite if suite in SUITES else str(Path(suite).resolve()),
                 method=method,
                 seed=seed,
@@ -81,13 +82,13 @@ class Plan:
 
 @dataclass
 class _Worker:
-    job: Job
+    job: RunJob
     process: "subprocess.Popen[str]"
     started: float = field(default_factory=time.monotonic)
 
     @property
-    def said(self) -> str:
-        """How far it says that it is."""
+    def progress(self) -> str:
+        """The worker's last progress report."""
         try:
             return self.job.running.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -95,20 +96,22 @@ class _Worker:
 
 
 def carry_out(plan: Plan, *, side_by_side: int, console: Console) -> int:
-    """Make the runs that are missing and return how many were made; stopped in the middle, they are made next time.
+    """Make the missing runs and return how many were made; a run that is interrupted is made by the next call.
 
     Raises:
         UsageError: see `Plan.check`.
-        RunFailedError: a run failed; the others that were under way are stopped.
+        RunFailedError: a run failed; the other runs in progress are stopped.
     """
     plan.check()
     waiting = deque(job for job in plan.jobs() if not job.file.exists())
     total, made = len(waiting), 0
-    console.print(f"{len(plan.jobs()) - total} runs are there, {total} to make, {side_by_side} at a time", style="dim")
+    console.print(f"{len(plan.jobs()) - total} runs found, {total} to make, {side_by_side} at a time", style="dim")
     workers: list[_Worker] = []
-    threads = max(1, len(os.sched_getaffinity(0)) // side_by_side)  # more than there are cores slow each other down
+    threads = max(1, len(os.sched_getaffinity(0)) // side_by_side)  # more threads than cores slow each other down
     live = Live(console=console, refresh_per_second=1, transient=True) if console.is_terminal else None
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # or the workers would live on
+    before = signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # else the workers outlive this process
     try:
         if live:
             live.start()
@@ -131,9 +134,9 @@ def carry_out(plan: Plan, *, side_by_side: int, console: Console) -> int:
     return made
 
 
-def _start(job: Job, threads: int) -> _Worker:
+def _start(job: RunJob, threads: int) -> _Worker:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", "streamlearn.bench.learn.one", job.to_json()]
+    command = [sys.executable, "-m", "streamlearn.bench.learn.worker", job.to_json()]
     return _Worker(job, subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))  # noqa: S603
 
 
@@ -142,7 +145,7 @@ def _finish(worker: _Worker, console: Console, count: str) -> bool:
     name = f"{job.suite_name}  {job.method}  seed {job.seed}"
     code = worker.process.returncode
     if code == BUSY:
-        console.print(f"{name}  is made by another command", style="dim", highlight=False)
+        console.print(f"{name}  is being made by another command", style="dim", highlight=False)
         return False
     if code:
         raise RunFailedError(f"{name} failed with exit code {code}:\n" + "\n".join(errors.splitlines()[-12:]))
@@ -151,9 +154,9 @@ def _finish(worker: _Worker, console: Console, count: str) -> bool:
 
 
 def _table(workers: Iterable[_Worker], caption: str) -> Table:
-    table = Table("suite", "method", "seed", "", "seconds", box=None, caption=caption, caption_justify="left")
+    table = Table("suite", "method", "seed", "progress", "seconds", box=None, caption=caption, caption_justify="left")
     for worker in workers:
         job = worker.job
         elapsed = f"{time.monotonic() - worker.started:.0f}"
-        table.add_row(job.suite_name, job.method, f"{job.seed}", worker.said, elapsed)
+        table.add_row(job.suite_name, job.method, f"{job.seed}", worker.progress, elapsed)
     return table

@@ -1,4 +1,4 @@
-"""The runs of a folder as tables, pictures and one page."""
+"""Report on a folder of runs: tables, plots and one HTML page."""
 
 import html
 from collections.abc import Sequence
@@ -9,9 +9,10 @@ from rich.console import Console
 
 from streamlearn.bench.learn.summary import read_runs, summarise
 from streamlearn.bench.learn.tables import (
+    ABLATIONS_TITLE,
     COLUMNS,
     Summary,
-    Table,
+    TextTable,
     about,
     markdown,
     table_of_ablations,
@@ -21,10 +22,10 @@ from streamlearn.errors import UsageError
 
 
 def report(folder: Path, out: Path, console: Console) -> None:
-    """Write SUITE.json, SUITE.md and pictures for every suite, and index.html over all.
+    """Write SUITE.json, SUITE.md and the plots of every suite, and index.html for all of them.
 
     Raises:
-        UsageError: there are no runs, or nothing to draw with.
+        UsageError: there are no runs, or matplotlib is not installed.
     """
     try:
         from streamlearn.bench.learn.plots import draw  # noqa: PLC0415 - matplotlib is an extra
@@ -44,31 +45,35 @@ def report(folder: Path, out: Path, console: Console) -> None:
     console.print(f"{out / 'index.html'}", highlight=False, soft_wrap=True)
 
 
-def section(summary: Summary, pictures: Sequence[Path]) -> str:
-    """A suite's part of the page."""
+def section(summary: Summary, plots: Sequence[Path]) -> str:
+    """Format a suite's part of the page."""
     title = html.escape(summary["suite"])
-    ablations = table_of_ablations(summary)
-    worth = "" if ablations is None else f"<h3>What each mechanism is worth</h3>{_table(ablations)}"
-    images = "".join(f'<img src="{html.escape(file.name)}" alt="{html.escape(file.stem)}">' for file in pictures)
+    table = table_of_ablations(summary)
+    ablations = "" if table is None else f"<h3>{ABLATIONS_TITLE}</h3>{_table(table)}"
+    images = "".join(f'<img src="{html.escape(file.name)}" alt="{html.escape(file.stem)}">' for file in plots)
     return (
         f'<section id="{title}"><h2>{title}</h2><p>{html.escape(about(summary))}</p>'
-        f"{_table(table_of_methods(summary))}{worth}{images}</section>"
+        f"{_table(table_of_methods(summary))}{ablations}{images}</section>"
     )
 
 
 def page(parts: Sequence[str]) -> str:
-    """The whole page; no script, nothing from elsewhere."""
-    meanings = "".join(f"<dt>{html.escape(h)}</dt><dd>{html.escape(text)}</dd>" for h, _, text in COLUMNS.values())
+    """Format the page; it has no scripts and loads nothing from other hosts."""
+    meanings = "".join(
+        f"<dt>{html.escape(column.heading)}</dt><dd>{html.escape(column.meaning)}</dd>" for column in COLUMNS.values()
+    )
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>streamlearn: who forgets how much</title>'
-        f"<style>{_STYLE}</style></head><body><h1>Who forgets how much</h1>"
-        "<p>Mean ± standard deviation over seeds (n). Methods in bold were told nothing; the others were told where "
-        "tasks begin and end. d: less the run, of the same seed, of the method that was changed.</p>"
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        "<title>streamlearn: forgetting compared across methods</title>"
+        f"<style>{_STYLE}</style></head><body><h1>Forgetting compared across methods</h1>"
+        "<p>Mean ± standard deviation over seeds (n is their number). Methods in bold are given no task boundaries; "
+        "all other methods are told where each task begins and ends. d is the difference from the run with the same "
+        "seed of the method that the ablation changes.</p>"
         f"{''.join(parts)}<dl>{meanings}</dl></body></html>\n"
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: TextTable) -> str:
     head = "".join(f'<th title="{html.escape(_meaning(name))}">{html.escape(name)}</th>' for name in table.headings)
     body = "".join(
         ('<tr class="free">' if row[0] in table.bold else "<tr>")
@@ -80,7 +85,7 @@ def _table(table: Table) -> str:
 
 
 def _meaning(heading: str) -> str:
-    return next((text for name, _, text in COLUMNS.values() if name == heading), "")
+    return next((column.meaning for column in COLUMNS.values() if column.heading == heading), "")
 
 
 _STYLE = (

@@ -1,17 +1,17 @@
-"""Figures of continual learning, from the matrix of what was measured when.
+"""Continual-learning scores, from the matrix of accuracies by segment and task.
 
-    R[s][t]  accuracy on task t after stretch s, where it was examined
+    R[s][t]  accuracy on task t after segment s, where it was evaluated
     AP  = mean_t R[S][t] over the tasks of the stream                                          (1)
-    AF  = mean_t (max_s R[s][t] - R[S][t]) over tasks that ended before the last stretch       (2)
-    BWT = mean_t (R[S][t] - R[e_t][t]) over the same, e_t the stretch in which t ended         (3)
+    AF  = mean_t (max_s R[s][t] - R[S][t]) over tasks that ended before the last segment       (2)
+    BWT = mean_t (R[S][t] - R[e_t][t]) over the same, e_t the segment in which t ended         (3)
     ZST = mean_t R[S][t] over the tasks that were never trained on                             (4)
-    FWT = mean_t (R[b_t - 1][t] - F[t]) over tasks that began after the first stretch          (5)
+    FWT = mean_t (R[b_t - 1][t] - F[t]) over tasks that began after the first segment          (5)
 
-CP-MoE (arXiv 2605.20247) section 4 for (1), (2) and (4); Lopez-Paz and Ranzato 2017 for (3) and (5), with the frozen
-backbone F in place of a random start, b_t the stretch in which t began. MH-MoE's (arXiv 2602.12587) OP is (1). One sign
-convention: BWT and FWT are positive when other tasks helped, so MH-MoE's table, not its eq. 21. In (2) the maximum runs
-over stretches in which or after which t was trained on; what a task scored before its first record is no knowledge that
-could be forgotten.
+(1), (2) and (4) are from CP-MoE (arXiv 2605.20247) section 4. (3) and (5) are from Lopez-Paz and Ranzato 2017, with the
+frozen backbone F instead of a random initialisation; b_t is the segment in which t began. The OP of MH-MoE (arXiv
+2602.12587) is (1). BWT and FWT are positive when other tasks helped, as in MH-MoE's table but not in its eq. 21. The
+maximum in (2) starts at the segment in which t began: accuracy before a task's first record is not knowledge that can
+be forgotten.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ from statistics import fmean
 
 @dataclass(frozen=True)
 class Scores:
-    """Eq. (1) to (5); None where there is nothing to average over."""
+    """Eq. (1) to (5); None when no task qualifies."""
 
     AP: float
     AF: float | None
@@ -32,15 +32,22 @@ class Scores:
 
 def scores(
     matrix: Sequence[Mapping[str, float]],
-    stretches: Sequence[Collection[str]],
+    segments: Sequence[Collection[str]],
     *,
     unseen: Collection[str] = (),
     frozen: Mapping[str, float] | None = None,
 ) -> Scores:
-    """`matrix[s]` holds R[s] by task, `stretches[s]` the tasks of stretch s, `frozen` F by task."""
+    """Compute the scores.
+
+    Args:
+        matrix: R, one mapping by task per segment.
+        segments: The tasks of each segment.
+        unseen: Tasks that were never trained on.
+        frozen: F by task; None leaves out FWT.
+    """
     began: dict[str, int] = {}
     ended: dict[str, int] = {}
-    for number, tasks in enumerate(stretches):
+    for number, tasks in enumerate(segments):
         for task in tasks:
             began.setdefault(task, number)
             ended[task] = number

@@ -1,4 +1,4 @@
-"""Runs of one suite put together: mean and spread over seeds of every figure, by method."""
+"""Summary of a suite's runs: mean and spread over seeds of every figure, by method."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -12,15 +12,16 @@ from streamlearn.bench.learn.methods import ABLATIONS, METHODS
 from streamlearn.bench.learn.scores import scores
 from streamlearn.errors import UsageError
 
-Run = Mapping[str, Any]
+RunResult = Mapping[str, Any]
+"""The JSON object of one run."""
 
 SCORES = ("AP", "AF", "BWT", "ZST", "FWT")
 DIFFERENCES = ("AP", "AF", "ZST", "prequential_loss")
-"""What an ablation is compared by with the method that it is one of."""
+"""Figures that are compared between an ablation and the method it changes."""
 COMPARABLE = ("stretches", "tests", "unseen")
-"""What must be the same in all runs of a suite."""
+"""Keys that must be equal in all runs of a suite; `stretches` are the segments."""
 
-FIGURES: Mapping[str, Callable[[Run], float | None]] = {
+FIGURES: Mapping[str, Callable[[RunResult], float | None]] = {
     **{name: itemgetter(name) for name in SCORES},
     "loss": lambda run: run["loss"],
     "prequential_loss": lambda run: run["prequential"]["mean"],
@@ -33,11 +34,11 @@ FIGURES: Mapping[str, Callable[[Run], float | None]] = {
     "tokens_per_s": lambda run: run["tokens_per_s"],
     "peak_memory_mib": lambda run: run["peak_memory_mib"],
 }
-"""Name -> where it stands in a run; None where it has no meaning."""
+"""Figure -> its value in a run; None where it does not apply."""
 
 
 def spread(values: Iterable[float | None]) -> dict[str, Any] | None:
-    """Mean, standard deviation (None of one) and how many; None where nothing was measured."""
+    """Return mean, sample standard deviation (None for one value) and number of the values; None without values."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -45,30 +46,30 @@ def spread(values: Iterable[float | None]) -> dict[str, Any] | None:
 
 
 def read_runs(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The runs below a folder, by suite, methods in the order in which they are listed.
+    """Read the runs below a folder, by suite, with methods in the order of `METHODS` and `ABLATIONS`.
 
     Raises:
-        UsageError: there are none, or runs of one suite cannot be compared.
+        UsageError: there are no runs, or the runs of one suite are not comparable.
     """
     runs = [orjson.loads(file.read_bytes()) for file in sorted(folder.glob("*/*.json"))]
     suites: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         suites.setdefault(run["suite"], []).append(run)
     if not suites:
-        raise UsageError(f"{folder} holds no runs SUITE/METHOD.SEED.json; make some with streamlearn bench learn")
+        raise UsageError(f"{folder}: expected runs SUITE/METHOD.SEED.json, found none; make some with bench learn")
     places = {name: place for place, name in enumerate([*METHODS, *ABLATIONS])}
     for suite, group in suites.items():
         group.sort(key=lambda run: (places.get(run["method"], len(places)), run["seed"]))
         for name in COMPARABLE:
             if any(run[name] != group[0][name] for run in group):
-                raise UsageError(f"{folder}/{suite}: its runs differ in {name}; keep one kind of run in a folder")
+                raise UsageError(f"{folder}/{suite}: runs of one suite must be equal in {name}, found runs that differ")
     return suites
 
 
-def summarise(runs: Sequence[Run]) -> dict[str, Any]:
-    """`{"methods": {NAME: {"AP": {"mean", "sd", "seeds"}, ...}}, "ablations": ...}` of one suite's runs.
+def summarise(runs: Sequence[RunResult]) -> dict[str, Any]:
+    """Return `{"methods": {NAME: {"AP": {"mean", "sd", "seeds"}, ...}}, "ablations": ...}` of one suite's runs.
 
-    An ablation has what a method has, and `of`, the method that was changed, and `differences` from it.
+    An ablation also has `of`, the method that it changes, and `differences` from that method.
     """
     runs = _with_forward_transfer(runs)
     groups = by_method(runs)
@@ -92,21 +93,21 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def by_method(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """The runs of each method, both in the order given."""
-    groups: dict[str, list[Run]] = {}
+def by_method(runs: Iterable[RunResult]) -> dict[str, list[RunResult]]:
+    """Group the runs by method; both keep the given order."""
+    groups: dict[str, list[RunResult]] = {}
     for run in runs:
         groups.setdefault(run["method"], []).append(run)
     return groups
 
 
 def base_of(ablation: str) -> str:
-    """The method that an ablation is one of: the one that its name begins with, else the default."""
+    """Return the method that an ablation changes: the one that its name starts with, else the default."""
     method, _, _ = ablation.partition(", ")
     return method if method in METHODS else "streamlearn"
 
 
-def _figures(group: Sequence[Run]) -> dict[str, Any]:
+def _figures(group: Sequence[RunResult]) -> dict[str, Any]:
     return {
         "arm": group[0]["arm"],
         "activated_parameters": group[0]["activated_parameters"],
@@ -114,34 +115,34 @@ def _figures(group: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _differences(group: Sequence[Run], groups: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
-    """Less the base's run of the same seed, hence on the same records; spread over the seeds that both have."""
+def _differences(group: Sequence[RunResult], groups: Mapping[str, Sequence[RunResult]]) -> dict[str, Any]:
+    """Differences from the base method's run of the same seed, hence the same records, over the seeds of both."""
     base = {run["seed"]: run for run in groups.get(base_of(group[0]["method"]), ())}
     pairs = [(run, base[run["seed"]]) for run in group if run["seed"] in base]
     return {name: spread(_difference(FIGURES[name], *pair) for pair in pairs) for name in DIFFERENCES}
 
 
-def _difference(figure: Callable[[Run], float | None], run: Run, base: Run) -> float | None:
+def _difference(figure: Callable[[RunResult], float | None], run: RunResult, base: RunResult) -> float | None:
     there, here = figure(base), figure(run)
     return None if there is None or here is None else here - there
 
 
-def _with_forward_transfer(runs: Sequence[Run]) -> list[Run]:
-    """FWT needs what the untouched backbone scores: it is there once `frozen` was run, for whatever seed."""
+def _with_forward_transfer(runs: Sequence[RunResult]) -> list[RunResult]:
+    """The runs with FWT, which needs the scores of `frozen`; any seed of `frozen` serves all runs."""
     frozen = next((run for run in runs if run["method"] == "frozen"), None)
     if frozen is None:
         return list(runs)
     base = {task: known["accuracy"] for row in frozen["matrix"] for task, known in row.items()}
-    filled: list[Run] = []
+    filled: list[RunResult] = []
     for run in runs:
         matrix = [{task: known["accuracy"] for task, known in row.items()} for row in run["matrix"]]
-        stretches = [stretch["tasks"] for stretch in run["stretches"]]
-        filled.append({**run, "FWT": scores(matrix, stretches, unseen=run["unseen"], frozen=base).FWT})
+        segments = [segment["tasks"] for segment in run["stretches"]]
+        filled.append({**run, "FWT": scores(matrix, segments, unseen=run["unseen"], frozen=base).FWT})
     return filled
 
 
-def _generated(run: Run, metric: str) -> float | None:
-    """Mean over the stream's tasks that ask for this metric."""
+def _generated(run: RunResult, metric: str) -> float | None:
+    """Mean of the metric over the tasks of the stream that it applies to."""
     found = [
         figures[metric]
         for task, figures in (run["generated"] or {}).items()

@@ -1,33 +1,32 @@
-"""Ways of running the daemon that are worse, and are there to show by how much."""
+"""Variants of the daemon that no setting can produce, for ablations."""
 
 from dataclasses import replace
 from typing import Any
 
 from streamlearn.runtime.components import Components
 from streamlearn.shift.assigned_batch import AssignedBatch
+from streamlearn.shift.lookahead import HeldBatch
 from streamlearn.stream.batch import Batch
 
 
 def plain_adamw(components: Components) -> None:
-    """Every expert is updated in every step, also one that got no token: momentum and weight decay move it."""
+    """Update every expert in every step: momentum and weight decay also move experts that received no token."""
     for group in components.learner.optimizer.groups:
         group.load_HK = None
 
 
-def one_bias_a_stretch(components: Components) -> None:
-    """Every record is routed with the bias of the regime entered last, wherever its own sketch would put it."""
-    monitor: Any = components.adaptation.monitor
-    decide, entered = monitor.update, [0]
+def one_bias_per_segment(components: Components) -> None:
+    """Route every record with the bias of the most recently entered regime instead of that of its own regime."""
+    lookahead: Any = components.adaptation.monitor.lookahead
+    assigned_by_record = lookahead.assigned
+    entered = 0
 
-    def stretch(assigned: AssignedBatch) -> AssignedBatch:
-        for shift in assigned.shifts:
+    def assigned(batch: Batch, held: HeldBatch) -> AssignedBatch:
+        nonlocal entered
+        by_record: AssignedBatch = assigned_by_record(batch, held)
+        for shift in by_record.shifts:
             if shift.kind == "inputs":
-                entered[0] = shift.slot
-        return replace(assigned, slots=(entered[0],) * len(assigned.slots))
+                entered = shift.slot
+        return replace(by_record, slots=(entered,) * len(by_record.slots))
 
-    def update(batch: Batch) -> list[AssignedBatch]:
-        return [stretch(each) for each in decide(batch)]
-
-    flush = monitor.flush
-    monitor.update = update
-    monitor.flush = lambda: [stretch(each) for each in flush()]
+    lookahead.assigned = assigned

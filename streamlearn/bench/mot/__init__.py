@@ -1,7 +1,7 @@
-"""Do transformers as experts learn faster? The claims of the MoT paper on its own synthetic data.
+"""Mixture-of-transformers benchmark: the claims of the MoT paper, tested on its own synthetic data.
 
     streamlearn bench mot --json --plot mot.png
 
-Li et al., "Mixture-of-Transformers Learn Faster: A Theoretical Study on Classification Problems"; equations, lemmas and
-so on are cited by the paper's own numbers.
+Li et al., "Mixture-of-Transformers Learn Faster: A Theoretical Study on Classification Problems"; equations, lemmas,
+definitions and theorems are cited by the paper's numbers.
 """

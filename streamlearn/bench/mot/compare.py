@@ -1,4 +1,4 @@
-"""Every model on every noise level: step sizes from one grid, chosen on seeds of their own, then the seeds reported."""
+"""Training of every model: step sizes are chosen from one grid on separate seeds, then the reported seeds are run."""
 
 import math
 from collections.abc import Sequence
@@ -8,127 +8,133 @@ from statistics import fmean
 import torch
 
 from streamlearn.bench.mot.data import Mixture
-from streamlearn.bench.mot.rates import SMALLEST, Laws, fit
-from streamlearn.bench.mot.train import Choices, Expertise, Point, Run, Schedule, train_experts, train_transformer
-from streamlearn.bench.mot.transformer import MultiHead
+from streamlearn.bench.mot.rates import SMALLEST, DecayFits, fit
+from streamlearn.bench.mot.train_experts import train_experts
+from streamlearn.bench.mot.train_transformer import train_transformer
+from streamlearn.bench.mot.training import EvalPoint, ExpertVariant, Hyperparameters, Schedule, TrainingRun
+from streamlearn.bench.mot.transformer import MultiHeadTransformer
 
 TUNING_SEEDS = (1000, 1001)
-"""Never among the seeds reported, which count from 0."""
-TUNING_LOOKS = 10
-"""Looks at the test set while tuning: the end alone decides."""
+"""Never reported; the reported seeds count from 0."""
+TUNING_POINTS = 10
+"""Evaluations on the test set per tuning run; only the last ones count."""
 HEADS, HIDDEN = 4, 56
-"""As many weights as 16 experts and their router have: 4608 each in 16 dimensions."""
+"""Same number of weights as 16 experts and their router: 4608 each in 16 dimensions."""
 
 
 @dataclass(frozen=True)
-class Model:
-    """One line of the comparison: experts trained by algorithm 1, or the transformer."""
+class ModelSpec:
+    """One model of the comparison: experts trained by algorithm 1, or the transformer."""
 
     name: str
     title: str
-    expertise: Expertise | None = None
-    choices: Choices = field(default_factory=Choices)
+    variant: ExpertVariant | None = None
+    """None: the transformer."""
+    parameters: Hyperparameters = field(default_factory=Hyperparameters)
 
     @property
     def tuning_seeds(self) -> tuple[int, ...]:
-        """Whether experts specialise depends on the seed, so one would choose their step size by luck."""
-        learned = self.expertise is not None and not self.expertise.class_given
-        return TUNING_SEEDS if learned else TUNING_SEEDS[:1]
+        """Two seeds where a router is trained: experts specialise on some seeds only, so one would be luck."""
+        has_router = self.variant is not None and not self.variant.class_given
+        return TUNING_SEEDS if has_router else TUNING_SEEDS[:1]
 
-    def descends_from(self, schedule: Schedule) -> int:
-        """The iteration after which the FFN moves by plain gradient descent."""
-        if self.expertise is None:
+    def plain_descent_from(self, schedule: Schedule) -> int:
+        """Return the iteration after which the FFN moves by plain gradient descent."""
+        if self.variant is None:
             return 0
-        return schedule.stage_2_ends if self.expertise.attention else schedule.stage_1_ends
+        return schedule.stage_2_ends if self.variant.attention else schedule.stage_1_ends
 
 
-GENTLE = Choices(ffn_stage_1=0.01)
-"""With a perfect router stage I could take the loss below 1e-8; these steps leave something for stage III to do."""
+SMALL_STEPS = Hyperparameters(ffn_stage_1=0.01)
+"""With a perfect router, stage I could take the loss below 1e-8; smaller steps leave a loss for stage III to reduce."""
 MODELS = (
-    Model("mot", "MoT", Expertise(attention=True, class_given=False)),
-    Model("transformer", "multi-head transformer"),
-    Model("attention_free", "attention-free MoE", Expertise(attention=False, class_given=False)),
-    Model("mot_given", "MoT, class given", Expertise(attention=True, class_given=True), GENTLE),
-    Model(
-        "attention_free_given", "attention-free MoE, class given", Expertise(attention=False, class_given=True), GENTLE
+    ModelSpec("mot", "MoT", ExpertVariant(attention=True, class_given=False)),
+    ModelSpec("transformer", "multi-head transformer"),
+    ModelSpec("attention_free", "attention-free MoE", ExpertVariant(attention=False, class_given=False)),
+    ModelSpec("mot_given", "MoT, class given", ExpertVariant(attention=True, class_given=True), SMALL_STEPS),
+    ModelSpec(
+        "attention_free_given",
+        "attention-free MoE, class given",
+        ExpertVariant(attention=False, class_given=True),
+        SMALL_STEPS,
     ),
 )
-"""The paper's three, and two controls that a perfect router serves: what they do better is lost by routing."""
+"""The three models of the paper, and two controls with a perfect router, which show what routing costs."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is measured."""
+class ComparisonSettings:
+    """Seeds, step sizes, noise levels and schedule of the comparison."""
 
     seeds: Sequence[int] = (0, 1, 2)
     step_sizes: Sequence[float] = (30.0, 100.0, 300.0)
-    """Of plain gradient descent: stage III, or the transformer's whole training."""
+    """Grid for plain gradient descent: stage III, or the transformer's whole training."""
     mixtures: dict[str, Mixture] = field(default_factory=lambda: {"low": Mixture(0.2), "high": Mixture(0.8)})
-    """Two noise levels: rates need one at which the loss can fall, a floor one at which it cannot."""
+    """Two noise levels: rates need one at which the loss can keep falling, the floor one at which it cannot."""
     schedule: Schedule = field(default_factory=Schedule)
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One model on one noise level."""
+class ModelResult:
+    """The runs of one model on one noise level."""
 
-    model: Model
+    model: ModelSpec
     schedule: Schedule
     step_size: float
     tuning: dict[float, float]
     """Step size -> final loss on the tuning seeds."""
-    runs: tuple[Run, ...]
+    runs: tuple[TrainingRun, ...]
 
-    def final(self, run: Run) -> float:
-        """Geometric mean of the test loss over the last fifth."""
-        return final(run, self.schedule)
+    def final(self, run: TrainingRun) -> float:
+        """Return the geometric mean of the test loss over the last fifth."""
+        return final_loss(run, self.schedule)
 
-    def descent(self, run: Run) -> Laws:
-        """Laws of the test loss under plain gradient descent: stage III, or the transformer's whole training."""
-        return laws(run.points, self.model.descends_from(self.schedule), self.schedule.iterations)
+    def descent(self, run: TrainingRun) -> DecayFits:
+        """Fit the test loss under plain gradient descent: stage III, or the transformer's whole training."""
+        return fit_between(run.points, self.model.plain_descent_from(self.schedule), self.schedule.iterations)
 
-    def stage_1(self, run: Run) -> Laws:
-        """Laws of the test loss under the normalised steps of stage I."""
-        return laws(run.points, 0, self.schedule.stage_1_ends)
+    def stage_1(self, run: TrainingRun) -> DecayFits:
+        """Fit the test loss under the normalised steps of stage I."""
+        return fit_between(run.points, 0, self.schedule.stage_1_ends)
 
 
-def measure(plan: Plan, mixture: Mixture, model: Model) -> Measured:
+def measure(settings: ComparisonSettings, mixture: Mixture, model: ModelSpec) -> ModelResult:
     """Choose the step size, then train every seed with it."""
-    schedule = plan.schedule
-    sparse = replace(schedule, test_every=math.ceil(schedule.iterations / TUNING_LOOKS))
+    schedule = settings.schedule
+    sparse = replace(schedule, test_every=math.ceil(schedule.iterations / TUNING_POINTS))
 
-    def tuned(step_size: float) -> float:
+    def tuning_loss(step_size: float) -> float:
         runs = [train(mixture, sparse, model, step_size, seed) for seed in model.tuning_seeds]
-        return geometric_mean([final(run, sparse) for run in runs])
+        return geometric_mean([final_loss(run, sparse) for run in runs])
 
-    tuning = {step_size: tuned(step_size) for step_size in plan.step_sizes}
+    tuning = {step_size: tuning_loss(step_size) for step_size in settings.step_sizes}
     best = min(tuning, key=lambda step_size: tuning[step_size])
-    runs = tuple(train(mixture, schedule, model, best, seed) for seed in plan.seeds)
-    return Measured(model, schedule, best, tuning, runs)
+    runs = tuple(train(mixture, schedule, model, best, seed) for seed in settings.seeds)
+    return ModelResult(model, schedule, best, tuning, runs)
 
 
-def train(mixture: Mixture, schedule: Schedule, model: Model, step_size: float, seed: int) -> Run:
-    """One run of one model."""
-    if model.expertise is not None:
-        return train_experts(mixture, schedule, model.choices, model.expertise, step_size=step_size, seed=seed)
+def train(mixture: Mixture, schedule: Schedule, model: ModelSpec, step_size: float, seed: int) -> TrainingRun:
+    """Train one model from one seed."""
+    if model.variant is not None:
+        return train_experts(mixture, schedule, model.parameters, model.variant, step_size=step_size, seed=seed)
 
-    def build(generator: torch.Generator) -> MultiHead:
-        return MultiHead(HEADS, HIDDEN, mixture.dim, generator=generator)
+    def build(generator: torch.Generator) -> MultiHeadTransformer:
+        return MultiHeadTransformer(HEADS, HIDDEN, mixture.dim, generator=generator)
 
     return train_transformer(mixture, schedule, build, step_size=step_size, seed=seed)
 
 
-def final(run: Run, schedule: Schedule) -> float:
-    """Geometric mean of the test loss over the last fifth: one spike does not decide."""
+def final_loss(run: TrainingRun, schedule: Schedule) -> float:
+    """Return the geometric mean of the test loss over the last fifth, so that one spike does not decide."""
     return geometric_mean([point.loss for point in run.points if point.iteration > 0.8 * schedule.iterations])
 
 
 def geometric_mean(losses: Sequence[float]) -> float:
-    """Exp of the mean log."""
+    """Return the geometric mean; losses below the smallest float32 count as that value."""
     return math.exp(fmean(math.log(max(loss, SMALLEST)) for loss in losses))
 
 
-def laws(points: Sequence[Point], after: int, until: int) -> Laws:
-    """Fits over the iterations after `after`, counted from it, and up to `until`."""
+def fit_between(points: Sequence[EvalPoint], after: int, until: int) -> DecayFits:
+    """Fit the points with after < iteration <= until, counting iterations from `after`."""
     chosen = [point for point in points if after < point.iteration <= until]
     return fit([point.iteration - after for point in chosen], [point.loss for point in chosen])

@@ -1,4 +1,4 @@
-"""The comparison as a picture: test loss over the iterations at both noise levels, and who gets which class."""
+"""Plot of the comparison: test loss over iterations at both noise levels, and the routing matrix of MoT."""
 
 from pathlib import Path
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-matplotlib.use("Agg")  # no window: a file
+matplotlib.use("Agg")  # draws to files and opens no window
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-COLOURS = {  # Okabe and Ito's, told apart by every eye
+COLOURS = {  # Okabe and Ito; the last one is a lighter shade
     "mot": "#0072B2",
     "transformer": "#D55E00",
     "attention_free": "#009E73",
@@ -19,18 +19,18 @@ COLOURS = {  # Okabe and Ito's, told apart by every eye
     "attention_free_given": "#8DD3B5",
 }
 SHOWN = 0.005
-"""An expert with less of every class has no row."""
+"""Minimum share of a class for an expert to be shown."""
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Write the picture; its format is the path's ending."""
+    """Write the plot; the suffix of `path` selects the format."""
     levels = result["noise"]
     figure, axes = plt.subplots(
         1, len(levels) + 1, figsize=(15, 5.2), layout="constrained", width_ratios=[1.25] * len(levels) + [1]
     )
     for axis, (level, found) in zip(axes, levels.items(), strict=False):
         losses(axis, level, found, result["setting"]["schedule"])
-    axes[0].set_ylabel("test loss, nats (mean over seeds, band: lowest to highest)")
+    axes[0].set_ylabel("test loss, nats (mean over seeds; band: lowest to highest)")
     level, found = next(iter(levels.items()))
     matrix(axes[-1], level, found["models"]["mot"]["routing"][0])
     handles, labels = axes[0].get_legend_handles_labels()
@@ -40,7 +40,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def losses(axis: Axes, level: str, found: dict[str, Any], schedule: dict[str, Any]) -> None:
-    """One noise level: a line a model, stages marked, the closed-form floor where it can be seen."""
+    """Draw one noise level: one line per model, the stages, and the closed-form floor if it is in range."""
     for name, model in found["models"].items():
         curve = model["curve"]
         given = name.endswith("_given")
@@ -66,7 +66,7 @@ def losses(axis: Axes, level: str, found: dict[str, Any], schedule: dict[str, An
 
 
 def matrix(axis: Axes, level: str, routing: dict[str, Any]) -> None:
-    """Experts by classes, experts with the same main class together."""
+    """Draw experts by classes, ordered by their main class."""
     share_MN = np.asarray(routing["matrix"])
     experts = [m for m in range(len(share_MN)) if share_MN[m].max() >= SHOWN]
     experts.sort(key=lambda m: (share_MN[m].argmax(), -share_MN[m].max()))
@@ -77,7 +77,7 @@ def matrix(axis: Axes, level: str, routing: dict[str, Any]) -> None:
             axis.text(column, row, f"{share:.0%}", ha="center", va="center", color="white" if share > 0.5 else "black")
     axis.set_xticks(range(shown_MN.shape[1]), [str(n + 1) for n in range(shown_MN.shape[1])])
     axis.set_yticks(range(len(experts)), [str(m + 1) for m in experts])
-    axis.set(xlabel="class", ylabel=f"expert ({len(share_MN) - len(experts)} unused ones not shown)")
-    purity = f"purity {routing['purity']:.1%}, after stage I {routing['purity_stage_1']:.1%}"
-    axis.set_title(f"MoT's routing, {level} noise, first seed\n{purity}")
-    axis.figure.colorbar(image, ax=axis, label="share of the class's test samples")
+    axis.set(xlabel="class", ylabel=f"expert ({len(share_MN) - len(experts)} unused, not shown)")
+    purity = f"purity {routing['purity']:.1%} (after stage I: {routing['purity_stage_1']:.1%})"
+    axis.set_title(f"MoT routing, {level} noise, first seed\n{purity}")
+    axis.figure.colorbar(image, ax=axis, label="share of the test samples of the class")

@@ -1,6 +1,6 @@
-"""The baseline without a gate: every head sees every sample, one ReLU network connects the heads (figure 1b).
+"""Transformer baseline without a router: every head processes every sample, and one ReLU network combines the heads.
 
-f(X) = sum_l sum_j a_j relu(sum_h w_jh^T X softmax(X^T W_KQ,h X_l)),   a_j = +-1 / sqrt(J)
+f(X) = sum_l sum_j a_j relu(sum_h w_jh^T X softmax(X^T W_KQ,h X_l)),   a_j = +-1 / sqrt(J)          figure 1b
 """
 # Shape suffixes: K samples, L tokens, D dimensions, H heads, J hidden units.
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 
-class MultiHead:
-    """Weights with gradients; W_QK is W_KQ transposed, the output layer's signs are fixed, half of them each way."""
+class MultiHeadTransformer:
+    """Weights with gradients; W_QK is W_KQ transposed. The signs a_j are fixed, half of them positive."""
 
     def __init__(self, num_heads: int, num_hidden: int, dim: int, *, generator: torch.Generator) -> None:
         H, J, D = num_heads, num_hidden, dim
@@ -21,18 +21,18 @@ class MultiHead:
 
     @property
     def weights(self) -> tuple[Tensor, Tensor]:
-        """What is trained."""
+        """The trained weights."""
         return self.W_QK_DHD, self.W_JHD
 
     @property
     def num_parameters(self) -> int:
-        """All trained weights."""
+        """Number of trained weights."""
         return sum(weight.numel() for weight in self.weights)
 
     def output(self, x_KLD: Tensor) -> Tensor:
-        """The f above, as (K,)."""
+        """Compute f of the module's equation, as (K,)."""
         K, L, D = x_KLD.shape
-        queries_KXD = (x_KLD @ self.W_QK_DHD.flatten(1)).view(K, -1, D)  # X = L H: a token's heads side by side
+        queries_KXD = (x_KLD @ self.W_QK_DHD.flatten(1)).view(K, -1, D)  # X = L H: the heads of a token are adjacent
         attention_KXL = (queries_KXD @ x_KLD.mT).softmax(-1)
         heads_KLY = (attention_KXL @ x_KLD).view(K, L, -1)  # Y = H D
         return (torch.relu(heads_KLY @ self.W_JHD.flatten(1).T) @ self.a_J).sum(1)

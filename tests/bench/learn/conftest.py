@@ -1,4 +1,4 @@
-"""Tiny task files, and settings that put the tiny backbone in the place of the bundled one."""
+"""Tiny task files, and settings that replace the bundled backbone by a tiny one."""
 
 import gzip
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from streamlearn.bench.learn import arms
 
 @pytest.fixture
 def write_tasks(tmp_path: Path) -> Callable[..., Path]:
-    """Write a folder of tasks, each asking one question in many words."""
+    """Write a folder of tasks, each with one kind of question."""
 
     def write(*tasks: str, records: int = 24) -> Path:
         folder = tmp_path / "tasks"
@@ -37,7 +37,7 @@ def write_tasks(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def on_the_tiny_backbone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arms use it, in float32."""
+    """Make every arm use the tiny backbone in float32."""
     small = {
         **arms.NANO,
         "backbone": {"model": str(tiny), "dtype": "float32", "device": "cpu"},

@@ -1,4 +1,4 @@
-"""Which runs are made, in which order, and that none is made twice."""
+"""The order of the runs, and that no run is made twice."""
 
 import fcntl
 import io
@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from streamlearn.bench.learn import plan as planning
-from streamlearn.bench.learn.one import Job
+from streamlearn.bench.learn.job import RunJob
 from streamlearn.bench.learn.plan import Plan, carry_out
 from streamlearn.errors import UsageError
 
@@ -24,7 +24,7 @@ def plan(folder: Path, out: Path, **changes: object) -> Plan:
 
 
 def test_all_seeds_of_the_first_methods_come_before_the_others(tmp_path: Path) -> None:
-    """Within them, suite by suite and seed by seed."""
+    """Within them, the order is by suite and by seed."""
     wanted = plan(tmp_path, tmp_path, suites=["trace", "long"], methods=["gem", "lora", "joint"], seeds=[0, 1])
     jobs = [(job.method, job.suite, job.seed) for job in wanted.jobs()]
     assert jobs[:4] == [("lora", "trace", 0), ("joint", "trace", 0), ("lora", "trace", 1), ("joint", "trace", 1)]
@@ -41,13 +41,13 @@ def test_all_seeds_of_the_first_methods_come_before_the_others(tmp_path: Path) -
     ],
 )
 def test_what_cannot_be_run_is_refused(tmp_path: Path, changes: dict[str, object], named: str) -> None:
-    """Before anything is made; the message names it."""
+    """It is refused before any run; the message names the option."""
     with pytest.raises(UsageError, match=named):
         plan(tmp_path, tmp_path, **changes).check()
 
 
 def test_a_run_is_made_once(tmp_path: Path, write_tasks: Callable[..., Path]) -> None:
-    """The second command finds it; while another process is at it, it is left to that one."""
+    """A second command finds the result, and leaves a run in progress to the process that makes it."""
     folder, out = write_tasks("fox", "dog"), tmp_path / "runs"
     text = io.StringIO()
     console = Console(file=text)
@@ -56,7 +56,7 @@ def test_a_run_is_made_once(tmp_path: Path, write_tasks: Callable[..., Path]) ->
     with job.running.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert carry_out(plan(folder, out), side_by_side=1, console=console) == 0
-    assert "made by another command" in text.getvalue()
+    assert "is being made by another command" in text.getvalue()
     assert not job.file.exists()
     assert carry_out(plan(folder, out), side_by_side=2, console=console) == 1
     before = job.file.read_bytes()
@@ -66,10 +66,10 @@ def test_a_run_is_made_once(tmp_path: Path, write_tasks: Callable[..., Path]) ->
 
 
 def test_a_termination_ends_the_runs_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are processes of their own and would work on unseen."""
+    """The workers are separate processes and would otherwise go on."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(job: Job, threads: int) -> planning._Worker:
+    def start(job: RunJob, threads: int) -> planning._Worker:
         del threads
         started.append(subprocess.Popen(["sleep", "600"], stderr=subprocess.PIPE, text=True))
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()

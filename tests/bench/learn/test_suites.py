@@ -1,10 +1,11 @@
+"""Suites built from task files."""
+
 import gzip
 from pathlib import Path
 
 import orjson
 import pytest
 
-from streamlearn.bench.learn.scores import scores
 from streamlearn.bench.learn.suites import Draw, grouped, sequential
 
 RECORDS, TESTS = 6, 2
@@ -34,18 +35,18 @@ def write(file: Path, rows: list[dict[str, str]]) -> None:
 
 
 def test_a_sequential_suite_is_one_task_after_another(folders: list[Path]) -> None:
-    """Stretches of the wanted length, drawn from the training file; tests from the test file; boundaries between."""
+    """Segments have the given length and come from the training files; tests come from the test files."""
     suite = sequential("three", Draw(folders, RECORDS, TESTS, 1), ["b", "t", "a"])
-    assert [stretch.tasks for stretch in suite.stretches] == [("b",), ("t",), ("a",)]
+    assert [segment.tasks for segment in suite.segments] == [("b",), ("t",), ("a",)]
     assert suite.boundaries == [RECORDS, 2 * RECORDS]
-    for stretch in suite.stretches:
-        assert {record["meta"]["task"] for record in stretch.records} == set(stretch.tasks)
-        assert len({record["meta"]["id"] for record in stretch.records}) == RECORDS
-        assert all("train" in record["prompt"] for record in stretch.records)
+    for segment in suite.segments:
+        assert {record["meta"]["task"] for record in segment.records} == set(segment.tasks)
+        assert len({record["meta"]["id"] for record in segment.records}) == RECORDS
+        assert all("train" in record["prompt"] for record in segment.records)
     assert all(len(tests) == TESTS and all("test" in r["prompt"] for r in tests) for tests in suite.tests.values())
 
 
-def test_the_draw_is_the_seeds(folders: list[Path]) -> None:
+def test_the_seed_determines_the_draw(folders: list[Path]) -> None:
     """The same seed gives the same stream, another seed another."""
     one, two, other = (sequential("two", Draw(folders, RECORDS, 1, seed), ["a", "t"]) for seed in (1, 1, 2))
     assert one == two
@@ -53,19 +54,10 @@ def test_the_draw_is_the_seeds(folders: list[Path]) -> None:
 
 
 def test_a_grouped_suite_mixes_two_and_three_at_a_time(folders: list[Path]) -> None:
-    """Every record once, each stretch a mixture of its tasks."""
+    """Every record appears once, and each segment is a mixture of its tasks."""
     suite = grouped(Draw(folders, RECORDS, 1), ["a", "b", "c", "t"])
-    assert [stretch.tasks for stretch in suite.stretches] == [("a", "b"), ("c", "t")]
-    for stretch in suite.stretches:
-        names = [record["meta"]["task"] for record in stretch.records]
-        assert sorted(names) == sorted(stretch.tasks * RECORDS)
+    assert [segment.tasks for segment in suite.segments] == [("a", "b"), ("c", "t")]
+    for segment in suite.segments:
+        names = [record["meta"]["task"] for record in segment.records]
+        assert sorted(names) == sorted(segment.tasks * RECORDS)
         assert names != sorted(names)
-
-
-def test_the_figures_are_those_of_their_equations() -> None:
-    """A matrix by hand: c is the last stretch, so a and b are what can be forgotten."""
-    matrix = [{"a": 0.5}, {"a": 0.75, "b": 0.5}, {"a": 0.25, "b": 0.625, "c": 1.0}]
-    found = scores(matrix, [["a"], ["b"], ["c"]])
-    assert pytest.approx((0.25 + 0.625 + 1.0) / 3) == found.AP
-    assert pytest.approx((0.5 + 0.0) / 2) == found.AF
-    assert pytest.approx((-0.25 + 0.125) / 2) == found.BWT

@@ -1,1 +1,1 @@
-"""Methods that are told where tasks begin and end, on the same adapter, optimizer and batches as the daemon's."""
+"""Methods that are given the task boundaries, on the daemon's adapter, optimizer and batches."""

@@ -1,4 +1,4 @@
-"""What a method may do besides training on a batch."""
+"""The base class of all methods that are given the task boundaries."""
 
 from collections.abc import Sequence
 
@@ -7,21 +7,21 @@ from streamlearn.stream.decode import Example
 
 
 class Baseline:
-    """Sequential training, nothing else: what every other method is compared with (SeqLoRA for one LoRA)."""
+    """Sequential training without any further mechanism (SeqLoRA when the adapter is one LoRA)."""
 
     def __init__(self, learner: Learner, *, seed: int) -> None:
         self.learner = learner
         self.seed = seed
 
-    def begin(self, stretch: int, examples: Sequence[Example]) -> None:
-        """A stretch begins; `examples` are all its records."""
-        del stretch, examples
+    def begin(self, segment: int, examples: Sequence[Example]) -> None:
+        """Start a segment; `examples` are all its records."""
+        del segment, examples
         if self.learner.stages is not None:
             self.learner.stages.restart()
 
     def step(self, examples: Sequence[Example]) -> Step:
-        """Train on one batch; the step's losses are of these records, before the update."""
+        """Train on one batch and return the losses of these records from before the update."""
         return self.learner.step(examples)
 
-    def end(self, stretch: int, examples: Sequence[Example]) -> None:
-        """The stretch is over."""
+    def end(self, segment: int, examples: Sequence[Example]) -> None:
+        """End a segment; `examples` are all its records."""

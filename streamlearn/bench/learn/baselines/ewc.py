@@ -3,9 +3,9 @@
     L = L_task + (lambda / 2) sum_t F_t (theta - theta*_t)^2                                    (1)
     F_t = mean over records of task t of (d log p(answer | prompt) / d theta)^2                 (2)
 
-Kirkpatrick et al. 2017, eq. 3, with a penalty for each earlier task. (2) is the empirical Fisher's diagonal, from the
-gradient of each record by itself: squaring the gradient of a batch's mean would not be it. log p is the sum over the
-answer's tokens. A sum of quadratics is one quadratic around a weighted mean, which the optimizer takes:
+Kirkpatrick et al. 2017, eq. 3, with one penalty per earlier task. (2) is the diagonal of the empirical Fisher matrix.
+It needs the gradient of each single record; the squared gradient of a batch mean is a different quantity. log p is the
+sum over the answer tokens. A sum of quadratics is one quadratic around a weighted mean, which the optimizer accepts:
 
     sum_t F_t (theta - theta*_t)^2 = F (theta - a)^2 + const,  F = sum_t F_t,  a = sum_t F_t theta*_t / F  (3)
 """
@@ -25,14 +25,17 @@ from streamlearn.learner.packing import pack
 from streamlearn.stream.decode import Example
 
 STRENGTH = 0.3
-"""lambda, chosen on SuperNI's order 1 with a seed that no result uses: 0.3, 1, 3 and 300 give AP .337, .324, .300, .245
-and AF .055, .069, .090, .016. (On four tasks 30 was best; over eight its penalties add up until nothing is learned.)"""
+"""lambda, chosen on SuperNI order 1 with a seed that no result uses.
+
+0.3, 1, 3 and 300 give AP .337, .324, .300, .245 and AF .055, .069, .090, .016. On four tasks 30 was best; over eight
+tasks its penalties add up until nothing is learned.
+"""
 FISHER_RECORDS = 64
-"""Records of a task that (2) is taken over."""
+"""Number of records per task for (2)."""
 
 
 class Ewc(Baseline):
-    """Eq. (1)."""
+    """Elastic weight consolidation, eq. (1)."""
 
     def __init__(self, learner: Learner, *, seed: int, strength: float = STRENGTH) -> None:
         super().__init__(learner, seed=seed)
@@ -40,9 +43,9 @@ class Ewc(Baseline):
         self._weighted = {id(parameter): torch.zeros_like(parameter) for _, _, parameter in self._parameters()}
 
     @torch.no_grad()
-    def end(self, stretch: int, examples: Sequence[Example]) -> None:
-        """Eq. (2) and (3)."""
-        picked = torch.randperm(len(examples), generator=torch.Generator().manual_seed(self.seed * 1009 + stretch))
+    def end(self, segment: int, examples: Sequence[Example]) -> None:
+        """Add the segment's Fisher information to the anchors, eq. (2) and (3)."""
+        picked = torch.randperm(len(examples), generator=torch.Generator().manual_seed(self.seed * 1009 + segment))
         fisher = self.fisher([examples[i] for i in picked[:FISHER_RECORDS].tolist()])
         for (group, name, parameter), task_fisher in zip(self._parameters(), fisher, strict=True):
             total = task_fisher + (group.holds[name].importance if name in group.holds else 0.0)
@@ -51,13 +54,13 @@ class Ewc(Baseline):
             group.holds[name] = Hold(total, anchor, self._strength / 2)
 
     def fisher(self, examples: Sequence[Example]) -> list[Tensor]:
-        """Eq. (2), by parameter."""
+        """Return eq. (2) for each parameter."""
         parameters = [parameter for _, _, parameter in self._parameters()]
         squares = [torch.zeros_like(parameter) for parameter in parameters]
         for example in examples:
-            row = pack([example], self.learner.device)
-            with torch.enable_grad(), routing_context(self.learner.model, row.context()):
-                log_likelihood = packed_loss(self.learner.forward, row).mean * len(row.target_L)
+            packed = pack([example], self.learner.device)
+            with torch.enable_grad(), routing_context(self.learner.model, packed.context()):
+                log_likelihood = packed_loss(self.learner.forward, packed).mean * len(packed.target_L)
             gradients = torch.autograd.grad(log_likelihood, parameters)
             for square, gradient in zip(squares, gradients, strict=True):
                 square.addcmul_(gradient, gradient, value=1 / len(examples))

@@ -1,10 +1,10 @@
-"""Gradient episodic memory: a step may not raise the loss on the records kept of any earlier task.
+"""Gradient episodic memory: no step may raise the loss on the stored records of an earlier task.
 
     minimise 1/2 |g - z|^2  subject to  <z, g_k> >= 0 for every earlier task k                 (1)
     z = G^T v + g,  v = argmin_{v >= 0} 1/2 v^T G G^T v + g^T G^T v                            (2)
 
-Lopez-Paz and Ranzato 2017, eq. 8 and 11; G has the gradients g_k in its rows. (2) is a non-negative least squares
-problem. The gradient that is projected has been clipped before, which (1) does not mind: it is homogeneous in g.
+Lopez-Paz and Ranzato 2017, eq. 8 and 11; the rows of G are the gradients g_k. (2) is a non-negative least squares
+problem. The gradient is clipped before it is projected; (1) is homogeneous in g, so the order does not matter.
 """
 
 from collections.abc import Sequence
@@ -24,47 +24,47 @@ from streamlearn.settings import LearnerSettings
 from streamlearn.stream.decode import Example
 
 RECORDS_PER_TASK = 10
-"""As many as `replay` has on average."""
+"""The average per task of `replay`."""
 RIDGE = 1e-6
-"""Of the mean squared length of the g_k, added to the diagonal of G G^T: near-parallel gradients make it singular."""
+"""Multiple of the mean |g_k|^2 added to the diagonal of G G^T, which near-parallel gradients make singular."""
 
 
 class Gem(Baseline):
-    """Eq. (1); the memory holds the last records of each task."""
+    """Gradient episodic memory, eq. (1); the memory holds the last records of each segment."""
 
     def __init__(self, learner: Learner, *, seed: int, settings: LearnerSettings) -> None:
         super().__init__(learner, seed=seed)
         self.memory: list[list[Example]] = []
-        self._projecting = Projecting(learner.optimizer.groups, settings)
-        learner.optimizer = self._projecting
+        self._optimizer = ProjectedAdamW(learner.optimizer.groups, settings)
+        learner.optimizer = self._optimizer
 
     def step(self, examples: Sequence[Example]) -> Step:
-        """Take the memories' gradients, then a step along what they allow."""
-        self._projecting.references = [self._gradient(kept) for kept in self.memory]
+        """Compute the gradients on the memory, then step along the projected gradient."""
+        self._optimizer.references = [self._gradient(stored) for stored in self.memory]
         return self.learner.step(examples)
 
-    def end(self, stretch: int, examples: Sequence[Example]) -> None:
-        """Keep a few of its records."""
-        del stretch
+    def end(self, segment: int, examples: Sequence[Example]) -> None:
+        """Store the segment's last records."""
+        del segment
         self.memory.append(list(examples[-RECORDS_PER_TASK:]))
 
     def _gradient(self, examples: Sequence[Example]) -> Tensor:
-        row = pack(examples, self.learner.device)
+        packed = pack(examples, self.learner.device)
         parameters = self.learner.optimizer.parameters()
-        with routing_context(self.learner.model, row.context()):
-            loss = packed_loss(self.learner.forward, row).mean
+        with routing_context(self.learner.model, packed.context()):
+            loss = packed_loss(self.learner.forward, packed).mean
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
 
 
-class Projecting(MaskedAdamW):
-    """Changes the gradients by (2) before it uses them."""
+class ProjectedAdamW(MaskedAdamW):
+    """`MaskedAdamW` on gradients projected by (2)."""
 
     references: Sequence[Tensor] = ()
     """The g_k."""
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """See `MaskedAdamW.step`."""
+        """Project the gradients, then take a step; see `MaskedAdamW.step`."""
         parameters = [p for p in self.parameters() if p.grad is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]
         if self.references and len(parameters) == len(self.parameters()):
@@ -75,7 +75,7 @@ class Projecting(MaskedAdamW):
 
 
 def project(g: Tensor, G: Tensor) -> Tensor:
-    """Eq. (2): the nearest vector to g, (P,), that has no negative product with a row of G, (K, P)."""
+    """Return the vector nearest to g (P,) whose product with no row of G (K, P) is negative, eq. (2)."""
     if bool((G @ g >= 0).all()):
         return g
     gram = (G @ G.T).double().cpu().numpy()

@@ -1,10 +1,10 @@
-"""Orthogonal low-rank adaptation: every task trains a LoRA of its own, beside those before it.
+"""Orthogonal low-rank adaptation (O-LoRA): each task trains its own LoRA next to the earlier ones.
 
     L = L_task + lambda sum_{i<t} sum_{jk} |A_i A_t^T|_jk                                       (1)
 
-Wang et al. 2023, eq. 6 to 8. Earlier LoRAs are frozen and all are summed in the forward pass, which is what one LoRA
-does whose rank is cut into a block for each task; blocks of later tasks have B = 0. Each block has the full rank of
-`lora`, so that, the sum being foldable into the backbone, a token's budget is the same.
+Wang et al. 2023, eq. 6 to 8. Earlier LoRAs are frozen, and the forward pass sums all of them. One LoRA whose rank is
+divided into a block per task computes the same; the blocks of later tasks have B = 0. Each block has the full rank of
+`lora`: the sum can be merged into the backbone, so the cost per token is the same.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from streamlearn.learner.learner import Learner, Step
 from streamlearn.stream.decode import Example
 
 STRENGTH = 0.5
-"""lambda_1 of the authors' published runs."""
+"""lambda_1 of the runs that the authors published."""
 
 
 class OLora(Baseline):
-    """Eq. (1); the adapter is one ungated expert whose rank is `rank` times the number of stretches."""
+    """O-LoRA, eq. (1); the adapter is one ungated expert of `rank` times the number of segments."""
 
     def __init__(self, learner: Learner, *, seed: int, rank: int, strength: float = STRENGTH) -> None:
         super().__init__(learner, seed=seed)
@@ -31,10 +31,10 @@ class OLora(Baseline):
         for bank in learner.banks:
             bank.A.register_post_accumulate_grad_hook(self._add_penalty)  # type: ignore[no-untyped-call]
 
-    def begin(self, stretch: int, examples: Sequence[Example]) -> None:
-        """From now on the stretch's own block is trained, with an optimizer that knows nothing of the others."""
+    def begin(self, segment: int, examples: Sequence[Example]) -> None:
+        """Select the segment's block for training and reset the optimizer's moments."""
         del examples
-        self._own = slice(stretch * self._rank, (stretch + 1) * self._rank)
+        self._own = slice(segment * self._rank, (segment + 1) * self._rank)
         for group in self.learner.optimizer.groups:
             group.steps_HK.zero_()
             for moment in group.moments.values():
@@ -42,7 +42,7 @@ class OLora(Baseline):
 
     @torch.no_grad()
     def step(self, examples: Sequence[Example]) -> Step:
-        """One step of the task's own block; weight decay must not reach the others, so they are put back."""
+        """Train the segment's block on one batch; the other blocks are restored, since weight decay moves them too."""
         parameters = self.learner.optimizer.parameters()
         before = [parameter.clone() for parameter in parameters]
         with torch.enable_grad():
@@ -54,12 +54,12 @@ class OLora(Baseline):
 
     @torch.no_grad()
     def _add_penalty(self, A_11RS: Tensor) -> None:
-        """(1)'s gradient, to the task's own block."""
+        """Add the gradient of the penalty in (1) to the segment's block."""
         if self._own.start and A_11RS.grad is not None:
             earlier_PS, own_RS = A_11RS[0, 0, : self._own.start], A_11RS[0, 0, self._own]
             A_11RS.grad[0, 0, self._own].add_(overlap_gradient(earlier_PS, own_RS), alpha=self._strength)
 
 
 def overlap_gradient(earlier_PS: Tensor, own_RS: Tensor) -> Tensor:
-    """d/dA_t of sum |A_i A_t^T|: sign(A_t A_i^T) A_i, the earlier ranks one behind another."""
+    """Return d/dA_t of sum |A_i A_t^T|, which is sign(A_t A_i^T) A_i; the earlier blocks are stacked along the rank."""
     return torch.sign(own_RS @ earlier_PS.mT) @ earlier_PS

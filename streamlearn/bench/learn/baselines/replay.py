@@ -1,7 +1,7 @@
 """Experience replay with a tiny episodic memory.
 
-Each batch is joined by as many records from the memory as it has itself; the memory is a uniform sample of everything
-seen so far (reservoir sampling). Chaudhry et al. 2019, "On Tiny Episodic Memories in Continual Learning", algorithm 1.
+Each batch is extended by as many records drawn from the memory. The memory is a uniform sample of all records seen so
+far (reservoir sampling). Chaudhry et al. 2019, "On Tiny Episodic Memories in Continual Learning", algorithm 1.
 """
 
 import random
@@ -13,11 +13,11 @@ from streamlearn.learner.learner import Learner, Step
 from streamlearn.stream.decode import Example
 
 CAPACITY = 80
-"""Records: ten for each task of a suite of eight."""
+"""Records in the memory: ten per task in a suite of eight."""
 
 
 class Replay(Baseline):
-    """See above."""
+    """Experience replay from a reservoir sample."""
 
     def __init__(self, learner: Learner, *, seed: int, capacity: int = CAPACITY) -> None:
         super().__init__(learner, seed=seed)
@@ -27,15 +27,15 @@ class Replay(Baseline):
         self._random = random.Random(seed)
 
     def step(self, examples: Sequence[Example]) -> Step:
-        """Train on the batch and on a draw from the memory, which then takes the batch in."""
+        """Train on the batch and on records drawn from the memory, then offer the batch to the memory."""
         drawn = self._random.sample(self.memory, min(len(examples), len(self.memory)))
         step = self.learner.step([*examples, *drawn])
         for example in examples:
-            self._take(example)
+            self._remember(example)
         own = len(examples)
         return replace(step, record_losses=step.record_losses[:own], record_correct=step.record_correct[:own])
 
-    def _take(self, example: Example) -> None:
+    def _remember(self, example: Example) -> None:
         self._seen += 1
         if len(self.memory) < self._capacity:
             self.memory.append(example)

@@ -1,0 +1,130 @@
+"""Damage done to image files, and hostile image files.
+
+Each mutation takes the bytes of a valid file and a source of randomness, and returns the bytes that a record would
+hold.
+"""
+
+import gzip
+import random
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from io import BytesIO
+
+from PIL import Image
+
+LARGEST_SHARE = 0.02
+"""Share of images of the largest permitted size among the pixel bombs; each takes a second to decode."""
+Mutation = Callable[[bytes, random.Random], bytes]
+
+
+def flipped(data: bytes, rng: random.Random) -> bytes:
+    """Flip a few bits."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 20)):
+        changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def cut(data: bytes, rng: random.Random) -> bytes:
+    """Keep only the beginning."""
+    return data[: rng.randrange(len(data))]
+
+
+def overwritten(data: bytes, rng: random.Random) -> bytes:
+    """Overwrite a range with random bytes or with 0xff."""
+    start, length = rng.randrange(len(data)), rng.randint(1, 64)
+    filling = rng.randbytes(length) if rng.random() < 0.5 else b"\xff" * length
+    return data[:start] + filling + data[start + length :]
+
+
+def doubled(data: bytes, rng: random.Random) -> bytes:
+    """Repeat a range two or twenty more times."""
+    start = rng.randrange(len(data))
+    piece = data[start : start + rng.randint(1, 400)]
+    return data[:start] + piece * rng.choice((2, 20)) + data[start:]
+
+
+def header(data: bytes, rng: random.Random) -> bytes:
+    """Change the size in a PNG header and correct the checksum."""
+    if not data.startswith(b"\x89PNG"):
+        return flipped(data[:64], rng) + data[64:]
+    width, height = (rng.choice((0, 1, 3, 5000, 50_000, 1 << 31, (1 << 32) - 1)) for _ in range(2))
+    body = b"IHDR" + struct.pack(">II", width, height) + data[24:29]
+    return data[:12] + body + struct.pack(">I", zlib.crc32(body)) + data[33:]
+
+
+def wrong_beginning(data: bytes, rng: random.Random) -> bytes:
+    """Replace the magic number with that of another format, or drop it."""
+    begin = rng.choice(
+        (b"", b"GIF89a", b"BM", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"SIMPLE  =", b"%PDF-1.7")
+    )
+    return begin + data[rng.choice((0, 8)) :]
+
+
+def text_bomb(data: bytes, rng: random.Random) -> bytes:
+    """Insert a compressed text chunk that expands to 100 MB into a PNG."""
+    if not data.startswith(b"\x89PNG"):
+        return overwritten(data, rng)
+    body = b"zTXtkey\0\0" + _BOMB
+    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+    return data[:33] + chunk + data[33:]
+
+
+def pixel_bomb(data: bytes, rng: random.Random) -> bytes:
+    """Return a small valid file with far too many pixels, or occasionally one with as many as are permitted."""
+    del data
+    return rng.choice(_LARGEST if rng.random() < LARGEST_SHARE else _PIXEL_BOMBS)
+
+
+def fits_bomb(data: bytes, rng: random.Random) -> bytes:
+    """Return a gzipped FITS file, on its own or after the magic number of a permitted format."""
+    begin = rng.choice((b"", b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBP"))
+    return begin + _FITS + data[:20]
+
+
+def animated(data: bytes, rng: random.Random) -> bytes:
+    """Return a file with two frames."""
+    del data
+    return _ANIMATED[rng.randrange(len(_ANIMATED))]
+
+
+def _blank(kind: str, side: int) -> bytes:
+    out = BytesIO()
+    Image.new("L", (side, side)).save(out, kind)
+    return out.getvalue()
+
+
+def _two_frames(kind: str) -> bytes:
+    out = BytesIO()
+    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    frames[0].save(out, kind, save_all=True, append_images=frames[1:], duration=100)
+    return out.getvalue()
+
+
+_BOMB = zlib.compress(b"\0" * 100_000_000, 9)
+_PIXEL_BOMBS = (_blank("PNG", 6000), _blank("WEBP", 6000), _blank("JPEG", 6000))
+_LARGEST = (_blank("PNG", 4000), _blank("WEBP", 4000), _blank("JPEG", 4000))
+_ANIMATED = (_two_frames("PNG"), _two_frames("WEBP"))
+_FITS = gzip.compress(
+    b"SIMPLE  =                    T".ljust(80)
+    + b"BITPIX  =                    8".ljust(80)
+    + b"NAXIS   =                    2".ljust(80)
+    + b"NAXIS1  =                50000".ljust(80)
+    + b"NAXIS2  =                50000".ljust(80)
+    + b"END".ljust(80)
+    + b"\0" * 10_000_000
+)
+
+MUTATIONS: Sequence[Mutation] = (
+    flipped,
+    cut,
+    overwritten,
+    doubled,
+    header,
+    wrong_beginning,
+    text_bomb,
+    pixel_bomb,
+    fits_bomb,
+    animated,
+)

@@ -1,0 +1,164 @@
+"""Training steps with different adapters, on one backbone and the same batches.
+
+`frozen_floor` is the backbone's own forward and backward pass (gradients reach its input, and no weight has one), which
+no adapter can beat. `lora` has the rank that activates as many parameters as `mh_moe`. `mh_moe_loop` computes the
+experts of `mh_moe` one by one. Arms take turns, one step each, and the median of each arm's steps is reported.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from connectors.jsonl import JsonlSource
+from streamlearn.adapters.check import activated_parameters, linear_shapes
+from streamlearn.adapters.config import HeadLoraConfig
+from streamlearn.adapters.model import attach
+from streamlearn.adapters.presets import OBJECTIVES, resolve
+from streamlearn.backbone import attention
+from streamlearn.backbone.arithmetic import choose
+from streamlearn.backbone.load import load, outline
+from streamlearn.bench.looped_experts import loop_over_experts
+from streamlearn.bench.sample import SAMPLE
+from streamlearn.consolidate.consolidator import Consolidator
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.loss import packed_loss
+from streamlearn.learner.packing import pack
+from streamlearn.settings import (
+    AdapterSettings,
+    BackboneSettings,
+    ConsolidateSettings,
+    JsonlSettings,
+    LearnerSettings,
+    StreamSettings,
+)
+from streamlearn.stream.batch import Batch, Batcher
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Position
+
+STREAM = StreamSettings()
+ARMS = ("frozen_floor", "lora", "loramoe", "mh_moe", "streamlearn", "mh_moe_loop")
+
+
+@dataclass
+class SpeedArm:
+    """One way to take a training step."""
+
+    name: str
+    step: Callable[[Batch], Any]
+    parameters: int
+    """Activated per token."""
+    speeds: list[float]
+    """Tokens per second, one value per round."""
+
+
+def sample_batches(limit: int = 12) -> list[Batch]:
+    """Return the first full batches of the bundled sample."""
+    shape = outline(BackboneSettings())
+    backbone = load(BackboneSettings(), shape)
+    decoder, batcher = Decoder(backbone.tokenizer, STREAM, backbone.vocab_size), Batcher(STREAM)
+    source = JsonlSource(JsonlSettings(path=SAMPLE))
+    source.seek(Position())
+    batches: list[Batch] = []
+    while len(batches) < limit:
+        for record in source.poll(max_records=16, timeout_s=0.0):
+            batches.extend(batcher.add(record, decoder.decode(record)))
+    source.close()
+    return batches[:limit]
+
+
+def nano_backbone() -> Any:
+    """Load the bundled model."""
+    return load(BackboneSettings(), outline(BackboneSettings())).model
+
+
+def wide_backbone() -> Any:
+    """Build a random Qwen3 with hidden size 1024 and 4 layers."""
+    config = Qwen3Config(
+        vocab_size=4096,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=64,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    dtype = choose("auto", torch.device("cpu")).dtype
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.NAME)
+    return model.requires_grad_(requires_grad=False).eval()
+
+
+def measure(make: Callable[[], Any], batches: Sequence[Batch], rounds: int) -> dict[str, float]:
+    """Return the median tokens per second of each arm on one backbone."""
+    arms = [build_arm(name, make) for name in ARMS]
+    for each in arms:
+        each.step(batches[0])  # warms up kernels and allocator
+    for number in range(rounds):
+        batch = batches[number % len(batches)]
+        for each in arms:
+            started = time.perf_counter()
+            each.step(batch)
+            each.speeds.append(batch.num_tokens / (time.perf_counter() - started))
+    return {each.name: round(median(each.speeds), 1) for each in arms}
+
+
+def build_arm(name: str, make: Callable[[], Any]) -> SpeedArm:
+    """Build one arm on its own backbone."""
+    model = make()
+    if name == "frozen_floor":
+        return SpeedArm(name, floor_step(model), 0, [])
+    shapes = linear_shapes(model)
+    mh_moe = resolve(AdapterSettings(preset="mh-moe"))
+    config = mh_moe
+    if name == "lora":
+        config = lora_as_large_as(mh_moe, shapes)
+    elif name == "loramoe":
+        config = resolve(AdapterSettings(preset="loramoe"))
+    if name == "streamlearn":
+        return SpeedArm(name, _streamlearn_step(model), activated_parameters(config, shapes), [])
+    peft = attach(model, config, seed=0)
+    if name == "mh_moe_loop":
+        loop_over_experts(peft)
+    learner = Learner(peft, LearnerSettings(), torch.device("cpu"))
+    return SpeedArm(name, lambda batch: learner.step(batch.examples), activated_parameters(config, shapes), [])
+
+
+def lora_as_large_as(config: HeadLoraConfig, shapes: dict[str, tuple[int, int]]) -> HeadLoraConfig:
+    """Return `lora` with the rank whose activated parameters are closest to those of `config`."""
+    target = activated_parameters(config, shapes)
+    candidates = [resolve(AdapterSettings(preset="lora", rank=rank)) for rank in range(1, 129)]
+    return min(candidates, key=lambda candidate: abs(activated_parameters(candidate, shapes) - target))
+
+
+def floor_step(model: Any) -> Callable[[Batch], None]:
+    """Build the step of the frozen model: one forward and one backward pass."""
+    embeddings = model.get_input_embeddings()
+    embeddings.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
+
+    def step(batch: Batch) -> None:
+        torch.autograd.backward(packed_loss(model, pack(batch.examples, torch.device("cpu"))).mean)
+
+    return step
+
+
+def _streamlearn_step(model: Any) -> Callable[[Batch], Any]:
+    """The default preset in its second regime: biased routing, a path integral, and anchors on every expert."""
+    config = resolve(AdapterSettings(preset="streamlearn"), regimes=2)
+    learner = Learner(
+        attach(model, config, seed=0),
+        LearnerSettings(),
+        torch.device("cpu"),
+        objective=OBJECTIVES["streamlearn"],
+        integrate=True,
+    )
+    consolidator = Consolidator(learner, ConsolidateSettings(), experts_claimed=1, regimes=2, seed=0)
+    consolidator.open(0, 1, None)
+    everywhere = {name: torch.full_like(omega, 1e-6) for name, omega in learner.anchors.importance().items()}
+    learner.anchors.consolidate(everywhere)
+    return lambda batch: learner.step(batch.examples, [0] * len(batch.examples))

@@ -1,0 +1,19 @@
+"""What a snapshot keeps of `InputShiftDetector`."""
+
+from dataclasses import dataclass, field
+
+from streamlearn.shift.regime_memory import SavedProfiles
+from streamlearn.shift.segment import SegmentState
+
+
+@dataclass(frozen=True, eq=False)
+class DetectorState:
+    """Everything that later decisions depend on. Nothing in it is written to; profiles are shared while unchanged."""
+
+    ordinal: int = 0
+    """Records received."""
+    num_shifts: int = 0
+    segment: SegmentState = field(default_factory=SegmentState)
+    regimes: SavedProfiles = ()
+    next_number: int = 1
+    """Number of the next new regime."""

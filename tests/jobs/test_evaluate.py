@@ -1,0 +1,84 @@
+"""Evaluation of examples, compared with transformers' own loss of each example."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from streamlearn.errors import Reason
+from streamlearn.jobs.evaluate import evaluate
+from streamlearn.jobs.generate import generate
+from streamlearn.jobs.queue import EvalJob, ExampleError, GenerateJob
+from streamlearn.jobs.results import EvalResult
+from streamlearn.learner.evaluation import run_to_end
+from streamlearn.learner.learner import Learner
+from streamlearn.shift.featurizer import input_of
+from streamlearn.stream.decode import Decoder
+
+EXAMPLES: tuple[dict[str, Any], ...] = (
+    {"prompt": "what is the capital", "completion": " of France?"},
+    {"text": "hello world"},
+)
+
+
+def no_slots(inputs: Sequence[NDArray[np.int32]]) -> list[int] | None:
+    return None
+
+
+def evaluated(learner: Learner, decoder: Decoder, job: EvalJob, **kwargs: Any) -> EvalResult:
+    return run_to_end(evaluate(job, learner, decoder, kwargs.pop("assign_slots", no_slots), pack_tokens=64, **kwargs))
+
+
+def test_the_loss_is_that_of_transformers(learner: Learner, decoder: Decoder) -> None:
+    """The mean over all scored tokens; per example the mean over its own."""
+    result = evaluated(learner, decoder, EvalJob(EXAMPLES, generate=False, max_new_tokens=1))
+    for value, row in zip(EXAMPLES, result.per_example, strict=True):
+        example = decoder.decode_value(value)
+        ids, labels = (torch.from_numpy(np.array(a, dtype=np.int64))[None] for a in (example.input_ids, example.labels))
+        with torch.no_grad():
+            expected = learner.model.get_base_model()(input_ids=ids, labels=labels).loss
+        assert row.loss == pytest.approx(float(expected), rel=1e-5)
+    total = sum(row.loss * row.tokens for row in result.per_example)
+    assert result.loss == pytest.approx(total / result.tokens)
+    assert result.perplexity == pytest.approx(math.exp(result.loss))
+    assert (result.exact_match, result.rouge_l) == (None, None)
+
+
+def test_an_answer_that_the_model_generates_is_an_exact_match(learner: Learner, decoder: Decoder) -> None:
+    job = GenerateJob("the quick brown", None, max_new_tokens=4)
+    text = run_to_end(generate(job, learner, decoder, no_slots)).text
+    right = {"prompt": "the quick brown", "completion": text}
+    wrong = {"prompt": "the quick brown", "completion": f"{text} not"}
+    result = evaluated(learner, decoder, EvalJob((right, wrong), generate=True, max_new_tokens=4))
+    assert [row.output for row in result.per_example] == [text, text]
+    assert result.exact_match == 0.5
+
+
+def test_every_input_is_assigned_to_a_regime_slot(learner: Learner, decoder: Decoder) -> None:
+    """`assign_slots` receives the inputs once, in the order of the examples."""
+    received: list[list[list[int]]] = []
+
+    def assign(inputs: Sequence[NDArray[np.int32]]) -> list[int]:
+        received.append([each.tolist() for each in inputs])
+        return [0] * len(inputs)
+
+    job = EvalJob(EXAMPLES, generate=True, max_new_tokens=1)
+    evaluated(learner, decoder, job, assign_slots=assign)
+    assert received == [[input_of(decoder.decode_value(value)).tolist() for value in EXAMPLES]]
+
+
+def test_an_unusable_example_is_named(learner: Learner, decoder: Decoder) -> None:
+    job = EvalJob((*EXAMPLES, {"txt": "no such form"}), generate=False, max_new_tokens=1)
+    with pytest.raises(ExampleError, match=r"examples\[2\] is unusable") as caught:
+        evaluated(learner, decoder, job)
+    assert caught.value.reason == Reason.BAD_FORM
+
+
+def test_the_time_is_that_of_the_given_clock(learner: Learner, decoder: Decoder) -> None:
+    ticks = iter([10.0, 12.5])
+    job = EvalJob(EXAMPLES, generate=False, max_new_tokens=1)
+    assert evaluated(learner, decoder, job, clock=lambda: next(ticks)).seconds == 2.5

@@ -1,0 +1,40 @@
+"""Validation of request bodies; test_app.py covers the messages over HTTP."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from streamlearn.jobs import results
+from streamlearn.serve import schemas, views
+from streamlearn.serve.schemas import EvalRequest, GenerateRequest
+
+
+@pytest.mark.parametrize("number", [True, "3", 0, -1, 1.5, None])
+def test_a_number_of_tokens_is_a_positive_integer(number: Any) -> None:
+    """A string or a boolean is not converted; null means the configured maximum."""
+    body = {"prompt": "a", "max_new_tokens": number}
+    if number is None:
+        assert GenerateRequest.model_validate(body).max_new_tokens is None
+    else:
+        with pytest.raises(ValidationError, match="max_new_tokens"):
+            GenerateRequest.model_validate(body)
+
+
+@pytest.mark.parametrize("model", [EvalRequest, GenerateRequest])
+def test_the_documented_examples_are_valid(model: type[BaseModel]) -> None:
+    for example in model.model_json_schema()["examples"]:
+        model.model_validate(example)
+
+
+def test_every_field_is_described() -> None:
+    """The OpenAPI document takes the descriptions from the docstrings."""
+    models = [
+        value
+        for module in (results, schemas, views)
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, results.ApiModel)
+    ]
+    fields = {f"{model.__name__}.{name}": field for model in models for name, field in model.model_fields.items()}
+    assert [name for name, field in fields.items() if not field.description] == []
+    assert len(fields) > 80

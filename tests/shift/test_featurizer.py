@@ -1,0 +1,48 @@
+"""A record's features are a bounded function of its input tokens."""
+
+import math
+
+import numpy as np
+
+from streamlearn.shift.featurizer import BETWEEN, HEAD, TAIL, Featurizer, input_of
+from streamlearn.stream.decode import Example
+from tests.doubles import example
+
+
+def test_features_are_a_function_of_seed_and_tokens() -> None:
+    """The norm of phi is 1."""
+    tokens = np.arange(20, dtype=np.int32)
+    one, same, other = (Featurizer(seed).featurize(tokens) for seed in (0, 0, 1))
+    assert np.array_equal(one.phi_D, same.phi_D)
+    assert not np.array_equal(one.phi_D, other.phi_D)
+    assert abs(float(one.phi_D @ one.phi_D) - 1) < 1e-5
+
+
+def test_features_are_bounded() -> None:
+    """Beginning and end of a long input are complete, and the length is the real one."""
+    tokens = np.arange(4000, dtype=np.int32)
+    features = Featurizer(0).featurize(tokens)
+    assert len(features.buckets) <= HEAD + BETWEEN + TAIL + 5
+    assert set(range(HEAD)) | set(range(4000 - TAIL, 4000)) <= set(features.buckets.tolist())
+    assert features.log_length == math.log(4000)
+
+
+def test_order_matters_at_the_edges() -> None:
+    """The same tokens with another beginning give other buckets."""
+    one, other = (
+        Featurizer(0).featurize(np.array(ids, dtype=np.int32)) for ids in ([1, 2, 3, 4, 5, 6], [2, 1, 3, 4, 5, 6])
+    )
+    assert sorted(one.buckets.tolist()) != sorted(other.buckets.tolist())
+
+
+def test_the_input_is_what_is_not_learned() -> None:
+    """In plain text, where only the first token is not learned, it is the whole text."""
+    assert input_of(example([1, 2, 3, 4, 5], prompt_length=3)).tolist() == [1, 2, 3]
+    assert input_of(example([1, 2, 3, 4, 5], prompt_length=1)).tolist() == [1, 2, 3, 4, 5]
+
+
+def test_an_answer_between_two_questions_is_left_out() -> None:
+    """As in a conversation of several turns."""
+    ids = np.array([1, 2, 3, 4, 5, 6], dtype=np.int32)
+    labels = np.array([-100, -100, 3, -100, -100, 6], dtype=np.int32)
+    assert input_of(Example(ids, labels)).tolist() == [1, 2, 4, 5]

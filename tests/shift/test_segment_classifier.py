@@ -1,0 +1,53 @@
+"""The records of an alarm are the segment's after all, a known regime's, or new."""
+
+from streamlearn.shift.alarm import Alarm
+from streamlearn.shift.mean_embedding_test import MeanEmbeddingTest
+from streamlearn.shift.recent_record import RecentRecord
+from streamlearn.shift.regime_memory import RegimeMemory
+from streamlearn.shift.segment_classifier import Classification, SegmentClassifier
+from streamlearn.shift.token_presence_test import TokenChange
+from tests.shift.records import features_of, memory_of, recent
+
+
+def classify(
+    regimes: RegimeMemory,
+    records: tuple[RecentRecord, ...],
+    *,
+    before: tuple[RecentRecord, ...] = (),
+    change: TokenChange | None = None,
+) -> Classification:
+    classifier = SegmentClassifier(regimes, MeanEmbeddingTest(level=1e-7))
+    return classifier.classify(Alarm(9.0, 5.0, records, change), (*before, *records), here=0)
+
+
+def test_records_of_a_known_regime_are_known() -> None:
+    """Although they were counted in the segment's regime."""
+    regimes = memory_of((0, 100), (1, 100), max_regimes=4)
+    records = recent(features_of(1, 12, seed=9), 0, start=201, regimes=regimes)
+    found = classify(regimes, records)
+    assert (found.slot, found.known, found.records) == (1, True, records)
+
+
+def test_records_of_no_known_regime_are_new() -> None:
+    """Of the recent records, only the new ones."""
+    regimes = memory_of((0, 100), (1, 100), max_regimes=4)
+    before = recent(features_of(0, 12, seed=8), 0, start=201, regimes=regimes)
+    records = recent(features_of(2, 12, seed=9), 0, start=213, regimes=regimes)
+    found = classify(regimes, records, before=before)
+    assert not found.known
+    assert found.records == records
+
+
+def test_the_segments_own_records_are_its_own() -> None:
+    """An alarm without a change is a false alarm."""
+    regimes = memory_of((0, 100), (1, 100), max_regimes=4)
+    records = recent(features_of(0, 12, seed=9), 0, start=201, regimes=regimes)
+    found = classify(regimes, records)
+    assert (found.slot, found.known) == (0, True)
+
+
+def test_a_token_change_is_never_the_segments_regime() -> None:
+    """However well the records fit it."""
+    regimes = memory_of((0, 100), max_regimes=4)
+    records = recent(features_of(0, 12, seed=9), 0, start=101, regimes=regimes)
+    assert not classify(regimes, records, change=TokenChange(7, True, 30.0, 20.0)).known
