@@ -252,15 +252,17 @@ class Doctor:
 
     def _http(self) -> tuple[Level, str]:
         serve = self.settings.serve
-        if not serve.enabled:
-            return Level.OK, "off: serve.enabled is false"
-        if serve.token_file is not None or token_path(self.settings).exists():
-            obtain(self.settings)
-        if serve.tls_certfile is not None:
-            _check_certificate(serve.tls_certfile, serve.tls_keyfile)
-        ports = [("serve.port", serve.host, serve.port)]
-        if hasattr(serve, "health_port") and serve.health_port:
+        ports = []
+        if serve.enabled:
+            if serve.token_file is not None or token_path(self.settings).exists():
+                obtain(self.settings)
+            if serve.tls_certfile is not None:
+                _check_certificate(serve.tls_certfile, serve.tls_keyfile)
+            ports.append(("serve.port", serve.host, serve.port))
+        if serve.health_port is not None:
             ports.append(("serve.health_port", serve.health_host, serve.health_port))
+        if not ports:
+            return Level.OK, "off: serve.enabled is false"
         if self._locked:
             return Level.OK, "in use by the running daemon"
         return Level.OK, ", ".join(_check_port(*port) for port in ports)

@@ -17,7 +17,7 @@ _MIN_TEXT = 20
 
 
 @dataclass(frozen=True)
-class Column:
+class FittedColumn:
     """A heading of one or two lines and the cells below it."""
 
     heading: str
@@ -51,7 +51,7 @@ class Column:
 class FittedTable:
     """A table that is laid out for the width at which it is printed."""
 
-    columns: Sequence[Column]
+    columns: Sequence[FittedColumn]
     title: str | None = None
     caption: str = ""
     bold_rows: frozenset[int] = field(default_factory=frozenset)
@@ -80,7 +80,7 @@ class FittedTable:
             table.add_row(*map(Text, row), style="bold" if number in self.bold_rows else "")
         yield table
 
-    def _fitting(self, width: int) -> list[Column]:
+    def _fitting(self, width: int) -> list[FittedColumn]:
         """The columns that fit, in order."""
         shown = list(self.columns)
         highest = max(column.importance for column in shown)

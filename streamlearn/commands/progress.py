@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from streamlearn.adaptation.adaptation import ShiftReport
-from streamlearn.commands.fitted_table import Column, FittedTable
+from streamlearn.commands.fitted_table import FittedColumn, FittedTable
 from streamlearn.learner.evaluation import ExampleScore
 from streamlearn.learner.learner import Step
 from streamlearn.snapshot.snapshot import SnapshotInfo
@@ -43,7 +43,7 @@ class Measured(NamedTuple):
 
 
 @dataclass
-class SegmentProgress:
+class LabelledSegment:
     """Consecutive records with the same label."""
 
     label: str
@@ -76,7 +76,7 @@ def frozen_loss(measured: Iterable[Measured], frozen: Scorer) -> float:
     return sum(score.loss_sum for score in scores) / sum(score.tokens for score in scores)
 
 
-class Segments:
+class LabelledSegments:
     """The run, split where the label changes.
 
     The label is `meta[key]` of each record. It is parsed here from the record's bytes, after the step and for display
@@ -85,7 +85,7 @@ class Segments:
 
     def __init__(self, key: str | None) -> None:
         self.key = key
-        self.all: deque[SegmentProgress] = deque(maxlen=100)  # the stream may be endless
+        self.all: deque[LabelledSegment] = deque(maxlen=100)  # the stream may be endless
 
     def add(self, batch: Batch, step: Step) -> None:
         """Assign one step's records to segments."""
@@ -94,7 +94,7 @@ class Segments:
             groups.setdefault(self._label(record.value), []).append(Measured(loss, example))
         for label, measured in groups.items():
             if not self.all or self.all[-1].label != label:
-                self.all.append(SegmentProgress(label))
+                self.all.append(LabelledSegment(label))
             self.all[-1].add(measured, step, len(measured) / len(batch.records))
 
     def _label(self, value: bytes | None) -> str:
@@ -111,7 +111,7 @@ class ProgressDisplay:
 
     def __init__(self, key: str | None, endpoint: str | None) -> None:
         self.console = Console(file=sys.stdout)
-        self.segments = Segments(key)
+        self.segments = LabelledSegments(key)
         self.snapshots = 0
         self.shifts: deque[ShiftReport] = deque(maxlen=100)  # the stream may be endless
         self._endpoint = endpoint
@@ -192,23 +192,23 @@ def _regime(adaptation: AdaptationStatus) -> str:
     return f"regime {adaptation.current.number}, {count} shift{'s' if count != 1 else ''}"
 
 
-def _segments(segments: Sequence[SegmentProgress], frozen: Scorer | None) -> FittedTable:
+def _segments(segments: Sequence[LabelledSegment], frozen: Scorer | None) -> FittedTable:
     """One row per segment."""
     speeds = [f"{segment.tokens / segment.seconds:,.0f}" if segment.seconds else "-" for segment in segments]
     columns = [
-        Column("segment", [segment.label for segment in segments], 9, is_text=True),
-        Column("records", [f"{segment.records:,}" for segment in segments], 8),
-        Column("steps", [f"{segment.steps:,}" for segment in segments], 2),
-        Column("tokens/s", speeds, 3),
+        FittedColumn("segment", [segment.label for segment in segments], 9, is_text=True),
+        FittedColumn("records", [f"{segment.records:,}" for segment in segments], 8),
+        FittedColumn("steps", [f"{segment.steps:,}" for segment in segments], 2),
+        FittedColumn("tokens/s", speeds, 3),
     ]
     for name, importance, measured in (
         (f"first {FIRST}", 6, [segment.first for segment in segments]),
         (f"last {LAST}", 7, [segment.last for segment in segments]),
     ):
-        columns.append(Column(f"loss\n{name}", [f"{mean_loss(each):.2f}" for each in measured], 9))
+        columns.append(FittedColumn(f"loss\n{name}", [f"{mean_loss(each):.2f}" for each in measured], 9))
         if frozen is not None:
             columns.append(
-                Column(f"frozen\n{name}", [f"{frozen_loss(each, frozen):.2f}" for each in measured], importance)
+                FittedColumn(f"frozen\n{name}", [f"{frozen_loss(each, frozen):.2f}" for each in measured], importance)
             )
     return FittedTable(columns, caption=_LOSS + (_FROZEN if frozen is not None else ""))
 
@@ -219,12 +219,12 @@ def _shifts(reports: Sequence[ShiftReport], adaptation: AdaptationStatus) -> Gro
     parts: list[RenderableType] = [
         FittedTable(
             [
-                Column("from\nrecord", [f"{shift.onset:,}" for shift in shifts], 9),
-                Column(
+                FittedColumn("from\nrecord", [f"{shift.onset:,}" for shift in shifts], 9),
+                FittedColumn(
                     "kind", ["start" if shift.previous is None else shift.kind for shift in shifts], 9, is_text=True
                 ),
-                Column("regime", [f"{shift.regime}" for shift in shifts], 9),
-                Column("", ["known" if shift.known else "new" for shift in shifts], 9, is_text=True),
+                FittedColumn("regime", [f"{shift.regime}" for shift in shifts], 9),
+                FittedColumn("", ["known" if shift.known else "new" for shift in shifts], 9, is_text=True),
             ]
         )
     ]

@@ -129,7 +129,7 @@ def _health(settings: Settings, board: Board) -> AbstractContextManager[object]:
 
 @contextmanager
 def _http(settings: Settings, board: Board, jobs: JobQueue, clock: Clock) -> Iterator[str | None]:
-    """The endpoint, up before the backbone is loaded so that readiness can be asked for; yields its address."""
+    """The HTTP endpoint, started before the backbone is loaded so that /readyz answers; yields its URL."""
     if not settings.serve.enabled:
         yield None
         return

@@ -62,16 +62,16 @@ def verify_snapshots(
 
 def table(infos: "list[SnapshotInfo]") -> "RenderableType":
     """One row per snapshot."""
-    from streamlearn.commands.fitted_table import Column, FittedTable  # noqa: PLC0415 - not needed for --help
+    from streamlearn.commands.fitted_table import FittedColumn, FittedTable  # noqa: PLC0415 - not needed for --help
 
     if not infos:
         return "no snapshots yet"
     return FittedTable(
         [
-            Column("snapshot", [info.name for info in infos], 9, is_text=True),
-            Column("written (UTC)", [_seconds(info.created_at) for info in infos], 2, is_text=True),
-            Column("bytes", [f"{info.bytes:,}" for info in infos], 1),
-            Column("position", [str(info.position) for info in infos], 9, is_text=True),
+            FittedColumn("snapshot", [info.name for info in infos], 9, is_text=True),
+            FittedColumn("written (UTC)", [_seconds(info.created_at) for info in infos], 2, is_text=True),
+            FittedColumn("bytes", [f"{info.bytes:,}" for info in infos], 1),
+            FittedColumn("position", [str(info.position) for info in infos], 9, is_text=True),
         ]
     )
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streamlearn.commands.client import request
-from streamlearn.commands.fitted_table import Column, FittedTable
+from streamlearn.commands.fitted_table import FittedColumn, FittedTable
 from streamlearn.serve.views import RegimesView, ShiftsView, StatusView
 from streamlearn.settings import Settings
 from streamlearn.status.status import RegimeStatus, ShiftStatus
@@ -90,15 +90,15 @@ def _regimes(regimes: tuple[RegimeStatus, ...]) -> FittedTable:
     scored = [regime.now for regime in regimes]
     return FittedTable(
         [
-            Column("regime", [f"{'* ' if regime.current else ''}{regime.number}" for regime in regimes], 9),
-            Column("records", [f"{regime.records:,}" for regime in regimes], 9),
-            Column("visits", [f"{regime.visits}" for regime in regimes], 3),
-            Column("held\nout", [f"{regime.holdout_records}" for regime in regimes], 2),
-            Column("hold-out\nloss", [_number(now.loss if now else None, "{:.3f}") for now in scored], 8),
-            Column("accuracy\nnow", [_number(now.accuracy if now else None, "{:.3f}") for now in scored], 9),
-            Column("accuracy\nbest", [_number(regime.best_accuracy, "{:.3f}") for regime in regimes], 6),
-            Column("accuracy\nat end", [_number(regime.end_accuracy, "{:.3f}") for regime in regimes], 5),
-            Column("scored\nat step", [f"{now.step:,}" if now else "-" for now in scored], 4),
+            FittedColumn("regime", [f"{'* ' if regime.current else ''}{regime.number}" for regime in regimes], 9),
+            FittedColumn("records", [f"{regime.records:,}" for regime in regimes], 9),
+            FittedColumn("visits", [f"{regime.visits}" for regime in regimes], 3),
+            FittedColumn("held\nout", [f"{regime.holdout_records}" for regime in regimes], 2),
+            FittedColumn("hold-out\nloss", [_number(now.loss if now else None, "{:.3f}") for now in scored], 8),
+            FittedColumn("accuracy\nnow", [_number(now.accuracy if now else None, "{:.3f}") for now in scored], 9),
+            FittedColumn("accuracy\nbest", [_number(regime.best_accuracy, "{:.3f}") for regime in regimes], 6),
+            FittedColumn("accuracy\nat end", [_number(regime.end_accuracy, "{:.3f}") for regime in regimes], 5),
+            FittedColumn("scored\nat step", [f"{now.step:,}" if now else "-" for now in scored], 4),
         ],
         title="regimes",
         caption="* current regime. Loss (nats per token) and accuracy are of hold-out records.",
@@ -113,15 +113,15 @@ def _shifts(shifts: tuple[ShiftStatus, ...], title: str) -> FittedTable:
     probes = list(zip(shifts, probed, strict=True))
     return FittedTable(
         [
-            Column("kind", ["start" if first else shift.kind for shift, first in evidence], 9, is_text=True),
-            Column("declared\nat", [f"{shift.declared_at:,}" for shift in shifts], 8),
-            Column("first\nrecord", [f"{shift.onset:,}" for shift in shifts], 9),
-            Column("regime", [f"{shift.regime} {'known' if shift.known else 'new':5}" for shift in shifts], 9),
-            Column("statistic", ["-" if first else f"{shift.statistic:.3g}" for shift, first in evidence], 6),
-            Column("threshold", ["-" if first else f"{shift.threshold:.3g}" for shift, first in evidence], 5),
-            Column("probe\ntokens", [f"{shift.probe_tokens:,}" if done else "-" for shift, done in probes], 3),
-            Column("probe\nsecs", [f"{shift.probe_seconds:.1f}" if done else "-" for shift, done in probes], 2),
-            Column("mean\nCKA", [_number(shift.mean_similarity, "{:.3f}") for shift in shifts], 4),
+            FittedColumn("kind", ["start" if first else shift.kind for shift, first in evidence], 9, is_text=True),
+            FittedColumn("declared\nat", [f"{shift.declared_at:,}" for shift in shifts], 8),
+            FittedColumn("first\nrecord", [f"{shift.onset:,}" for shift in shifts], 9),
+            FittedColumn("regime", [f"{shift.regime} {'known' if shift.known else 'new':5}" for shift in shifts], 9),
+            FittedColumn("statistic", ["-" if first else f"{shift.statistic:.3g}" for shift, first in evidence], 6),
+            FittedColumn("threshold", ["-" if first else f"{shift.threshold:.3g}" for shift, first in evidence], 5),
+            FittedColumn("probe\ntokens", [f"{shift.probe_tokens:,}" if done else "-" for shift, done in probes], 3),
+            FittedColumn("probe\nsecs", [f"{shift.probe_seconds:.1f}" if done else "-" for shift, done in probes], 2),
+            FittedColumn("mean\nCKA", [_number(shift.mean_similarity, "{:.3f}") for shift in shifts], 4),
         ],
         title=title,
     )

@@ -16,7 +16,7 @@ from streamlearn.commands.doctor import STATE_FILES, Doctor, Finding, Level, fin
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
-from streamlearn.settings import ServeSettings, Settings
+from streamlearn.settings import Settings
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import Phase, Status
@@ -247,12 +247,12 @@ def test_a_certificate_that_tls_cannot_use_is_found(make: Make, tmp_path: Path) 
     assert f"serve.tls_certfile {tmp_path / 'cert.pem'}" in found.text
 
 
-@pytest.mark.skipif("health_port" not in ServeSettings.model_fields, reason="serve.health_port does not exist yet")
-def test_a_health_port_that_is_taken_is_found(make: Make) -> None:
-    """Checked on its own address, beside serve.port."""
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_health_port_that_is_taken_is_found(make: Make, enabled: bool) -> None:
+    """Checked on its own address, whether or not the endpoint is served."""
     with socket.create_server(("0.0.0.0", 0)) as taken:  # noqa: S104 - the setting's default
         port = taken.getsockname()[1]
-        found = examined(make(serve={"port": 0, "health_port": port}))["http"]
+        found = examined(make(serve={"enabled": enabled, "port": 0, "health_port": port}))["http"]
     assert (found.level, found.exit_code) == (Level.FAILED, 78)
     assert f"0.0.0.0:{port} cannot be bound" in found.text
     assert "set serve.health_port" in found.text

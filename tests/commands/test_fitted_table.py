@@ -4,14 +4,14 @@ import io
 
 from rich.console import Console
 
-from streamlearn.commands.fitted_table import Column, FittedTable
+from streamlearn.commands.fitted_table import FittedColumn, FittedTable
 
 TABLE = FittedTable(
     [
-        Column("name", ["a long name that is folded", "b"], 9, is_text=True),
-        Column("rare\nvalue", ["1", "2"], 1),
-        Column("value", ["1,000,000", "2"], 9),
-        Column("also\nrare", ["3", "4"], 2),
+        FittedColumn("name", ["a long name that is folded", "b"], 9, is_text=True),
+        FittedColumn("rare\nvalue", ["1", "2"], 1),
+        FittedColumn("value", ["1,000,000", "2"], 9),
+        FittedColumn("also\nrare", ["3", "4"], 2),
     ],
     caption="A caption.",
 )

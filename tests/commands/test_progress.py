@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from streamlearn.adaptation.adaptation import ShiftReport
-from streamlearn.commands.progress import FIRST, LAST, ProgressDisplay, Segments, frozen_loss, mean_loss
+from streamlearn.commands.progress import FIRST, LAST, LabelledSegments, ProgressDisplay, frozen_loss, mean_loss
 from streamlearn.learner.evaluation import ExampleScore
 from streamlearn.learner.learner import Step
 from streamlearn.shift.shift import Shift
@@ -34,7 +34,7 @@ def step(losses: list[float]) -> Step:
 
 def test_a_segment_ends_where_the_label_changes() -> None:
     """A returning label starts a new segment; a batch across a boundary is split between both."""
-    segments = Segments("task")
+    segments = LabelledSegments("task")
     segments.add(batch(["a", "a"]), step([1, 1]))
     segments.add(batch(["a", "b"]), step([1, 2]))
     segments.add(batch(["a"]), step([1]))
@@ -47,7 +47,7 @@ def test_a_segment_ends_where_the_label_changes() -> None:
 
 def test_losses_are_means_over_learned_tokens() -> None:
     """A record with three times the tokens counts three times; first and last use only their own records."""
-    segments = Segments("task")
+    segments = LabelledSegments("task")
     segments.add(batch(["a"], learned=1), step([5.0]))
     segments.add(batch(["a"], learned=3), step([1.0]))
     assert mean_loss(segments.all[0].first) == pytest.approx((5 + 3) / 4)
@@ -65,14 +65,14 @@ def test_without_a_key_or_a_label_the_run_is_one_segment() -> None:
         ("other", ["a", "b"]),
     ]
     for key, labels in cases:
-        segments = Segments(key)
+        segments = LabelledSegments(key)
         segments.add(batch(labels), step([1, 1]))
         assert [row.label for row in segments.all] == ["stream"]
 
 
 def test_the_frozen_loss_is_over_the_same_records() -> None:
     """The scorer gets the segment's examples in order, and its sums are divided by its tokens."""
-    segments = Segments("task")
+    segments = LabelledSegments("task")
     segments.add(batch(["a", "a"], learned=2), step([1.0, 1.0]))
     seen: list[Example] = []
 
