@@ -13,6 +13,7 @@ from streamlearn.backbone.pretrain import IGNORED, PretrainRecipe
 from tests.doubles import SENTENCES
 
 RECIPE = PretrainRecipe(steps=4, tokens_per_step=64, warmup_steps=2, held_out=2, max_tokens=16)
+SHORT = PretrainRecipe(steps=2, held_out=2)
 
 
 def model(seed: int = 0) -> Qwen3ForCausalLM:
@@ -86,3 +87,18 @@ def test_a_checkpoint_continues_bit_for_bit(tmp_path: Path) -> None:
     assert pretrain.load_checkpoint(tmp_path, resumed, optimizers[2]) == 2
     train(resumed, optimizers[2], range(2, 4))
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters(), strict=True))
+
+
+def test_a_run_writes_model_and_figures(tmp_path: Path) -> None:
+    """Two steps on a few texts, started twice with the same result."""
+    data = tmp_path / "data"
+    data.mkdir()
+    lines = [json.dumps({"text": f"the quick brown fox number {i} runs"}) for i in range(12)]
+    (data / "a.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    losses = []
+    for name in ("one", "two"):
+        pretrain.pretrain(data, tmp_path / name, SHORT, bf16=False)
+        losses.append(json.loads((tmp_path / name / "pretrain.json").read_text())["held_out_loss"])
+    assert losses[0] == losses[1]
+    assert (tmp_path / "one/model.safetensors").exists()
+    assert pretrain.nano_config().vocab_size == 4096

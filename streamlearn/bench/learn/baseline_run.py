@@ -8,9 +8,9 @@ from streamlearn.backbone.load import outline
 from streamlearn.bench.learn.baselines.baseline import Baseline
 from streamlearn.bench.learn.evaluator import Evaluator
 from streamlearn.bench.learn.methods import BaselineContext, Method
-from streamlearn.bench.learn.outcome import Progress, TrainedMethod
 from streamlearn.bench.learn.recorder import RunRecorder
 from streamlearn.bench.learn.suite import Json, Suite, TaskSegment
+from streamlearn.bench.learn.trained_method import Progress, TrainedMethod
 from streamlearn.runtime.model import Model, adapter_of
 from streamlearn.settings import Settings, StreamSettings
 from streamlearn.stream.batch import Batcher

@@ -6,9 +6,9 @@ from streamlearn.adaptation.adaptation import Adaptation, ShiftReport
 from streamlearn.bench.learn.detection_scores import detection_scores
 from streamlearn.bench.learn.evaluator import Evaluator, SlotsOf
 from streamlearn.bench.learn.methods import Method
-from streamlearn.bench.learn.outcome import Progress, TrainedMethod
 from streamlearn.bench.learn.recorder import RunRecorder
 from streamlearn.bench.learn.suite import Suite
+from streamlearn.bench.learn.trained_method import Progress, TrainedMethod
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.learner import Step
 from streamlearn.runtime.components import Components

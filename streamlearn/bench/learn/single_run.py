@@ -18,10 +18,10 @@ from streamlearn.bench.learn.arms import settings_of
 from streamlearn.bench.learn.baseline_run import train_baseline
 from streamlearn.bench.learn.daemon_run import train_in_daemon
 from streamlearn.bench.learn.methods import Method
-from streamlearn.bench.learn.outcome import Progress, TrainedMethod
 from streamlearn.bench.learn.recorder import RunRecorder
 from streamlearn.bench.learn.scores import Scores, scores
 from streamlearn.bench.learn.suite import Suite
+from streamlearn.bench.learn.trained_method import Progress, TrainedMethod
 from streamlearn.runtime.model import adapter_of, versions
 from streamlearn.settings import Settings
 

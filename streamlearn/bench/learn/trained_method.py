@@ -1,4 +1,4 @@
-"""The outcome of training a method on a suite, before the scores are computed."""
+"""A trained method and its measurements, before the scores are computed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
