@@ -161,7 +161,11 @@ def _same_stream(daemon: DaemonProcess) -> dict[str, Any]:
     [
         (["run", "--config", "absent.yaml"], 78, "absent.yaml: cannot be read"),
         (["run"], 64, "Missing option"),
-        (["feed", __file__, "--topic", "t"], 64, "exactly one of --config and --bootstrap-servers"),
+        (
+            ["feed", __file__, "--topic", "t"],
+            64,
+            "feed needs a cluster to write to: add --config FILE or --bootstrap-servers HOST:PORT",
+        ),
         (["feed", __file__, "--topic", "t", "--bootstrap-servers", "127.0.0.1:1"], 74, "127.0.0.1:1"),
     ],
 )
