@@ -78,7 +78,7 @@ class JsonlSource:
         """Do nothing: a file has no consumer groups."""
 
     def lag(self, position: Position) -> Mapping[TopicPartition, int]:
-        """Known lines after `position`, blank ones too. The first call reads the whole file unless it is followed."""
+        """Known lines after `position`, including blank ones. The first call reads the whole file if not followed."""
         try:
             known = self._counter.count(_COUNT_BYTES)
         except READ_ERRORS:

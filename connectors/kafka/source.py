@@ -90,7 +90,7 @@ class KafkaSource:
         self._topics = self._cluster.topics(self._settings.topics, to=[ACLOperation.READ])
         check_identity(identity or {}, self.identity)
         self._consumer = new_consumer(self._settings, _BOOTSTRAP_S)
-        begins, ends = self._log_ranges([origin for topic in self._topics.values() for origin in topic.origins])
+        begins, ends = self._log_spans([origin for topic in self._topics.values() for origin in topic.origins])
         settings = self._settings
         starts = starting_offsets(position, begins, ends, settings.offset_start, settings.offset_gap_policy)
         self._move_to(position, starts)
@@ -285,7 +285,7 @@ class KafkaSource:
         try:
             topics = self._cluster.topics(self._settings.topics)
             added = [origin for topic in topics.values() for origin in topic.origins if origin not in self._next]
-            begins, _ = self._log_ranges(added)
+            begins, _ = self._log_spans(added)
         except SourceError as error:
             self._note_no_answer(str(error))
             return
@@ -298,7 +298,7 @@ class KafkaSource:
                 Event.PARTITIONS_CHANGED, added=[str(origin) for origin in added], partitions=len(self._next)
             )
 
-    def _log_ranges(
+    def _log_spans(
         self, origins: Sequence[TopicPartition]
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         """First and next offset of each log.
@@ -328,7 +328,7 @@ class KafkaSource:
         """
         try:
             topics = self._cluster.topics(self._settings.topics)
-            begins, ends = self._log_ranges(list(self._next))
+            begins, ends = self._log_spans(list(self._next))
         except SourceError:
             return False
         check_identity(self.identity, identity_of(topics.values()))

@@ -70,10 +70,10 @@ class ImagePlaceholders:
         if self.vision is None:
             return ids, labels, ()
         image_token, remaining = self.vision.image_token, iter(images)
-        if ids.count(image_token) != len(images):
+        found = ids.count(image_token)
+        if found != len(images):
             raise RecordError(
-                Reason.BAD_FORM,
-                f"expected one placeholder per image, found {ids.count(image_token)} for {len(images)} images",
+                Reason.BAD_FORM, f"a record must have one placeholder per image, found {found} for {len(images)} images"
             )
         new_ids: list[int] = []
         new_labels: list[int] = []

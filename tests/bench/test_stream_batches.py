@@ -17,7 +17,7 @@ def test_every_batch_of_a_stream_is_yielded() -> None:
         source.exhausted = not polled
         return batch
 
-    intake = SimpleNamespace(next_batch=next_batch, last_batches=lambda: [3])
-    components: Any = SimpleNamespace(intake=intake, source=source)
+    intake = SimpleNamespace(next_batch=next_batch, flush=lambda: [3])
+    components: Any = SimpleNamespace(checkpoint=SimpleNamespace(intake=intake), source=source)
     found: list[Any] = list(stream_batches(components))
     assert found == [1, 2, 3]

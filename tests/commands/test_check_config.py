@@ -28,7 +28,7 @@ def test_an_adapter_that_fits_is_described() -> None:
         ({"model": "owner/name"}, r"backbone\.revision: .*40 hex digits.*None"),
         ({"model": "owner/name", "revision": "main"}, r"backbone\.revision: .*40 hex digits.*main"),
         ({"model": "/nowhere/model"}, r"backbone\.model /nowhere/model: no such folder"),
-        ({"model": "builtin:nono"}, r"backbone\.model builtin:nono: unknown"),
+        ({"model": "builtin:nono"}, r"backbone\.model builtin:nono: no such model; builtin models are builtin:nano"),
         ({"device": "gpu"}, r"backbone\.device: expected auto, cpu, cuda or cuda:N, found 'gpu'"),
     ],
 )

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.runtime import components as module
+from streamlearn.runtime import checkpoint as module
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.serve.views import JobsView, status_view
@@ -35,7 +35,7 @@ WALL = {
     "datetime.date.today",
 }
 NAMED = {
-    ("streamlearn/runtime/components.py", "datetime.datetime.now"),  # a snapshot's created_at: information for people
+    ("streamlearn/runtime/checkpoint.py", "datetime.datetime.now"),  # a snapshot's created_at: information for people
     ("streamlearn/commands/doctor.py", "time.time"),  # warns that the clock is not set
     ("streamlearn/status/board.py", "time.time"),  # the default of Clock.wall: started_at and the snapshot's age
 }

@@ -1,10 +1,9 @@
-"""Against a real broker: dead letters and feed."""
+"""Dead letters against a real broker."""
 
 import pytest
 
 from connectors.kafka.dead_letters import KafkaDeadLetters
-from connectors.kafka.feed import feed
-from streamlearn.errors import DeadLetterError, Reason, SourceError
+from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.stream.record import Record, TopicPartition
 from streamlearn.stream.source import DeadLetter
 from tests.broker import Broker
@@ -62,34 +61,6 @@ def test_a_refused_dead_letter_is_an_error(broker: Broker) -> None:
     with pytest.raises(DeadLetterError, match=rf"cannot be written: topic {topic}: .*MessageSizeTooLarge"):
         sink.flush()
     sink.close()
-
-
-def test_feed_keeps_the_order_and_counts_acknowledged_lines(broker: Broker) -> None:
-    """Every line is in the topic, in order, without a key; the last report is the count."""
-    topic = broker.new_topic()
-    lines = [b'{"text": "%d"}' % number for number in range(4500)]
-    reports: list[int] = []
-    assert feed(broker.settings(topic), topic, iter(lines), report=reports.append) == 4500
-    assert reports == sorted(reports)
-    assert reports[-1] == 4500
-    messages = broker.read_all(topic)
-    assert [message.value for message in messages] == lines
-    assert {message.key for message in messages} == {None}
-
-
-@pytest.mark.parametrize("max_message_bytes", ["1048588", "2000"])
-def test_feed_names_a_refused_line(broker: Broker, max_message_bytes: str) -> None:
-    """A line that is too large for the client or for the broker."""
-    topic = broker.new_topic(max_message_bytes=max_message_bytes)
-    broken = [b"a", b"b", b"x" * (2 << 20 if max_message_bytes == "1048588" else 5000), b"c"]
-    with pytest.raises(SourceError, match=r"refused line 2: .*TooLarge"):
-        feed(broker.settings(topic), topic, broken)
-
-
-def test_feed_requires_the_topic(broker: Broker) -> None:
-    """Feeding a misspelled topic creates nothing."""
-    with pytest.raises(SourceError, match="topic nowhere must exist"):
-        feed(broker.settings("nowhere"), "nowhere", [b"a"])
 
 
 def test_dead_letters_survive_an_outage(broker: Broker) -> None:

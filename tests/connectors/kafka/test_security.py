@@ -18,7 +18,7 @@ from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import Position, Record, TopicPartition
 from streamlearn.stream.source import DeadLetter
 from tests.broker import USER, Broker, needed_kafka, running
-from tests.connectors.secured import Authority, SecuredBroker
+from tests.connectors.kafka.secured import Authority, SecuredBroker
 
 GROUP = "streamlearn"
 
@@ -115,7 +115,7 @@ class TestBroker:
             Event.SOURCE_REACHABLE,
         ]
 
-    def test_a_certificate_that_the_broker_does_not_trust_is_refusal(
+    def test_a_certificate_that_the_broker_does_not_trust_is_refused(
         self, secured: SecuredBroker, tmp_path: Path
     ) -> None:
         """No certificate, and one signed by another CA."""
@@ -124,7 +124,7 @@ class TestBroker:
         certificate, key = Authority(tmp_path / "other").issue("daemon")
         assert advice in refusal(secured.by_certificate("any", ssl_certfile=certificate, ssl_keyfile=key))
 
-    def test_a_broker_that_we_do_not_trust_is_refusal(self, secured: SecuredBroker, tmp_path: Path) -> None:
+    def test_a_broker_that_we_do_not_trust_is_refused(self, secured: SecuredBroker, tmp_path: Path) -> None:
         """One signed by another CA, and ours under another host name: nothing is sent to either."""
         advice = "the broker's certificate must be signed by a CA in ssl.cafile"
         assert advice in refusal(secured.by_password("any", ssl_cafile=None))
@@ -244,7 +244,7 @@ def test_a_certificate_without_its_key_is_named(tmp_path: Path) -> None:
     assert secure_options(settings(security_protocol="SSL", ssl_certfile=certificate, ssl_keyfile=key))
 
 
-def test_a_key_without_its_certificate_is_refusal() -> None:
+def test_a_key_without_its_certificate_is_refused() -> None:
     """It would be ignored silently."""
     with pytest.raises(ValidationError, match=r"ssl\.keyfile is the key of ssl\.certfile: set both"):
         settings(security_protocol="SSL", ssl_keyfile="key.pem")
