@@ -82,15 +82,6 @@ def locate(settings: BackboneSettings) -> Path | None:
     return _local_folder(settings) or _cached(settings)
 
 
-def would_be_fetched(settings: BackboneSettings) -> bool:
-    """Whether `outline` would download the model.
-
-    Raises:
-        ConfigError: see `locate`.
-    """
-    return locate(settings) is None
-
-
 def outline(settings: BackboneSettings) -> Outline:
     """Locate the model, download what is missing of a hub model, and read the architecture.
 

@@ -24,7 +24,6 @@ from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.parse import json_type
 
-FORMATS = ("JPEG", "PNG", "WEBP")
 _BEGINNINGS: Mapping[str, bytes] = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "WEBP": b"RIFF"}
 
 # Set once and for the whole process: filters are shared by all threads and must not be switched back and forth.

@@ -1,8 +1,7 @@
 """Shifts through the whole loop: found, probed, entered, and bit-equal after a death anywhere."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import Phase, Status
 from streamlearn.stream.batch import Batch
 from tests.doubles import tiny_backbone
+from tests.runtime.test_daemon import daemon_of, opened
 
 PER_TASK = 90
 TASKS = {
@@ -76,19 +76,6 @@ def make(tmp_path: Path, backbone: Path) -> Callable[..., Settings]:
         return Settings.model_validate({"state": folder / "state", "source": source, **values})
 
     return build
-
-
-@contextmanager
-def opened(settings: Settings) -> Iterator[Components]:
-    components = Components(settings)
-    try:
-        yield components
-    finally:
-        components.close()
-
-
-def daemon_of(components: Components, observer: Any = None) -> Daemon:
-    return Daemon(components, Board(Status(Phase.STARTING), Clock()), JobQueue(1), observer=observer)
 
 
 def run(settings: Settings) -> tuple[dict[str, Tensor], Components]:
@@ -357,8 +344,9 @@ def test_experts_of_a_running_daemon(make: Callable[..., Settings]) -> None:
         daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs)
         daemon.run()
         future = jobs.submit(ExpertsJob("layers.0."))
-        daemon.serve_jobs()
-        result = future.result(timeout=0)
+        while not future.done():  # each call works for `serve.eval_budget_s` at most
+            daemon.serve_jobs()
+        result = future.result()
     assert isinstance(result, ExpertsResult)
     assert (result.holdout_records, result.unmeasured) == (2 * (PER_TASK // 20), None)
     assert all("layers.0." in layer.layer for layer in result.layers)

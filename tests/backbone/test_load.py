@@ -13,7 +13,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from streamlearn.backbone.load import BUILTIN, Backbone, digest, load, locate, outline, would_be_fetched
+from streamlearn.backbone.load import BUILTIN, Backbone, digest, load, locate, outline
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings
 from tests.backbone.conftest import Folders
@@ -47,7 +47,7 @@ def refusal(settings: BackboneSettings) -> str:
 def refusals(settings: BackboneSettings) -> set[str]:
     """The messages of everything that checks the settings."""
     found = set()
-    for check in (locate, would_be_fetched, outline):
+    for check in (locate, outline):
         with pytest.raises(ConfigError) as caught:
             check(settings)
         found.add(str(caught.value))
@@ -138,7 +138,6 @@ def test_a_local_model_is_located_without_the_hub(folder: Path, monkeypatch: pyt
     forbid_download(monkeypatch)
     for model, expected in (("builtin:nano", BUILTIN["builtin:nano"]), (str(folder), folder)):
         assert locate(settings_for(model)) == expected
-        assert not would_be_fetched(settings_for(model))
 
 
 def test_a_hub_model_is_located_in_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,10 +154,8 @@ def test_a_hub_model_is_located_in_the_cache(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     settings = settings_for("owner/name", revision=REVISION)
     assert locate(settings) == folder
-    assert not would_be_fetched(settings)
     complete = False
     assert locate(settings) is None
-    assert would_be_fetched(settings)
 
 
 def test_the_hubs_own_cache_is_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
