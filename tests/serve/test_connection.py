@@ -91,7 +91,9 @@ def test_pipelined_requests_are_each_answered(strict: Daemon) -> None:
         connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2 + HEAD + BODY)
         received = b""
         while received.count(b"HTTP/1.1 200") < 3:
-            received += connection.recv(4096)
+            part = connection.recv(4096)
+            assert part, f"closed after {received!r}"
+            received += part
 
 
 def test_many_silent_clients_do_not_block_others(strict: Daemon) -> None:
