@@ -26,7 +26,8 @@ import orjson
 from rich.table import Table
 
 from streamlearn.adaptation.adaptation import ShiftReport
-from streamlearn.bench.learn.arms import settings_of
+from streamlearn.bench.learn.arms import read_arm
+from streamlearn.bench.learn.profile import read_profile
 from streamlearn.bench.superni import read_task
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.learner import Step
@@ -91,7 +92,8 @@ def run(rows: Sequence[dict[str, Any]], arm: str, seed: int) -> _Recorder:
         file.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
         no_holdout = {"holdout.every_records": 0}
         state = Path(folder) / "state"
-        components = Components(settings_of(arm, seed=seed, state=state, stream=file, shared=no_holdout))
+        nano = read_profile("nano")
+        components = Components(read_arm(arm, nano, seed=seed, state=state, stream=file, shared=no_holdout).settings)
         Daemon(components, Board(Status(Phase.STARTING), Clock()), JobQueue(1), observer=recorder).run()
         components.close()
     return recorder

@@ -1,37 +1,71 @@
-"""Arms: a preset and its changed settings on one line, such as `mh-moe:learner.router_lr=0:adapter.rank=2`."""
+"""Arms: a preset and its changed settings on one line, such as `mh-moe:learner.router_lr=0:adapter.rank=2`.
+
+Changes in the section `baseline` are options of the baseline that trains the arm; all others are settings.
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from streamlearn.bench.learn.profile import Profile
 from streamlearn.errors import UsageError
 from streamlearn.settings import Settings
 
-NANO: Mapping[str, Mapping[str, Any]] = {
-    "stream": {"max_tokens": 1024, "batch_tokens": 1024, "batch_records": 8},
-    "learner": {"lr": 1e-3},
-    "probe": {"warmup_tokens": 1024, "similarity_tokens": 512},
-    "snapshot": {"every_records": 1_000_000, "every_s": 1e9},
-    "log": {"level": "error"},
+COMMON: Mapping[str, Any] = {
+    "snapshot.every_records": 1_000_000,
+    "snapshot.every_s": 1e9,
+    "log.level": "error",
 }
-"""Settings for the bundled backbone that differ from the defaults: ten times the learning rate, and fewer tokens."""
+"""Settings of every run: snapshots and log lines would only cost time."""
+OPTIONS = "baseline"
+"""The section whose values are options of the baseline."""
 
 
-def settings_of(arm: str, *, seed: int, state: Path, stream: Path, shared: Mapping[str, Any] | None = None) -> Settings:
-    """Return the settings of an arm; `shared` holds changes for all arms, by dotted key.
+@dataclass(frozen=True)
+class Arm:
+    """An arm, read."""
+
+    settings: Settings
+    options: Mapping[str, float]
+    """Options of the baseline, by name."""
+
+
+def read_arm(
+    arm: str,
+    profile: Profile,
+    *,
+    seed: int,
+    state: Path,
+    stream: Path,
+    shared: Mapping[str, Any] | None = None,
+    own: Mapping[str, Any] | None = None,
+) -> Arm:
+    """Return settings and options of an arm; later ones override: profile, `shared`, the arm's changes, `own`.
+
+    Args:
+        arm: `PRESET:section.key=value:...`.
+        profile: Gives the settings for all methods.
+        seed: Seed of the run.
+        state: The daemon's state folder.
+        stream: File of the records.
+        shared: Changes for all arms, by dotted key.
+        own: The method's changes that the profile or a search adds, by dotted key.
 
     Raises:
         UsageError: a change is not `section.key=value`.
     """
     preset, *changes = arm.split(":")
-    sections: dict[str, Any] = {name: dict(values) for name, values in NANO.items()}
-    sections.setdefault("adapter", {})["preset"] = preset
-    for key, value in [*(shared or {}).items(), *(_change(change) for change in changes)]:
+    sections: dict[str, Any] = {"adapter": {"preset": preset}}
+    layers = [COMMON.items(), profile.settings.items(), (shared or {}).items(), map(_change, changes)]
+    for key, value in [item for layer in [*layers, (own or {}).items()] for item in layer]:
         section, _, name = key.partition(".")
         sections.setdefault(section, {})[name] = value
-    return Settings(state=state, seed=seed, source={"jsonl": {"path": stream}}, **sections)
+    options = sections.pop(OPTIONS, {})
+    settings = Settings(state=state, seed=seed, source={"jsonl": {"path": stream}}, **sections)
+    return Arm(settings, options)
 
 
 def _change(text: str) -> tuple[str, Any]:

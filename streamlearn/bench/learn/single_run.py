@@ -14,10 +14,11 @@ import orjson
 
 from streamlearn.adapters.check import activated_parameters
 from streamlearn.backbone.load import outline
-from streamlearn.bench.learn.arms import settings_of
+from streamlearn.bench.learn.arms import read_arm
 from streamlearn.bench.learn.baseline_run import train_baseline
 from streamlearn.bench.learn.daemon_run import train_in_daemon
 from streamlearn.bench.learn.methods import Method
+from streamlearn.bench.learn.profile import read_profile
 from streamlearn.bench.learn.recorder import RunRecorder
 from streamlearn.bench.learn.scores import Scores, scores
 from streamlearn.bench.learn.suite import Suite
@@ -67,7 +68,7 @@ def _settings(suite: Suite, arm: str, seed: int, folder: Path) -> Settings:
     records = [record for segment in suite.segments for record in segment.records]
     stream.write_bytes(b"".join(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in records))
     shared = {**SHARED, **({} if suite.backbone == "builtin:nano" else {"backbone.model": suite.backbone})}
-    return settings_of(arm, seed=seed, state=folder / "state", stream=stream, shared=shared)
+    return read_arm(arm, read_profile("nano"), seed=seed, state=folder / "state", stream=stream, shared=shared).settings
 
 
 def _quality(suite: Suite, trained: TrainedMethod, *, generate: bool) -> dict[str, Any]:
