@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from streamlearn.backbone import attention
 from streamlearn.backbone.attention import band_mask, packed_attention
 from streamlearn.backbone.load import load, outline
 from streamlearn.settings import BackboneSettings
@@ -127,6 +128,18 @@ def test_attention_is_the_softmax_within_each_record(window: int | None, dtype: 
     gradients = torch.autograd.grad((found.float() * direction).sum(), inputs)
     expected_gradients = torch.autograd.grad((expected * direction).sum(), inputs)
     torch.testing.assert_close(gradients, expected_gradients, rtol=rtol, atol=atol)
+
+
+def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record longer than a block, in bfloat16 on a CPU, is attended to as in one block."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, heads, 11, 8, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2)]
+    found = []
+    for block in (11, 4):
+        monkeypatch.setattr(attention, "BLOCK", block)
+        output, _ = packed_attention(torch.nn.Module(), *inputs, None, cu_seq_lens_q=torch.tensor([0, 11]))
+        found.append((output, *torch.autograd.grad(output.float().square().sum(), inputs)))
+    torch.testing.assert_close(found[1], found[0], rtol=0.02, atol=0.02)
 
 
 def test_a_band_is_the_window_up_to_the_token_itself() -> None:
