@@ -58,7 +58,7 @@ def read_arm(
         UsageError: a change is not `section.key=value`.
     """
     preset, *changes = arm.split(":")
-    sections: dict[str, dict[str, Any]] = {"adapter": {"preset": preset}}
+    sections: dict[str, Any] = {"adapter": {"preset": preset}}
     changed = dict(map(_change, changes))
     for section, values in by_section(COMMON, profile.settings, shared or {}, changed, own or {}).items():
         sections.setdefault(section, {}).update(values)

@@ -105,6 +105,14 @@ class RunConditions:
     order: tuple[str, ...] = ()
     """Tasks of a folder, in training order; empty for the order of their names."""
 
+    def check(self) -> None:
+        """Check that the profile can be read and has a backbone.
+
+        Raises:
+            UsageError: it cannot, or has none; the message names the option.
+        """
+        read_profile(self.profile).model(self.backbone)
+
     def job(
         self, suite: str, method: str, seed: int, *, own: Mapping[str, Any] | None = None, label: str = ""
     ) -> RunJob:

@@ -68,6 +68,8 @@ class Method:
     """A change to the daemon that no setting can make."""
     eval_bias: bool = True
     """Whether the daemon routes test records with the bias of their regime."""
+    search: tuple[str, tuple[float, ...]] | None = None
+    """Dotted key of its strength, and four values of it; None: it has none."""
 
     def arm_for(self, suite: Suite) -> str:
         """Return the arm for a suite, its rank multiplied by the number of segments."""

@@ -42,8 +42,9 @@ class Plan:
         """Check that every suite and method can be run.
 
         Raises:
-            UsageError: a suite, method or order is unknown; the message lists the known ones.
+            UsageError: a suite, method or order is unknown, the message lists the known ones; or there is no backbone.
         """
+        self.conditions.check()
         for part in self.parts:
             check_methods(part.methods, [*METHODS, *ABLATIONS])
             for suite in part.suites:

@@ -45,6 +45,19 @@ class Profile:
         """Return the backbone's name in tables; a folder is the profile's backbone unless that is a builtin model."""
         return self.backbone if folder is None or not self.backbone.startswith("builtin:") else folder.resolve().name
 
+    def model(self, folder: Path | None) -> str:
+        """Return the setting `backbone.model`: the folder, or the builtin model that the profile is for.
+
+        Raises:
+            UsageError: there is no folder, and the profile's backbone is no builtin model.
+        """
+        model = self.settings.get("backbone.model", self.backbone) if folder is None else str(folder.resolve())
+        if folder is None and model == self.backbone and not model.startswith("builtin:"):
+            raise UsageError(f"--backbone: profile {self.name} is for {self.backbone}; name the folder of that model")
+        if folder is not None and not folder.is_dir():
+            raise UsageError(f"--backbone {folder}: expected the folder of a model")
+        return str(model)
+
     def to_json(self) -> bytes:
         """Return the content of the profile's file."""
         values = {key: value for key, value in asdict(self).items() if key != "name"}

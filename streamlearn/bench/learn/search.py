@@ -11,8 +11,10 @@ from typing import Any
 
 import orjson
 
+from streamlearn.backbone.load import outline
 from streamlearn.bench.learn.job import RunConditions, RunJob
 from streamlearn.bench.learn.methods import METHODS
+from streamlearn.bench.learn.plan import check_methods, check_suite
 from streamlearn.bench.learn.processes import Outcome, RunFailedError
 from streamlearn.bench.learn.profile import Profile, Prompts, read_profile
 from streamlearn.bench.learn.search_trials import (
@@ -28,6 +30,7 @@ from streamlearn.bench.learn.search_trials import (
     strengths,
 )
 from streamlearn.errors import UsageError
+from streamlearn.settings import BackboneSettings
 
 SEED = 100
 """Seed of the trials; no result uses it."""
@@ -60,21 +63,23 @@ class Search:
     methods: Sequence[str]
     conditions: RunConditions
     """The profile in it is the one that the search starts from."""
-    first_layers: Sequence[int | None]
-    """The values of `adapter.first_layer` to choose from."""
     make_runs: MakeRuns
 
     def __post_init__(self) -> None:
         self.start = read_profile(self.conditions.profile)
+        self.first_layers = (None, upper_half(self.start.model(self.conditions.backbone)))
         self.failed: list[RunJob] = []
 
     def run(self) -> Found:
         """Make the missing trials of all stages and choose.
 
         Raises:
-            UsageError: the folder holds a search from another start, or its trials are being made by another command.
+            UsageError: a method or the suite is unknown, the folder holds a search from another start, or its trials
+                are being made by another command.
             RunFailedError: a trial of every setup failed.
         """
+        check_methods(self.methods, SEARCHED)
+        check_suite(self.suite)
         self._check_start()
         setups = self._choose_setup()
         setup = min(setups, key=lambda each: _mean_rank(setups[each]))
@@ -160,6 +165,12 @@ class Search:
             "evaluated_per_task": job.evaluated,
             "backbone": self.start.backbone_name(self.conditions.backbone),
         }
+
+
+def upper_half(model: str) -> int | None:
+    """Return the first layer of the upper half of a backbone's decoder; None for a decoder of one layer."""
+    config = outline(BackboneSettings(model=model)).config
+    return config.get_text_config().num_hidden_layers // 2 or None
 
 
 def _mean_rank(trials: Sequence[Trial]) -> tuple[float, float]:

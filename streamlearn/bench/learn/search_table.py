@@ -137,7 +137,12 @@ def _layers(setup: Setup) -> str:
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    return {"method": trial.method, "own": dict(trial.own), "ap": trial.ap, "loss": None if trial.ap is None else trial.loss}
+    return {
+        "method": trial.method,
+        "own": dict(trial.own),
+        "ap": trial.ap,
+        "loss": None if trial.ap is None else trial.loss,
+    }
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -54,3 +54,11 @@ def tiny_profile(tiny: Path) -> Profile:
             "probe.similarity_tokens": 64,
         },
     )
+
+
+@pytest.fixture
+def tiny_profile_file(tiny_profile: Profile, tmp_path: Path) -> Path:
+    """The file of `tiny_profile`, for workers and commands."""
+    file = tmp_path / "tiny.json"
+    file.write_bytes(tiny_profile.to_json())
+    return file
