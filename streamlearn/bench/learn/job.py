@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from streamlearn.bench.learn.profile import read_profile
+from streamlearn.bench.learn.splits import Draw
 from streamlearn.bench.learn.suite import Suite
-from streamlearn.bench.learn.suites import SUITES, Draw, of_folder
+from streamlearn.bench.learn.suites import SUITES, of_folder
 
 Split = Literal["development", "test"]
 

@@ -74,10 +74,10 @@ def read_profile(name: str) -> Profile:
     if name in PACKAGED:
         text = files(__package__).joinpath("profiles", f"{name}.json").read_bytes()
     elif file.is_file():
-        text, name = file.read_bytes(), file.stem
+        text = file.read_bytes()
     else:
         raise UsageError(f"--profile {name}: expected a file or one of {', '.join(PACKAGED)}")
     try:
-        return Profile(name=name, **orjson.loads(text))
+        return Profile(name=file.stem, **orjson.loads(text))
     except (orjson.JSONDecodeError, TypeError) as error:
         raise UsageError(f"--profile {name}: not a profile: {error}") from error

@@ -40,7 +40,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def start(job: RunJob, threads: int) -> Worker:
         methods.append(job.method)
         job.file.parent.mkdir(parents=True, exist_ok=True)
-        errors = tempfile.TemporaryFile()
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the run
         command = [sys.executable, "-c", FAILS if job.method == "gem" else WRITES, str(job.file)]
         return Worker(job, subprocess.Popen(command, stderr=errors), errors)
 

@@ -29,7 +29,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_what_is_no_profile_is_refused(text: str, tmp_path: Path) -> None:
     """The message has the option."""
     (tmp_path / "mine.json").write_text(text)
-    with pytest.raises(UsageError, match="--profile .*mine.json: not a profile"):
+    with pytest.raises(UsageError, match=r"--profile .*mine\.json: not a profile"):
         read_profile(str(tmp_path / "mine.json"))
     with pytest.raises(UsageError, match="--profile none: expected a file or one of nano, smollm2"):
         read_profile("none")
@@ -50,5 +50,5 @@ def test_the_model_is_the_folder_or_builtin(tmp_path: Path) -> None:
     assert Profile("t", "tiny", settings={"backbone.model": "/a"}).model(None) == "/a"
     with pytest.raises(UsageError, match="--backbone: profile s is for SmolLM2"):
         Profile("s", "SmolLM2").model(None)
-    with pytest.raises(UsageError, match="--backbone .*none: expected the folder of a model"):
+    with pytest.raises(UsageError, match=r"--backbone .*none: expected the folder of a model"):
         Profile("s", "SmolLM2").model(tmp_path / "none")
