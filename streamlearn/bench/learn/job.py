@@ -4,14 +4,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from streamlearn.bench.learn.profile import read_profile
-from streamlearn.bench.learn.splits import Draw
+from streamlearn.bench.learn.splits import Draw, Split
 from streamlearn.bench.learn.suite import Suite
 from streamlearn.bench.learn.suites import SUITES, of_folder
-
-Split = Literal["development", "test"]
 
 
 @dataclass(frozen=True)
