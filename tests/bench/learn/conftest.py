@@ -40,10 +40,9 @@ def tiny_profile(tiny: Path) -> Profile:
     """Profile of the tiny backbone in float32 on the CPU, for short streams of short records."""
     return Profile(
         name="tiny",
-        backbone="tiny",
+        backbone=str(tiny),
         records=24,
         settings={
-            "backbone.model": str(tiny),
             "backbone.dtype": "float32",
             "backbone.device": "cpu",
             "stream.max_tokens": 128,
