@@ -58,14 +58,22 @@ def read_arm(
         UsageError: a change is not `section.key=value`.
     """
     preset, *changes = arm.split(":")
-    sections: dict[str, Any] = {"adapter": {"preset": preset}}
-    layers = [COMMON.items(), profile.settings.items(), (shared or {}).items(), map(_change, changes)]
-    for key, value in [item for layer in [*layers, (own or {}).items()] for item in layer]:
-        section, _, name = key.partition(".")
-        sections.setdefault(section, {})[name] = value
+    sections: dict[str, dict[str, Any]] = {"adapter": {"preset": preset}}
+    changed = dict(map(_change, changes))
+    for section, values in by_section(COMMON, profile.settings, shared or {}, changed, own or {}).items():
+        sections.setdefault(section, {}).update(values)
     options = sections.pop(OPTIONS, {})
     settings = Settings(state=state, seed=seed, source={"jsonl": {"path": stream}}, **sections)
     return Arm(settings, options)
+
+
+def by_section(*layers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Group values by the section of their dotted key; later layers override earlier ones."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in (item for layer in layers for item in layer.items()):
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    return sections
 
 
 def _change(text: str) -> tuple[str, Any]:

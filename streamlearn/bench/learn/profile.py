@@ -41,6 +41,10 @@ class Profile:
         """Return the method's own settings by dotted key."""
         return dict(self.methods.get(method, {}))
 
+    def backbone_name(self, folder: Path | None) -> str:
+        """Return the backbone's name in tables; a folder is the profile's backbone unless that is a builtin model."""
+        return self.backbone if folder is None or not self.backbone.startswith("builtin:") else folder.resolve().name
+
     def to_json(self) -> bytes:
         """Return the content of the profile's file."""
         values = {key: value for key, value in asdict(self).items() if key != "name"}
