@@ -67,6 +67,18 @@ def read_arm(
     return Arm(settings, options)
 
 
+def own_values(name: str, arm: str, profile: Profile) -> dict[str, Any]:
+    """Return the values that a profile has for a method, by dotted key; they override the method's arm.
+
+    An ablation has none of its own: it takes those of its preset, except for what its arm changes.
+    """
+    preset, *changes = arm.split(":")
+    if name in profile.methods:
+        return dict(profile.methods[name])
+    changed = dict(map(_change, changes))
+    return {key: value for key, value in profile.methods.get(preset, {}).items() if key not in changed}
+
+
 def by_section(*layers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Group values by the section of their dotted key; later layers override earlier ones."""
     sections: dict[str, dict[str, Any]] = {}

@@ -33,13 +33,9 @@ class Profile:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Dotted key -> value, for all methods."""
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Method -> dotted key -> value; overrides `settings` and the method's arm."""
+    """Method -> dotted key -> value; overrides `settings` and the method's arm, see `arms.own_values`."""
     source: Mapping[str, Any] = field(default_factory=dict)
     """What the values were chosen from; empty for values that were not searched."""
-
-    def changes_for(self, method: str) -> dict[str, Any]:
-        """Return the method's own settings by dotted key."""
-        return dict(self.methods.get(method, {}))
 
     def backbone_name(self, folder: Path | None) -> str:
         """Return the backbone's name in tables; a folder is the profile's backbone unless that is a builtin model."""

@@ -35,7 +35,7 @@ from streamlearn.settings import BackboneSettings
 SEED = 100
 """Seed of the trials; no result uses it."""
 PROMPTS: tuple[Prompts, ...] = ("plain", "chat")
-SEARCHED = tuple(name for name, method in METHODS.items() if method.trained and name != "blind")
+SEARCHED = tuple(name for name, method in METHODS.items() if method.trained)
 """Methods with something to search: all but those that train nothing."""
 
 MakeRuns = Callable[[Sequence[RunJob]], Outcome]
