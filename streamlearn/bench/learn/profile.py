@@ -25,7 +25,7 @@ class Profile:
 
     name: str
     backbone: str
-    """Name of the backbone in tables, such as `SmolLM2-135M-Instruct`; for a builtin model its setting."""
+    """Name of the backbone in tables, such as `SmolLM2-135M-Instruct`; for a builtin model its setting; or a folder."""
     prompts: Prompts = "plain"
     """Whether a record is prompt and completion, or two messages in the backbone's chat template."""
     records: int = 100
@@ -42,17 +42,18 @@ class Profile:
         return self.backbone if folder is None or not self.backbone.startswith("builtin:") else folder.resolve().name
 
     def model(self, folder: Path | None) -> str:
-        """Return the setting `backbone.model`: the folder, or the builtin model that the profile is for.
+        """Return the setting `backbone.model`: the given folder, or the profile's backbone.
 
         Raises:
-            UsageError: there is no folder, and the profile's backbone is no builtin model.
+            UsageError: the folder is none, or none is given and the profile's backbone is neither builtin nor a folder.
         """
-        model = self.settings.get("backbone.model", self.backbone) if folder is None else str(folder.resolve())
-        if folder is None and model == self.backbone and not model.startswith("builtin:"):
+        if folder is not None:
+            if not folder.is_dir():
+                raise UsageError(f"--backbone {folder}: expected the folder of a model")
+            return str(folder.resolve())
+        if not self.backbone.startswith("builtin:") and not Path(self.backbone).is_dir():
             raise UsageError(f"--backbone: profile {self.name} is for {self.backbone}; name the folder of that model")
-        if folder is not None and not folder.is_dir():
-            raise UsageError(f"--backbone {folder}: expected the folder of a model")
-        return str(model)
+        return self.backbone
 
     def to_json(self) -> bytes:
         """Return the content of the profile's file."""

@@ -85,9 +85,8 @@ def test_a_run_in_progress_is_left_to_its_process(tmp_path: Path) -> None:
 def test_a_run_is_made_once(tmp_path: Path, tiny_profile_file: Path, write_tasks: Callable[..., Path]) -> None:
     """A second call finds the result of the first."""
     folder = str(write_tasks("fox", "dog"))
-    wanted = job(
-        tmp_path, "frozen", suite=folder, folders=(folder,), records=3, evaluated=2, profile=str(tiny_profile_file)
-    )
+    fields = {"suite": folder, "folders": (folder,), "records": 3, "evaluated": 2, "profile": str(tiny_profile_file)}
+    wanted = job(tmp_path / "runs", "frozen", **fields)
     outcome, text = make(wanted)
     assert outcome.made == [wanted], text
     before = wanted.file.read_bytes()

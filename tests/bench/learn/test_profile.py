@@ -43,10 +43,10 @@ def test_a_folder_has_the_profiles_name_unless_that_is_builtin(tmp_path: Path) -
 
 
 def test_the_model_is_the_folder_or_builtin(tmp_path: Path) -> None:
-    """A profile for a model that is not builtin needs a folder, or names one in its settings."""
+    """A profile for a model that is not builtin needs a folder, or names one."""
     assert Profile("n", "builtin:nano").model(None) == "builtin:nano"
     assert Profile("n", "builtin:nano").model(tmp_path) == str(tmp_path)
-    assert Profile("t", "tiny", settings={"backbone.model": "/a"}).model(None) == "/a"
+    assert Profile("t", str(tmp_path)).model(None) == str(tmp_path)
     with pytest.raises(UsageError, match="--backbone: profile s is for SmolLM2"):
         Profile("s", "SmolLM2").model(None)
     with pytest.raises(UsageError, match=r"--backbone .*none: expected the folder of a model"):

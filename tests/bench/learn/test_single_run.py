@@ -1,6 +1,7 @@
 """Whole runs on a tiny backbone: every method is evaluated after the right segments on the right tasks."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -32,7 +33,9 @@ def suite(write_tasks: Callable[..., Path]) -> Suite:
 def test_every_method_gives_all_figures(suite: Suite, tiny_profile: Profile, name: str) -> None:
     """Tasks are scored where the format says; every record is trained on once; the result is JSON."""
     method = METHODS[name]
-    result = run_method(suite, name, method, 0, tiny_profile, generate=name in ("streamlearn", "joint", "frozen", "blind"))
+    result = run_method(
+        suite, name, method, 0, tiny_profile, generate=name in ("streamlearn", "joint", "frozen", "blind")
+    )
     assert [list(row) for row in result["teacher"]] == ROWS
     if method.trained and name != "joint-3":
         assert len(result["record_losses"]) == len(TASKS) * RECORDS
@@ -48,7 +51,7 @@ def test_every_method_gives_all_figures(suite: Suite, tiny_profile: Profile, nam
 
 def test_settings_come_from_profile_and_search(suite: Suite, tiny_profile: Profile) -> None:
     """The search's settings override the profile's; the result says what was used."""
-    changed = Profile("mine", profile.backbone, settings=profile.settings, methods={"lora": {"learner.lr": 0.25}})
+    changed = replace(tiny_profile, name="mine", methods={"lora": {"learner.lr": 0.25}})
     one = run_method(suite, "lora", METHODS["lora"], 0, changed, generate=False)
     two = run_method(suite, "lora", METHODS["lora"], 0, changed, own={"learner.lr": 0.5}, generate=False)
     assert (one["config"]["learner"]["lr"], two["config"]["learner"]["lr"]) == (0.25, 0.5)
