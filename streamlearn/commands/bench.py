@@ -27,6 +27,13 @@ RecordsOption = Annotated[
     int | None, typer.Option(min=1, help="Maximum training records per task; by default the profile's.")
 ]
 EvaluatedOption = Annotated[int, typer.Option(min=1, help="Maximum scored records per task.")]
+ReuseOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for what the layers below adapter.first_layer compute for each record: it is the same in all runs.",
+        metavar="FOLDER",
+    ),
+]
 SideBySideOption = Annotated[int, typer.Option(min=1, help="Parallel runs; they share the cores evenly, or one GPU.")]
 
 
@@ -135,6 +142,7 @@ def measure_forgetting(
     order: Annotated[
         list[str] | None, typer.Option(help="Task of a folder, in training order. Repeatable.", metavar="TASK")
     ] = None,
+    reuse: ReuseOption = None,
     side_by_side: SideBySideOption = 1,
 ) -> None:
     """Compare how much methods forget on a sequence of tasks.
@@ -158,7 +166,15 @@ def measure_forgetting(
     seeds_of_all = tuple(range(first_seed, first_seed + seeds))
     parts = read_plan(plan) if plan else [Part(tuple(suite or ()), tuple(methods), seeds_of_all)]
     conditions = RunConditions(
-        tuple(data), out, profile, backbone, split.value, records_per_task, evaluated_per_task, tuple(order or ())
+        tuple(data),
+        out,
+        profile,
+        backbone,
+        split.value,
+        records_per_task,
+        evaluated_per_task,
+        tuple(order or ()),
+        reuse,
     )
     carry_out(Plan(parts, conditions), side_by_side=side_by_side, console=err)
 
@@ -183,6 +199,7 @@ def search_profile(
     profile: ProfileOption = "nano",
     records_per_task: RecordsOption = None,
     evaluated_per_task: EvaluatedOption = 50,
+    reuse: ReuseOption = None,
     side_by_side: SideBySideOption = 1,
 ) -> None:
     """Choose a profile for a backbone: prompts, adapter layers, and every method's learning rate and strength.
@@ -195,7 +212,9 @@ def search_profile(
     from streamlearn.bench.learn.search import SEARCHED, Search  # noqa: PLC0415
     from streamlearn.bench.learn.search_table import write_search  # noqa: PLC0415
 
-    conditions = RunConditions(tuple(data), out, profile, backbone, "development", records_per_task, evaluated_per_task)
+    conditions = RunConditions(
+        tuple(data), out, profile, backbone, "development", records_per_task, evaluated_per_task, reuse=reuse
+    )
     runs = partial(make_runs, side_by_side=side_by_side, console=err)
     found = Search(suite, tuple(method or SEARCHED), conditions, runs).run()
     write.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from streamlearn.adapters.presets import objective
 from streamlearn.backbone.load import outline
@@ -9,6 +10,7 @@ from streamlearn.bench.learn.arms import Arm
 from streamlearn.bench.learn.baselines.baseline import Baseline
 from streamlearn.bench.learn.baselines.context import BaselineContext
 from streamlearn.bench.learn.evaluator import Evaluator
+from streamlearn.bench.learn.lower_layers import reuse_lower_layers
 from streamlearn.bench.learn.methods import Method
 from streamlearn.bench.learn.recorder import RunRecorder
 from streamlearn.bench.learn.sample_types import with_sample_types
@@ -20,11 +22,17 @@ from streamlearn.settings import StreamSettings
 from streamlearn.stream.decode import Decoder, Example
 
 
-def train_baseline(suite: Suite, method: Method, arm: Arm, progress: Progress) -> TrainedMethod:
-    """Train on one segment after another and evaluate after each; of several passes, in the last one only."""
+def train_baseline(
+    suite: Suite, method: Method, arm: Arm, progress: Progress, reuse: Path | None = None
+) -> TrainedMethod:
+    """Train on one segment after another and evaluate after each; of several passes, in the last one only.
+
+    `reuse`: see `lower_layers`.
+    """
     assert method.baseline is not None
     settings = arm.settings
     model = Model(settings, outline(settings.backbone), adapter_of(settings), None)
+    reuse_lower_layers(model, reuse)
     recorder = RunRecorder(
         suite, Evaluator(suite, model.decoder), progress, answer_after=method.trained and not method.shuffled
     )

@@ -26,7 +26,7 @@ from streamlearn.bench.learn.shorten import shortened
 from streamlearn.bench.learn.suite import Suite
 from streamlearn.bench.learn.trained_method import Progress, TrainedMethod
 from streamlearn.runtime.model import versions
-from streamlearn.settings import BackboneSettings, Settings, StreamSettings
+from streamlearn.settings import BackboneSettings, StreamSettings
 from streamlearn.stream.decode import Decoder
 
 FORMAT = 2
@@ -47,6 +47,7 @@ def run_method(
     profile: Profile,
     backbone_folder: Path | None = None,
     own: Mapping[str, Any] | None = None,
+    reuse: Path | None = None,
     generate: bool = True,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
@@ -60,6 +61,7 @@ def run_method(
         profile: Settings for the backbone.
         backbone_folder: Folder of the model; None: the suite's own, else the model that the profile names.
         own: Settings that override all others, by dotted key.
+        reuse: Folder for the output of the layers below the adapters, see `lower_layers`; None: nothing is reused.
         generate: Whether free answers are decoded; without them the run has no `answers`.
         progress: Receives short texts.
     """
@@ -101,7 +103,7 @@ def run_method(
             return {**about, **_blind(suite, _decoder(backbone, arm.settings.stream), generate=generate)}
         del backbone
         _write_stream(suite, stream)
-        return {**about, **_trained(suite if generate else replace(suite, references={}), method, arm, progress)}
+        return {**about, **_trained(suite if generate else replace(suite, references={}), method, arm, reuse, progress)}
 
 
 def _decoder(backbone: Backbone, settings: StreamSettings) -> Decoder:
@@ -115,13 +117,13 @@ def _write_stream(suite: Suite, file: Path) -> None:
     file.write_bytes(b"".join(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in records))
 
 
-def _trained(suite: Suite, method: Method, arm: Arm, progress: Progress) -> dict[str, Any]:
+def _trained(suite: Suite, method: Method, arm: Arm, reuse: Path | None, progress: Progress) -> dict[str, Any]:
     """Train the method; what it answered, retained, routed, detected and cost."""
     started = time.monotonic()
     if method.baseline is None:
-        trained = train_in_daemon(suite, method, arm.settings, progress)
+        trained = train_in_daemon(suite, method, arm.settings, progress, reuse)
     else:
-        trained = train_baseline(suite, method, arm, progress)
+        trained = train_baseline(suite, method, arm, progress, reuse)
     seconds = time.monotonic() - started - trained.recorder.evaluation_s
     recorder, model, slots_of = trained.recorder, trained.model, trained.slots_of
     similarity = model.adaptation.consolidator.similarity
