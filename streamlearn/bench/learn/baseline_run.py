@@ -25,7 +25,9 @@ def train_baseline(suite: Suite, method: Method, arm: Arm, progress: Progress) -
     assert method.baseline is not None
     settings = arm.settings
     model = Model(settings, outline(settings.backbone), adapter_of(settings), None)
-    recorder = RunRecorder(suite, Evaluator(suite, model.decoder), progress)
+    recorder = RunRecorder(
+        suite, Evaluator(suite, model.decoder), progress, answer_after=method.trained and not method.shuffled
+    )
     slots, slot_of_task = regime_slots(suite)
     records = method.passes * sum(len(segment.records) for segment in suite.segments)
     baseline = method.baseline(BaselineContext(model, settings, slots, records, arm.options))

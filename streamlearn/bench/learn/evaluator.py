@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from streamlearn.adaptation.expert_evidence import ExpertEvidence
-from streamlearn.bench.learn.suite import Json, Suite, answer_of
+from streamlearn.bench.learn.suite import Json, Suite
 from streamlearn.bench.learn.task_metrics import Metric, metric_of, score_answer
 from streamlearn.jobs.experts import experts
 from streamlearn.jobs.queue import ExpertsJob
@@ -121,7 +121,7 @@ class Evaluator:
         return {"n_eff": fmean(means), "layer": middle.layer, "share": by_regime}
 
     def _scored(self, task: str, texts: tuple[str, ...]) -> TaskAnswers:
-        metric = metric_of(task, [answer_of(record) for record in self._suite.train[task]])
+        metric = metric_of(task, [each.answers[0] for each in self._suite.train_references[task]])
         pairs = zip(texts, self._suite.references[task], strict=True)
         return TaskAnswers(metric, tuple(score_answer(metric, *pair) for pair in pairs), texts)
 

@@ -48,6 +48,8 @@ class Suite:
     """What the answers to `tests` are compared with; of a task without references no answers are decoded."""
     train: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
     """Training records of each task. Those of unseen tasks are not in the stream: they only tell how answers look."""
+    train_references: Mapping[str, tuple[Reference, ...]] = field(default_factory=dict)
+    """The answers to `train`."""
     split: Split = "test"
     """Where the scored records come from."""
 
@@ -73,9 +75,3 @@ class Suite:
         tasks = [task for segment in segments for task in segment.tasks]
         tasks += self.unseen if last else self.segments[number + 1].tasks
         return list(dict.fromkeys(tasks))
-
-
-def answer_of(record: Json) -> str:
-    """Return the answer of a record with prompt and completion, or of messages that end with it."""
-    text: str = record["messages"][-1]["content"] if "messages" in record else record["completion"]
-    return text.strip()

@@ -155,6 +155,7 @@ def _suite(
         tuple(unseen),
         references={task: each.references for task, each in records.items()},
         train={task: each.train for task, each in records.items()},
+        train_references={task: each.train_references for task, each in records.items()},
         split=draw.split,
     )
 

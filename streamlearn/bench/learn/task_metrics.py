@@ -8,9 +8,9 @@
 | sari | 20Minuten | SARI, see `sari` |
 | edit_similarity | Py150 | 2 M / T, with M matching and T all characters of both (difflib); TRACE's fuzz.ratio |
 
-SuperNI is scored by exact match where an answer is a label and by ROUGE-L elsewhere (Wang et al. 2022, section 5), TRACE
-as in its paper (Wang et al. 2023, arXiv 2310.06762, Table 1). Any other task is scored by exact match if its training
-answers have few distinct values, see `MAX_LABELS`, else by ROUGE-L. With several references the best counts.
+SuperNI is scored by exact match where the answer is a label and by ROUGE-L elsewhere (Wang et al. 2022), TRACE as in
+its paper (Wang et al. 2023, arXiv 2310.06762). Any other task is scored by exact match if its training answers have few
+distinct values, see `MAX_LABELS`, else by ROUGE-L. With several references the best counts.
 """
 
 import re
@@ -45,7 +45,7 @@ def metric_of(task: str, answers: Sequence[str]) -> Metric:
     >>> metric_of("mine", ["yes", "no", "no", "yes", "no", "yes"])
     'exact_match'
     """
-    known = _METRICS.get(task) or _METRICS.get(task.split("_")[0])
+    known = _METRICS.get(task) or _METRICS.get(task.split("_", maxsplit=1)[0])
     if known is not None:
         return known
     return "exact_match" if len(set(answers)) <= min(MAX_LABELS, len(answers) // 3) else "rouge_l"

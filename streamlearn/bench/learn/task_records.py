@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ _PARAGRAPH = re.compile(r"Paragraph:\n(.*)\n\nSimplification:$", re.DOTALL)
 
 @dataclass(frozen=True)
 class TaskRecords:
-    """The records of one task."""
+    """The records of one task, each with its reference."""
 
     train: tuple[Json, ...]
     scored: tuple[Json, ...]
+    train_references: tuple[Reference, ...]
     references: tuple[Reference, ...]
-    """One per scored record."""
 
 
 def read_text_task(draw: Draw, task: str, *, bare: bool = False) -> TaskRecords:
@@ -36,26 +36,35 @@ def read_text_task(draw: Draw, task: str, *, bare: bool = False) -> TaskRecords:
     """
     pool, development = divide(_rows(draw, task, "train"), draw.records, _input_of)
     scored = development if draw.split == "development" else _rows(draw, task, "test")
-    scored = scored[: draw.evaluated]
     convert = to_chat if draw.prompts == "chat" else to_record
-    return TaskRecords(
-        tuple(convert(row, bare=bare) for row in choose(pool, draw, task)),
-        tuple(convert(row, bare=bare) for row in scored),
-        tuple(_reference(row) for row in scored),
-    )
+    return _task_records(draw, task, pool, scored, lambda row: convert(row, bare=bare), _reference)
 
 
 def read_image_task(draw: Draw, home: Path, task: str) -> TaskRecords:
     """Read questions about images; they have prompts and completions, whatever the draw says."""
     pool, development = divide(list(image_tasks.records(home, task, "train")), draw.records, _image_input_of)
-    if draw.split == "development":
-        scored = development
-    else:
+    scored = development
+    if draw.split == "test":
         scored = list(image_tasks.records(home, task, "test"))
         random.Random(f"tests {task}").shuffle(scored)  # the files are sorted by class
-    scored = scored[: draw.evaluated]
-    references = tuple(Reference((record["meta"]["answer"],)) for record in scored)
-    return TaskRecords(tuple(choose(pool, draw, task)), tuple(scored), references)
+    return _task_records(draw, task, pool, scored, dict, lambda record: Reference((record["meta"]["answer"],)))
+
+
+def _task_records(
+    draw: Draw,
+    task: str,
+    pool: Sequence[Json],
+    scored: Sequence[Json],
+    convert: Callable[[Json], Json],
+    reference: Callable[[Json], Reference],
+) -> TaskRecords:
+    train, scored = choose(pool, draw, task), scored[: draw.evaluated]
+    return TaskRecords(
+        tuple(map(convert, train)),
+        tuple(map(convert, scored)),
+        tuple(map(reference, train)),
+        tuple(map(reference, scored)),
+    )
 
 
 def _rows(draw: Draw, task: str, split: FileSplit) -> list[dict[str, Any]]:

@@ -40,10 +40,9 @@ def tiny_profile(tiny: Path) -> Profile:
     """Profile of the tiny backbone in float32 on the CPU, for short streams of short records."""
     return Profile(
         name="tiny",
-        backbone="tiny",
+        backbone=str(tiny),
         records=24,
         settings={
-            "backbone.model": str(tiny),
             "backbone.dtype": "float32",
             "backbone.device": "cpu",
             "stream.max_tokens": 128,
@@ -54,3 +53,17 @@ def tiny_profile(tiny: Path) -> Profile:
             "probe.similarity_tokens": 64,
         },
     )
+
+
+@pytest.fixture
+def tiny_profile_file(tiny_profile: Profile, tmp_path: Path) -> Path:
+    """The file of `tiny_profile`, for workers and commands."""
+    file = tmp_path / "tiny.json"
+    file.write_bytes(tiny_profile.to_json())
+    return file
+
+
+@pytest.fixture
+def profile(tiny_profile: Profile) -> Profile:
+    """The profile of the tiny backbone."""
+    return tiny_profile

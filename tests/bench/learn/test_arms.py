@@ -9,7 +9,6 @@ from streamlearn.bench.learn.methods import ABLATIONS, METHODS
 from streamlearn.bench.learn.profile import read_profile
 from streamlearn.errors import UsageError
 
-
 NANO = read_profile("nano")
 
 

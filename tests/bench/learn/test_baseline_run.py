@@ -1,5 +1,6 @@
 """Whole runs of baselines on the tiny backbone."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from streamlearn.bench.learn.methods import METHODS
 from streamlearn.bench.learn.profile import Profile
 from streamlearn.bench.learn.suite import Reference, Suite, TaskSegment
 from streamlearn.bench.learn.trained_method import TrainedMethod
+from streamlearn.learner import learner
+from streamlearn.learner.balance_hooks import LocalizedBalance
+from streamlearn.learner.packing import PackedBatch
+from streamlearn.settings import BackboneSettings
 
 TASKS = ("fox", "dog", "fox", "cat")
 RECORDS = 9
@@ -34,9 +39,8 @@ def suite() -> Suite:
 def run(name: str, profile: Profile, folder: Path) -> TrainedMethod:
     """Train a method on the suite."""
     method = METHODS[name]
-    settings = read_arm("lora", profile, seed=0, state=folder, stream=folder).settings
-    text = method.arm_for(suite(), outline(settings.backbone).linears)
-    shared = {"holdout.every_records": 0}
+    shared = {"holdout.every_records": 0, "backbone.model": profile.backbone}
+    text = method.arm_for(suite(), outline(BackboneSettings(model=profile.backbone)).linears)
     arm = read_arm(text, profile, seed=0, state=folder, stream=folder, shared=shared)
     return train_baseline(suite(), method, arm, lambda _: None)
 
@@ -74,15 +78,13 @@ def test_lora_per_task_gives_each_task_an_expert_of_its_own(tiny_profile: Profil
 
 def test_loramoe_trains_with_both_types(tiny_profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Examples reach the learner with the type of their task."""
-    from streamlearn.learner import learner  # noqa: PLC0415
-
     found: set[str | None] = set()
-    balance = learner.LocalizedBalance
 
-    def spy(strength, packed, types, names):  # type: ignore[no-untyped-def]
-        found.update(types)
-        return balance(strength, packed, types, names)
+    class Spy(LocalizedBalance):
+        def __init__(self, strength: float, packed: PackedBatch, types: Sequence[str | None], names: tuple[str, str]):
+            found.update(types)
+            super().__init__(strength, packed, types, names)
 
-    monkeypatch.setattr(learner, "LocalizedBalance", spy)
+    monkeypatch.setattr(learner, "LocalizedBalance", Spy)
     run("loramoe", tiny_profile, tmp_path)
     assert found == {"label"}  # every task has a single answer
