@@ -25,13 +25,13 @@ def test_directions_stay_and_magnitudes_learn(make_learner: MakeLearner) -> None
     first, A = product(learner, slice(0, RANK)), learner.banks[0].A.detach()[0, 0, :RANK].clone()
     method.begin(1, TWO)
     directions = method.directions[0]
-    frozen, norm = directions.B_PO.clone(), float(directions.magnitude_N[0])
+    frozen, norm = directions.B_PO.clone(), float(directions.magnitude_N.detach()[0])
     assert norm == pytest.approx(float(first.norm()), rel=1e-5)
     for _ in range(3):
         method.step(TWO)
     assert torch.equal(directions.B_PO, frozen)
     assert torch.equal(learner.banks[0].A[0, 0, :RANK], A)
-    learned = float(directions.magnitude_N[0])
+    learned = float(directions.magnitude_N.detach()[0])
     assert abs(learned - norm) > 1e-2
     torch.testing.assert_close(product(learner, slice(0, RANK)), first * (learned / norm), rtol=1e-4, atol=1e-6)
 
