@@ -61,9 +61,3 @@ def tiny_profile_file(tiny_profile: Profile, tmp_path: Path) -> Path:
     file = tmp_path / "tiny.json"
     file.write_bytes(tiny_profile.to_json())
     return file
-
-
-@pytest.fixture
-def profile(tiny_profile: Profile) -> Profile:
-    """The profile of the tiny backbone."""
-    return tiny_profile

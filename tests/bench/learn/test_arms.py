@@ -1,13 +1,17 @@
 """Arms, from text to settings."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from streamlearn.bench.learn.arms import read_arm
+from streamlearn.backbone.load import outline
+from streamlearn.bench.learn.arms import own_values, read_arm
 from streamlearn.bench.learn.methods import ABLATIONS, METHODS
 from streamlearn.bench.learn.profile import read_profile
+from streamlearn.bench.learn.ranks import fill
 from streamlearn.errors import UsageError
+from streamlearn.settings import BackboneSettings
 
 NANO = read_profile("nano")
 
@@ -35,6 +39,18 @@ def test_options_of_the_baseline_are_not_settings(tmp_path: Path) -> None:
     assert arm.options == {"size": 80, "strength": 3}
 
 
+def test_an_ablation_takes_the_values_of_its_preset() -> None:
+    """Except for those that it changes itself."""
+    values = {"learner.lr": 0.5, "consolidate.anchor_strength": 3}
+    profile = replace(NANO, methods={"streamlearn": values, "er": {"learner.lr": 0.1}})
+    assert own_values("streamlearn", "streamlearn", profile) == values
+    assert own_values("no probe", "streamlearn:probe.enabled=false", profile) == values
+    off = "streamlearn:consolidate.anchor_strength=0"
+    assert own_values("no consolidation", off, profile) == {"learner.lr": 0.5}
+    assert own_values("er", "lora:adapter.rank=2", profile) == {"learner.lr": 0.1}
+    assert own_values("gem", "lora", profile) == {}
+
+
 @pytest.mark.parametrize("arm", ["mh-moe:rank=2", "mh-moe:adapter.rank"])
 def test_a_change_without_section_or_value_is_refused(tmp_path: Path, arm: str) -> None:
     """The message has the change."""
@@ -45,5 +61,6 @@ def test_a_change_without_section_or_value_is_refused(tmp_path: Path, arm: str) 
 @pytest.mark.parametrize("name", [*METHODS, *ABLATIONS])
 def test_every_method_has_valid_settings(tmp_path: Path, name: str) -> None:
     """Presets and keys of all arms exist."""
-    arm = {**METHODS, **ABLATIONS}[name].arm.format(rank=20, alpha=40.0)
+    linears = outline(BackboneSettings()).linears
+    arm = fill({**METHODS, **ABLATIONS}[name].arm, linears, segments=3, regimes=2)
     read_arm(arm, NANO, seed=0, state=tmp_path, stream=tmp_path)
