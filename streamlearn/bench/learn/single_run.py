@@ -85,7 +85,10 @@ def run_method(
             "seed": seed,
             "split": suite.split,
             "arm": arm_text,
-            "backbone": {"model": suite.backbone or profile.backbone_name(backbone_folder), "digest": backbone.identity["digest"]},
+            "backbone": {
+                "model": suite.backbone or profile.backbone_name(backbone_folder),
+                "digest": backbone.identity["digest"],
+            },
             "profile": profile.name,
             "segments": [{"tasks": [*segment.tasks], "records": len(segment.records)} for segment in suite.segments],
             "unseen": [*suite.unseen],

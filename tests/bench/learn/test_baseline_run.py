@@ -1,15 +1,18 @@
 """Whole runs of baselines on the tiny backbone."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 import torch
 
 from streamlearn.backbone.load import outline
 from streamlearn.bench.learn.arms import read_arm
 from streamlearn.bench.learn.baseline_run import train_baseline
-from streamlearn.bench.learn.methods import METHODS
+from streamlearn.bench.learn.daemon_run import train_in_daemon
+from streamlearn.bench.learn.methods import METHODS, Method
 from streamlearn.bench.learn.profile import Profile
 from streamlearn.bench.learn.suite import Reference, Suite, TaskSegment
 from streamlearn.bench.learn.trained_method import TrainedMethod
@@ -36,9 +39,9 @@ def suite() -> Suite:
     return Suite("tiny", segments, tests, train=train, train_references=references)
 
 
-def run(name: str, profile: Profile, folder: Path) -> TrainedMethod:
-    """Train a method on the suite."""
-    method = METHODS[name]
+def run(method: str | Method, profile: Profile, folder: Path) -> TrainedMethod:
+    """Train a method on the suite, given the boundaries."""
+    method = METHODS[method] if isinstance(method, str) else method
     shared = {"holdout.every_records": 0, "backbone.model": profile.backbone}
     text = method.arm_for(suite(), outline(BackboneSettings(model=profile.backbone)).linears)
     arm = read_arm(text, profile, seed=0, state=folder, stream=folder, shared=shared)
@@ -74,6 +77,29 @@ def test_lora_per_task_gives_each_task_an_expert_of_its_own(tiny_profile: Profil
         assert claimed_KN.sum(0).tolist() == [1, 1, 1]
         assert claimed_KN.sum(1).tolist() == [1, 1, 1]
         assert all(bool(each.any()) for each in bank.B[0])
+
+
+def test_importance_anchors_one_lora_at_shifts(tiny_profile: Profile, tmp_path: Path) -> None:
+    """Entering a regime adds a penalty to every parameter of the single expert, without a probe."""
+    method = replace(METHODS["importance"], baseline=METHODS["lora-per-task"].baseline)
+    learner = run(method, tiny_profile, tmp_path).model.learner
+    assert all(bool(omega.any()) for omega in learner.anchors.importance().values())
+    assert all(set(group.holds) == {"A", "B"} for group in learner.optimizer.groups)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.baseline])
+def test_methods_without_boundaries_run_in_the_daemon(name: str, tiny_profile: Profile, tmp_path: Path) -> None:
+    """Every record is trained on once, in order."""
+    linears = outline(BackboneSettings(model=tiny_profile.backbone)).linears
+    stream = tmp_path / "stream.jsonl"
+    records = [record for segment in suite().segments for record in segment.records]
+    stream.write_bytes(b"".join(orjson.dumps(record) + b"\n" for record in records))
+    shared = {"holdout.every_records": 0, "backbone.model": tiny_profile.backbone}
+    text = METHODS[name].arm_for(suite(), linears)
+    arm = read_arm(text, tiny_profile, seed=0, state=tmp_path / "state", stream=stream, shared=shared)
+    trained = train_in_daemon(suite(), METHODS[name], arm.settings, lambda _: None)
+    assert len(trained.recorder.losses) == len(records)
+    assert any(bool(bank.B.detach().any()) for bank in trained.model.learner.banks)
 
 
 def test_loramoe_trains_with_both_types(tiny_profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,9 @@ def suite(write_tasks: Callable[..., Path]) -> Suite:
 def test_every_method_gives_all_figures(suite: Suite, tiny_profile: Profile, name: str) -> None:
     """Tasks are scored where the format says; every record is trained on once; the result is JSON."""
     method = METHODS[name]
-    result = run_method(suite, name, method, 0, tiny_profile, generate=name in ("streamlearn", "joint", "frozen", "blind"))
+    result = run_method(
+        suite, name, method, 0, tiny_profile, generate=name in ("streamlearn", "joint", "frozen", "blind")
+    )
     assert [list(row) for row in result["teacher"]] == ROWS
     if method.trained and name != "joint-3":
         assert len(result["record_losses"]) == len(TASKS) * RECORDS

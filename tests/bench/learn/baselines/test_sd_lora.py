@@ -57,11 +57,11 @@ def test_a_magnitudes_gradient_is_the_slope_of_the_loss(make_learner: MakeLearne
     directions, losses = method.directions[0], []
     for shift in (1e-2, -2e-2):
         with torch.no_grad():
-            directions.magnitude_N += shift
+            directions.magnitude_N.add_(shift)
         directions.apply()
         losses.append(loss_on(learner, TWO))
     with torch.no_grad():
-        directions.magnitude_N += 1e-2
+        directions.magnitude_N.add_(1e-2)
     directions.apply()
     learner.step(TWO)
     assert directions.magnitude_N.grad is not None
