@@ -25,6 +25,11 @@ class LetterDecoder(Decoder):
         labels = [IGNORED] * len(prompt) + ids[len(prompt) :]
         return Example(np.array(ids, dtype=np.int32), np.array(labels, dtype=np.int32))
 
+    @property
+    def stop(self) -> frozenset[int]:
+        """One letter ends an answer."""
+        return frozenset({ord("#")})
+
     def text(self, ids: Sequence[int]) -> str:
         """Join the letters."""
         return "".join(map(chr, ids))

@@ -34,7 +34,6 @@ sys.addaudithook(_audit)  # called for every file that the interpreter opens, ho
 @pytest.fixture
 def opened() -> Iterator[Callable[[], list[str]]]:
     """The test files opened since the last call."""
-
     seen: list[str] = []
 
     def names() -> list[str]:
