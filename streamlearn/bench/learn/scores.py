@@ -17,6 +17,7 @@ be forgotten.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,75 @@ def scores(
         ZST=_mean([last[task] for task in unseen]),
         FWT=_mean(ahead),
     )
+
+
+FIRST_RECORDS = 50
+"""Records of a segment over which the loss at its start is averaged."""
+
+
+def figures(run: Mapping[str, Any], frozen: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """Compute the figures of one run; None where a figure does not apply.
+
+    Methods that are trained on shuffled records have no figure that needs tasks in an order: LA, AF, BWT, FWT and the
+    loss over a segment's first records.
+
+    Args:
+        run: A run of format 2.
+        frozen: The run of the untrained backbone on the same suite; None leaves out FWT.
+    """
+    answers, end = run["answers"], {task: fmean(each["end"]) for task, each in run["answers"].items()}
+    stream, losses = stream_tasks(run), run["record_losses"][: sum(segment["records"] for segment in run["segments"])]
+    last = run["teacher"][-1]
+    found = {
+        "AP": fmean(end[task] for task in stream),
+        "ZST": _mean([end[task] for task in run["unseen"]]),
+        "token_AP": fmean(last[task]["accuracy"] for task in stream),
+        "token_loss": _mean([last[task]["loss"] for task in stream if last[task]["loss"] is not None]),
+        "prequential_loss": _mean(losses),
+    }
+    if run["shuffled"]:
+        return {**found, **dict.fromkeys(("LA", "AF", "BWT", "FWT", "first_50_loss"))}
+    after = {task: fmean(answers[task]["after"]) for task in stream}
+    past = past_tasks(run)
+    return {
+        **found,
+        "LA": fmean(after.values()),
+        "AF": _mean([max(0.0, after[task] - end[task]) for task in past]),
+        "BWT": _mean([end[task] - after[task] for task in past]),
+        "FWT": None if frozen is None else _forward_transfer(run, frozen),
+        "first_50_loss": _first_loss(run["segments"], losses),
+    }
+
+
+def stream_tasks(run: Mapping[str, Any]) -> list[str]:
+    """Return the tasks of the stream, in the order in which they began."""
+    return list(dict.fromkeys(task for segment in run["segments"] for task in segment["tasks"]))
+
+
+def past_tasks(run: Mapping[str, Any]) -> list[str]:
+    """Return the tasks of the stream that ended before the last segment."""
+    last = set(run["segments"][-1]["tasks"])
+    return [task for task in stream_tasks(run) if task not in last]
+
+
+def _forward_transfer(run: Mapping[str, Any], frozen: Mapping[str, Any]) -> float | None:
+    """Gain in token accuracy over the frozen backbone, just before a task's first record."""
+    base = frozen["teacher"][-1]
+    seen: set[str] = set(run["segments"][0]["tasks"])
+    gains = []
+    for number, segment in enumerate(run["segments"][1:]):
+        new = [task for task in segment["tasks"] if task not in seen]
+        gains += [run["teacher"][number][task]["accuracy"] - base[task]["accuracy"] for task in new]
+        seen.update(new)
+    return _mean(gains)
+
+
+def _first_loss(segments: Sequence[Mapping[str, Any]], losses: Sequence[float]) -> float | None:
+    starts = [0]
+    for segment in segments[:-1]:
+        starts.append(starts[-1] + segment["records"])
+    parts = [losses[start : start + min(FIRST_RECORDS, each["records"])] for start, each in zip(starts, segments, strict=True)]
+    return _mean([fmean(part) for part in parts if part])
 
 
 def _mean(values: Sequence[float]) -> float | None:
