@@ -1,0 +1,70 @@
+"""Prequential loss along the stream."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from streamlearn.bench.learn.plots.style import EdgeLabel, colour_of, label_at_edge
+from streamlearn.bench.learn.run_files import RunResult, by_method
+
+COMPARED = ("streamlearn", "lora")
+BIN = 10
+"""Records per point; bins do not cross boundaries."""
+LABEL_CHARS = 16
+MARGINS = {"left": 0.07, "right": 0.86, "top": 0.68, "bottom": 0.13}
+
+
+def prequential(runs: Sequence[RunResult]) -> tuple[Figure, str, str] | None:
+    """Draw the plot: mean over seeds, and their range as a band; None without runs of the compared methods."""
+    groups = {name: group for name, group in by_method(runs).items() if name in COMPARED and group[0]["record_losses"]}
+    if not groups:
+        return None
+    segments = runs[0]["segments"]
+    edges = np.cumsum([0, *(segment["records"] for segment in segments)])
+    figure, axis = plt.subplots(figsize=(11, 4.8))
+    figure.subplots_adjust(**MARGINS)
+    ends = []
+    for name, group in groups.items():
+        curves = [_binned(run["record_losses"], edges) for run in group]
+        values_RB, at_B = np.array([values for _, values in curves]), curves[0][0]
+        axis.plot(at_B, values_RB.mean(0), color=colour_of(name), linewidth=1.4)
+        axis.fill_between(at_B, values_RB.min(0), values_RB.max(0), color=colour_of(name), alpha=0.15, linewidth=0)
+        mean = np.mean([run["record_losses"][: edges[-1]] for run in group])
+        label = f"{name}\nmean {mean:.2f}"
+        ends.append(EdgeLabel(label, float(at_B[-1]), float(values_RB.mean(0)[-1]), colour_of(name)))
+    axis.set_xlim(0, edges[-1])
+    axis.set_ylim(0, axis.get_ylim()[1])
+    _draw_segments(axis, segments, edges)
+    axis.set_xlabel(f"records of the stream (mean of {BIN} records; vertical lines: true boundaries)")
+    axis.set_ylabel("loss before training on a record,\nnats per answer token")
+    axis.spines[["top", "right"]].set_visible(False)
+    label_at_edge(axis, ends, lines=2)
+    seeds = max(len(group) for group in groups.values())
+    title = f"loss before learning, along the stream (mean of {seeds} seeds, band: their range)"
+    return figure, title, "; ".join(label.text.replace("\n", ": ") for label in ends) + " nats per answer token."
+
+
+def _draw_segments(axis: Axes, segments: Sequence[Any], edges: Any) -> None:
+    for edge in edges[1:-1]:
+        axis.axvline(edge, color="0.8", linewidth=1, zorder=0)
+    for segment, start, end in zip(segments, edges[:-1], edges[1:], strict=True):
+        text = "\n".join(task[:LABEL_CHARS] for task in segment["tasks"])
+        axis.text(
+            (start + end) / 2, 1.02, text, transform=axis.get_xaxis_transform(), rotation=90, fontsize=7.5,
+            ha="center", va="bottom", color="0.3",
+        )  # fmt: skip
+
+
+def _binned(losses: Sequence[float], edges: Any) -> tuple[Any, Any]:
+    """Centres and mean losses of the bins of every segment."""
+    centres, means = [], []
+    for first, last in zip(edges[:-1], edges[1:], strict=True):
+        for start in range(first, last, BIN):
+            end = min(start + BIN, last)
+            centres.append((start + end) / 2)
+            means.append(np.mean(losses[start:end]))
+    return np.array(centres), np.array(means)
