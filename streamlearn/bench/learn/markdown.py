@@ -33,7 +33,8 @@ def markdown(summary: Summary) -> str:
 
 
 def _lines(table: TextTable) -> list[str]:
-    return [_line(table.headings), "|" + "---|" * len(table.headings), *(_line(_marked(row, table)) for row in table.rows)]
+    rows = [_line(_marked(row, table)) for row in table.rows]
+    return [_line(table.headings), "|" + "---|" * len(table.headings), *rows]
 
 
 def _marked(row: Sequence[str], table: TextTable) -> Sequence[str]:

@@ -70,7 +70,7 @@ _STYLE = (
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:14px}"
     "caption{text-align:left;font-weight:600;font-size:17px;padding:.3rem 0}"
     "th,td{padding:.25rem .6rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}"
-    "th:first-child{text-align:left}tbody th{font-weight:400}.bold>*{font-weight:600!important}"
+    "th:first-child{text-align:left;white-space:normal;min-width:8rem}tbody th{font-weight:400}.bold>*{font-weight:600!important}"
     ".notes{font-size:14px;color:var(--faint);margin:.5rem 0 0;padding-left:1.2rem}"
     "figure{margin:1.5rem 0}img{max-width:100%;height:auto;background:#fff}"
     "figcaption{font-size:14px;color:var(--faint)}"

@@ -45,7 +45,7 @@ def read_runs(folder: Path) -> dict[str, list[RunResult]]:
         run = orjson.loads(file.read_bytes())
         found = run.get("format")
         if found != FORMAT:
-            raise UsageError(f"{file}: expected a run of format {FORMAT}, found {found}; make it again with bench learn")
+            raise UsageError(f"{file}: expected a run of format {FORMAT}, found {found}; run bench learn again")
         suites.setdefault(run["suite"], []).append((file, run))
     if not suites:
         raise UsageError(f"{folder}: expected runs SUITE/METHOD.SEED.json, found none; make some with bench learn")

@@ -129,11 +129,12 @@ def _forward_transfer(run: Mapping[str, Any], frozen: Mapping[str, Any]) -> floa
 
 
 def _first_loss(segments: Sequence[Mapping[str, Any]], losses: Sequence[float]) -> float | None:
-    starts = [0]
-    for segment in segments[:-1]:
-        starts.append(starts[-1] + segment["records"])
-    parts = [losses[start : start + min(FIRST_RECORDS, each["records"])] for start, each in zip(starts, segments, strict=True)]
-    return _mean([fmean(part) for part in parts if part])
+    means, start = [], 0
+    for segment in segments:
+        first = losses[start : start + min(FIRST_RECORDS, segment["records"])]
+        means += [fmean(first)] if first else []
+        start += segment["records"]
+    return _mean(means)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -29,7 +29,9 @@ COSTS: Mapping[str, ScoreColumn] = {
     "token_AP": ScoreColumn("token AP", 3, "teacher-forced token accuracy at the end, mean over tasks"),
     "token_loss": ScoreColumn("token loss", 2, "teacher-forced loss at the end, nats per answer token"),
     "FWT": ScoreColumn("FWT", 3, "forward transfer: token accuracy before a task's first record, less that of frozen"),
-    "prequential_loss": ScoreColumn("preq.", 2, "prequential loss: of each record before training on it, nats per token"),
+    "prequential_loss": ScoreColumn(
+        "preq.", 2, "prequential loss, of each record before training on it, nats per token"
+    ),
     "first_50_loss": ScoreColumn("first 50", 2, "prequential loss over the first 50 records of each segment"),
     "boundaries_found": ScoreColumn("found", 1, "true boundaries detected within 64 records"),
     "false_shifts": ScoreColumn("false", 1, "shifts declared without a boundary"),
@@ -75,7 +77,8 @@ def answers_table(summary: Summary) -> TextTable:
         skill = "-" if row["skill"] is None else f"{row['skill']:.2f}"
         gain = [estimate(row["zero_shot_gain"])] if has_gain else []
         label = f"{name} (ceiling)" if name == ceiling else name
-        rows.append([label, cells[0], interval(row["intervals"]["AP"]), skill, *cells[1:], *gain, f"{len(row['seeds'])}"])
+        first = [label, cells[0], interval(row["intervals"]["AP"]), skill]
+        rows.append([*first, *cells[1:], *gain, f"{len(row['seeds'])}"])
     notes = [f"{ANSWERS[name].heading}: {ANSWERS[name].meaning}" for name in names]
     notes.insert(1, "skill: (AP - AP of blind) / (AP of the ceiling - AP of blind)")
     if undefined:
@@ -179,6 +182,6 @@ def _pairs(row: Row) -> str:
 
 
 def _task_scores(scores: Row) -> str:
-    """Score after a task's last segment, where it differs from the end's, and at the end with its interval."""
-    after = "" if scores["after"] is None or scores["after"] == scores["end"] else f"{scores['after']:.2f} → "
+    """Score after a task's last segment, where there is one, and at the end with its interval."""
+    after = "" if scores["after"] is None else f"{scores['after']:.2f} → "
     return f"{after}{scores['end']:.2f} [{scores['low']:.2f}, {scores['high']:.2f}]"

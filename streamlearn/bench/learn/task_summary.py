@@ -18,7 +18,7 @@ def summarise_tasks(
     """Return `{TASK: {"metric", "records", "unseen", "methods": {NAME: {"after", "end", ...}}}}`.
 
     Scores are means over records and seeds; `end` has its 95 % interval as `low` and `high`. `after` is None for tasks
-    that were never trained on, and for methods that are trained on shuffled records.
+    that were never trained on, and for methods that are not trained or are trained on shuffled records.
     """
     shown = [name for name in dict.fromkeys((*SHOWN[:2], *ceilings, *SHOWN[2:])) if name in groups]
     first = next(iter(groups.values()))[0]
@@ -39,7 +39,7 @@ def _scores(
     end = bootstrap.of_task(task, shown)
     return {
         name: {
-            "after": _after(groups[name], task),
+            "after": None if name in (BLIND, FROZEN) else _after(groups[name], task),
             "end": end[name].value,
             "low": end[name].low,
             "high": end[name].high,

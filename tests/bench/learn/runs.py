@@ -58,7 +58,9 @@ def a_run(method: str, seed: int = 0, *, end: Scores = END, after: Scores = AFTE
     }
 
 
-def scored(method: str, seed: int, *, after: Scores, end: Scores, tasks: Sequence[str], **changes: Any) -> dict[str, Any]:
+def scored(
+    method: str, seed: int, *, after: Scores, end: Scores, tasks: Sequence[str], **changes: Any
+) -> dict[str, Any]:
     """A run over `tasks`, one after another, with 30 training records each."""
     teacher = [{task: {"accuracy": 0.5, "loss": 1.0} for task in end}] * len(tasks)
     segments = [{"tasks": [task], "records": 30} for task in tasks]

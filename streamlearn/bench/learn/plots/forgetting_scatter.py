@@ -1,11 +1,12 @@
 """Score at the end against backward transfer, a point per method."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from streamlearn.bench.learn.plots.style import GREY, EdgeLabel, colour_of, label_at_edge
+from streamlearn.bench.learn.plots.style import EdgeLabel, colour_of, label_at_edge
 from streamlearn.bench.learn.run_files import BLIND, FROZEN
 from streamlearn.bench.learn.tables import Summary
 
@@ -30,6 +31,7 @@ def forgetting_scatter(summary: Summary) -> tuple[Figure, str, str] | None:
         axis.errorbar(
             BWT["value"], AP["value"], xerr=_bars(BWT), yerr=_bars(AP), fmt="o", color=colour_of(name),
             ecolor=colour_of(name), elinewidth=0.9, alpha=0.9, markersize=8 if name == "streamlearn" else 5,
+            zorder=3 if name == "streamlearn" else 2,
         )  # fmt: skip
     lines = {name: methods[name]["intervals"]["AP"]["value"] for name in (BLIND, FROZEN, ceiling) if name in methods}
     for name, AP in lines.items():
@@ -41,15 +43,26 @@ def forgetting_scatter(summary: Summary) -> tuple[Figure, str, str] | None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_xlim(axis.get_xlim())
     axis.set_ylim(axis.get_ylim())
-    labels = [EdgeLabel(f"{name} {e['AP']['value']:.2f}", e["BWT"]["value"], e["AP"]["value"], colour_of(name)) for name, e in points.items()]
-    right = axis.get_xlim()[1]
-    for name, AP in lines.items():
-        of = f"{name} {AP:.2f}, ceiling" if name == ceiling else f"{name} {AP:.2f}"
-        labels.append(EdgeLabel(f"{of} (dashed)", right, AP, colour_of(name) if name == ceiling else GREY))
-    label_at_edge(axis, labels)
+    label_at_edge(axis, [*_labels_of_points(points), *_labels_of_lines(lines, ceiling, axis.get_xlim()[1])])
+    axis.text(0, 1.01, "blue: streamlearn; orange: lora; green: ceilings and controls; grey: all others",
+              transform=axis.transAxes, fontsize=8.5, color="0.3")  # fmt: skip
     best = max(points, key=lambda name: points[name]["AP"]["value"])
     title = f"score at the end against forgetting, {len(points)} methods (bars: 95 % intervals)"
     return figure, title, f"Highest score at the end: {best}, {_value(points[best]['AP'])}. {_default(points)}"
+
+
+def _labels_of_points(points: Mapping[str, Any]) -> list[EdgeLabel]:
+    return [
+        EdgeLabel(f"{name} {found['AP']['value']:.2f}", found["BWT"]["value"], found["AP"]["value"], colour_of(name))
+        for name, found in points.items()
+    ]
+
+
+def _labels_of_lines(lines: Mapping[str, float], ceiling: str | None, right: float) -> list[EdgeLabel]:
+    return [
+        EdgeLabel(f"{name} {AP:.2f} (dashed{', ceiling' if name == ceiling else ''})", right, AP, colour_of(name))
+        for name, AP in lines.items()
+    ]
 
 
 def _bars(found: Any) -> Any:

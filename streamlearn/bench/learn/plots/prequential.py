@@ -1,6 +1,7 @@
 """Prequential loss along the stream."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,10 @@ COMPARED = ("streamlearn", "lora")
 BIN = 10
 """Records per point; bins do not cross boundaries."""
 LABEL_CHARS = 16
-MARGINS = {"left": 0.07, "right": 0.86, "top": 0.68, "bottom": 0.13}
+MARGINS = {"left": 0.07, "right": 0.86, "bottom": 0.13}
+HEIGHT = 4.8
+CHAR = 0.07
+"""Length of a character of a task's name, in inches."""
 
 
 def prequential(runs: Sequence[RunResult]) -> tuple[Figure, str, str] | None:
@@ -25,8 +29,9 @@ def prequential(runs: Sequence[RunResult]) -> tuple[Figure, str, str] | None:
         return None
     segments = runs[0]["segments"]
     edges = np.cumsum([0, *(segment["records"] for segment in segments)])
-    figure, axis = plt.subplots(figsize=(11, 4.8))
-    figure.subplots_adjust(**MARGINS)
+    figure, axis = plt.subplots(figsize=(11, HEIGHT))
+    names = min(LABEL_CHARS, max(len(task) for segment in segments for task in segment["tasks"]))
+    figure.subplots_adjust(**MARGINS, top=1 - (0.5 + CHAR * names) / HEIGHT)
     ends = []
     for name, group in groups.items():
         curves = [_binned(run["record_losses"], edges) for run in group]
@@ -60,11 +65,13 @@ def _draw_segments(axis: Axes, segments: Sequence[Any], edges: Any) -> None:
 
 
 def _binned(losses: Sequence[float], edges: Any) -> tuple[Any, Any]:
-    """Centres and mean losses of the bins of every segment."""
+    """Centres and mean losses of the bins of every segment; a NaN before each boundary, where the line is broken."""
     centres, means = [], []
-    for first, last in zip(edges[:-1], edges[1:], strict=True):
+    for first, last in pairwise(edges):
         for start in range(first, last, BIN):
             end = min(start + BIN, last)
             centres.append((start + end) / 2)
             means.append(np.mean(losses[start:end]))
-    return np.array(centres), np.array(means)
+        centres.append(last)
+        means.append(np.nan)
+    return np.array(centres[:-1]), np.array(means[:-1])

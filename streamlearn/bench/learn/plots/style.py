@@ -45,23 +45,23 @@ def label_at_edge(axis: Axes, labels: Sequence[EdgeLabel], *, lines: int = 1, fo
         axis.annotate(
             label.text, xy=(label.x, label.y), xytext=(1.04, (y - low) / (high - low)), textcoords=axis.transAxes,
             color=label.colour, fontsize=font_size, va="center", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": label.colour, "linewidth": 0.6, "alpha": 0.5, "shrinkB": 3},
+            arrowprops={"arrowstyle": "-", "color": label.colour, "linewidth": 0.6, "alpha": 0.5, "shrinkB": 3, "relpos": (0, 0.5)},
             weight="bold" if label.colour == BLUE else "normal",
         )  # fmt: skip
 
 
 def spaced(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move sorted heights apart to at least `gap`, as little as possible upwards and then down from `high`.
+    """Move sorted heights apart to at least `gap`, and into the range: groups that overlap are centred on their mean.
 
-    >>> spaced([0.0, 0.1, 1.0], 0.2, 0.0, 1.0)
-    [0.0, 0.2, 1.0]
-    >>> spaced([0.875, 1.0], 0.25, 0.0, 1.0)
-    [0.75, 1.0]
+    >>> spaced([0.0, 0.5, 0.5, 1.0], 0.25, 0.0, 1.0)
+    [0.0, 0.375, 0.625, 1.0]
     """
-    moved: list[float] = []
+    groups: list[tuple[list[float], float]] = []  # the heights wanted, and where the group starts
     for height in heights:
-        moved.append(max(height, moved[-1] + gap) if moved else max(height, low))
-    for place in reversed(range(len(moved))):
-        ceiling = high if place == len(moved) - 1 else moved[place + 1] - gap
-        moved[place] = min(moved[place], ceiling)
-    return moved
+        wanted, start = [height], min(max(height, low), high)
+        while groups and groups[-1][1] + gap * len(groups[-1][0]) > start:
+            wanted = groups.pop()[0] + wanted
+            start = sum(wanted) / len(wanted) - gap * (len(wanted) - 1) / 2
+            start = max(min(start, high - gap * (len(wanted) - 1)), low)
+        groups.append((wanted, start))
+    return [start + gap * place for wanted, start in groups for place in range(len(wanted))]

@@ -25,11 +25,13 @@ def task_dumbbells(summary: Summary) -> tuple[Figure, str, str] | None:
         for number, name in enumerate(shown):
             scores, y = row["methods"][name], place + STEP * (number - (len(shown) - 1) / 2)
             colour = colour_of(name)
-            axis.plot([scores["low"], scores["high"]], [y, y], color=colour, linewidth=5, alpha=0.2, solid_capstyle="butt")
+            axis.plot(
+                [scores["low"], scores["high"]], [y, y], color=colour, linewidth=5, alpha=0.2, solid_capstyle="butt"
+            )
             axis.plot(scores["end"], y, "o", color=colour, markersize=6)
             if scores["after"] is not None:
                 axis.plot([scores["after"], scores["end"]], [y, y], color=colour, linewidth=1.4)
-                axis.plot(scores["after"], y, "o", markerfacecolor="white", markeredgecolor=colour, markersize=6, zorder=1.9)
+                axis.plot(scores["after"], y, "o", markerfacecolor="white", markeredgecolor=colour, zorder=1.9)
         for name, mark in MARKS.items():
             if name in row["methods"]:
                 axis.plot(row["methods"][name]["end"], place, mark, color="0.25", markersize=9)
@@ -51,12 +53,14 @@ def _handles(shown: list[str], summary: Summary) -> list[Line2D]:
     methods = [Line2D([], [], color=colour, marker="o", label=name) for name, colour in names]
     present = next(iter(summary["tasks"].values()))["methods"]
     marks = [
-        Line2D([], [], color="0.25", marker=mark, linestyle="", label=name) for name, mark in MARKS.items() if name in present
+        Line2D([], [], color="0.25", marker=mark, linestyle="", label=name)
+        for name, mark in MARKS.items()
+        if name in present
     ]
     return [
         *methods,
         *marks,
-        Line2D([], [], marker="o", linestyle="", markerfacecolor="white", color=GREY, label="right after its last segment"),
+        Line2D([], [], marker="o", linestyle="", markerfacecolor="white", color=GREY, label="after its last segment"),
         Line2D([], [], marker="o", linestyle="", color=GREY, label="at the end"),
         Line2D([], [], color=GREY, linewidth=5, alpha=0.3, label="95 % interval at the end"),
     ]
