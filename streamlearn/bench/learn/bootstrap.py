@@ -31,6 +31,9 @@ FIGURES = ("AP", "LA", "BWT", "ZST")
 OF_ORDERED = frozenset({"LA", "BWT"})
 """Figures that need tasks in an order; runs on shuffled records do not have them."""
 
+DECIMALS = 9
+"""Equal scores may differ by a rounding error after a matrix product; it must not decide on which side of zero they are."""
+
 Array = NDArray[np.float64]
 
 
@@ -158,4 +161,5 @@ def _scored(run: RunResult) -> Mapping[str, str]:
 
 def _estimate(values_B: Array, seeds: int) -> Estimate:
     low, high = np.percentile(values_B[1:], PERCENTILES)
-    return Estimate(float(values_B[0]), float(low), float(high), seeds)
+    value, low, high = (round(float(each), DECIMALS) + 0.0 for each in (values_B[0], low, high))  # no -0.0
+    return Estimate(value, low, high, seeds)

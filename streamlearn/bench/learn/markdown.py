@@ -12,7 +12,9 @@ def about(summary: Summary) -> str:
     scored, unseen = setting["records_scored"], setting["unseen"]
     records = sum(segment["records"] for segment in setting["segments"])
     known = sum(number for task, number in scored.items() if task not in unseen)
-    zero_shot = f" and {sum(scored[task] for task in unseen)} of {len(unseen)} tasks never trained on" if unseen else ""
+    zero_shot = (
+        f" and {sum(scored[task] for task in unseen)} of tasks never trained on ({len(unseen)})" if unseen else ""
+    )
     return (
         f"{setting['backbone']['model']} with profile {setting['profile']}: {len(setting['segments'])} segments, "
         f"{records} training records; scored on {known} {setting['split']} records of {len(scored) - len(unseen)} tasks"

@@ -1,6 +1,6 @@
 """Prequential loss along the stream."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -44,7 +44,11 @@ def prequential(runs: Sequence[RunResult]) -> tuple[Figure, str, str] | None:
     axis.set_xlim(0, edges[-1])
     axis.set_ylim(0, axis.get_ylim()[1])
     _draw_segments(axis, segments, edges)
-    axis.set_xlabel(f"records of the stream (mean of {BIN} records; vertical lines: true boundaries)")
+    _draw_shifts(axis, groups)
+    axis.set_xlabel(
+        f"records of the stream (mean of {BIN} records; vertical lines: true boundaries; "
+        "triangles: declared input shifts, first seed)"
+    )
     axis.set_ylabel("loss before training on a record,\nnats per answer token")
     axis.spines[["top", "right"]].set_visible(False)
     label_at_edge(axis, ends, lines=2)
@@ -62,6 +66,15 @@ def _draw_segments(axis: Axes, segments: Sequence[Any], edges: Any) -> None:
             (start + end) / 2, 1.02, text, transform=axis.get_xaxis_transform(), rotation=90, fontsize=7.5,
             ha="center", va="bottom", color="0.3",
         )  # fmt: skip
+
+
+def _draw_shifts(axis: Axes, groups: Mapping[str, Sequence[RunResult]]) -> None:
+    """Mark the input shifts declared in the run with the first seed; that at record 1 opens the first regime."""
+    for name, group in groups.items():
+        shifts = [report["shift"] for report in (group[0]["detection"] or {}).get("shifts", ())]
+        at = [shift["declared_at"] for shift in shifts if shift["kind"] == "inputs" and shift["declared_at"] > 1]
+        transform = axis.get_xaxis_transform()
+        axis.plot(at, [0.02] * len(at), "^", color=colour_of(name), markersize=5, transform=transform)
 
 
 def _binned(losses: Sequence[float], edges: Any) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from streamlearn.bench.learn.verdicts import CONTROL
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"  # Okabe and Ito, green darkened for text
 DPI = 120
+LEADER = {"arrowstyle": "-", "linewidth": 0.6, "alpha": 0.5, "shrinkB": 3, "relpos": (0, 0.5)}
 COLOURS = {"streamlearn": BLUE, "lora": ORANGE, **dict.fromkeys((*CEILINGS, CONTROL), GREEN)}
 
 
@@ -45,7 +46,7 @@ def label_at_edge(axis: Axes, labels: Sequence[EdgeLabel], *, lines: int = 1, fo
         axis.annotate(
             label.text, xy=(label.x, label.y), xytext=(1.04, (y - low) / (high - low)), textcoords=axis.transAxes,
             color=label.colour, fontsize=font_size, va="center", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": label.colour, "linewidth": 0.6, "alpha": 0.5, "shrinkB": 3, "relpos": (0, 0.5)},
+            arrowprops={**LEADER, "color": label.colour},
             weight="bold" if label.colour == BLUE else "normal",
         )  # fmt: skip
 
