@@ -32,7 +32,7 @@ OF_ORDERED = frozenset({"LA", "BWT"})
 """Figures that need tasks in an order; runs on shuffled records do not have them."""
 
 DECIMALS = 9
-"""Equal scores may differ by a rounding error after a matrix product; it must not decide on which side of zero they are."""
+"""Equal scores may differ by a rounding error after a matrix product, which must not decide the side of zero."""
 
 Array = NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from streamlearn.bench.learn.run_files import FROZEN
 
 Summary = Mapping[str, Any]
-Row = Mapping[str, Any]
+Json = Mapping[str, Any]
 
 
 class ScoreColumn(NamedTuple):
@@ -66,7 +66,7 @@ def tables(summary: Summary) -> list[TextTable]:
 
 def answers_table(summary: Summary) -> TextTable:
     """Build the table of the scores of free answers."""
-    methods: Mapping[str, Row] = summary["methods"]
+    methods: Mapping[str, Json] = summary["methods"]
     ceiling, undefined = summary["skill_scale"]["ceiling"], summary["skill_scale"]["undefined"]
     names = _known(ANSWERS, methods.values())
     has_gain = any(row["zero_shot_gain"] for row in methods.values())
@@ -103,7 +103,7 @@ def differences_table(summary: Summary) -> TextTable:
 
 def costs_table(summary: Summary) -> TextTable:
     """Build the table of token figures, detection, parameters and costs."""
-    methods: Mapping[str, Row] = {**summary["methods"], **summary["ablations"]}
+    methods: Mapping[str, Json] = {**summary["methods"], **summary["ablations"]}
     names = _known(COSTS, methods.values())
     rows = [
         [name, *(cell(row["figures"][figure], COSTS[figure].decimals) for figure in names), row["commit"][:8]]
@@ -116,7 +116,7 @@ def costs_table(summary: Summary) -> TextTable:
 
 def tasks_table(summary: Summary) -> TextTable:
     """Build the table of scores by task."""
-    tasks: Mapping[str, Row] = summary["tasks"]
+    tasks: Mapping[str, Json] = summary["tasks"]
     shown = list(next(iter(tasks.values()))["methods"])
     ceiling = summary["skill_scale"]["ceiling"]
     rows = [
@@ -152,7 +152,7 @@ def ablations_table(summary: Summary) -> TextTable:
     return TextTable("Ablations", headings, rows, notes)
 
 
-def cell(figure: Row | None, decimals: int) -> str:
+def cell(figure: Json | None, decimals: int) -> str:
     """Format the mean of a figure, and its spread where there are several seeds."""
     if figure is None:
         return "-"
@@ -160,12 +160,12 @@ def cell(figure: Row | None, decimals: int) -> str:
     return f"{figure['mean']:,.{decimals}f}{spread}"
 
 
-def interval(found: Row | None) -> str:
+def interval(found: Json | None) -> str:
     """Format an interval."""
     return "-" if found is None else f"{found['low']:.3f} to {found['high']:.3f}"
 
 
-def estimate(found: Row | None) -> str:
+def estimate(found: Json | None) -> str:
     """Format a difference and its interval."""
     return "-" if found is None else f"{found['value']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
 
@@ -176,12 +176,12 @@ def _known(columns: Mapping[str, ScoreColumn], rows: Any) -> list[str]:
     return [name for name in columns if any(row["figures"][name] is not None for row in rows)]
 
 
-def _pairs(row: Row) -> str:
+def _pairs(row: Json) -> str:
     found = row["differences"]["AP"]
     return "-" if found is None else f"{found['seeds']}"
 
 
-def _task_scores(scores: Row) -> str:
+def _task_scores(scores: Json) -> str:
     """Score after a task's last segment, where there is one, and at the end with its interval."""
     after = "" if scores["after"] is None else f"{scores['after']:.2f} → "
     return f"{after}{scores['end']:.2f} [{scores['low']:.2f}, {scores['high']:.2f}]"

@@ -28,21 +28,24 @@ def test_estimates_are_means_over_records_tasks_and_seeds() -> None:
     )
     mean = bootstrap.estimate("y", "ZST")
     assert mean is not None
-    assert (mean.value, mean.seeds) == (pytest.approx((0.125 + 1) / 2), 2)
+    assert mean.value == pytest.approx((0.125 + 1) / 2)
+    assert mean.seeds == 2
     assert mean.low <= mean.value <= mean.high
 
 
 def test_the_same_seed_gives_the_same_interval() -> None:
     runs = [drawn("x", 0, 0.6, 0.1), drawn("y", 0, 0.5, 0.1)]
     assert Bootstrap(runs).difference("x", "y", "AP") == Bootstrap(runs).difference("x", "y", "AP")
-    assert Bootstrap(runs).difference("x", "y", "AP") != Bootstrap(runs, seed=1).difference("x", "y", "AP")
+    few = [Bootstrap(runs, resamples=100, seed=seed).difference("x", "y", "AP") for seed in (0, 1)]
+    assert few[0] != few[1]
 
 
 def test_the_interval_of_a_mean_is_that_of_the_normal_approximation() -> None:
     """Of 400 records, half of them right: 0.5 +- 1.96 * sqrt(0.25 / 400)."""
     found = Bootstrap([of_scores("x", 0, np.array([[0, 1] * 200]))]).estimate("x", "AP")
     assert found is not None
-    assert (found.low, found.high) == (pytest.approx(0.451, abs=0.002), pytest.approx(0.549, abs=0.002))
+    assert found.low == pytest.approx(0.451, abs=0.002)
+    assert found.high == pytest.approx(0.549, abs=0.002)
 
 
 def test_no_difference_gives_an_interval_that_contains_zero() -> None:

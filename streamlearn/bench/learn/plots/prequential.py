@@ -79,12 +79,13 @@ def _draw_shifts(axis: Axes, groups: Mapping[str, Sequence[RunResult]]) -> None:
 
 def _binned(losses: Sequence[float], edges: Any) -> tuple[Any, Any]:
     """Centres and mean losses of the bins of every segment; a NaN before each boundary, where the line is broken."""
-    centres, means = [], []
+    centres: list[float] = []
+    means: list[float] = []
     for first, last in pairwise(edges):
         for start in range(first, last, BIN):
             end = min(start + BIN, last)
             centres.append((start + end) / 2)
-            means.append(np.mean(losses[start:end]))
+            means.append(float(np.mean(losses[start:end])))
         centres.append(last)
         means.append(np.nan)
     return np.array(centres[:-1]), np.array(means[:-1])
