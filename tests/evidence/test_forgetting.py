@@ -18,7 +18,8 @@ import pytest
 from streamlearn.bench.learn.arms import NANO
 from streamlearn.bench.learn.scores import scores
 from streamlearn.bench.learn.suite import Suite
-from streamlearn.bench.learn.suites import ORDER_1, Draw, grouped, sequential
+from streamlearn.bench.learn.splits import Draw
+from streamlearn.bench.learn.suites import ORDER_1, grouped, sequential
 from streamlearn.bench.learn.summary import spread
 from tests.broker import Broker
 from tests.end_to_end.process import DaemonProcess
@@ -103,6 +104,20 @@ def time_spent(client: httpx.Client) -> tuple[float, float]:
     return figures["streamlearn_step_seconds_sum"] + cost, cost
 
 
+def as_run(suite: Suite, matrix: list[dict[str, float]]) -> dict[str, Any]:
+    """The accuracies as answers of a run."""
+    return {
+        "segments": [{"tasks": segment.tasks, "records": len(segment.records)} for segment in suite.segments],
+        "unseen": [],
+        "answers": {
+            task: {"after": [matrix[end][task]], "end": [matrix[-1][task]]} for task, end in suite.ends.items()
+        },
+        "teacher": [{task: {"accuracy": known, "loss": None} for task, known in row.items()} for row in matrix],
+        "record_losses": [],
+        "shuffled": False,
+    }
+
+
 def run_daemon(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) -> dict[str, Any]:
     """One run: produce a segment, wait until it is learned, evaluate all tasks so far."""
     topic = broker.new_topic()
@@ -122,7 +137,7 @@ def run_daemon(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) 
     finally:
         daemon.end()
     regimes = daemon.newest().manifest["rooms"]["regimes"]
-    final = scores(matrix, [segment.tasks for segment in suite.segments])
+    final = scores(as_run(suite, matrix))
     return {
         "suite": suite.name,
         "arm": arm,

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from streamlearn.backbone.load import outline
+from streamlearn.bench.learn.arms import Arm
 from streamlearn.bench.learn.baselines.baseline import Baseline
 from streamlearn.bench.learn.evaluator import Evaluator
 from streamlearn.bench.learn.methods import BaselineContext, Method
@@ -12,17 +13,20 @@ from streamlearn.bench.learn.recorder import RunRecorder
 from streamlearn.bench.learn.suite import Json, Suite, TaskSegment
 from streamlearn.bench.learn.trained_method import Progress, TrainedMethod
 from streamlearn.runtime.model import Model, adapter_of
-from streamlearn.settings import Settings, StreamSettings
+from streamlearn.settings import StreamSettings
 from streamlearn.stream.batch import Batcher
 from streamlearn.stream.decode import Example
 from streamlearn.stream.record import Record, TopicPartition
 
 
-def train_baseline(suite: Suite, method: Method, settings: Settings, progress: Progress) -> TrainedMethod:
+def train_baseline(suite: Suite, method: Method, arm: Arm, progress: Progress) -> TrainedMethod:
     """Train on one segment after another and evaluate after each."""
     assert method.baseline is not None
+    settings = arm.settings
     model = Model(settings, outline(settings.backbone), adapter_of(settings), None)
-    recorder = RunRecorder(suite, Evaluator(suite, model.decoder), progress)
+    recorder = RunRecorder(
+        suite, Evaluator(suite, model.decoder), progress, answer_after=method.trained and not method.shuffled
+    )
     slots, slot_of_task = regime_slots(suite)
     baseline = method.baseline(BaselineContext(model, settings, slots))
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamlearn.bench.learn.run_files import FROZEN, RunResult
-from streamlearn.bench.learn.scores import past_tasks, stream_tasks
+from streamlearn.bench.learn.scores import last_segments
 from streamlearn.errors import UsageError
 
 RESAMPLES = 10_000
@@ -96,7 +96,8 @@ class Bootstrap:
     def _resample(self) -> dict[str, Array]:
         """Figure -> its resampled values (R, B); zero where it does not apply."""
         first = self._runs[0]
-        stream, past, unseen = stream_tasks(first), past_tasks(first), list(first["unseen"])
+        past, unseen = self._past_tasks(), list(first["unseen"])
+        num_stream = len(first["answers"]) - len(unseen)
         figures_RB = {name: np.zeros((len(self._runs), self._resamples + 1)) for name in FIGURES}
         for task in first["answers"]:
             weights_NB = self._weights(task).T
@@ -106,8 +107,8 @@ class Bootstrap:
                 figures_RB["ZST"] += end_RB / len(unseen)
                 continue
             after_RB = np.array([each["after"] or each["end"] for each in answers], dtype=float) @ weights_NB
-            figures_RB["AP"] += end_RB / len(stream)
-            figures_RB["LA"] += after_RB / len(stream)
+            figures_RB["AP"] += end_RB / num_stream
+            figures_RB["LA"] += after_RB / num_stream
             if task in past:
                 figures_RB["BWT"] += (end_RB - after_RB) / len(past)
         return figures_RB
@@ -118,6 +119,11 @@ class Bootstrap:
         random = np.random.default_rng([self._seed, crc32(task.encode())])
         drawn = random.multinomial(records, np.full(records, 1 / records), size=self._resamples)
         return np.vstack([np.ones((1, records)), drawn]) / records
+
+    def _past_tasks(self) -> list[str]:
+        """Tasks that ended before the last segment."""
+        segments = [segment["tasks"] for segment in self._runs[0]["segments"]]
+        return [task for task, last in last_segments(segments).items() if last < len(segments) - 1]
 
     def _pairs(self, method: str, base: str) -> list[tuple[int, int]]:
         minuends, subtrahends = self._rows.get(method, {}), self._rows.get(base, {})
@@ -130,7 +136,7 @@ class Bootstrap:
     def _applies(self, figure: str, rows: Sequence[int]) -> bool:
         if not rows or (figure == "ZST" and not self._runs[0]["unseen"]):
             return False
-        if figure == "BWT" and not past_tasks(self._runs[0]):
+        if figure == "BWT" and not self._past_tasks():
             return False
         return figure not in OF_ORDERED or not any(self._runs[row]["shuffled"] for row in rows)
 

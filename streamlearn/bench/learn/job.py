@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from streamlearn.bench.learn.splits import Draw
 from streamlearn.bench.learn.suite import Suite
-from streamlearn.bench.learn.suites import SUITES, Draw, of_folder
+from streamlearn.bench.learn.suites import SUITES, of_folder
 
 
 @dataclass(frozen=True)

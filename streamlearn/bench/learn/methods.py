@@ -18,6 +18,7 @@ boundaries. `streamlearn` and its ablations run in the daemon and are given none
 | gem | `lora` with gradient episodic memory, 10 records per task (Lopez-Paz and Ranzato 2017) |
 | mot | MoT (arXiv 2605.29757), its stages restarted at each boundary |
 | frozen | the backbone without training |
+| blind | the best answers that ignore the input |
 | streamlearn-told | the default preset, given boundaries and test regimes: shows the cost of detection |
 """
 
@@ -62,6 +63,8 @@ class Method:
     shuffled: bool = False
     """Whether the records of all tasks come in random order."""
     trained: bool = True
+    blind: bool = False
+    """Whether no model answers: the best answers that ignore the input, see `blind`."""
     oracle_regimes: bool = False
     """Whether each test record is routed with the regime of its task."""
     variant: Callable[[Components], None] | None = None
@@ -110,6 +113,7 @@ METHODS: Mapping[str, Method] = {
     "gem": Method("lora", _gem),
     "mot": Method("mot:adapter.rank=12", _plain),
     "frozen": Method("lora", _plain, trained=False),
+    "blind": Method("lora", _plain, trained=False, blind=True),
     "streamlearn-told": Method("streamlearn", _oracle, oracle_regimes=True),
 }
 """In the order in which they are run."""

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from streamlearn.bench.learn.methods import ABLATIONS, METHODS
+from streamlearn.bench.learn.single_run import FORMAT
 from streamlearn.errors import UsageError
 
 RunResult = Mapping[str, Any]
@@ -14,7 +15,6 @@ RunResult = Mapping[str, Any]
 RunOfFile = tuple[Path, RunResult]
 Condition = Callable[[RunResult], Any]
 
-FORMAT = 2
 BLIND, FROZEN = "blind", "frozen"
 """The best answer that ignores the input, and the backbone without training: the first two rows of every table."""
 ORDER = tuple(dict.fromkeys((BLIND, FROZEN, *METHODS, *ABLATIONS)))
@@ -46,6 +46,8 @@ def read_runs(folder: Path) -> dict[str, list[RunResult]]:
         found = run.get("format")
         if found != FORMAT:
             raise UsageError(f"{file}: expected a run of format {FORMAT}, found {found}; run bench learn again")
+        if not run["answers"]:
+            raise UsageError(f"{file}: expected scores of free answers, found none; run bench learn again with them")
         suites.setdefault(run["suite"], []).append((file, run))
     if not suites:
         raise UsageError(f"{folder}: expected runs SUITE/METHOD.SEED.json, found none; make some with bench learn")

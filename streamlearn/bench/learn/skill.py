@@ -1,7 +1,5 @@
 """Skill: where a method stands between the best answer that ignores the input and the best ceiling.
 
-    skill = (AP - AP_blind) / (AP_ceiling - AP_blind)                                                (1)
-
 The ceiling is the best mean AP among methods that do not have to learn continually: one LoRA per task, with each test
 record's task given, and a LoRA on all records in random order, in one pass and in three.
 """
@@ -10,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from streamlearn.bench.learn.run_files import BLIND
+from streamlearn.bench.learn.scores import skill
 
 CEILINGS = ("lora-per-task", "joint", "joint-3")
 
 
 @dataclass(frozen=True)
 class SkillScale:
-    """The two ends of eq. (1), or the reason why there is no scale."""
+    """The two ends of skill, `scores` eq. (7), or the reason why there is no scale."""
 
     ceiling: str | None
     """The method with the best mean AP among `CEILINGS`; None without a run of one of them."""
@@ -38,10 +37,10 @@ class SkillScale:
         return None
 
     def skill(self, AP: float) -> float | None:
-        """Return the skill of an AP, eq. (1); None where it is undefined."""
-        if self.undefined or self.blind_AP is None or self.ceiling_AP is None:
+        """Return the skill of an AP; None where it is undefined."""
+        if self.blind_AP is None or self.ceiling_AP is None:
             return None
-        return (AP - self.blind_AP) / (self.ceiling_AP - self.blind_AP)
+        return skill(AP, self.blind_AP, self.ceiling_AP)
 
 
 def skill_scale(mean_AP: Mapping[str, float]) -> SkillScale:

@@ -1,6 +1,7 @@
 """Summary of a suite's runs: every figure by method, with its interval and its difference from the default method."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from operator import itemgetter
 from statistics import fmean, stdev
 from typing import Any
@@ -9,7 +10,7 @@ from streamlearn.bench.learn.bootstrap import FIGURES as RESAMPLED
 from streamlearn.bench.learn.bootstrap import Bootstrap, Estimate
 from streamlearn.bench.learn.methods import ABLATIONS
 from streamlearn.bench.learn.run_files import FROZEN, RunResult, base_of, by_method
-from streamlearn.bench.learn.scores import figures
+from streamlearn.bench.learn.scores import scores
 from streamlearn.bench.learn.skill import SkillScale, skill_scale
 from streamlearn.bench.learn.task_summary import summarise_tasks
 from streamlearn.bench.learn.verdicts import verdicts
@@ -73,7 +74,7 @@ def _setting(runs: Sequence[RunResult]) -> dict[str, Any]:
 
 def _spreads(group: Sequence[RunResult], frozen: RunResult | None) -> dict[str, Any]:
     """Figure -> its mean and spread over the seeds."""
-    by_seed = [figures(run, frozen) for run in group]
+    by_seed = [asdict(scores(run, frozen)) for run in group]
     return {
         **{name: spread(each[name] for each in by_seed) for name in by_seed[0]},
         **{name: spread(value(run) for run in group) for name, value in OTHER_FIGURES.items()},

@@ -6,7 +6,7 @@ from typing import Any
 
 from streamlearn.bench.learn.bootstrap import Bootstrap
 from streamlearn.bench.learn.run_files import BLIND, FROZEN, RunResult
-from streamlearn.bench.learn.scores import stream_tasks
+from streamlearn.bench.learn.scores import last_segments
 
 SHOWN = (BLIND, FROZEN, "streamlearn", "lora")
 """Methods that are shown task by task, with the ceiling."""
@@ -29,7 +29,7 @@ def summarise_tasks(
             "unseen": task in first["unseen"],
             "methods": _scores(task, shown, groups, bootstrap),
         }
-        for task in [*stream_tasks(first), *first["unseen"]]
+        for task in [*last_segments([segment["tasks"] for segment in first["segments"]]), *first["unseen"]]
     }
 
 
@@ -50,6 +50,6 @@ def _scores(
 
 def _after(group: Sequence[RunResult], task: str) -> float | None:
     after = [run["answers"][task]["after"] for run in group]
-    if group[0]["shuffled"] or any(each is None for each in after):
+    if any(each is None for each in after):
         return None
     return fmean(fmean(each) for each in after)

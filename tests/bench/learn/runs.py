@@ -20,6 +20,7 @@ def a_run(method: str, seed: int = 0, *, end: Scores = END, after: Scores = AFTE
     Without changes its AP is (0.25 + 0.75) / 2, its LA (0.75 + 0.75) / 2, AF 0.5, BWT -0.5, and ZST 0.125.
     """
     teacher = {task: {"accuracy": 0.5, "loss": 1.0} for task in end}
+    in_order = not changes.get("shuffled")
     return {
         "format": 2,
         "suite": "two",
@@ -34,7 +35,7 @@ def a_run(method: str, seed: int = 0, *, end: Scores = END, after: Scores = AFTE
         "answers": {
             task: {
                 "metric": METRICS.get(task, "exact_match"),
-                "after": list(after[task]) if task in after else None,
+                "after": list(after[task]) if in_order and task in after else None,
                 "end": list(scores),
                 "texts": [""] * len(scores),
             }

@@ -40,6 +40,11 @@ def test_runs_of_another_format_are_refused(tmp_path: Path, found: int | None) -
         read_runs(write(tmp_path, run))
 
 
+def test_runs_without_free_answers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"lora\.0\.json: expected scores of free answers, found none"):
+        read_runs(write(tmp_path, a_run("lora", answers={})))
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
