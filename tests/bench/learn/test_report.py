@@ -1,6 +1,7 @@
 """The report: tables, plots and the page."""
 
 import io
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -8,7 +9,12 @@ import orjson
 import pytest
 from rich.console import Console
 
+from streamlearn.bench.learn.methods import METHODS
+from streamlearn.bench.learn.profile import Profile
 from streamlearn.bench.learn.report import report
+from streamlearn.bench.learn.single_run import run_method
+from streamlearn.bench.learn.splits import Draw
+from streamlearn.bench.learn.suites import sequential
 from streamlearn.errors import UsageError
 from tests.bench.learn.runs import a_run, drawn, write
 
@@ -81,6 +87,22 @@ def test_a_suite_without_the_compared_methods_has_fewer_plots(tmp_path: Path) ->
     report(write(tmp_path / "runs", a_run("blind", record_losses=[])), out, Console(file=io.StringIO()))
     assert not list(out.glob("*.png"))
     assert "there is no run of a ceiling" in (out / "two.md").read_text()
+
+
+def test_the_report_reads_what_a_run_writes(write_tasks: Callable[..., Path], profile: Profile, tmp_path: Path) -> None:
+    """Whole runs on a tiny backbone; blind answers every question right, so that skill is undefined."""
+    pytest.importorskip("matplotlib")
+    suite = sequential("real", Draw([write_tasks("fox", "dog", "owl")], 12, 4), ("fox", "dog"), ("owl",))
+    names = ("blind", "frozen", "streamlearn", "lora", "joint")
+    runs = write(tmp_path / "runs", *(run_method(suite, name, METHODS[name], 0, profile) for name in names))
+    report(runs, tmp_path / "out", Console(file=io.StringIO()))
+    summary = orjson.loads((tmp_path / "out" / "real.json").read_bytes())
+    assert list(summary["methods"]) == list(names)
+    assert summary["methods"]["blind"]["figures"]["AP"]["mean"] == 1.0
+    assert "which does not exceed that of blind, 1.000" in summary["skill_scale"]["undefined"]
+    assert {file.name for file in (tmp_path / "out").glob("*.png")} == {
+        f"real-{name}.png" for name in ("forgetting", "tasks", "stream")
+    }
 
 
 def test_nothing_is_written_for_runs_that_cannot_be_compared(tmp_path: Path) -> None:
