@@ -17,8 +17,8 @@ import pytest
 
 from streamlearn.bench.learn.arms import NANO
 from streamlearn.bench.learn.scores import scores
-from streamlearn.bench.learn.suite import Suite
 from streamlearn.bench.learn.splits import Draw
+from streamlearn.bench.learn.suite import Suite
 from streamlearn.bench.learn.suites import ORDER_1, grouped, sequential
 from streamlearn.bench.learn.summary import spread
 from tests.broker import Broker

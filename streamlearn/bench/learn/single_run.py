@@ -26,7 +26,7 @@ from streamlearn.bench.learn.shorten import shortened
 from streamlearn.bench.learn.suite import Suite
 from streamlearn.bench.learn.trained_method import Progress, TrainedMethod
 from streamlearn.runtime.model import versions
-from streamlearn.settings import Settings, StreamSettings
+from streamlearn.settings import StreamSettings
 from streamlearn.stream.decode import Decoder
 
 FORMAT = 2
