@@ -15,7 +15,8 @@ import httpx
 import orjson
 import pytest
 
-from streamlearn.bench.learn.arms import NANO
+from streamlearn.bench.learn.arms import COMMON, by_section
+from streamlearn.bench.learn.profile import read_profile
 from streamlearn.bench.learn.scores import scores
 from streamlearn.bench.learn.splits import Draw
 from streamlearn.bench.learn.suite import Suite
@@ -28,12 +29,8 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared/data/superni"
 SEEDS = tuple(int(seed) for seed in os.environ.get("SEEDS", "0 1 2").split())
 RECORDS, TESTS = 200, 25
-OFF: dict[str, dict[str, Any]] = {
-    "adapter": {"bias": "none"},
-    "probe": {"enabled": False},
-    "consolidate": {"anchor_strength": 0.0},
-}
-ARMS: dict[str, dict[str, dict[str, Any]]] = {"streamlearn": {}, "switched off": OFF}
+OFF: dict[str, Any] = {"adapter.bias": "none", "probe.enabled": False, "consolidate.anchor_strength": 0.0}
+ARMS: dict[str, dict[str, Any]] = {"streamlearn": {}, "switched off": OFF}
 SUITES: dict[str, Callable[[Draw], Suite]] = {
     "sequential": lambda draw: sequential("sequential", draw, ORDER_1),
     "interleaved": grouped,
@@ -47,9 +44,9 @@ pytestmark = [
 ]
 
 
-def configuration(broker: Broker, topic: str, seed: int, changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def configuration(broker: Broker, topic: str, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
     """The default preset on the nano backbone, with the changes of an arm."""
-    sections = {name: {**values, **changes.get(name, {})} for name, values in {**changes, **NANO}.items()}
+    sections = by_section(COMMON, read_profile("nano").settings, changes)
     kafka = {
         "bootstrap.servers": broker.servers,
         "topics": [topic],

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from streamlearn.backbone.load import Backbone, load, outline
-from streamlearn.bench.learn.arms import Arm, read_arm
+from streamlearn.bench.learn.arms import Arm, own_values, read_arm
 from streamlearn.bench.learn.baseline_run import train_baseline
 from streamlearn.bench.learn.blind import blind_accuracy, blind_answers
 from streamlearn.bench.learn.daemon_run import train_in_daemon
@@ -26,7 +26,7 @@ from streamlearn.bench.learn.shorten import shortened
 from streamlearn.bench.learn.suite import Suite
 from streamlearn.bench.learn.trained_method import Progress, TrainedMethod
 from streamlearn.runtime.model import versions
-from streamlearn.settings import StreamSettings
+from streamlearn.settings import BackboneSettings, StreamSettings
 from streamlearn.stream.decode import Decoder
 
 FORMAT = 2
@@ -45,7 +45,7 @@ def run_method(
     method: Method,
     seed: int,
     profile: Profile,
-    backbone_folder: str | None = None,
+    backbone_folder: Path | None = None,
     own: Mapping[str, Any] | None = None,
     generate: bool = True,
     progress: Progress = lambda _: None,
@@ -63,7 +63,8 @@ def run_method(
         generate: Whether free answers are decoded; without them the run has no `answers`.
         progress: Receives short texts.
     """
-    arm_text = method.arm_for(suite)
+    backbone_model = suite.backbone or profile.model(backbone_folder)
+    arm_text = method.arm_for(suite, outline(BackboneSettings(model=backbone_model)).linears)
     with tempfile.TemporaryDirectory() as folder:
         stream = Path(folder) / "stream.jsonl"
         arm = read_arm(
@@ -72,8 +73,8 @@ def run_method(
             seed=seed,
             state=Path(folder) / "state",
             stream=stream,
-            shared={**SHARED, "backbone.model": suite.backbone or backbone_folder or profile.backbone},
-            own={**profile.changes_for(name), **(own or {})},
+            shared={**SHARED, "backbone.model": backbone_model},
+            own={**own_values(name, arm_text, profile), **(own or {})},
         )
         backbone = load(arm.settings.backbone, outline(arm.settings.backbone))
         suite = shortened(suite, _decoder(backbone, UNLIMITED), arm.settings.stream.max_tokens)
@@ -84,7 +85,10 @@ def run_method(
             "seed": seed,
             "split": suite.split,
             "arm": arm_text,
-            "backbone": {"model": suite.backbone or profile.backbone, "digest": backbone.identity["digest"]},
+            "backbone": {
+                "model": suite.backbone or profile.backbone_name(backbone_folder),
+                "digest": backbone.identity["digest"],
+            },
             "profile": profile.name,
             "segments": [{"tasks": [*segment.tasks], "records": len(segment.records)} for segment in suite.segments],
             "unseen": [*suite.unseen],

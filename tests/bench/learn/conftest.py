@@ -1,4 +1,4 @@
-"""Tiny task files, and a profile for a tiny backbone."""
+"""Tiny task files, and the profile of a tiny backbone."""
 
 import gzip
 from collections.abc import Callable
@@ -36,16 +36,28 @@ def write_tasks(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def profile(tiny: Path) -> Profile:
-    """A profile for the tiny backbone in float32."""
-    settings = {
-        "backbone.dtype": "float32",
-        "backbone.device": "cpu",
-        "stream.max_tokens": 128,
-        "stream.batch_tokens": 128,
-        "stream.batch_records": 4,
-        "learner.lr": 1e-3,
-        "probe.warmup_tokens": 64,
-        "probe.similarity_tokens": 64,
-    }
-    return Profile("tiny", str(tiny), settings=settings)
+def tiny_profile(tiny: Path) -> Profile:
+    """Profile of the tiny backbone in float32 on the CPU, for short streams of short records."""
+    return Profile(
+        name="tiny",
+        backbone=str(tiny),
+        records=24,
+        settings={
+            "backbone.dtype": "float32",
+            "backbone.device": "cpu",
+            "stream.max_tokens": 128,
+            "stream.batch_tokens": 128,
+            "stream.batch_records": 4,
+            "learner.lr": 0.001,
+            "probe.warmup_tokens": 64,
+            "probe.similarity_tokens": 64,
+        },
+    )
+
+
+@pytest.fixture
+def tiny_profile_file(tiny_profile: Profile, tmp_path: Path) -> Path:
+    """The file of `tiny_profile`, for workers and commands."""
+    file = tmp_path / "tiny.json"
+    file.write_bytes(tiny_profile.to_json())
+    return file

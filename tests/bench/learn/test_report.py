@@ -89,12 +89,14 @@ def test_a_suite_without_the_compared_methods_has_fewer_plots(tmp_path: Path) ->
     assert "there is no run of a ceiling" in (out / "two.md").read_text()
 
 
-def test_the_report_reads_what_a_run_writes(write_tasks: Callable[..., Path], profile: Profile, tmp_path: Path) -> None:
+def test_the_report_reads_what_a_run_writes(
+    write_tasks: Callable[..., Path], tiny_profile: Profile, tmp_path: Path
+) -> None:
     """Whole runs on a tiny backbone; blind answers every question right, so that skill is undefined."""
     pytest.importorskip("matplotlib")
     suite = sequential("real", Draw([write_tasks("fox", "dog", "owl")], 12, 4), ("fox", "dog"), ("owl",))
     names = ("blind", "frozen", "streamlearn", "lora", "joint")
-    runs = write(tmp_path / "runs", *(run_method(suite, name, METHODS[name], 0, profile) for name in names))
+    runs = write(tmp_path / "runs", *(run_method(suite, name, METHODS[name], 0, tiny_profile) for name in names))
     report(runs, tmp_path / "out", Console(file=io.StringIO()))
     summary = orjson.loads((tmp_path / "out" / "real.json").read_bytes())
     assert list(summary["methods"]) == list(names)

@@ -1,6 +1,7 @@
 """Whole runs on a tiny backbone: every method is evaluated after the right segments on the right tasks."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -29,10 +30,12 @@ def suite(write_tasks: Callable[..., Path]) -> Suite:
 
 
 @pytest.mark.parametrize("name", [*METHODS])
-def test_every_method_gives_all_figures(suite: Suite, profile: Profile, name: str) -> None:
+def test_every_method_gives_all_figures(suite: Suite, tiny_profile: Profile, name: str) -> None:
     """Tasks are scored where the format says; every record is trained on once; the result is JSON."""
     method = METHODS[name]
-    result = run_method(suite, name, method, 0, profile, generate=name in ("streamlearn", "joint", "frozen", "blind"))
+    result = run_method(
+        suite, name, method, 0, tiny_profile, generate=name in ("streamlearn", "joint", "frozen", "blind")
+    )
     assert [list(row) for row in result["teacher"]] == ROWS
     if method.trained and name != "joint-3":
         assert len(result["record_losses"]) == len(TASKS) * RECORDS
@@ -46,9 +49,9 @@ def test_every_method_gives_all_figures(suite: Suite, profile: Profile, name: st
     assert set(result["answers"]) in (set(), {*TASKS, UNSEEN})
 
 
-def test_settings_come_from_profile_and_search(suite: Suite, profile: Profile) -> None:
+def test_settings_come_from_profile_and_search(suite: Suite, tiny_profile: Profile) -> None:
     """The search's settings override the profile's; the result says what was used."""
-    changed = Profile("mine", profile.backbone, settings=profile.settings, methods={"lora": {"learner.lr": 0.25}})
+    changed = replace(tiny_profile, name="mine", methods={"lora": {"learner.lr": 0.25}})
     one = run_method(suite, "lora", METHODS["lora"], 0, changed, generate=False)
     two = run_method(suite, "lora", METHODS["lora"], 0, changed, own={"learner.lr": 0.5}, generate=False)
     assert (one["config"]["learner"]["lr"], two["config"]["learner"]["lr"]) == (0.25, 0.5)
@@ -56,25 +59,25 @@ def test_settings_come_from_profile_and_search(suite: Suite, profile: Profile) -
     assert one["answers"] == {}
 
 
-def test_frozen_forgets_and_learns_nothing(suite: Suite, profile: Profile) -> None:
+def test_frozen_forgets_and_learns_nothing(suite: Suite, tiny_profile: Profile) -> None:
     """Answers after a task are those of the end, and there is no prequential loss."""
-    result = run_method(suite, "frozen", METHODS["frozen"], 0, profile)
+    result = run_method(suite, "frozen", METHODS["frozen"], 0, tiny_profile)
     for task in TASKS:
         assert result["answers"][task]["after"] == result["answers"][task]["end"]
     found = scores(result, result)
     assert (found.AF, found.BWT, found.FWT, found.prequential_loss) == (0.0, 0.0, 0.0, None)
 
 
-def test_blind_knows_a_task_with_one_answer(suite: Suite, profile: Profile) -> None:
+def test_blind_knows_a_task_with_one_answer(suite: Suite, tiny_profile: Profile) -> None:
     """It has every answer right, token by token too."""
-    result = run_method(suite, "blind", METHODS["blind"], 0, profile)
+    result = run_method(suite, "blind", METHODS["blind"], 0, tiny_profile)
     found = scores(result)
     assert (found.AP, found.LA, found.ZST, found.token_AP, found.token_loss) == (1.0, 1.0, 1.0, 1.0, None)
 
 
-def test_a_seed_repeats_itself(suite: Suite, profile: Profile) -> None:
+def test_a_seed_repeats_itself(suite: Suite, tiny_profile: Profile) -> None:
     """All figures except time and memory are equal."""
-    one, two = (run_method(suite, "streamlearn", METHODS["streamlearn"], 3, profile) for _ in range(2))
+    one, two = (run_method(suite, "streamlearn", METHODS["streamlearn"], 3, tiny_profile) for _ in range(2))
     for name in ("teacher", "answers", "record_losses", "experts"):
         assert one[name] == two[name]
 
