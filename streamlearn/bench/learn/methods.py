@@ -28,7 +28,7 @@ test regimes also route each test record with the regime of its task, an unseen 
 | mh-moe | MH-MoE (arXiv 2602.12587) |
 | gem | `lora` with gradient episodic memory, 10 records per task (Lopez-Paz and Ranzato 2017) |
 | frozen | the backbone without training |
-| blind | the best answer that ignores the input; nothing is trained |
+| blind | the best answers that ignore the input |
 | streamlearn-told | the default preset, given boundaries and test regimes: shows the cost of detection |
 """
 
@@ -89,7 +89,7 @@ class Method:
     search: tuple[str, tuple[float, ...]] | None = None
     """Dotted key of the method's strength and the values that a search tries; None: it has none."""
     blind: bool = False
-    """Whether the answers ignore the input; no model is trained or run."""
+    """Whether no model answers: the best answers that ignore the input, see `blind`."""
 
     def arm_for(self, suite: Suite, linears: LinearShapes) -> str:
         """Return the arm for a suite and a backbone with these linears, without placeholders."""
@@ -177,7 +177,7 @@ METHODS: Mapping[str, Method] = {
     "mh-moe": Method("mh-moe", _plain),
     "gem": Method(f"lora:{RANK}", _gem),
     "frozen": Method(f"lora:{RANK}", _plain, trained=False),
-    "blind": Method(f"lora:{RANK}", trained=False, blind=True),
+    "blind": Method(f"lora:{RANK}", _plain, trained=False, blind=True),
     "streamlearn-told": Method("streamlearn", _oracle, oracle_regimes=True, search=_ANCHORS),
 }
 """In the order in which they are run."""

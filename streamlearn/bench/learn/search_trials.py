@@ -66,9 +66,12 @@ class Trial:
     """Commit that made the run."""
 
     @property
-    def rank(self) -> tuple[float, float]:
-        """Sort key: the best trial has the smallest; ties in AP are decided by the loss."""
-        return (-self.ap if self.ap is not None else float("inf"), self.loss)
+    def rank(self) -> tuple[float, float, int]:
+        """Sort key: the best trial has the smallest; ties in AP are decided by the loss.
+
+        Of the arm's own strength and the same strength as a value of the grid, the latter is taken.
+        """
+        return (-self.ap if self.ap is not None else float("inf"), self.loss, -len(self.own))
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:

@@ -114,6 +114,12 @@ def test_a_tie_is_decided_by_the_loss(search: Callable[..., Search]) -> None:
     assert optima(found.trials["er"]) == {LR: "interior", STRENGTH: "default"}
 
 
+def test_the_default_strength_is_named_by_its_value_if_the_grid_has_it(search: Callable[..., Search]) -> None:
+    """Both trials are the same run."""
+    found = search(FakeRuns(lambda job: (0.5, 1.0 if job.own.get(STRENGTH, 10.0) == 10.0 else 2.0))).run()
+    assert found.profile.methods["er"] == {LR: RATES[0], STRENGTH: 10.0}
+
+
 def test_the_setup_is_chosen_by_two_methods_for_all(search: Callable[..., Search]) -> None:
     """Its prompts and layers are in the profile and in all trials that follow."""
 

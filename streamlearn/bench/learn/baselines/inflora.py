@@ -109,6 +109,6 @@ def extended(basis_DM: Tensor, moment_DD: Tensor, threshold: float) -> Tensor:
     if missing <= 0:
         return basis_DM
     added = int((energy_D.cumsum(0) < missing).sum()) + 1
-    room = len(basis_DM) - basis_DM.shape[1]
-    larger_DM: Tensor = torch.linalg.qr(torch.cat([basis_DM, directions_DD[:, : min(added, room)]], dim=1)).Q
+    remaining = len(basis_DM) - basis_DM.shape[1]
+    larger_DM: Tensor = torch.linalg.qr(torch.cat([basis_DM, directions_DD[:, : min(added, remaining)]], dim=1)).Q
     return larger_DM
