@@ -30,7 +30,7 @@ EvaluatedOption = Annotated[int, typer.Option(min=1, help="Maximum scored record
 ReuseOption = Annotated[
     Path | None,
     typer.Option(
-        help="Folder for what the layers below adapter.first_layer compute for each record: it is the same in all runs.",
+        help="Folder for what the layers below adapter.first_layer compute, the same in all runs.",
         metavar="FOLDER",
     ),
 ]
@@ -166,15 +166,15 @@ def measure_forgetting(
     seeds_of_all = tuple(range(first_seed, first_seed + seeds))
     parts = read_plan(plan) if plan else [Part(tuple(suite or ()), tuple(methods), seeds_of_all)]
     conditions = RunConditions(
-        tuple(data),
-        out,
-        profile,
-        backbone,
-        split.value,
-        records_per_task,
-        evaluated_per_task,
-        tuple(order or ()),
-        reuse,
+        data=tuple(data),
+        out=out,
+        profile=profile,
+        backbone=backbone,
+        split=split.value,
+        records=records_per_task,
+        evaluated=evaluated_per_task,
+        order=tuple(order or ()),
+        reuse=reuse,
     )
     carry_out(Plan(parts, conditions), side_by_side=side_by_side, console=err)
 
@@ -230,7 +230,7 @@ def write_report(
     runs: Annotated[Path, typer.Argument(help="Folder that `bench learn` wrote to.", exists=True, file_okay=False)],
     out: Annotated[Path, typer.Option(help="Folder for the report.", metavar="FOLDER")] = Path("report"),
 ) -> None:
-    """Write tables (mean and spread), plots and an HTML page from the results of `bench learn`."""
+    """Write tables with 95 % intervals, plots and an HTML page from the results of `bench learn`."""
     from streamlearn.bench.learn import report  # noqa: PLC0415
 
     report.report(runs, out, err)
