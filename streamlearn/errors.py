@@ -17,7 +17,7 @@
     ├── QueueClosedError              a client's request fails; the daemon is stopping           -
     ├── ExampleError                  a client's request fails; it corrects the example          -
     ├── LayerError                    a client's request fails; it corrects the layer's name     -
-    └── RunFailedError                a run of `bench learn` failed; the message has its output  exit 70
+    └── RunFailedError                runs of a bench command failed; the message lists them       exit 1
 
 Exit codes follow sysexits.h; `-` never ends the process. A message states what must hold, what was found, where, and
 what to do.

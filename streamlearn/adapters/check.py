@@ -24,6 +24,12 @@ def targets(names: Sequence[str], shapes: LinearShapes) -> dict[str, tuple[int, 
     return {name: shape for name, shape in shapes.items() if any(_matches(name, target) for target in names)}
 
 
+def decoder_targets(config: HeadLoraConfig, shapes: LinearShapes) -> dict[str, tuple[int, int]]:
+    """Select the linears of the decoder that get an adapter: the targets in `first_layer` and above."""
+    chosen = targets(config.target_modules, shapes)
+    return {name: shape for name, shape in chosen.items() if _layer_of(name, config.first_layer) >= config.first_layer}
+
+
 def check(config: HeadLoraConfig, shapes: LinearShapes, vision_shapes: LinearShapes) -> None:
     """Check that the adapter fits the backbone.
 
@@ -33,7 +39,8 @@ def check(config: HeadLoraConfig, shapes: LinearShapes, vision_shapes: LinearSha
         vision_shapes: Linears of the vision tower and projector; empty for a text-only backbone.
 
     Raises:
-        ConfigError: a target matches no linear of the backbone, or `num_heads` does not divide the input size of one.
+        ConfigError: a target matches no linear of the backbone, no target is in `first_layer` or above, or `num_heads`
+            does not divide the input size of one.
     """
     if config.vision_modules and not vision_shapes:
         raise ConfigError(
@@ -42,15 +49,19 @@ def check(config: HeadLoraConfig, shapes: LinearShapes, vision_shapes: LinearSha
         )
     _check_names("target_modules", config.target_modules, shapes)
     _check_names("vision_modules", config.vision_modules, vision_shapes)
-    _check_heads(
-        config.num_heads, targets(config.target_modules, shapes) | targets(config.vision_modules, vision_shapes)
-    )
+    adapted = decoder_targets(config, shapes)
+    if not adapted:
+        last = max(_layer_of(name, 0) for name in targets(config.target_modules, shapes))
+        raise ConfigError(
+            f"adapter.first_layer: must be at most {last}, the last layer with a target, found {config.first_layer}"
+        )
+    _check_heads(config.num_heads, adapted | targets(config.vision_modules, vision_shapes))
 
 
 def activated_parameters(config: HeadLoraConfig, shapes: LinearShapes) -> int:
     """Count the weights of A and B that each decoder token passes through; comparisons hold this number equal."""
     per_head = config.selected * config.r
-    return sum(per_head * (i + config.num_heads * o) for i, o in targets(config.target_modules, shapes).values())
+    return sum(per_head * (i + config.num_heads * o) for i, o in decoder_targets(config, shapes).values())
 
 
 def _check_names(key: str, names: Sequence[str], shapes: LinearShapes) -> None:
@@ -72,6 +83,11 @@ def _check_heads(num_heads: int, adapted: LinearShapes) -> None:
 
 def _matches(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
+
+
+def _layer_of(name: str, default: int) -> int:
+    """Number of the decoder layer that a linear is part of; `default` for one outside of all layers."""
+    return next((int(part) for part in name.split(".") if part.isdigit()), default)
 
 
 def _known(target: str, shapes: LinearShapes) -> str:

@@ -64,6 +64,8 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
     """Decoder linears that get an adapter, by the last part of their names."""
     vision_modules: list[str] = field(default_factory=list)
     """The same for the linears of the vision tower and projector."""
+    first_layer: int = 0
+    """First decoder layer with an adapter, counted from 0; the gradient is not propagated below it."""
     exclude_modules: str | None = None
     """Pattern of the names to leave out although they match a target; set by `attach`."""
     regimes: int = 0
@@ -107,6 +109,8 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name}: must be positive, found {value}")
+        if self.first_layer < 0:
+            raise ConfigError(f"first_layer: must not be negative, found {self.first_layer}")
         if self.selected > self.num_experts:
             raise ConfigError(
                 f"top_k: must be at most num_experts, which is {self.num_experts}, found {self.top_k}; "

@@ -13,7 +13,7 @@ from peft.tuners.tuners_utils import BaseTuner
 from peft.utils import register_peft_method
 from torch import Tensor, nn
 
-from streamlearn.adapters.check import check, linear_shapes, targets
+from streamlearn.adapters.check import check, decoder_targets, linear_shapes, targets
 from streamlearn.adapters.config import METHOD, HeadLoraConfig
 from streamlearn.adapters.layer import NO_MERGE, HeadLoraLinear
 from streamlearn.adapters.routing_context import AdaptedLayer, RoutingContextHolder
@@ -121,10 +121,10 @@ def attach(model: nn.Module, config: HeadLoraConfig, seed: int) -> PeftModel:
     decoder = {name: shape for name, shape in shapes.items() if name.startswith(decoder_prefix)}
     vision = {name: shape for name, shape in shapes.items() if name not in decoder}
     check(config, decoder, vision)
-    chosen = targets(config.target_modules, decoder) | targets(config.vision_modules, vision)
+    chosen = decoder_targets(config, decoder) | targets(config.vision_modules, vision)
     names = [*config.target_modules, *config.vision_modules]
     others = {name: (0, 0) for name, _ in model.named_modules() if name not in chosen}
-    excluded = [re.escape(name) for name in targets(names, others)] if vision else []
+    excluded = [re.escape(name) for name in targets(names, others)] if vision or config.first_layer else []
     config = replace(config, init_seed=seed, target_modules=names, exclude_modules="|".join(excluded) or None)
     with warnings.catch_warnings():  # peft 0.21 calls transformers 5.2x by a deprecated name
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)

@@ -109,7 +109,16 @@ OBJECTIVES = {
 
 OPTIONS = {"rank": "r"} | {
     name: name
-    for name in ("alpha", "num_heads", "num_experts", "top_k", "router_gradient", "target_modules", "vision_modules")
+    for name in (
+        "alpha",
+        "num_heads",
+        "num_experts",
+        "top_k",
+        "router_gradient",
+        "target_modules",
+        "vision_modules",
+        "first_layer",
+    )
 }
 """Setting of the `adapter` section -> field of `HeadLoraConfig`."""
 

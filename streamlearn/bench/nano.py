@@ -2,8 +2,8 @@
 
     python -m streamlearn.bench.nano --data ../shared/data/superni
 
-Prints each task's mean loss on the completions of its test records, in nats per token, for the bundled weights and for
-the same architecture with random weights.
+Prints each task's mean loss on the completions of its development records, in nats per token, for the bundled weights
+and for the same architecture with random weights.
 """
 
 import argparse
@@ -19,7 +19,8 @@ from rich.table import Table
 from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import resolve
 from streamlearn.backbone.load import load, outline
-from streamlearn.bench.superni import read_task
+from streamlearn.bench.learn.splits import Draw
+from streamlearn.bench.learn.task_records import read_text_task
 from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
 from streamlearn.settings import AdapterSettings, BackboneSettings, StreamSettings
 from streamlearn.stream.decode import Decoder
@@ -35,7 +36,7 @@ def task_loss(model: Any, decoder: Decoder, records: Sequence[dict[str, Any]]) -
 
 
 def compare(folder: Path) -> list[tuple[str, int, float, float]]:
-    """Return name, number of test records, loss of random weights and loss of the bundled weights of each task."""
+    """Return name, number of records, loss of random weights and loss of the bundled weights of each task."""
     settings = BackboneSettings()
     backbone = load(settings, outline(settings))
     decoder = Decoder(backbone.tokenizer, StreamSettings(), backbone.vocab_size)
@@ -43,9 +44,10 @@ def compare(folder: Path) -> list[tuple[str, int, float, float]]:
     random_weights = adapted(type(backbone.model)(backbone.model.config).to(backbone.arithmetic.dtype))
     bundled = adapted(backbone.model)
     rows = []
-    for file in sorted(folder.glob("*.test.jsonl.gz")):
+    draw = Draw([folder], records=0, split="development")
+    for file in sorted(folder.glob("*.train.jsonl.gz")):
         task = file.name.split(".")[0]
-        records = list(read_task(folder, task, "test"))
+        records = read_text_task(draw, task).scored
         rows.append(
             (
                 task,
@@ -67,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of task files")
     rows = compare(parser.parse_args().data)
-    table = Table("task", "test records", "untrained", "nano", box=None, pad_edge=False)
+    table = Table("task", "records", "untrained", "nano", box=None, pad_edge=False)
     for task, records, before, after in rows:
         table.add_row(task, str(records), f"{before:.3f}", f"{after:.3f}")
     table.add_row("mean", "", f"{fmean(row[2] for row in rows):.3f}", f"{fmean(row[3] for row in rows):.3f}")

@@ -3,8 +3,8 @@
     python -m streamlearn.bench.superni --data ../shared/data/superni --tasks task002 task1290 --split train
 
 A folder holds `NAME.train.jsonl.gz`, `NAME.test.jsonl.gz` and optionally `NAME.dev.jsonl.gz` for each task. Rows have
-the fields `id`, `task`, `definition`, `input`, `output`, or, as in TRACE, `id`, `task`, `prompt`, `answer`. Records are
-written to standard output, one JSON object per line.
+the fields `id`, `task`, `definition`, `input`, `output` and optionally `references`, or, as in TRACE, `id`, `task`,
+`prompt`, `answer`. Records are written to standard output, one JSON object per line.
 """
 
 import argparse
@@ -20,20 +20,36 @@ import orjson
 Split = Literal["train", "dev", "test"]
 
 
-def to_record(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a row to prompt and completion in the nano backbone's format; `meta` names the task."""
+def to_record(row: Mapping[str, Any], *, bare: bool = False) -> dict[str, Any]:
+    """Convert a row to prompt and completion in the nano backbone's format; `meta` names the task.
+
+    `bare` leaves out the task's definition. TRACE's prompts are not divided into definition and input and stay whole.
+    """
     meta = {"task": row["task"], "id": row["id"]}
+    completion = f" {answer_of(row)}"
     if "definition" not in row:
-        return {"prompt": row["prompt"], "completion": f" {row['answer']}", "meta": meta}
-    return {
-        "prompt": f"Definition: {row['definition']}\n\nInput: {row['input']}\n\nOutput:",
-        "completion": f" {row['output']}",
-        "meta": meta,
-    }
+        return {"prompt": row["prompt"], "completion": completion, "meta": meta}
+    definition = "" if bare else f"Definition: {row['definition']}\n\n"
+    return {"prompt": f"{definition}Input: {row['input']}\n\nOutput:", "completion": completion, "meta": meta}
 
 
-def read_task(folder: Path, task: str, split: Split, limit: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the records of one task in file order; `task` may be the first part of the file name, such as `task002`.
+def to_chat(row: Mapping[str, Any], *, bare: bool = False) -> dict[str, Any]:
+    """Convert a row to a user's and an assistant's message; `bare` is that of `to_record`."""
+    if "definition" not in row:
+        question = row["prompt"]
+    else:
+        question = row["input"] if bare else f"{row['definition']}\n\n{row['input']}"
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer_of(row)}]
+    return {"messages": turns, "meta": {"task": row["task"], "id": row["id"]}}
+
+
+def answer_of(row: Mapping[str, Any]) -> str:
+    """Return a row's answer, without space around it; of several references, the first."""
+    return str(row["answer"] if "answer" in row else row["output"]).strip()
+
+
+def read_rows(folder: Path, task: str, split: Split) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one task in file order; `task` may be the first part of the file name, such as `task002`.
 
     Raises:
         FileNotFoundError: there is not exactly one file for the task.
@@ -43,8 +59,13 @@ def read_task(folder: Path, task: str, split: Split, limit: int | None = None) -
     if len(files) != 1:
         raise FileNotFoundError(f"{folder}: expected exactly one {split} file of {task}, found {len(files)}")
     with gzip.open(files[0]) as lines:
-        for line in islice(lines, limit):
-            yield to_record(orjson.loads(line))
+        for line in lines:
+            yield orjson.loads(line)
+
+
+def read_task(folder: Path, task: str, split: Split, limit: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the records of one task, see `read_rows`; at most `limit`."""
+    return map(to_record, islice(read_rows(folder, task, split), limit))
 
 
 def write_records(records: Iterable[Mapping[str, Any]]) -> None:

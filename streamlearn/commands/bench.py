@@ -1,15 +1,47 @@
 """The bench commands: one per measurement; each imports its module when it runs."""
 
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from streamlearn.commands.options import JsonOption, err
+from streamlearn.errors import UsageError
 
 app = typer.Typer(help="Run measurements and print their results.", no_args_is_help=True)
 
 DataOption = Annotated[Path, typer.Option(help="Folder of SuperNI task files.", metavar="FOLDER")]
+TasksOption = Annotated[
+    list[Path], typer.Option(help="Folder of task files for the named suites. Repeatable.", metavar="FOLDER")
+]
+BackboneOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of a causal language model; by default the profile's builtin model.", metavar="FOLDER"),
+]
+ProfileOption = Annotated[
+    str, typer.Option(help="Profile: nano, smollm2, or a file that `bench search` wrote.", metavar="NAME|FILE")
+]
+RecordsOption = Annotated[
+    int | None, typer.Option(min=1, help="Maximum training records per task; by default the profile's.")
+]
+EvaluatedOption = Annotated[int, typer.Option(min=1, help="Maximum scored records per task.")]
+ReuseOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for what the layers below adapter.first_layer compute, the same in all runs.",
+        metavar="FOLDER",
+    ),
+]
+SideBySideOption = Annotated[int, typer.Option(min=1, help="Parallel runs; they share the cores evenly, or one GPU.")]
+
+
+class SplitName(Enum):
+    """The records that a run is scored on."""
+
+    TEST = "test"
+    DEVELOPMENT = "development"
 
 
 @app.command("speed")
@@ -77,42 +109,120 @@ def measure_mot(
 
 @app.command("learn")
 def measure_forgetting(
-    suite: Annotated[
-        list[str], typer.Option(help="Name of a suite, or a folder of task files. Repeatable.", metavar="SUITE")
-    ],
     out: Annotated[Path, typer.Option(help="Folder for the results, one JSON file per run.", metavar="FOLDER")],
-    data: Annotated[
-        list[Path], typer.Option(help="Folder of task files for the named suites. Repeatable.", metavar="FOLDER")
-    ],
+    data: TasksOption,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a suite, or a folder of task files. Repeatable.", metavar="SUITE"),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML list of suites, methods and seeds, made in its order, instead of --suite, --method and --seeds.",
+            metavar="FILE",
+        ),
+    ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(help="Method or ablation to run; all methods if absent. Repeatable.", metavar="NAME"),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs per method. A seed draws the records and their order.")] = 3,
-    records_per_task: Annotated[int, typer.Option(min=1, help="Maximum training records per task.")] = 200,
-    tests_per_task: Annotated[int, typer.Option(min=1, help="Maximum test records per task.")] = 50,
-    order: Annotated[
-        list[str] | None, typer.Option(help="Task of a folder, in training order. Repeatable.", metavar="TASK")
-    ] = None,
     ablations: Annotated[
         bool, typer.Option("--ablations", help="Run the default method with each mechanism removed in turn.")
     ] = False,
-    side_by_side: Annotated[int, typer.Option(min=1, help="Parallel runs; they share the cores evenly.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per method. A seed draws the records and their order.")] = 3,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first seed; the others follow it.")] = 0,
+    backbone: BackboneOption = None,
+    profile: ProfileOption = "nano",
+    split: Annotated[
+        SplitName,
+        typer.Option(help="Records that are scored. Whatever is still to be chosen is chosen on development."),
+    ] = SplitName.TEST,
+    records_per_task: RecordsOption = None,
+    evaluated_per_task: EvaluatedOption = 50,
+    order: Annotated[
+        list[str] | None, typer.Option(help="Task of a folder, in training order. Repeatable.", metavar="TASK")
+    ] = None,
+    reuse: ReuseOption = None,
+    side_by_side: SideBySideOption = 1,
 ) -> None:
     """Compare how much methods forget on a sequence of tasks.
 
-    Finished runs are kept: started again with the same folder, it continues.
+    Runs are made in the order of the suites, then of the seeds. Finished runs are kept: started again with the same
+    folder, it continues. A run that fails does not stop the others; its error is kept beside its result.
 
     A folder of task files holds NAME.train.jsonl.gz and NAME.test.jsonl.gz, one record per line: {"id", "task",
     "definition", "input", "output"} or {"id", "task", "prompt", "answer"}. The SuperNI files are those of
     github.com/circle-hit/SAPT, the TRACE files those of github.com/BeyonderXX/TRACE.
     """
+    from streamlearn.bench.learn.job import RunConditions  # noqa: PLC0415
     from streamlearn.bench.learn.methods import ABLATIONS, METHODS  # noqa: PLC0415
-    from streamlearn.bench.learn.plan import Plan, carry_out  # noqa: PLC0415
+    from streamlearn.bench.learn.plan import Part, Plan, carry_out, read_plan  # noqa: PLC0415
 
+    if (plan is None) == (not suite):
+        raise UsageError("bench learn: give either --suite or --plan")
+    if plan and (method or ablations):
+        raise UsageError("--plan: names the methods itself; remove --method and --ablations")
     methods = method or (["streamlearn", *ABLATIONS] if ablations else list(METHODS))
-    plan = Plan(suite, methods, range(seeds), data, out, records_per_task, tests_per_task, order or ())
-    carry_out(plan, side_by_side=side_by_side, console=err)
+    seeds_of_all = tuple(range(first_seed, first_seed + seeds))
+    parts = read_plan(plan) if plan else [Part(tuple(suite or ()), tuple(methods), seeds_of_all)]
+    conditions = RunConditions(
+        data=tuple(data),
+        out=out,
+        profile=profile,
+        backbone=backbone,
+        split=split.value,
+        records=records_per_task,
+        evaluated=evaluated_per_task,
+        order=tuple(order or ()),
+        reuse=reuse,
+    )
+    carry_out(Plan(parts, conditions), side_by_side=side_by_side, console=err)
+
+
+@app.command("search")
+def search_profile(
+    suite: Annotated[str, typer.Option(help="Name of a suite, or a folder of task files.", metavar="SUITE")],
+    out: Annotated[Path, typer.Option(help="Folder for the trials, one JSON file per run.", metavar="FOLDER")],
+    data: TasksOption,
+    write: Annotated[Path, typer.Option(help="The profile to write.", metavar="FILE")],
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            help="The table to write, and a JSON file beside it; by default search.md in --out.", metavar="FILE"
+        ),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Method to search for; all that are trained if absent. Repeatable.", metavar="NAME"),
+    ] = None,
+    backbone: BackboneOption = None,
+    profile: ProfileOption = "nano",
+    records_per_task: RecordsOption = None,
+    evaluated_per_task: EvaluatedOption = 50,
+    reuse: ReuseOption = None,
+    side_by_side: SideBySideOption = 1,
+) -> None:
+    """Choose a profile for a backbone: prompts, adapter layers, and every method's learning rate and strength.
+
+    Every method gets the same nine trials. They are scored on development records, which no result uses; no test file
+    is opened. Finished trials are kept: started again with the same folder, it continues.
+    """
+    from streamlearn.bench.learn.job import RunConditions  # noqa: PLC0415
+    from streamlearn.bench.learn.processes import RunFailedError, make_runs  # noqa: PLC0415
+    from streamlearn.bench.learn.search import SEARCHED, Search  # noqa: PLC0415
+    from streamlearn.bench.learn.search_table import write_search  # noqa: PLC0415
+
+    conditions = RunConditions(
+        tuple(data), out, profile, backbone, "development", records_per_task, evaluated_per_task, reuse=reuse
+    )
+    runs = partial(make_runs, side_by_side=side_by_side, console=err)
+    found = Search(suite, tuple(method or SEARCHED), conditions, runs).run()
+    write.parent.mkdir(parents=True, exist_ok=True)
+    write.write_bytes(found.profile.to_json())
+    write_search(found, table or out / "search.md")
+    err.print(f"chosen: {write}; trials: {table or out / 'search.md'}", highlight=False)
+    if found.failed:
+        raise RunFailedError.of(found.failed)
 
 
 @app.command("report")
@@ -120,7 +230,7 @@ def write_report(
     runs: Annotated[Path, typer.Argument(help="Folder that `bench learn` wrote to.", exists=True, file_okay=False)],
     out: Annotated[Path, typer.Option(help="Folder for the report.", metavar="FOLDER")] = Path("report"),
 ) -> None:
-    """Write tables (mean and spread), plots and an HTML page from the results of `bench learn`."""
+    """Write tables with 95 % intervals, plots and an HTML page from the results of `bench learn`."""
     from streamlearn.bench.learn import report  # noqa: PLC0415
 
     report.report(runs, out, err)

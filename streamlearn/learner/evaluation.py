@@ -6,9 +6,9 @@ in for each pass. Nothing here draws a random number or computes a gradient.
 """
 # Shape suffixes: B prompts decoded together, T tokens.
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from streamlearn.adapters.routing_context import RoutingContext, RoutingHook, routing_context
+from streamlearn.adapters.routing_context import RoutingContext, RoutingDecision, RoutingHook, routing_context
 from streamlearn.learner.loss import arguments, packed_loss
 from streamlearn.learner.packing import joined_features, pack, vision_units
 from streamlearn.stream.decode import Example, Prompt
@@ -24,7 +24,9 @@ from streamlearn.stream.encode import IGNORED
 
 _R = TypeVar("_R")
 DECODE_BATCH = 16
-"""Maximum number of prompts decoded together."""
+"""Maximum number of prompts decoded together, unless the caller sets another."""
+TOKENS_PER_CHECK: Mapping[str, int] = {"cuda": 8}
+"""Tokens after which texts are checked for their end, by type of device; else 1. A check makes a GPU wait."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,14 @@ def decode_greedily(
     stop: frozenset[int],
     device: torch.device,
     slots: Sequence[int] | None = None,
+    *,
+    max_prompts: int = DECODE_BATCH,
+    max_tokens: int | None = None,
 ) -> Generator[None, None, list[list[int]]]:
     """Continue each prompt greedily; yields after every token.
 
-    Prompts of similar length are decoded together, padded on the left, with a key-value cache.
+    Prompts of similar length are decoded together, padded on the left, with a key-value cache. Finished texts leave
+    the batch.
 
     Args:
         model: The PEFT model.
@@ -145,14 +151,16 @@ def decode_greedily(
         stop: Tokens that end a text; they are not part of it.
         device: Where the model is.
         slots: Regime slot of each prompt; None without regimes.
+        max_prompts: Maximum number of prompts decoded together.
+        max_tokens: Maximum tokens of prompts and texts decoded together, with padding; None: any number. A longer
+            prompt is decoded separately.
 
     Returns:
         The new token ids of each prompt, in the order of `prompts`.
     """
     outputs: list[list[int]] = [[] for _ in prompts]
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].ids))
-    for start in range(0, len(order), DECODE_BATCH):
-        indices = order[start : start + DECODE_BATCH]
+    order = sorted((i for i in range(len(prompts)) if limits[i] > 0), key=lambda i: len(prompts[i].ids))
+    for indices in _batches(order, prompts, limits, max_prompts, max_tokens):
         slots_B = None if slots is None else torch.tensor([slots[i] for i in indices], device=device)
         finished = yield from _decode_batch(
             model, [prompts[i] for i in indices], [limits[i] for i in indices], stop, device, slots_B
@@ -160,6 +168,25 @@ def decode_greedily(
         for i, output in zip(indices, finished, strict=True):
             outputs[i] = output
     return outputs
+
+
+def _batches(
+    order: Sequence[int],
+    prompts: Sequence[Prompt],
+    limits: Sequence[int],
+    max_prompts: int,
+    max_tokens: int | None,
+) -> Iterator[list[int]]:
+    """Indices of prompts to decode together, in the given order, which is by length."""
+    batch: list[int] = []
+    for i in order:
+        width = len(prompts[i].ids) + max(limits[j] for j in [*batch, i])
+        if batch and (len(batch) == max_prompts or (max_tokens is not None and width * (len(batch) + 1) > max_tokens)):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
 
 
 def _decode_batch(
@@ -183,8 +210,9 @@ def _decode_batch(
         slots_B=slots_B, prompt_T=mask.flatten().bool(), vision_units_B=vision_units_B, decoding=True
     )
     outputs: list[list[int]] = [[] for _ in prompts]
-    alive = [limit > 0 for limit in limits]
-    while any(alive):
+    rows = list(range(len(prompts)))  # the prompt of each row that is still decoded
+    unchecked: list[Tensor] = []
+    while rows:
         with torch.no_grad(), routing_context(model, context):
             logits = forward(
                 input_ids=ids,
@@ -196,16 +224,44 @@ def _decode_batch(
                 **arguments(forward, features),
             ).logits[:, -1]
             best = logits.argmax(dim=-1)
-        for i, token in enumerate(best.tolist()):
-            alive[i] = alive[i] and token not in stop
-            if alive[i]:
-                outputs[i].append(token)
-                alive[i] = len(outputs[i]) < limits[i]
         # The maximum, not the last: after an image the last token may not have the largest position.
         ids, positions, features = best[:, None], positions.amax((0, -1) if positions.ndim > 2 else -1)[:, None] + 1, {}
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+        unchecked.append(best)
+        left = max(limits[i] - len(outputs[i]) for i in rows)
+        if len(unchecked) == min(left, TOKENS_PER_CHECK.get(device.type, 1)):
+            tokens_BT = torch.stack(unchecked, dim=1).tolist()
+            kept = [row for row, i in enumerate(rows) if _extend(outputs[i], tokens_BT[row], limits[i], stop)]
+            unchecked = []
+            if 0 < len(kept) < len(rows):
+                chosen = torch.tensor(kept, device=device)
+                ids, positions, mask = ids[chosen], positions[chosen], mask[chosen]
+                cache.batch_select_indices(chosen)  # type: ignore[no-untyped-call]
+                context = _rows_of(context, chosen)
+            rows = [rows[row] for row in kept]
         yield
     return outputs
+
+
+def _extend(output: list[int], tokens: Sequence[int], limit: int, stop: frozenset[int]) -> bool:
+    """Append tokens up to the text's end; return whether the text continues."""
+    for token in tokens:
+        if token in stop:
+            return False
+        output.append(token)
+        if len(output) == limit:
+            return False
+    return True
+
+
+def _rows_of(context: RoutingContext, rows_B: Tensor) -> RoutingContext:
+    """The context of some rows of a batch whose prompts have been read."""
+    decisions = {
+        block: RoutingDecision(*(part[..., rows_B] for part in (each.native_HKT, each.selected_HKT, each.gate_HKT)))
+        for block, each in context.block_decisions.items()
+    }
+    slots_B = None if context.slots_B is None else context.slots_B[rows_B]
+    return replace(context, slots_B=slots_B, prompt_T=None, vision_units_B=None, block_decisions=decisions)
 
 
 def _padded_positions(prompts: Sequence[Prompt], longest: int) -> Tensor:

@@ -123,6 +123,7 @@ class Learner:
         *,
         parts: int = 1,
         on_record: Callable[[int], None] = lambda _: None,
+        penalty: Callable[[], Tensor] | None = None,
     ) -> Step:
         """Test, guard and train on one batch.
 
@@ -131,6 +132,8 @@ class Learner:
             slots: Regime slot of each example; None without regimes.
             parts: Number of forward passes to split the batch into; doubled when memory runs out.
             on_record: Called before each part with the index of its first example.
+            penalty: Computes a further term of the objective, a scalar. Its gradient is added; `Step.loss` is without
+                it.
 
         Raises:
             RuntimeError or MemoryError: a pass failed, if out of memory after the last retry; only `number` has
@@ -140,7 +143,10 @@ class Learner:
         self.number += 1
 
         def work(parts: int) -> PassTotals:
-            return self._pass(examples, slots, parts, on_record)
+            totals = self._pass(examples, slots, parts, on_record)
+            if penalty is not None and math.isfinite(totals.loss):
+                torch.autograd.backward(penalty())
+            return totals
 
         # 1.
         totals = with_oom_retry(work, parts, len(examples), self.optimizer.zero_grad)

@@ -35,9 +35,9 @@ def arguments(model: Any, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in features.items()}
 
 
-def packed_loss(model: Any, packed: PackedBatch) -> PackedLoss:
-    """Run one forward pass. Logits are computed for learned tokens only; the loss is computed in float32."""
-    logits_LV = model(
+def packed_logits(model: Any, packed: PackedBatch) -> Tensor:
+    """Run one forward pass and return the float32 logits (L, V) that predict the learned tokens."""
+    logits_LV: Tensor = model(
         input_ids=packed.input_ids,
         position_ids=packed.position_ids,
         cu_seq_lens_q=packed.cu_seqlens,
@@ -45,6 +45,12 @@ def packed_loss(model: Any, packed: PackedBatch) -> PackedLoss:
         use_cache=False,
         **arguments(model, packed.features),
     ).logits[0]
-    token_L = F.cross_entropy(logits_LV.float(), packed.target_L, reduction="none")
+    return logits_LV.float()
+
+
+def packed_loss(model: Any, packed: PackedBatch) -> PackedLoss:
+    """Run one forward pass and compute the loss, in float32."""
+    logits_LV = packed_logits(model, packed)
+    token_L = F.cross_entropy(logits_LV, packed.target_L, reduction="none")
     correct_L = logits_LV.detach().argmax(dim=-1) == packed.target_L
     return PackedLoss(mean=token_L.mean(), token_L=token_L.detach(), correct_L=correct_L)

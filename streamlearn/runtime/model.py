@@ -81,8 +81,8 @@ def adapter_of(settings: Settings) -> HeadLoraConfig:
 def adapter_shape(config: HeadLoraConfig) -> dict[str, Any]:
     """The options of an adapter that decide what its weights mean, for the manifest."""
     names = ("r", "alpha", "num_heads", "num_experts", "top_k", "gate", "router_gradient", "routes", "target_modules")
-    vision = {"vision_modules": config.vision_modules} if config.vision_modules else {}
-    return {**{name: asdict(config)[name] for name in names}, **vision}
+    optional = {name: asdict(config)[name] for name in ("vision_modules", "first_layer") if asdict(config)[name]}
+    return {**{name: asdict(config)[name] for name in names}, **optional}
 
 
 def versions() -> dict[str, str]:

@@ -45,6 +45,9 @@ class AdapterSettings(Section):
     """Names of the linear layers that get an adapter, for example gate_proj, up_proj, down_proj."""
     vision_modules: tuple[str, ...] | None = None
     """Names of linear layers of the vision tower or projector that get one too, such as linear_1; none by default."""
+    first_layer: PositiveInt | None = None
+    """First decoder layer that gets an adapter, counted from 0; the backward pass ends there. By default every layer
+    gets one."""
     bias: Bias | None = None
     """How routing depends on the regime: none, soft (CKA times bias_strength), or claims (experts of its own)."""
     bias_strength: NonNegativeFloat | None = None

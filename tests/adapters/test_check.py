@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from streamlearn.adapters import HeadLoraConfig, activated_parameters, check, linear_shapes
-from streamlearn.adapters.check import targets
+from streamlearn.adapters.check import decoder_targets, targets
 from streamlearn.errors import ConfigError
 
 SHAPES = {"model.layers.0.mlp.gate_proj": (256, 640), "model.layers.0.mlp.up_proj": (256, 640)} | {
@@ -65,6 +65,19 @@ def test_a_target_is_a_whole_name_or_its_last_part() -> None:
         "model.layers.0.mlp.down_proj",
     }
     assert targets(["proj"], SHAPES) == {}
+
+
+def test_targets_below_the_first_layer_get_no_adapter() -> None:
+    """They are not counted; a first layer above all targets is refused with the last that has one."""
+    shapes = {**SHAPES, "model.layers.1.mlp.up_proj": (256, 640), "lm_head.up_proj": (256, 100)}
+    config = HeadLoraConfig(first_layer=1, target_modules=["up_proj"])
+    check(config, shapes, {})
+    assert list(decoder_targets(config, shapes)) == ["model.layers.1.mlp.up_proj", "lm_head.up_proj"]
+    above = HeadLoraConfig(first_layer=2, target_modules=["gate_proj"])
+    with pytest.raises(ConfigError, match=r"adapter\.first_layer: must be at most 0, .* found 2"):
+        check(above, shapes, {})
+    with pytest.raises(ConfigError, match="first_layer: must not be negative"):
+        HeadLoraConfig(first_layer=-1)
 
 
 def test_activated_parameters_are_those_of_the_selected_experts() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -67,6 +68,26 @@ def test_trains_the_experts_and_nothing_else(architecture: str, preset: Any) -> 
     after = {n.replace(".base_layer", ""): p for n, p in model.named_parameters() if "head_lora" not in n}
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("preset", list(SHAPES))
+def test_the_backward_pass_ends_at_the_first_layer(preset: Any, tmp_path: Path) -> None:
+    """Layers below get no experts and what they compute needs no gradient; a saved adapter is loaded the same."""
+    model = backbone()
+    adapted = attach(model, resolve(AdapterSettings(preset=preset, first_layer=1)), seed=1)
+    assert {bank.name.split(".")[2] for bank in banks(adapted)} == {"1"}
+    needed: dict[int, bool] = {}
+    layers = [(0, model.model.layers[0]), (1, model.model.layers[1])]
+    for number, layer in layers:
+        layer.register_forward_hook(
+            lambda _module, _inputs, output, number=number: needed.update({number: output.requires_grad})
+        )
+    losses = train(adapted, 3)
+    assert losses[-1] < losses[0]
+    assert needed == {0: False, 1: True}
+    adapted.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(backbone(), tmp_path)
+    torch.testing.assert_close(logits(loaded), logits(adapted))
 
 
 LOAD = """

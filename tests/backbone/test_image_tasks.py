@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from streamlearn.backbone.image_tasks import TASKS, easy_vqa_kind, png, records
-from streamlearn.bench.learn.suites import SUITES, Draw
+from streamlearn.bench.learn.splits import Draw
+from streamlearn.bench.learn.suites import SUITES
 from streamlearn.errors import UsageError
 
 QUESTIONS = [
@@ -94,7 +95,7 @@ def test_questions_are_classified() -> None:
 
 def test_the_suite_has_one_task_after_another(folder: Path) -> None:
     """On the image-text backbone; without the folder the message says what is missing."""
-    suite = SUITES["images"](Draw([folder.parent, folder], records=2, tests=1, seed=0))
+    suite = SUITES["images"](Draw([folder.parent, folder], records=2, evaluated=1, seed=0))
     assert [stretch.tasks for stretch in suite.segments] == [(task,) for task in TASKS]
     assert max(len(stretch.records) for stretch in suite.segments) == 2
     assert all(len(tests) == 1 for tests in suite.tests.values())

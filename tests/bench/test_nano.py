@@ -12,7 +12,7 @@ from streamlearn.bench.nano import compare
 def test_pretraining_lowers_the_loss(tmp_path: Path) -> None:
     """Random weights are near a uniform guess over the vocabulary of 4096."""
     row = {"id": "1", "task": "t", "definition": "Answer yes or no.", "input": "Is it a dog?", "output": "yes"}
-    (tmp_path / "t.test.jsonl.gz").write_bytes(gzip.compress(orjson.dumps(row) + b"\n"))
+    (tmp_path / "t.train.jsonl.gz").write_bytes(gzip.compress(orjson.dumps(row) + b"\n"))
     ((task, records, random_loss, trained_loss),) = compare(tmp_path)
     assert (task, records) == ("t", 1)
     assert abs(random_loss - math.log(4096)) < 1.5

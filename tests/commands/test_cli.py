@@ -34,6 +34,7 @@ COMMANDS = [
     ["bench", "detect"],
     ["bench", "mot"],
     ["bench", "learn"],
+    ["bench", "search"],
     ["bench", "report"],
 ]
 HEAVY = ("torch", "transformers", "pydantic_settings", "fastapi", "numpy", "kafka")

@@ -15,10 +15,12 @@ import httpx
 import orjson
 import pytest
 
-from streamlearn.bench.learn.arms import NANO
+from streamlearn.bench.learn.arms import COMMON, by_section
+from streamlearn.bench.learn.profile import read_profile
 from streamlearn.bench.learn.scores import scores
+from streamlearn.bench.learn.splits import Draw
 from streamlearn.bench.learn.suite import Suite
-from streamlearn.bench.learn.suites import ORDER_1, Draw, grouped, sequential
+from streamlearn.bench.learn.suites import ORDER_1, grouped, sequential
 from streamlearn.bench.learn.summary import spread
 from tests.broker import Broker
 from tests.end_to_end.process import DaemonProcess
@@ -27,12 +29,8 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared/data/superni"
 SEEDS = tuple(int(seed) for seed in os.environ.get("SEEDS", "0 1 2").split())
 RECORDS, TESTS = 200, 25
-OFF: dict[str, dict[str, Any]] = {
-    "adapter": {"bias": "none"},
-    "probe": {"enabled": False},
-    "consolidate": {"anchor_strength": 0.0},
-}
-ARMS: dict[str, dict[str, dict[str, Any]]] = {"streamlearn": {}, "switched off": OFF}
+OFF: dict[str, Any] = {"adapter.bias": "none", "probe.enabled": False, "consolidate.anchor_strength": 0.0}
+ARMS: dict[str, dict[str, Any]] = {"streamlearn": {}, "switched off": OFF}
 SUITES: dict[str, Callable[[Draw], Suite]] = {
     "sequential": lambda draw: sequential("sequential", draw, ORDER_1),
     "interleaved": grouped,
@@ -46,9 +44,9 @@ pytestmark = [
 ]
 
 
-def configuration(broker: Broker, topic: str, seed: int, changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def configuration(broker: Broker, topic: str, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
     """The default preset on the nano backbone, with the changes of an arm."""
-    sections = {name: {**values, **changes.get(name, {})} for name, values in {**changes, **NANO}.items()}
+    sections = by_section(COMMON, read_profile("nano").settings, changes)
     kafka = {
         "bootstrap.servers": broker.servers,
         "topics": [topic],
@@ -103,6 +101,20 @@ def time_spent(client: httpx.Client) -> tuple[float, float]:
     return figures["streamlearn_step_seconds_sum"] + cost, cost
 
 
+def as_run(suite: Suite, matrix: list[dict[str, float]]) -> dict[str, Any]:
+    """The accuracies as answers of a run."""
+    return {
+        "segments": [{"tasks": segment.tasks, "records": len(segment.records)} for segment in suite.segments],
+        "unseen": [],
+        "answers": {
+            task: {"after": [matrix[end][task]], "end": [matrix[-1][task]]} for task, end in suite.ends.items()
+        },
+        "teacher": [{task: {"accuracy": known, "loss": None} for task, known in row.items()} for row in matrix],
+        "record_losses": [],
+        "shuffled": False,
+    }
+
+
 def run_daemon(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) -> dict[str, Any]:
     """One run: produce a segment, wait until it is learned, evaluate all tasks so far."""
     topic = broker.new_topic()
@@ -122,7 +134,7 @@ def run_daemon(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) 
     finally:
         daemon.end()
     regimes = daemon.newest().manifest["rooms"]["regimes"]
-    final = scores(matrix, [segment.tasks for segment in suite.segments])
+    final = scores(as_run(suite, matrix))
     return {
         "suite": suite.name,
         "arm": arm,

@@ -150,12 +150,9 @@ def test_a_job_between_training_steps_sees_the_weights_of_its_start(learner: Lea
 
 
 @pytest.mark.parametrize("batch", [1, 2, 16])
-def test_decoding_together_equals_each_prompt_separately(
-    learner: Learner, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding_together_equals_each_prompt_separately(learner: Learner, batch: int) -> None:
     """Prompts of different lengths, padded and cached, continue as each does separately, in the given order."""
-    monkeypatch.setattr(evaluation, "DECODE_BATCH", batch)
-    found = run_to_end(decode_greedily(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU))
+    found = run_to_end(decode_greedily(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU, max_prompts=batch))
     assert found == [greedy(learner.forward, prompt, 8) for prompt in TOKENS]
     assert len({tuple(tokens) for tokens in found}) == len(PROMPTS)  # the texts depend on the prompts
 
@@ -189,6 +186,39 @@ def test_each_text_has_its_own_limit(learner: Learner) -> None:
     assert found == [greedy(learner.forward, p, n) for p, n in zip(TOKENS, limits, strict=True)]
     assert list(map(len, found)) == limits
     assert sum(1 for _ in decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU)) == max(limits)
+
+
+@pytest.mark.parametrize("preset", ["streamlearn", "mot"])
+@pytest.mark.parametrize("per_check", [1, 3, 8])
+def test_finished_texts_leave_the_batch_unnoticed(
+    make_learner: MakeLearner, preset: str, per_check: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts that end at different times, by limit or stop token, are those decoded one by one."""
+    monkeypatch.setattr(evaluation, "TOKENS_PER_CHECK", {"cpu": per_check})
+    learner = make_learner(preset=preset, lr=3e-2)
+    train(learner, range(3))
+    slots = None if preset == "mot" else [0, 1, 0, 2, 1]
+    limits = [2, 9, 1, 6, 4]
+
+    def decode(which: Sequence[int], stop: frozenset[int], **size: int) -> list[list[int]]:
+        chosen = None if slots is None else [slots[i] for i in which]
+        prompts, few = [PROMPTS[i] for i in which], [limits[i] for i in which]
+        return run_to_end(decode_greedily(learner.model, prompts, few, stop, CPU, chosen, **size))
+
+    everything = range(len(PROMPTS))
+    stop = frozenset({decode([1], NEVER)[0][4]})
+    separate = [decode([i], stop)[0] for i in everything]
+    assert len(separate[1]) <= 4
+    assert decode(everything, stop) == separate
+    assert decode(everything, stop, max_tokens=20) == separate
+
+
+def test_batches_hold_no_more_than_allowed() -> None:
+    """Prompts and texts together, with padding; a prompt that is too long is decoded separately."""
+    prompts = [Prompt([1] * length) for length in (2, 3, 4, 50)]
+    limits = [4, 4, 6, 1]
+    assert list(evaluation._batches(range(4), prompts, limits, 3, None)) == [[0, 1, 2], [3]]
+    assert list(evaluation._batches(range(4), prompts, limits, 9, 20)) == [[0, 1], [2], [3]]
 
 
 def test_nothing_to_decode_is_no_work(learner: Learner) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from streamlearn import __version__
+from streamlearn.bench.learn.profile import PACKAGED
 
 ROOT = Path(__file__).parents[2]
 OTHERS = ("configs", "docs", "systemd", "tests")
@@ -84,6 +85,7 @@ def test_it_holds_the_two_packages_and_nothing_else(installed: Installed) -> Non
     assert {name.partition("/")[0] for name in held} == {"streamlearn", "connectors", metadata}
     assert {f"{metadata}/licenses/LICENSE", f"{metadata}/licenses/NOTICE"} <= held
     assert {"streamlearn/py.typed", "connectors/py.typed", "streamlearn/backbone/nano/model.safetensors"} <= held
+    assert {f"streamlearn/bench/learn/profiles/{name}.json" for name in PACKAGED} <= held
 
 
 def test_every_configuration_and_systemd_file_travels(installed: Installed) -> None:

@@ -59,13 +59,33 @@ def read_arm(
     """
     preset, *changes = arm.split(":")
     sections: dict[str, Any] = {"adapter": {"preset": preset}}
-    layers = [COMMON.items(), profile.settings.items(), (shared or {}).items(), map(_change, changes)]
-    for key, value in [item for layer in [*layers, (own or {}).items()] for item in layer]:
-        section, _, name = key.partition(".")
-        sections.setdefault(section, {})[name] = value
+    changed = dict(map(_change, changes))
+    for section, values in by_section(COMMON, profile.settings, shared or {}, changed, own or {}).items():
+        sections.setdefault(section, {}).update(values)
     options = sections.pop(OPTIONS, {})
     settings = Settings(state=state, seed=seed, source={"jsonl": {"path": stream}}, **sections)
     return Arm(settings, options)
+
+
+def own_values(name: str, arm: str, profile: Profile) -> dict[str, Any]:
+    """Return the values that a profile has for a method, by dotted key; they override the method's arm.
+
+    An ablation has none of its own: it takes those of its preset, except for what its arm changes.
+    """
+    preset, *changes = arm.split(":")
+    if name in profile.methods:
+        return dict(profile.methods[name])
+    changed = dict(map(_change, changes))
+    return {key: value for key, value in profile.methods.get(preset, {}).items() if key not in changed}
+
+
+def by_section(*layers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Group values by the section of their dotted key; later layers override earlier ones."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in (item for layer in layers for item in layer.items()):
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    return sections
 
 
 def _change(text: str) -> tuple[str, Any]:

@@ -1,10 +1,12 @@
 """Training a method in the daemon, in this process, without task boundaries."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from streamlearn.adaptation.adaptation import Adaptation, ShiftReport
 from streamlearn.bench.learn.detection_scores import detection_scores
 from streamlearn.bench.learn.evaluator import Evaluator, SlotsOf
+from streamlearn.bench.learn.lower_layers import reuse_lower_layers
 from streamlearn.bench.learn.methods import Method
 from streamlearn.bench.learn.recorder import RunRecorder
 from streamlearn.bench.learn.suite import Suite
@@ -22,9 +24,15 @@ from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 
 
-def train_in_daemon(suite: Suite, method: Method, settings: Settings, progress: Progress) -> TrainedMethod:
-    """Run the daemon over the suite's stream and evaluate it at the end of each segment."""
+def train_in_daemon(
+    suite: Suite, method: Method, settings: Settings, progress: Progress, reuse: Path | None = None
+) -> TrainedMethod:
+    """Run the daemon over the suite's stream and evaluate it at the end of each segment.
+
+    `reuse`: see `lower_layers`.
+    """
     components = Components(settings)
+    reuse_lower_layers(components.model, reuse)
     if method.variant is not None:
         method.variant(components)
     slots_of = slots_by_input(components.adaptation) if method.eval_bias else _no_slots

@@ -1,34 +1,42 @@
-"""Evaluation of a learner on each task's test records."""
+"""Evaluation of a learner on each task's scored records: teacher-forced, and by free greedy answers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import fmean
 from typing import Any
 
 import torch
 
 from streamlearn.adaptation.expert_evidence import ExpertEvidence
-from streamlearn.bench.learn.suite import Suite
+from streamlearn.bench.learn.suite import Json, Suite
+from streamlearn.bench.learn.task_metrics import Metric, metric_of, score_answer
 from streamlearn.jobs.experts import experts
 from streamlearn.jobs.queue import ExpertsJob
 from streamlearn.jobs.results import ExpertsOfRegime
 from streamlearn.learner.evaluation import decode_greedily, prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.text_metrics import exact_match, rouge_l
 from streamlearn.stream.decode import Decoder, Example
 
 PACK_TOKENS = 4096
-MAX_CLASS_ANSWERS = 12
-"""Maximum number of distinct answers of a classification task; it also has at least three test records per answer.
+MAX_NEW_TOKENS = 96
+"""Maximum tokens of a free answer; fewer for a task whose training answers are all shorter."""
 
-Classification tasks are scored by exact match, all others by ROUGE-L.
-"""
-MAX_NEW_TOKENS = 40
-GENERATED = 25
-"""Number of test records per task for which text is generated; decoding is slow."""
+
+@dataclass(frozen=True)
+class AnswerBatch:
+    """Maximum size of a batch of prompts that are answered together."""
+
+    prompts: int
+    tokens: int
+    """Prompts and answers, with padding."""
+
+
+ANSWER_BATCHES: Mapping[str, AnswerBatch] = {"cpu": AnswerBatch(32, 8192), "cuda": AnswerBatch(512, 65536)}
+"""By type of device. The cache of SmolLM2-135M takes 23 kB a token in bfloat16: 1.5 GB for 65536."""
 
 SlotsOf = Callable[[str, Sequence[Example]], list[int] | None]
-"""Maps a task's test records to the regime slots that they are routed with; None: no regime bias."""
+"""Maps a task's scored records to the regime slots that they are routed with; None: no regime bias."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +49,26 @@ class TaskScore:
     """Nats per answer token."""
 
 
+@dataclass(frozen=True)
+class TaskAnswers:
+    """Free answers to a task's scored records."""
+
+    metric: Metric
+    scores: tuple[float, ...]
+    """Score of each answer, in [0, 1]."""
+    texts: tuple[str, ...]
+
+
 class Evaluator:
-    """A suite's test records, decoded once, and the ways to score a learner on them."""
+    """A suite's scored records, decoded once, and the ways to score a learner on them."""
 
     def __init__(self, suite: Suite, decoder: Decoder) -> None:
+        self._suite = suite
         self._decoder = decoder
         self.tests: Mapping[str, Sequence[Example]] = {
             task: [decoder.decode_value(record) for record in records] for task, records in suite.tests.items()
         }
+        self._limits = {task: self._limit(suite.train[task]) for task in suite.references}
 
     def evaluate(self, learner: Learner, tasks: Iterable[str], slots_of: SlotsOf) -> dict[str, TaskScore]:
         """Score the tasks under the current weights, teacher-forced."""
@@ -63,28 +83,27 @@ class Evaluator:
             )
         return found
 
-    def generate(self, learner: Learner, tasks: Iterable[str], slots_of: SlotsOf) -> dict[str, dict[str, float]]:
-        """Generate answers and score them; each task has either `exact_match` or `rouge_l`."""
-        figures = {}
-        for task in tasks:
-            examples = list(self.tests[task][:GENERATED])
-            references = [self._decoder.text(reference_of(example)) for example in examples]
-            outputs = run_to_end(
-                decode_greedily(
-                    learner.model,
-                    [prompt_of(example) for example in examples],
-                    [MAX_NEW_TOKENS] * len(examples),
-                    self._decoder.stop,
-                    learner.device,
-                    slots_of(task, examples),
-                )
+    def answer(self, learner: Learner, tasks: Iterable[str], slots_of: SlotsOf) -> dict[str, TaskAnswers]:
+        """Decode and score free answers of those tasks that have references, in batches across tasks."""
+        chosen = [task for task in tasks if task in self._suite.references]
+        examples = [example for task in chosen for example in self.tests[task]]
+        slots = [slots_of(task, self.tests[task]) for task in chosen]
+        assert all(each is None for each in slots) or None not in slots, "all tasks have slots, or none has"
+        size = ANSWER_BATCHES[learner.device.type]
+        outputs = run_to_end(
+            decode_greedily(
+                learner.model,
+                [prompt_of(example) for example in examples],
+                [self._limits[task] for task in chosen for _ in self.tests[task]],
+                self._decoder.stop,
+                learner.device,
+                None if None in slots else [slot for each in slots for slot in each or ()],
+                max_prompts=size.prompts,
+                max_tokens=size.tokens,
             )
-            pairs = list(zip(map(self._decoder.text, outputs), references, strict=True))
-            if self._is_classification(task):
-                figures[task] = {"exact_match": fmean(exact_match(*pair) for pair in pairs)}
-            else:
-                figures[task] = {"rouge_l": fmean(rouge_l(*pair) for pair in pairs)}
-        return figures
+        )
+        texts = iter([self._decoder.text(output).strip() for output in outputs])
+        return {task: self._scored(task, tuple(islice(texts, len(self.tests[task])))) for task in chosen}
 
     def expert_usage(
         self, learner: Learner, similarity: Mapping[str, torch.Tensor], slots_of: SlotsOf
@@ -101,9 +120,15 @@ class Evaluator:
         by_regime = {str(regime.regime): _token_shares(regime) for regime in middle.regimes}
         return {"n_eff": fmean(means), "layer": middle.layer, "share": by_regime}
 
-    def _is_classification(self, task: str) -> bool:
-        answers = {self._decoder.text(reference_of(example)) for example in self.tests[task]}
-        return len(answers) <= min(MAX_CLASS_ANSWERS, len(self.tests[task]) // 3)
+    def _scored(self, task: str, texts: tuple[str, ...]) -> TaskAnswers:
+        metric = metric_of(task, [each.answers[0] for each in self._suite.train_references[task]])
+        pairs = zip(texts, self._suite.references[task], strict=True)
+        return TaskAnswers(metric, tuple(score_answer(metric, *pair) for pair in pairs), texts)
+
+    def _limit(self, records: Sequence[Json]) -> int:
+        """The tokens of the longest training answer with its end, or `MAX_NEW_TOKENS`."""
+        answers = (len(reference_of(self._decoder.decode_value(record))) for record in records)
+        return min(MAX_NEW_TOKENS, max(answers))
 
     def _by_slot(self, slots_of: SlotsOf) -> dict[int, list[Example]]:
         by_slot: dict[int, list[Example]] = {}

@@ -1,98 +1,116 @@
-"""The runs that `bench learn` needs, and the worker processes that make the missing ones."""
+"""The runs that `bench learn` makes, in their order: from the command line, or from a plan's file.
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+A plan's file is a YAML list; what stands first is made first. A run that a later part names again is made once.
+
+    - suites: [superni-1]
+      methods: [streamlearn, lora]      # all methods if absent
+      seeds: [0, 1, 2]
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import yaml
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 
-from streamlearn.bench.learn.job import RunJob
+from streamlearn.bench.learn.job import RunConditions, RunJob
 from streamlearn.bench.learn.methods import ABLATIONS, METHODS
+from streamlearn.bench.learn.processes import RunFailedError, make_runs
 from streamlearn.bench.learn.suites import SUITES
-from streamlearn.bench.learn.worker import BUSY
-from streamlearn.errors import StreamlearnError, UsageError
-
-FIRST = ("streamlearn", "lora", "joint", "cp-moe", "mh-moe", "loramoe")
-"""Methods that are run for all seeds before any other method."""
+from streamlearn.errors import UsageError
 
 
-class RunFailedError(StreamlearnError):
-    """A run ended with an error; the message holds the last lines of its output."""
+@dataclass(frozen=True)
+class Part:
+    """All of some methods on all of some suites with all of some seeds."""
+
+    suites: tuple[str, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
     """The runs that a `bench learn` command asks for."""
 
-    suites: Sequence[str]
-    methods: Sequence[str]
-    seeds: Sequence[int]
-    data: Sequence[Path]
-    out: Path
-    records: int = 200
-    tests: int = 50
-    order: Sequence[str] = ()
-    generate: bool = True
+    parts: Sequence[Part]
+    conditions: RunConditions
 
     def check(self) -> None:
         """Check that every suite and method can be run.
 
         Raises:
-            UsageError: a suite, method or order is unknown; the message lists the known ones.
+            UsageError: a suite, method or order is unknown, the message lists the known ones; or there is no backbone.
         """
-        for method in self.methods:
-            if method not in METHODS and method not in ABLATIONS:
-                raise UsageError(f"--method {method}: unknown; expected one of {', '.join([*METHODS, *ABLATIONS])}")
-        for suite in self.suites:
-            if suite not in SUITES and not Path(suite).is_dir():
-                raise UsageError(f"--suite {suite}: expected a folder or one of {', '.join(SUITES)}")
-        if self.order and any(suite in SUITES for suite in self.suites):
+        self.conditions.check()
+        for part in self.parts:
+            check_methods(part.methods, [*METHODS, *ABLATIONS])
+            for suite in part.suites:
+                check_suite(suite)
+        if self.conditions.order and any(suite in SUITES for part in self.parts for suite in part.suites):
             raise UsageError("--order: applies to a folder of task files; a named suite has its own order")
 
     def jobs(self) -> list[RunJob]:
-        """Return every run, in the order in which they are made."""
-        first = [method for method in self.methods if method in FIRST]
-        rest = [method for method in self.methods if method not in FIRST]
-        return [
-            RunJob(
-                suite=suite if suite in SUITES else str(Path(suite).resolve()),
-                method=method,
-                seed=seed,
-                folders=tuple(str(folder.resolve()) for folder in self.data),
-                records=self.records,
-                tests=self.tests,
-                out=str(self.out.resolve()),
-                order=tuple(self.order),
-                generate=self.generate,
-            )
-            for group in (first, rest)
-            for suite in self.suites
-            for seed in self.seeds
-            for method in group
-        ]
+        """Return every run once, in the order in which they are made: within a part by suite, seed and method."""
+        jobs = (
+            self.conditions.job(suite, method, seed)
+            for part in self.parts
+            for suite in part.suites
+            for seed in part.seeds
+            for method in part.methods
+        )
+        return list({job.file: job for job in jobs}.values())
 
 
-@dataclass
-class _Worker:
-    job: RunJob
-    process: "subprocess.Popen[str]"
-    started: float = field(default_factory=time.monotonic)
+def check_methods(names: Sequence[str], known: Sequence[str]) -> None:
+    """Check that methods are known.
 
-    @property
-    def progress(self) -> str:
-        """The worker's last progress report."""
-        try:
-            return self.job.running.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return ""
+    Raises:
+        UsageError: one is not; the message lists the known ones.
+    """
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--method {name}: unknown; expected one of {', '.join(known)}")
+
+
+def check_suite(suite: str) -> None:
+    """Check that a suite is known or a folder.
+
+    Raises:
+        UsageError: it is neither; the message lists the known ones.
+    """
+    if suite not in SUITES and not Path(suite).is_dir():
+        raise UsageError(f"--suite {suite}: expected a folder or one of {', '.join(SUITES)}")
+
+
+def read_plan(file: Path) -> list[Part]:
+    """Read a plan's file.
+
+    Raises:
+        UsageError: it is not a plan; the message has the number of the part.
+    """
+    try:
+        parts = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"--plan {file}: expected a YAML file: {error}") from error
+    if not isinstance(parts, list) or not parts:
+        raise UsageError(f"--plan {file}: expected a list of parts, found {type(parts).__name__}")
+    return [_part(values, f"--plan {file}: part {number}") for number, values in enumerate(parts, 1)]
+
+
+def _part(values: Any, where: str) -> Part:
+    if not isinstance(values, dict):
+        raise UsageError(f"{where}: expected suites, methods and seeds, found {values!r}")
+    if unknown := set(values) - {"suites", "methods", "seeds"}:
+        raise UsageError(f"{where}: expected suites, methods and seeds, found {', '.join(map(str, sorted(unknown)))}")
+    methods = values.get("methods", list(METHODS))
+    kinds = {"suites": (values.get("suites"), str), "methods": (methods, str), "seeds": (values.get("seeds"), int)}
+    for key, (found, kind) in kinds.items():
+        if not isinstance(found, list) or not found or not all(type(each) is kind for each in found):
+            raise UsageError(f"{where}: {key} must be a list of {kind.__name__}, found {found!r}")
+    return Part(tuple(values["suites"]), tuple(methods), tuple(values["seeds"]))
 
 
 def carry_out(plan: Plan, *, side_by_side: int, console: Console) -> int:
@@ -100,63 +118,10 @@ def carry_out(plan: Plan, *, side_by_side: int, console: Console) -> int:
 
     Raises:
         UsageError: see `Plan.check`.
-        RunFailedError: a run failed; the other runs in progress are stopped.
+        RunFailedError: runs failed; all others were made.
     """
     plan.check()
-    waiting = deque(job for job in plan.jobs() if not job.file.exists())
-    total, made = len(waiting), 0
-    console.print(f"{len(plan.jobs()) - total} runs found, {total} to make, {side_by_side} at a time", style="dim")
-    workers: list[_Worker] = []
-    threads = max(1, len(os.sched_getaffinity(0)) // side_by_side)  # more threads than cores slow each other down
-    live = Live(console=console, refresh_per_second=1, transient=True) if console.is_terminal else None
-    before = signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # else the workers outlive this process
-    try:
-        if live:
-            live.start()
-        while waiting or workers:
-            while waiting and len(workers) < side_by_side:
-                workers.append(_start(waiting.popleft(), threads))
-            time.sleep(0.5)
-            for worker in [each for each in workers if each.process.poll() is not None]:
-                workers.remove(worker)
-                made += _finish(worker, console, f"{total - len(waiting) - len(workers)} of {total}")
-            if live:
-                live.update(_table(workers, f"{total - len(waiting) - len(workers)} of {total} done"))
-    finally:
-        if live:
-            live.stop()
-        for worker in workers:
-            worker.process.terminate()
-            worker.process.communicate()
-        signal.signal(signal.SIGTERM, before)
-    return made
-
-
-def _start(job: RunJob, threads: int) -> _Worker:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", "streamlearn.bench.learn.worker", job.to_json()]
-    return _Worker(job, subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))  # noqa: S603
-
-
-def _finish(worker: _Worker, console: Console, count: str) -> bool:
-    job, (_, errors) = worker.job, worker.process.communicate()
-    name = f"{job.suite_name}  {job.method}  seed {job.seed}"
-    code = worker.process.returncode
-    if code == BUSY:
-        console.print(f"{name}  is being made by another command", style="dim", highlight=False)
-        return False
-    if code:
-        raise RunFailedError(f"{name} failed with exit code {code}:\n" + "\n".join(errors.splitlines()[-12:]))
-    console.print(f"{name}  {time.monotonic() - worker.started:.0f} s  ({count})", highlight=False)
-    return True
-
-
-def _table(workers: Iterable[_Worker], caption: str) -> Table:
-    table = Table("suite", "method", "seed", "progress", "seconds", box=None, caption=caption, caption_justify="left")
-    for worker in workers:
-        job = worker.job
-        elapsed = f"{time.monotonic() - worker.started:.0f}"
-        table.add_row(job.suite_name, job.method, f"{job.seed}", worker.progress, elapsed)
-    return table
+    outcome = make_runs(plan.jobs(), side_by_side=side_by_side, console=console)
+    if outcome.failed:
+        raise RunFailedError.of(outcome.failed)
+    return len(outcome.made)

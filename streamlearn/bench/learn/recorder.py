@@ -1,22 +1,30 @@
 """Measurements taken during a run."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from streamlearn.bench.learn.evaluator import Evaluator, SlotsOf, TaskScore
+from streamlearn.bench.learn.evaluator import Evaluator, SlotsOf, TaskAnswers, TaskScore
 from streamlearn.bench.learn.suite import Suite
 from streamlearn.learner.learner import Learner, Step
 
 
 class RunRecorder:
-    """Losses and tokens of every step, and the task scores after every segment."""
+    """Losses and tokens of every step, scores after every segment, and free answers after a task's last segment."""
 
-    def __init__(self, suite: Suite, evaluator: Evaluator, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self, suite: Suite, evaluator: Evaluator, progress: Callable[[str], None], *, answer_after: bool = True
+    ) -> None:
+        """Build a recorder; without `answer_after` answers are decoded only at the end of the stream."""
         self.suite = suite
         self.evaluator = evaluator
         self._progress = progress
+        self._answer_after = answer_after
         self.matrix: list[dict[str, TaskScore]] = []
-        """Scores by task, one row per segment."""
+        """Teacher-forced scores by task, one row per segment."""
+        self.answers_after: dict[str, TaskAnswers] = {}
+        """Free answers to the tasks of the stream, each after its last segment; empty without `answer_after`."""
+        self.answers_end: dict[str, TaskAnswers] = {}
+        """Free answers to all tasks at the end of the stream."""
         self.losses: list[float] = []
         """Prequential loss of each record, nats per answer token."""
         self.tokens = 0
@@ -30,7 +38,18 @@ class RunRecorder:
     def evaluate(self, learner: Learner, slots_of: SlotsOf) -> None:
         """Evaluate the learner at the end of the next segment."""
         started = time.monotonic()
-        tasks = self.suite.evaluated_after(len(self.matrix))
+        number = len(self.matrix)
+        tasks = self.suite.evaluated_after(number)
         self.matrix.append(self.evaluator.evaluate(learner, tasks, slots_of))
-        self._progress(f"segment {len(self.matrix)} of {len(self.suite.segments)} done")
+        ended = [task for task, end in self.suite.ends.items() if end == number]
+        if number == len(self.suite.segments) - 1:
+            self.answers_end = self.evaluator.answer(learner, self.suite.tests, slots_of)
+            self._keep(ended, self.answers_end)
+        elif self._answer_after:
+            self._keep(ended, self.evaluator.answer(learner, ended, slots_of))
+        self._progress(f"segment {number + 1} of {len(self.suite.segments)} done")
         self.evaluation_s += time.monotonic() - started
+
+    def _keep(self, ended: Iterable[str], answers: dict[str, TaskAnswers]) -> None:
+        if self._answer_after:
+            self.answers_after |= {task: answers[task] for task in ended if task in answers}

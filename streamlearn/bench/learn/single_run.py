@@ -1,35 +1,42 @@
 """A single run: a method learns a suite and is evaluated along the way. The result is one JSON object."""
 
+import os
 import platform
-import resource
+import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from streamlearn.adapters.check import activated_parameters
-from streamlearn.backbone.load import outline
-from streamlearn.bench.learn.arms import read_arm
+from streamlearn.backbone.load import Backbone, load, outline
+from streamlearn.bench.learn.arms import Arm, own_values, read_arm
 from streamlearn.bench.learn.baseline_run import train_baseline
+from streamlearn.bench.learn.blind import blind_accuracy, blind_answers
 from streamlearn.bench.learn.daemon_run import train_in_daemon
+from streamlearn.bench.learn.evaluator import TaskAnswers
 from streamlearn.bench.learn.methods import Method
-from streamlearn.bench.learn.profile import read_profile
-from streamlearn.bench.learn.recorder import RunRecorder
-from streamlearn.bench.learn.scores import Scores, scores
+from streamlearn.bench.learn.profile import Profile
+from streamlearn.bench.learn.run_cost import cost_of, parameters_of
+from streamlearn.bench.learn.shorten import shortened
 from streamlearn.bench.learn.suite import Suite
 from streamlearn.bench.learn.trained_method import Progress, TrainedMethod
-from streamlearn.runtime.model import adapter_of, versions
-from streamlearn.settings import Settings
+from streamlearn.runtime.model import versions
+from streamlearn.settings import BackboneSettings, StreamSettings
+from streamlearn.stream.decode import Decoder
 
+FORMAT = 2
+"""Version of the result's layout."""
 SHARED = {"holdout.every_records": 0}
 """No hold-out: every method trains on every record."""
-BIN = 20
-"""Records per point of the prequential loss."""
+UNLIMITED = StreamSettings(max_tokens=1 << 20, batch_tokens=1 << 20)
+"""Settings of a decoder that does not truncate."""
+COMMIT_VARIABLE = "STREAMLEARN_COMMIT"
+"""Environment variable with the commit of code that runs outside of a checkout."""
 
 
 def run_method(
@@ -37,91 +44,150 @@ def run_method(
     name: str,
     method: Method,
     seed: int,
+    profile: Profile,
+    backbone_folder: Path | None = None,
+    own: Mapping[str, Any] | None = None,
+    reuse: Path | None = None,
     generate: bool = True,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
     """Train and evaluate a method, and return all figures of the run under the method's `name`.
 
-    `generate` adds the scores of generated answers, which are slow to compute.
+    Args:
+        suite: The stream and the scored records.
+        name: Of the method; the profile's settings for it apply.
+        method: What to train.
+        seed: Seed of the run.
+        profile: Settings for the backbone.
+        backbone_folder: Folder of the model; None: the suite's own, else the model that the profile names.
+        own: Settings that override all others, by dotted key.
+        reuse: Folder for the output of the layers below the adapters, see `lower_layers`; None: nothing is reused.
+        generate: Whether free answers are decoded; without them the run has no `answers`.
+        progress: Receives short texts.
     """
-    arm = method.arm_for(suite)
+    backbone_model = suite.backbone or profile.model(backbone_folder)
+    arm_text = method.arm_for(suite, outline(BackboneSettings(model=backbone_model)).linears)
     with tempfile.TemporaryDirectory() as folder:
-        settings = _settings(suite, arm, seed, Path(folder))
-        started = time.monotonic()
-        train = train_in_daemon if method.baseline is None else train_baseline
-        trained = train(suite, method, settings, progress)
-        seconds = time.monotonic() - started - trained.recorder.evaluation_s
-    return {
-        "suite": suite.name,
-        "method": name,
-        "arm": arm,
-        "seed": seed,
-        **_quality(suite, trained, generate=generate),
-        **_cost(trained.recorder, seconds),
-        **_conditions(suite, trained, settings),
-    }
+        stream = Path(folder) / "stream.jsonl"
+        arm = read_arm(
+            arm_text,
+            profile,
+            seed=seed,
+            state=Path(folder) / "state",
+            stream=stream,
+            shared={**SHARED, "backbone.model": backbone_model},
+            own={**own_values(name, arm_text, profile), **(own or {})},
+        )
+        backbone = load(arm.settings.backbone, outline(arm.settings.backbone))
+        suite = shortened(suite, _decoder(backbone, UNLIMITED), arm.settings.stream.max_tokens)
+        about = {
+            "format": FORMAT,
+            "suite": suite.name,
+            "method": name,
+            "seed": seed,
+            "split": suite.split,
+            "arm": arm_text,
+            "backbone": {
+                "model": suite.backbone or profile.backbone_name(backbone_folder),
+                "digest": backbone.identity["digest"],
+            },
+            "profile": profile.name,
+            "segments": [{"tasks": [*segment.tasks], "records": len(segment.records)} for segment in suite.segments],
+            "unseen": [*suite.unseen],
+            "shuffled": method.shuffled,
+            "config": arm.settings.model_dump(mode="json", exclude={"state", "source", "serve", "log", "dead_letters"}),
+            "options": dict(arm.options),
+            "versions": {**versions(), "python": platform.python_version(), "commit": _commit()},
+        }
+        if method.blind:
+            return {**about, **_blind(suite, _decoder(backbone, arm.settings.stream), generate=generate)}
+        del backbone
+        _write_stream(suite, stream)
+        return {**about, **_trained(suite if generate else replace(suite, references={}), method, arm, reuse, progress)}
 
 
-def _settings(suite: Suite, arm: str, seed: int, folder: Path) -> Settings:
-    """Write the stream to the folder and return the settings that read it."""
-    stream = folder / "stream.jsonl"
+def _decoder(backbone: Backbone, settings: StreamSettings) -> Decoder:
+    return Decoder(
+        backbone.tokenizer, settings, backbone.vocab_size, vision=backbone.vision, template=backbone.template
+    )
+
+
+def _write_stream(suite: Suite, file: Path) -> None:
     records = [record for segment in suite.segments for record in segment.records]
-    stream.write_bytes(b"".join(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in records))
-    shared = {**SHARED, **({} if suite.backbone == "builtin:nano" else {"backbone.model": suite.backbone})}
-    return read_arm(arm, read_profile("nano"), seed=seed, state=folder / "state", stream=stream, shared=shared).settings
+    file.write_bytes(b"".join(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in records))
 
 
-def _quality(suite: Suite, trained: TrainedMethod, *, generate: bool) -> dict[str, Any]:
-    """What the method retained, generated, routed and detected."""
+def _trained(suite: Suite, method: Method, arm: Arm, reuse: Path | None, progress: Progress) -> dict[str, Any]:
+    """Train the method; what it answered, retained, routed, detected and cost."""
+    started = time.monotonic()
+    if method.baseline is None:
+        trained = train_in_daemon(suite, method, arm.settings, progress, reuse)
+    else:
+        trained = train_baseline(suite, method, arm, progress, reuse)
+    seconds = time.monotonic() - started - trained.recorder.evaluation_s
     recorder, model, slots_of = trained.recorder, trained.model, trained.slots_of
-    tasks = [task for task in suite.tests if task not in suite.unseen]
     similarity = model.adaptation.consolidator.similarity
     return {
-        **asdict(_scores(suite, recorder)),
-        "loss": sum(recorder.matrix[-1][task].loss for task in tasks) / len(tasks),
-        "generated": recorder.evaluator.generate(model.learner, tasks, slots_of) if generate else None,
+        "answers": _answers(recorder.answers_end, _answers_after(suite, method, trained)),
+        "teacher": [{task: asdict(known) for task, known in row.items()} for row in recorder.matrix],
+        "record_losses": [round(loss, 4) for loss in recorder.losses],
         "experts": recorder.evaluator.expert_usage(model.learner, similarity, slots_of),
         "detection": trained.detection,
-        "prequential": binned(recorder.losses),
+        **parameters_of(model, arm.settings),
+        **cost_of(model, recorder.tokens, seconds),
+        "dtype": model.backbone.arithmetic.name,
     }
 
 
-def _scores(suite: Suite, recorder: RunRecorder) -> Scores:
-    matrix = [{task: known.accuracy for task, known in row.items()} for row in recorder.matrix]
-    return scores(matrix, [segment.tasks for segment in suite.segments], unseen=suite.unseen)
+def _answers_after(suite: Suite, method: Method, trained: TrainedMethod) -> Mapping[str, TaskAnswers]:
+    """Answers right after each task: none where the stream has no tasks in order, the final ones without training."""
+    if method.shuffled:
+        return {}
+    if method.trained:
+        return trained.recorder.answers_after
+    return {task: found for task, found in trained.recorder.answers_end.items() if task not in suite.unseen}
 
 
-def _cost(recorder: RunRecorder, seconds: float) -> dict[str, Any]:
+def _answers(end: Mapping[str, TaskAnswers], after: Mapping[str, TaskAnswers]) -> dict[str, Any]:
     return {
-        "tokens_per_s": recorder.tokens / seconds if recorder.tokens else None,
-        "seconds": seconds,
-        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        task: {
+            "metric": found.metric,
+            "after": [*after[task].scores] if task in after else None,
+            "end": [*found.scores],
+            "texts": [*found.texts],
+        }
+        for task, found in end.items()
     }
 
 
-def _conditions(suite: Suite, trained: TrainedMethod, settings: Settings) -> dict[str, Any]:
-    """The accuracy matrix, the stream, and the versions and settings; `stretches` is the key of the segments."""
+def _blind(suite: Suite, decoder: Decoder, *, generate: bool) -> dict[str, Any]:
+    """The figures of the answers that ignore the input; no model is trained."""
+    answers = blind_answers(suite) if generate else {}
+    seen = {task: found for task, found in answers.items() if task not in suite.unseen}
+    known = {task: {"accuracy": blind_accuracy(suite, decoder, task), "loss": None} for task in suite.tests}
+    rows = [suite.evaluated_after(number) for number in range(len(suite.segments))]
     return {
-        "matrix": [{task: asdict(known) for task, known in row.items()} for row in trained.recorder.matrix],
-        "stretches": [{"tasks": segment.tasks, "records": len(segment.records)} for segment in suite.segments],
-        "unseen": suite.unseen,
-        "tests": {task: len(tests) for task, tests in suite.tests.items()},
-        "activated_parameters": activated_parameters(adapter_of(settings), outline(settings.backbone).linears),
-        "config": settings.model_dump(mode="json", exclude={"state", "source", "serve", "log", "dead_letters"}),
-        "versions": {**versions(), "python": platform.python_version(), "commit": _commit()},
-        "dtype": trained.model.backbone.arithmetic.name,
+        "answers": _answers(answers, seen),
+        "teacher": [{task: known[task] for task in row} for row in rows],
+        "record_losses": [],
+        "experts": None,
+        "detection": None,
+        "activated_parameters": 0,
+        "stored_parameters": 0,
+        "seconds": 0.0,
+        "tokens_per_s": None,
+        "peak_memory_mib": None,
+        "device": None,
+        "dtype": None,
     }
-
-
-def binned(losses: Sequence[float]) -> dict[str, Any]:
-    """Return the mean loss of every `BIN` records and of all; the mean is None when nothing was trained on."""
-    bins = [losses[i : i + BIN] for i in range(0, len(losses), BIN)]
-    means = [round(sum(each) / len(each), 4) for each in bins]
-    return {"bin_records": BIN, "losses": means, "mean": sum(losses) / len(losses) if losses else None}
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this code runs from; None outside of a checkout."""
-    root = Path(__file__).parents[3]
-    git = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S603, S607
-    return git.stdout.strip() or None
+    """The commit of the checkout that this code runs from, or that of `COMMIT_VARIABLE`."""
+    git = shutil.which("git")
+    if git is not None:
+        root = Path(__file__).parents[3]
+        head = subprocess.run([git, "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S603
+        if head.returncode == 0:
+            return head.stdout.strip()
+    return os.environ.get(COMMIT_VARIABLE)

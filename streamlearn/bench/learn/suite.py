@@ -1,8 +1,10 @@
-"""A suite: a stream cut into segments, and the test records of its tasks."""
+"""A suite: a stream cut into segments, and the records on which its tasks are scored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from streamlearn.bench.learn.splits import Split
 
 Json = dict[str, Any]
 
@@ -16,21 +18,40 @@ class TaskSegment:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """What a free answer is compared with; no learner receives it."""
+
+    answers: tuple[str, ...]
+    """All correct answers; the first is the one in the record."""
+    source: str = ""
+    """The text that is to be rewritten, for SARI; empty for other tasks."""
+
+
+@dataclass(frozen=True)
 class Suite:
-    """A stream and the test records of its tasks."""
+    """A stream and the scored records of its tasks."""
 
     name: str
     segments: tuple[TaskSegment, ...]
     tests: Mapping[str, tuple[Json, ...]]
+    """The scored records of each task, in stream order and then `unseen`."""
     unseen: tuple[str, ...] = ()
-    """Tasks with test records but no training records."""
-    backbone: str = "builtin:nano"
-    """The model that learns the stream."""
+    """Tasks with scored records that are not in the stream."""
+    backbone: str | None = None
+    """The model that this suite needs; None: any text model."""
     checkpoints: frozenset[int] = field(default_factory=frozenset)
     """Segments after which every task seen so far is evaluated.
 
     After any other segment only its own tasks and those of the next segment are evaluated.
     """
+    references: Mapping[str, tuple[Reference, ...]] = field(default_factory=dict)
+    """What the answers to `tests` are compared with; of a task without references no answers are decoded."""
+    train: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
+    """Training records of each task. Those of unseen tasks are not in the stream: they only tell how answers look."""
+    train_references: Mapping[str, tuple[Reference, ...]] = field(default_factory=dict)
+    """The answers to `train`."""
+    split: Split = "test"
+    """Where the scored records come from."""
 
     @property
     def boundaries(self) -> list[int]:
@@ -40,6 +61,11 @@ class Suite:
             total += len(segment.records)
             ends.append(total)
         return ends
+
+    @property
+    def ends(self) -> dict[str, int]:
+        """The last segment of each task of the stream."""
+        return {task: number for number, segment in enumerate(self.segments) for task in segment.tasks}
 
     def evaluated_after(self, number: int) -> list[str]:
         """Return the tasks to evaluate after segment `number`, each once."""

@@ -1,8 +1,9 @@
-"""Suites: the order of records, the task boundaries, and the test sets.
+"""Suites: the order of records, the task boundaries, and the scored records.
 
 | suite | segments |
 |---|---|
 | superni-1, superni-2 | the first eight of SuperNI's fifteen tasks, in the orders of CP-MoE (arXiv 2605.20247) Table 5; the other seven are never trained on (zero-shot) |
+| superni-1-bare, superni-2-bare | the same with the tasks' definitions left out of the prompts |
 | trace, trace-1 ... trace-3 | TRACE's eight tasks in the standard order and in orders 1 to 3 of MH-MoE (arXiv 2602.12587) A.3.4 |
 | long | SuperNI's fifteen tasks and then TRACE's eight, on one adapter budget |
 | recurring | five tasks, each visited three times with a third of its records |
@@ -14,15 +15,15 @@ A folder of task files is a suite as well: its tasks one after another, by name 
 """  # noqa: E501 - a table row is one line
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from streamlearn.backbone import image_tasks
+from streamlearn.bench.learn.splits import Draw
 from streamlearn.bench.learn.suite import Json, Suite, TaskSegment
-from streamlearn.bench.superni import read_task
+from streamlearn.bench.learn.task_records import TaskRecords, read_image_task, read_text_task
 from streamlearn.errors import UsageError
 
 ORDER_1 = ("task1572", "task363", "task1290", "task181", "task002", "task1510", "task639", "task1729")
@@ -39,32 +40,18 @@ DURATIONS = (2, 3)
 """Number of segments that a task of `interleaved` stays for, alternating between tasks."""
 
 
-@dataclass(frozen=True)
-class Draw:
-    """The selection of records that a suite is built from."""
-
-    folders: Sequence[Path]
-    """Folders of task files."""
-    records: int = 200
-    """Maximum training records per task."""
-    tests: int = 50
-    """Maximum test records per task, taken from the start of its file."""
-    seed: int = 0
-    """Seed for the choice and the order of the training records."""
-
-
-def sequential(name: str, draw: Draw, tasks: Sequence[str], unseen: Sequence[str] = ()) -> Suite:
-    """Build a suite of one task after another."""
-    segments = tuple(TaskSegment((task,), _train(draw, task)) for task in tasks)
-    checkpoints = frozenset(range(len(segments)))
-    return Suite(name, segments, _tests(draw, [*tasks, *unseen]), tuple(unseen), checkpoints=checkpoints)
+def sequential(name: str, draw: Draw, tasks: Sequence[str], unseen: Sequence[str] = (), *, bare: bool = False) -> Suite:
+    """Build a suite of one task after another; `bare` leaves the tasks' definitions out of the prompts."""
+    records = _read(draw, [*tasks, *unseen], bare=bare)
+    return _suite(name, draw, [TaskSegment((task,), records[task].train) for task in tasks], records, unseen)
 
 
 def recurring(draw: Draw) -> Suite:
     """Build a suite of tasks that come back."""
-    parts = {task: _split(_train(draw, task), len(VISITS)) for task in ORDER_1[:5]}
+    records = _read(draw, ORDER_1[:5])
+    parts = {task: _split(each.train, len(VISITS)) for task, each in records.items()}
     segments = [TaskSegment((ORDER_1[i],), parts[ORDER_1[i]][visit]) for visit, each in enumerate(VISITS) for i in each]
-    return _full_suite("recurring", draw, segments)
+    return _suite("recurring", draw, segments, records)
 
 
 def interleaved(draw: Draw) -> Suite:
@@ -76,15 +63,13 @@ def interleaved(draw: Draw) -> Suite:
             active[number + later].append(task)
     # A segment with one task is no mixture: it is dropped, and the task's records go to its other segments.
     active = [each for each in active if len(each) > 1]
-    parts = {task: _split(_train(draw, task), sum(task in each for each in active)) for task in ORDER_1}
-    used = dict.fromkeys(ORDER_1, 0)
-    segments = []
-    for number, tasks in enumerate(active):
-        records = [record for task in tasks for record in parts[task][used[task]]]
-        for task in tasks:
-            used[task] += 1
-        segments.append(_mixture(draw, number, tasks, records))
-    return _full_suite("interleaved", draw, segments)
+    records = _read(draw, ORDER_1)
+    parts = {task: iter(_split(records[task].train, sum(task in each for each in active))) for task in ORDER_1}
+    segments = [
+        _mixture(draw, number, tasks, [record for task in tasks for record in next(parts[task])])
+        for number, tasks in enumerate(active)
+    ]
+    return _suite("interleaved", draw, segments, records)
 
 
 def grouped(draw: Draw, tasks: Sequence[str] = ORDER_1, widths: Sequence[int] = (2, 3)) -> Suite:
@@ -95,11 +80,12 @@ def grouped(draw: Draw, tasks: Sequence[str] = ORDER_1, widths: Sequence[int] = 
         width = widths[len(groups) % len(widths)]
         groups.append(tuple(remaining[:width]))
         remaining = remaining[width:]
+    records = _read(draw, tasks)
     segments = [
-        _mixture(draw, number, group, [record for task in group for record in _train(draw, task)])
+        _mixture(draw, number, group, [record for task in group for record in records[task].train])
         for number, group in enumerate(groups)
     ]
-    return _full_suite("grouped", draw, segments)
+    return _suite("grouped", draw, segments, records)
 
 
 def long(draw: Draw) -> Suite:
@@ -109,28 +95,23 @@ def long(draw: Draw) -> Suite:
 
 
 def images(draw: Draw) -> Suite:
-    """Build a suite of questions about images, one kind after another."""
+    """Build a suite of questions about images, one kind after another; prompts are always plain."""
     home = next((folder for folder in draw.folders if (folder / "cifar10.npz").exists()), None)
     if home is None:
         raise UsageError(
             "--data: suite images needs the folder of image sets that streamlearn.backbone.image_tasks describes, "
             f"found no cifar10.npz in {', '.join(map(str, draw.folders))}"
         )
-    segments, tests = [], {}
-    for task in image_tasks.TASKS:
-        train = list(image_tasks.records(home, task, "train"))
-        random.Random(f"{draw.seed} {task}").shuffle(train)
-        segments.append(TaskSegment((task,), tuple(train[: draw.records])))
-        test = list(image_tasks.records(home, task, "test"))
-        random.Random(f"tests {task}").shuffle(test)  # the files are sorted by class
-        tests[task] = tuple(test[: draw.tests])
-    checkpoints = frozenset(range(len(segments)))
-    return Suite("images", tuple(segments), tests, checkpoints=checkpoints, backbone="builtin:nano-vl")
+    records = {task: read_image_task(draw, home, task) for task in image_tasks.TASKS}
+    segments = [TaskSegment((task,), each.train) for task, each in records.items()]
+    return replace(_suite("images", draw, segments, records), backbone="builtin:nano-vl")
 
 
 SUITES: Mapping[str, Callable[[Draw], Suite]] = {
     "superni-1": lambda draw: sequential("superni-1", draw, ORDER_1, UNSEEN_1),
     "superni-2": lambda draw: sequential("superni-2", draw, ORDER_2, UNSEEN_2),
+    "superni-1-bare": lambda draw: sequential("superni-1-bare", draw, ORDER_1, UNSEEN_1, bare=True),
+    "superni-2-bare": lambda draw: sequential("superni-2-bare", draw, ORDER_2, UNSEEN_2, bare=True),
     "trace": lambda draw: sequential("trace", draw, TRACE),
     "trace-1": lambda draw: sequential("trace-1", draw, TRACE_1),
     "trace-2": lambda draw: sequential("trace-2", draw, TRACE_2),
@@ -156,23 +137,27 @@ def of_folder(folder: Path, draw: Draw, order: Sequence[str] = ()) -> Suite:
     return sequential(folder.resolve().name, replace(draw, folders=[folder]), order or found)
 
 
-def _train(draw: Draw, task: str) -> tuple[Json, ...]:
-    found = list(_read(draw, task, "train"))
-    random.Random(f"{draw.seed} {task}").shuffle(found)
-    return tuple(found[: draw.records])
+def _read(draw: Draw, tasks: Iterable[str], *, bare: bool = False) -> dict[str, TaskRecords]:
+    return {task: read_text_task(draw, task, bare=bare) for task in tasks}
 
 
-def _tests(draw: Draw, tasks: Sequence[str]) -> dict[str, tuple[Json, ...]]:
-    return {task: tuple(_read(draw, task, "test", draw.tests)) for task in tasks}
-
-
-def _read(draw: Draw, task: str, split: Any, limit: int | None = None) -> list[Json]:
-    """Read from the folder that holds the task, or fail with the message of the last folder."""
-    home = next((f for f in draw.folders if any(f.glob(f"{task}*.{split}.jsonl.gz"))), draw.folders[-1])
-    try:
-        return list(read_task(home, task, split, limit))
-    except FileNotFoundError as error:
-        raise UsageError(f"{error}; pass every folder that the suite needs with --data") from error
+def _suite(
+    name: str,
+    draw: Draw,
+    segments: Sequence[TaskSegment],
+    records: Mapping[str, TaskRecords],
+    unseen: Sequence[str] = (),
+) -> Suite:
+    return Suite(
+        name,
+        tuple(segments),
+        {task: each.scored for task, each in records.items()},
+        tuple(unseen),
+        references={task: each.references for task, each in records.items()},
+        train={task: each.train for task, each in records.items()},
+        train_references={task: each.train_references for task, each in records.items()},
+        split=draw.split,
+    )
 
 
 def _split(records: Sequence[Json], parts: int) -> list[tuple[Json, ...]]:
@@ -183,9 +168,3 @@ def _split(records: Sequence[Json], parts: int) -> list[tuple[Json, ...]]:
 def _mixture(draw: Draw, number: int, tasks: Sequence[str], records: list[Json]) -> TaskSegment:
     random.Random(f"{draw.seed} {number}").shuffle(records)
     return TaskSegment(tuple(tasks), tuple(records))
-
-
-def _full_suite(name: str, draw: Draw, segments: Sequence[TaskSegment]) -> Suite:
-    """A suite in which every task seen so far is evaluated after every segment."""
-    tasks = list(dict.fromkeys(task for segment in segments for task in segment.tasks))
-    return Suite(name, tuple(segments), _tests(draw, tasks), checkpoints=frozenset(range(len(segments))))

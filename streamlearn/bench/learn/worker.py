@@ -10,11 +10,13 @@ not block the next one.
 import fcntl
 import os
 import sys
+from pathlib import Path
 
 import orjson
 
 from streamlearn.bench.learn.job import RunJob
 from streamlearn.bench.learn.methods import ABLATIONS, METHODS
+from streamlearn.bench.learn.profile import read_profile
 from streamlearn.bench.learn.single_run import run_method
 from streamlearn.events import configure_logging
 
@@ -42,7 +44,17 @@ def main() -> None:
 
         method = {**METHODS, **ABLATIONS}[job.method]
         progress("loading")
-        result = run_method(job.make_suite(), job.method, method, job.seed, job.generate, progress)
+        result = run_method(
+            job.make_suite(),
+            job.method,
+            method,
+            job.seed,
+            profile=read_profile(job.profile),
+            backbone_folder=Path(job.backbone) if job.backbone else None,
+            own=job.own,
+            reuse=Path(job.reuse) if job.reuse else None,
+            progress=progress,
+        )
         partial = job.file.with_suffix(".tmp")
         partial.write_bytes(orjson.dumps(result, option=orjson.OPT_APPEND_NEWLINE))
         os.replace(partial, job.file)

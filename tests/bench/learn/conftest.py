@@ -1,4 +1,4 @@
-"""Tiny task files, and settings that replace the bundled backbone by a tiny one."""
+"""Tiny task files, and the profile of a tiny backbone."""
 
 import gzip
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from streamlearn.bench.learn import arms
+from streamlearn.bench.learn.profile import Profile
 
 
 @pytest.fixture
@@ -36,12 +36,28 @@ def write_tasks(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def on_the_tiny_backbone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every arm use the tiny backbone in float32."""
-    small = {
-        **arms.NANO,
-        "backbone": {"model": str(tiny), "dtype": "float32", "device": "cpu"},
-        "stream": {"max_tokens": 128, "batch_tokens": 128, "batch_records": 4},
-        "probe": {"warmup_tokens": 64, "similarity_tokens": 64},
-    }
-    monkeypatch.setattr(arms, "NANO", small)
+def tiny_profile(tiny: Path) -> Profile:
+    """Profile of the tiny backbone in float32 on the CPU, for short streams of short records."""
+    return Profile(
+        name="tiny",
+        backbone=str(tiny),
+        records=24,
+        settings={
+            "backbone.dtype": "float32",
+            "backbone.device": "cpu",
+            "stream.max_tokens": 128,
+            "stream.batch_tokens": 128,
+            "stream.batch_records": 4,
+            "learner.lr": 0.001,
+            "probe.warmup_tokens": 64,
+            "probe.similarity_tokens": 64,
+        },
+    )
+
+
+@pytest.fixture
+def tiny_profile_file(tiny_profile: Profile, tmp_path: Path) -> Path:
+    """The file of `tiny_profile`, for workers and commands."""
+    file = tmp_path / "tiny.json"
+    file.write_bytes(tiny_profile.to_json())
+    return file

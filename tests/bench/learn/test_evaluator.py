@@ -1,49 +1,74 @@
 """Evaluation of tasks on a tiny backbone."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 
-from streamlearn.bench.learn.evaluator import Evaluator, _token_shares
-from streamlearn.bench.learn.suite import Suite
+from streamlearn.bench.learn import evaluator as module
+from streamlearn.bench.learn.evaluator import AnswerBatch, Evaluator, _token_shares
+from streamlearn.bench.learn.suite import Json, Reference, Suite
 from streamlearn.jobs.results import ExpertsOfRegime
-from tests.doubles import random_examples
+from streamlearn.learner.evaluation import decode_greedily, prompt_of, run_to_end
+from tests.bench.learn.decoders import LetterDecoder
 from tests.learners import MakeLearner
 
 
-def evaluator(answers: list[str]) -> Evaluator:
-    """An evaluator of one task with random examples and the given answers."""
-    examples = random_examples([6] * len(answers))
-    texts = dict(zip(map(id, examples), answers, strict=True))
-    records = {id(example): example for example in examples}
-    remaining = iter(list(texts.values()))
-    decoder: Any = SimpleNamespace(
-        decode_value=lambda key: records[key], text=lambda _: next(remaining), stop=frozenset({0})
-    )
-    return Evaluator(Suite("s", (), {"t": tuple(records)}), decoder)  # type: ignore[arg-type]
+def record(prompt: str, answer: str) -> Json:
+    """Letters whose code points are in the tiny backbone's vocabulary."""
+    return {"prompt": prompt, "completion": answer, "meta": {"task": "t"}}
+
+
+TESTS = {
+    "s": tuple(record(prompt, "!") for prompt in ("%", "$&$&", "&&&")),
+    "t": tuple(record(prompt, "!!") for prompt in ("&$%%%%%%", "$")),
+    "u": (record("%%", "!"),),
+}
+SUITE = Suite(
+    "two",
+    (),
+    TESTS,
+    references={"s": (Reference(("!",)),) * 3, "t": (Reference(("!!", "$")),) * 2},
+    train={"s": (record("$", "!!!"), record("$", "!")), "t": (record("$", "!" * 200),)},
+    train_references={"s": (Reference(("!",)),) * 6, "t": (Reference(("!" * 200,)),)},
+)
 
 
 def test_scores_are_means_over_answer_tokens(make_learner: MakeLearner) -> None:
     """Accuracy is a share, loss is near that of a uniform guess."""
-    found = evaluator(["a"] * 3).evaluate(make_learner(preset="lora"), ["t"], lambda *_: None)["t"]
+    found = Evaluator(SUITE, LetterDecoder()).evaluate(make_learner(preset="lora"), ["s"], lambda *_: None)["s"]
     assert 0 <= found.accuracy <= 1
     assert found.loss > 1
 
 
-@pytest.mark.parametrize(
-    ("answers", "expected"),
-    [(["yes", "no"] * 3, True), (["yes", "no", "maybe"] * 2, False), ([f"{i % 13}" for i in range(60)], False)],
-)
-def test_a_task_with_few_answers_is_a_classification(answers: list[str], expected: bool) -> None:
-    """At most twelve different answers, with three test records per answer."""
-    assert evaluator(answers)._is_classification("t") == expected
+@pytest.mark.parametrize("tokens", [10, 10_000])
+def test_answers_are_those_decoded_one_by_one(
+    make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    """Batches mix tasks; a task's training answers set its limit and metric; without references there is no answer."""
+    monkeypatch.setitem(module.ANSWER_BATCHES, "cpu", AnswerBatch(4, tokens))
+    learner = make_learner(preset="streamlearn")
+    evaluator = Evaluator(SUITE, LetterDecoder())
+    slots = {"s": [0, 1, 0], "t": [1, 0], "u": [0]}
+    found = evaluator.answer(learner, ["t", "u", "s"], lambda task, _: slots[task])
+    assert list(found) == ["t", "s"]
+    assert (found["s"].metric, found["t"].metric) == ("exact_match", "rouge_l")
+    limits = {"s": 3, "t": module.MAX_NEW_TOKENS}
+    for task, answers in found.items():
+        assert len(answers.scores) == len(TESTS[task])
+        for text, example, slot in zip(answers.texts, evaluator.tests[task], slots[task], strict=True):
+            prompts = [prompt_of(example)]
+            ids = decode_greedily(learner.model, prompts, [limits[task]], LetterDecoder().stop, learner.device, [slot])
+            assert text == LetterDecoder().text(run_to_end(ids)[0]).strip()
+
+
+def test_without_references_nothing_is_decoded(make_learner: MakeLearner) -> None:
+    """A run without answers is a suite without references."""
+    suite = Suite("s", (), TESTS)
+    assert Evaluator(suite, LetterDecoder()).answer(make_learner(preset="lora"), ["s", "t"], lambda *_: None) == {}
 
 
 def test_without_a_router_there_is_no_expert_usage(make_learner: MakeLearner) -> None:
     """LoRA routes nothing."""
-    assert evaluator(["a"] * 3).expert_usage(make_learner(preset="lora"), {}, lambda *_: None) is None
+    assert Evaluator(SUITE, LetterDecoder()).expert_usage(make_learner(preset="lora"), {}, lambda *_: None) is None
 
 
 def test_token_shares_sum_to_one_per_head() -> None:

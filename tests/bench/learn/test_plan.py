@@ -1,83 +1,91 @@
-"""The order of the runs, and that no run is made twice."""
+"""The order of the runs, and plans that are refused."""
 
-import fcntl
 import io
-import os
-import signal
-import subprocess
-import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from streamlearn.bench.learn import plan as planning
-from streamlearn.bench.learn.job import RunJob
-from streamlearn.bench.learn.plan import Plan, carry_out
+from streamlearn.bench.learn.job import RunConditions, RunJob
+from streamlearn.bench.learn.methods import METHODS
+from streamlearn.bench.learn.plan import Part, Plan, carry_out, read_plan
+from streamlearn.bench.learn.processes import Outcome, RunFailedError
 from streamlearn.errors import UsageError
 
-
-def plan(folder: Path, out: Path, **changes: object) -> Plan:
-    values = {"suites": [str(folder)], "methods": ["frozen"], "seeds": [0], "data": [folder], "out": out}
-    return Plan(**{**values, "records": 3, "tests": 2, **changes})  # type: ignore[arg-type]
+ROOT = Path(__file__).parents[3]
 
 
-def test_all_seeds_of_the_first_methods_come_before_the_others(tmp_path: Path) -> None:
-    """Within them, the order is by suite and by seed."""
-    wanted = plan(tmp_path, tmp_path, suites=["trace", "long"], methods=["gem", "lora", "joint"], seeds=[0, 1])
-    jobs = [(job.method, job.suite, job.seed) for job in wanted.jobs()]
-    assert jobs[:4] == [("lora", "trace", 0), ("joint", "trace", 0), ("lora", "trace", 1), ("joint", "trace", 1)]
-    assert [method for method, _, _ in jobs[8:]] == ["gem"] * 4
-    assert len({job.file for job in wanted.jobs()}) == 12
+def conditions(out: Path, **changes: object) -> RunConditions:
+    return RunConditions(**{"data": (out,), "out": out, "records": 3, "evaluated": 2, **changes})  # type: ignore[arg-type]
+
+
+def test_runs_are_made_in_the_order_of_the_parts(tmp_path: Path) -> None:
+    """Within a part by suite, seed and method; a run that a later part names again keeps its first place."""
+    parts = [Part(("trace", "long"), ("lora", "gem"), (0, 1)), Part(("long",), ("er", "lora"), (1,))]
+    jobs = [(job.suite, job.seed, job.method) for job in Plan(parts, conditions(tmp_path)).jobs()]
+    assert jobs[:4] == [("trace", 0, "lora"), ("trace", 0, "gem"), ("trace", 1, "lora"), ("trace", 1, "gem")]
+    assert jobs[8:] == [("long", 1, "er")]
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("part", "changes", "named"),
     [
-        ({"methods": ["lorra"]}, "--method lorra"),
-        ({"suites": ["nowhere"]}, "--suite nowhere"),
-        ({"suites": ["trace"], "order": ["a"]}, "--order"),
+        (Part(("trace",), ("lorra",), (0,)), {}, "--method lorra"),
+        (Part(("nowhere",), ("lora",), (0,)), {}, "--suite nowhere"),
+        (Part(("trace",), ("lora",), (0,)), {"order": ("a",)}, "--order"),
+        (Part(("trace",), ("lora",), (0,)), {"profile": "none"}, "--profile none"),
+        (Part(("trace",), ("lora",), (0,)), {"profile": "smollm2"}, "--backbone: profile smollm2"),
+        (Part(("trace",), ("lora",), (0,)), {"backbone": Path("nowhere")}, "--backbone nowhere"),
     ],
 )
-def test_what_cannot_be_run_is_refused(tmp_path: Path, changes: dict[str, object], named: str) -> None:
+def test_what_cannot_be_run_is_refused(tmp_path: Path, part: Part, changes: dict[str, object], named: str) -> None:
     """It is refused before any run; the message names the option."""
     with pytest.raises(UsageError, match=named):
-        plan(tmp_path, tmp_path, **changes).check()
+        Plan([part], conditions(tmp_path, **changes)).check()
 
 
-def test_a_run_is_made_once(tmp_path: Path, write_tasks: Callable[..., Path]) -> None:
-    """A second command finds the result, and leaves a run in progress to the process that makes it."""
-    folder, out = write_tasks("fox", "dog"), tmp_path / "runs"
-    text = io.StringIO()
-    console = Console(file=text)
-    (job,) = plan(folder, out).jobs()
-    job.file.parent.mkdir(parents=True)
-    with job.running.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert carry_out(plan(folder, out), side_by_side=1, console=console) == 0
-    assert "is being made by another command" in text.getvalue()
-    assert not job.file.exists()
-    assert carry_out(plan(folder, out), side_by_side=2, console=console) == 1
-    before = job.file.read_bytes()
-    assert carry_out(plan(folder, out), side_by_side=1, console=console) == 0
-    assert job.file.read_bytes() == before
-    assert [path.name for path in job.file.parent.iterdir()] == ["frozen.0.json"]
+def test_a_plans_file_names_suites_methods_and_seeds(tmp_path: Path) -> None:
+    """Without methods, all are run."""
+    file = tmp_path / "plan.yaml"
+    file.write_text("- {suites: [trace], methods: [lora], seeds: [0, 2]}\n- {suites: [long], seeds: [1]}\n")
+    assert read_plan(file) == [Part(("trace",), ("lora",), (0, 2)), Part(("long",), tuple(METHODS), (1,))]
 
 
-def test_a_termination_ends_the_runs_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workers are separate processes and would otherwise go on."""
-    started: list[subprocess.Popen[str]] = []
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("suites: [a]", "expected a list of parts, found dict"),
+        ("- suites: [a", "expected a YAML file"),
+        ("- trace", "part 1: expected suites, methods and seeds, found 'trace'"),
+        ("- {suites: [a], seeds: [0]}\n- {suite: [a], seeds: [0]}", "part 2: .* found suite"),
+        ("- {suites: a, seeds: [0]}", "part 1: suites must be a list of str, found 'a'"),
+        ("- {suites: [a], seeds: 3}", "part 1: seeds must be a list of int, found 3"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """The message has the number of the part."""
+    file = tmp_path / "plan.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_plan(file)
 
-    def start(job: RunJob, threads: int) -> planning._Worker:
-        del threads
-        started.append(subprocess.Popen(["sleep", "600"], stderr=subprocess.PIPE, text=True))
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        return planning._Worker(job, started[-1])
 
-    monkeypatch.setattr(planning, "_start", start)
-    with pytest.raises(SystemExit) as ended:
-        carry_out(plan(tmp_path, tmp_path / "runs"), side_by_side=1, console=Console(file=io.StringIO()))
-    assert ended.value.code == 128 + signal.SIGTERM
-    assert [each.returncode for each in started] == [-signal.SIGTERM]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+def test_the_plan_of_the_evidence_can_be_run(tmp_path: Path) -> None:
+    """Its suites and methods exist."""
+    Plan(read_plan(ROOT / "docs/evidence/plan.yaml"), conditions(tmp_path)).check()
+
+
+def test_failed_runs_end_the_command_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lists them, and its exit code is 1."""
+
+    def make_runs(jobs: Sequence[RunJob], **_: object) -> Outcome:
+        return Outcome(made=list(jobs[1:]), failed=list(jobs[:1]), busy=[])
+
+    monkeypatch.setattr(planning, "make_runs", make_runs)
+    plan = Plan([Part(("trace",), ("gem", "lora"), (4,))], conditions(tmp_path))
+    with pytest.raises(RunFailedError, match=r"trace  gem  seed 4  \(.*gem\.4\.error\)") as ended:
+        carry_out(plan, side_by_side=1, console=Console(file=io.StringIO()))
+    assert ended.value.exit_code == 1
+    assert "lora" not in str(ended.value)

@@ -1,69 +1,91 @@
 """Whole runs on a tiny backbone: every method is evaluated after the right segments on the right tasks."""
 
-import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
 
+from streamlearn.bench.learn import single_run
 from streamlearn.bench.learn.methods import METHODS
+from streamlearn.bench.learn.profile import Profile
+from streamlearn.bench.learn.scores import scores
 from streamlearn.bench.learn.single_run import run_method
+from streamlearn.bench.learn.splits import Draw
 from streamlearn.bench.learn.suite import Suite
-from streamlearn.bench.learn.suites import Draw, of_folder
+from streamlearn.bench.learn.suites import sequential
 
 TASKS = ("fox", "dog", "cat")
+UNSEEN = "owl"
 RECORDS = 12
-
-pytestmark = pytest.mark.usefixtures("on_the_tiny_backbone")
+SCORED = 4
+ROWS = [["fox", "dog"], ["dog", "cat"], ["fox", "dog", "cat", "owl"]]
 
 
 @pytest.fixture
 def suite(write_tasks: Callable[..., Path]) -> Suite:
-    folder = write_tasks(*TASKS)
-    return of_folder(folder, Draw([folder], records=RECORDS, tests=4), TASKS)
+    folder = write_tasks(*TASKS, UNSEEN)
+    return sequential("three", Draw([folder], RECORDS, SCORED), TASKS, [UNSEEN])
 
 
 @pytest.mark.parametrize("name", [*METHODS])
-def test_every_method_gives_all_figures(suite: Suite, name: str) -> None:
-    """Each segment adds a task to the matrix; every record is trained on once; the result is JSON."""
-    result = run_method(suite, name, METHODS[name], seed=0, generate=name == "streamlearn")
-    assert [list(row) for row in result["matrix"]] == [["fox", "dog"], ["fox", "dog", "cat"], ["fox", "dog", "cat"]]
-    trained = 0 if name == "frozen" else len(TASKS) * RECORDS
-    bins = result["prequential"]
-    assert len(bins["losses"]) == math.ceil(trained / bins["bin_records"])
-    assert 0 <= result["AP"] <= 1
-    assert (result["detection"] is None) == (name != "streamlearn")
-    assert orjson.loads(orjson.dumps(result)) == {**result, **jsonable(result)}
-    if name == "streamlearn":
-        assert set(result["generated"]) == set(TASKS)
+def test_every_method_gives_all_figures(suite: Suite, tiny_profile: Profile, name: str) -> None:
+    """Tasks are scored where the format says; every record is trained on once; the result is JSON."""
+    method = METHODS[name]
+    result = run_method(
+        suite, name, method, 0, tiny_profile, generate=name in ("streamlearn", "joint", "frozen", "blind")
+    )
+    assert [list(row) for row in result["teacher"]] == ROWS
+    if method.trained and name != "joint-3":
+        assert len(result["record_losses"]) == len(TASKS) * RECORDS
+    assert (result["detection"] is None) == (method.baseline is not None)
+    assert result["stored_parameters"] >= result["activated_parameters"]
+    assert orjson.loads(orjson.dumps(result)) == result
+    for task, answers in result["answers"].items():
+        assert len(answers["end"]) == len(answers["texts"]) == SCORED
+        assert (answers["after"] is None) == (task == UNSEEN or method.shuffled)
+        assert answers["metric"] == "exact_match"
+    assert set(result["answers"]) in (set(), {*TASKS, UNSEEN})
 
 
-def jsonable(result: dict[str, Any]) -> dict[str, Any]:
-    """The result with lists in place of tuples."""
-    segments = [{**segment, "tasks": list(segment["tasks"])} for segment in result["stretches"]]
-    return {"stretches": segments, "unseen": list(result["unseen"])}
+def test_settings_come_from_profile_and_search(suite: Suite, tiny_profile: Profile) -> None:
+    """The search's settings override the profile's; the result says what was used."""
+    changed = replace(tiny_profile, name="mine", methods={"lora": {"learner.lr": 0.25}})
+    one = run_method(suite, "lora", METHODS["lora"], 0, changed, generate=False)
+    two = run_method(suite, "lora", METHODS["lora"], 0, changed, own={"learner.lr": 0.5}, generate=False)
+    assert (one["config"]["learner"]["lr"], two["config"]["learner"]["lr"]) == (0.25, 0.5)
+    assert (one["profile"], one["split"], one["device"]) == ("mine", "test", "cpu")
+    assert one["answers"] == {}
 
 
-def test_joint_is_lora_on_shuffled_records(suite: Suite) -> None:
-    """The records come in another order and lead to other weights."""
-    lora, joint = (run_method(suite, name, METHODS[name], seed=0, generate=False) for name in ("lora", "joint"))
-    assert lora["prequential"]["losses"] != joint["prequential"]["losses"]
-    assert lora["matrix"][-1] != joint["matrix"][-1]
-    assert lora["generated"] is None
+def test_frozen_forgets_and_learns_nothing(suite: Suite, tiny_profile: Profile) -> None:
+    """Answers after a task are those of the end, and there is no prequential loss."""
+    result = run_method(suite, "frozen", METHODS["frozen"], 0, tiny_profile)
+    for task in TASKS:
+        assert result["answers"][task]["after"] == result["answers"][task]["end"]
+    found = scores(result, result)
+    assert (found.AF, found.BWT, found.FWT, found.prequential_loss) == (0.0, 0.0, 0.0, None)
 
 
-def test_frozen_forgets_and_learns_nothing(suite: Suite) -> None:
-    """Every row has the same score of a task, and there is no prequential loss."""
-    result = run_method(suite, "frozen", METHODS["frozen"], seed=0, generate=False)
-    for row in result["matrix"]:
-        assert all(known == result["matrix"][-1][task] for task, known in row.items())
-    assert (result["AF"], result["BWT"], result["prequential"]["mean"]) == (0.0, 0.0, None)
+def test_blind_knows_a_task_with_one_answer(suite: Suite, tiny_profile: Profile) -> None:
+    """It has every answer right, token by token too."""
+    result = run_method(suite, "blind", METHODS["blind"], 0, tiny_profile)
+    found = scores(result)
+    assert (found.AP, found.LA, found.ZST, found.token_AP, found.token_loss) == (1.0, 1.0, 1.0, 1.0, None)
 
 
-def test_a_seed_repeats_itself(suite: Suite) -> None:
+def test_a_seed_repeats_itself(suite: Suite, tiny_profile: Profile) -> None:
     """All figures except time and memory are equal."""
-    one, two = (run_method(suite, "streamlearn", METHODS["streamlearn"], seed=3, generate=False) for _ in range(2))
-    for name in ("matrix", "AP", "AF", "prequential", "experts"):
+    one, two = (run_method(suite, "streamlearn", METHODS["streamlearn"], 3, tiny_profile) for _ in range(2))
+    for name in ("teacher", "answers", "record_losses", "experts"):
         assert one[name] == two[name]
+
+
+def test_the_commit_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without git the environment variable names it."""
+    monkeypatch.setattr(single_run.shutil, "which", lambda _: None)
+    monkeypatch.delenv(single_run.COMMIT_VARIABLE, raising=False)
+    assert single_run._commit() is None
+    monkeypatch.setenv(single_run.COMMIT_VARIABLE, "abc")
+    assert single_run._commit() == "abc"

@@ -2,13 +2,17 @@
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
-from streamlearn.bench.learn.suites import Draw, grouped, sequential
+from streamlearn.bench.learn.splits import Draw
+from streamlearn.bench.learn.suite import Reference, Suite
+from streamlearn.bench.learn.suites import ORDER_1, SUITES, UNSEEN_1, grouped, sequential
 
 RECORDS, TESTS = 6, 2
+TEXTS = {"definition": "Say it.", "output": " o ", "references": ["o", "p"]}
 
 
 @pytest.fixture
@@ -19,10 +23,7 @@ def folders(tmp_path: Path) -> list[Path]:
         folder.mkdir()
     for task in ("a", "b", "c"):
         for split in ("train", "test"):
-            rows = [
-                {"id": f"{task}{i}", "task": task, "definition": "d", "input": f"{task} {split} {i}", "output": "o"}
-                for i in range(8)
-            ]
+            rows = [{"id": f"{task}{i}", "task": task, "input": f"{task} {split} {i}", **TEXTS} for i in range(8)]
             write(first / f"{task}.{split}.jsonl.gz", rows)
     for split in ("train", "test"):
         rows = [{"id": f"t{i}", "task": "t", "prompt": f"t {split} {i}", "answer": "o"} for i in range(8)]
@@ -30,7 +31,7 @@ def folders(tmp_path: Path) -> list[Path]:
     return [first, second]
 
 
-def write(file: Path, rows: list[dict[str, str]]) -> None:
+def write(file: Path, rows: list[dict[str, Any]]) -> None:
     file.write_bytes(gzip.compress(b"".join(orjson.dumps(row) + b"\n" for row in rows)))
 
 
@@ -61,3 +62,74 @@ def test_a_grouped_suite_mixes_two_and_three_at_a_time(folders: list[Path]) -> N
         names = [record["meta"]["task"] for record in segment.records]
         assert sorted(names) == sorted(segment.tasks * RECORDS)
         assert names != sorted(names)
+
+
+def test_every_record_has_its_references(folders: list[Path]) -> None:
+    """All of them, without space around; unseen tasks have training records that are not in the stream."""
+    suite = sequential("two", Draw(folders, RECORDS, TESTS), ["a"], ["t"])
+    assert suite.references == {"a": (Reference(("o", "p")),) * TESTS, "t": (Reference(("o",)),) * TESTS}
+    assert suite.segments[0].records == suite.train["a"]
+    assert len(suite.train["t"]) == len(suite.train_references["t"]) == RECORDS
+    assert suite.tests["a"][0]["completion"] == " o"
+
+
+def test_development_records_come_from_the_training_file(folders: list[Path]) -> None:
+    """What the draw leaves over, and never in the stream."""
+    suite = sequential("one", Draw(folders, RECORDS, 50, split="development"), ["a"])
+    assert (suite.split, len(suite.tests["a"])) == ("development", 8 - RECORDS)
+    assert all("train" in record["prompt"] for record in suite.tests["a"])
+    assert not {r["prompt"] for r in suite.tests["a"]} & {r["prompt"] for r in suite.segments[0].records}
+
+
+@pytest.mark.parametrize(
+    ("task", "bare", "question"),
+    [("a", False, "Say it.\n\na test 0"), ("a", True, "a test 0"), ("t", True, "t test 0")],
+)
+def test_chat_has_two_messages(folders: list[Path], task: str, bare: bool, question: str) -> None:
+    """The user's has definition and input without a cue, the assistant's the answer."""
+    suite = sequential("one", Draw(folders, RECORDS, TESTS, prompts="chat"), [task], bare=bare)
+    assert suite.tests[task][0]["messages"] == [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": "o"},
+    ]
+
+
+def test_bare_prompts_have_no_definition(folders: list[Path]) -> None:
+    """Only the input and the cue are left."""
+    suite = sequential("one", Draw(folders, RECORDS, TESTS), ["a"], bare=True)
+    assert suite.tests["a"][0]["prompt"] == "Input: a test 0\n\nOutput:"
+
+
+def test_the_text_to_simplify_is_the_source(tmp_path: Path) -> None:
+    """It stands between the instruction and the cue."""
+    prompt = "Provide a simplified version.\n\nParagraph:\nOne.\n\nTwo.\n\nSimplification:"
+    row = {"id": "1", "task": "20Minuten", "prompt": prompt, "answer": "One."}
+    for split in ("train", "test"):
+        write(tmp_path / f"20Minuten.{split}.jsonl.gz", [row])
+    suite = sequential("one", Draw([tmp_path], 1, 1), ["20Minuten"])
+    assert suite.references["20Minuten"] == (Reference(("One.",), "One.\n\nTwo."),)
+
+
+@pytest.fixture
+def order_1(tmp_path: Path) -> list[Path]:
+    """Files of the fifteen tasks of `superni-1`."""
+    for task in (*ORDER_1, *UNSEEN_1):
+        for split in ("train", "test"):
+            rows = [{"id": f"{i}", "task": task, "input": f"{task} {split} {i}", **TEXTS} for i in range(12)]
+            write(tmp_path / f"{task}_x.{split}.jsonl.gz", rows)
+    return [tmp_path]
+
+
+@pytest.mark.parametrize("name", ["superni-1", "superni-1-bare", "recurring", "interleaved", "grouped"])
+@pytest.mark.parametrize("split", ["development", "test"])
+def test_a_named_suite_streams_every_training_record_once(order_1: list[Path], name: str, split: Any) -> None:
+    """Everything seen is evaluated at the end only; every task has scored records with references."""
+    suite: Suite = SUITES[name](Draw(order_1, RECORDS, TESTS, split=split))
+    assert (suite.name, suite.split, suite.checkpoints) == (name, split, frozenset())
+    streamed = [record["prompt"] for segment in suite.segments for record in segment.records]
+    assert len(set(streamed)) == len(streamed)
+    trained = [record["prompt"] for task in suite.ends for record in suite.train[task]]
+    assert sorted(streamed) == sorted(trained)
+    assert [*suite.tests] == [*suite.train] == [*suite.references] == [*suite.ends, *suite.unseen]
+    assert {len(records) for records in suite.tests.values()} == {TESTS}
+    assert any("Definition" in prompt for prompt in streamed) == (name != "superni-1-bare")

@@ -2,12 +2,18 @@
 
 import fcntl
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 
 from streamlearn.bench.learn import worker
-from streamlearn.bench.learn.job import RunJob
+from streamlearn.bench.learn.job import RunConditions, RunJob
+from streamlearn.bench.learn.methods import Method
+from streamlearn.bench.learn.profile import Profile
+from streamlearn.bench.learn.suite import Suite
 
 
 def test_a_run_in_progress_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +37,31 @@ def test_a_finished_run_is_not_made_again(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "argv", ["worker", job.to_json()])
     worker.main()
     assert job.file.read_text() == "{}"
+
+
+def test_a_run_gets_what_its_job_says(
+    tmp_path: Path,
+    tiny_profile: Profile,
+    tiny_profile_file: Path,
+    write_tasks: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The suite of the wanted split, the profile, the backbone's folder and the values of a trial."""
+    got: dict[str, Any] = {}
+
+    def run_method(suite: Suite, name: str, method: Method, seed: int, **rest: Any) -> dict[str, Any]:
+        got.update(rest, suite=suite, name=name, seed=seed)
+        return {"method": name}
+
+    monkeypatch.setattr(worker, "run_method", run_method)
+    folder = str(write_tasks("fox"))
+    conditions = RunConditions((), tmp_path / "out", str(tiny_profile_file), tmp_path, "development", 5, 2)
+    job = conditions.job(folder, "no probe", 3, own={"learner.lr": 0.5})
+    monkeypatch.setattr(sys, "argv", ["worker", job.to_json()])
+    worker.main()
+    assert orjson.loads(job.file.read_bytes()) == {"method": "no probe"}
+    assert [path.name for path in job.file.parent.iterdir()] == [job.file.name]
+    assert (got["name"], got["seed"], got["own"]) == ("no probe", 3, {"learner.lr": 0.5})
+    assert (got["profile"], got["backbone_folder"]) == (tiny_profile, tmp_path)
+    suite = got["suite"]
+    assert (suite.split, len(suite.segments[0].records), len(suite.tests["fox"])) == ("development", 5, 2)

@@ -1,0 +1,134 @@
+"""Reuse of the layers below the first adapted one: their output for a record is the same in every step of every run.
+
+With `adapter.first_layer` the layers below it are frozen and have no adapter, so training and teacher-forced scoring
+need their output only once per record. It is kept in a folder that all runs on one backbone may share. Generation
+computes all layers: it needs the keys and values of each.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from streamlearn.adapters.model import ADAPTER
+from streamlearn.backbone.load import Backbone
+from streamlearn.runtime.model import Model
+
+
+def reuse_lower_layers(model: Model, folder: Path | None) -> None:
+    """Reuse what the layers below the adapters compute, kept in `folder`; None, or adapters in every layer: nothing."""
+    first_layer = model.peft.peft_config[ADAPTER].first_layer
+    if folder is not None and first_layer:
+        LowerLayers(model.backbone, first_layer, folder)
+
+
+class LowerLayers:
+    """The lower layers of a decoder, replaced in packed passes by what they computed before."""
+
+    def __init__(self, backbone: Backbone, first_layer: int, folder: Path) -> None:
+        """`first_layer` is the first one with an adapter, counted from 0; `folder` is made if it does not exist."""
+        version = f"torch-{torch.__version__}-{backbone.device.type}"
+        name = f"{backbone.identity['digest'][:16]}-layer-{first_layer}-{backbone.arithmetic.name}-{version}"
+        self._folder = folder / name
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._decoder = backbone.model.get_decoder()
+        self._dtype = backbone.arithmetic.dtype
+        self._skipped = False
+        self._computing = False
+        self._decoder.register_forward_pre_hook(self._provide, with_kwargs=True)
+        self._decoder.register_forward_hook(self._end, always_call=True)
+        self._decoder.layers[first_layer].register_forward_pre_hook(self._stop, with_kwargs=True)
+        for layer in self._decoder.layers[:first_layer]:
+            layer.forward = _Skippable(self, layer.forward)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the pass in progress starts above the lower layers."""
+        return self._skipped
+
+    def _provide(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        cu_seqlens, ids = kwargs.get("cu_seq_lens_q"), kwargs.get("input_ids")
+        if cu_seqlens is None or ids is None or self._computing:
+            return None
+        records = [ids[0, start:end] for start, end in pairwise(cu_seqlens.tolist())]
+        files = [self._folder / f"{_key(record)}.npy" for record in records]
+        missing = {file: record for file, record in zip(files, records, strict=True) if not file.exists()}
+        if missing:
+            for file, hidden in zip(missing, self._compute(list(missing.values())), strict=True):
+                _write(file, hidden)
+        hidden = torch.cat([_read(file, self._dtype) for file in files]).to(ids.device)
+        self._skipped = True
+        return args, {**kwargs, "input_ids": None, "inputs_embeds": hidden[None]}
+
+    def _end(self, *_: Any) -> None:
+        self._skipped = False
+
+    def _stop(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if self._computing:
+            raise _ReachedError(args[0] if args else kwargs["hidden_states"])
+
+    @torch.no_grad()
+    def _compute(self, records: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Run the lower layers on whole records: (tokens, D) each."""
+        lengths = [len(record) for record in records]
+        self._computing = True
+        try:
+            self._decoder(
+                input_ids=torch.cat(list(records))[None],
+                position_ids=torch.cat([torch.arange(n, device=records[0].device) for n in lengths])[None],
+                cu_seq_lens_q=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),
+                use_cache=False,
+            )
+        except _ReachedError as reached:
+            return reached.hidden[0].split(lengths)
+        finally:
+            self._computing = False
+        raise AssertionError("a pass goes through every layer")
+
+
+class _Skippable:
+    """A layer's `forward` that hands its input on while the lower layers are skipped."""
+
+    def __init__(self, owner: LowerLayers, forward: Any) -> None:
+        self._owner = owner
+        self._forward = forward
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self._owner.skipped:
+            return hidden_states
+        return self._forward(hidden_states, *args, **kwargs)
+
+
+class _ReachedError(Exception):
+    """The pass has reached the first adapted layer."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+        """Input of that layer, (1, T, D)."""
+
+
+def _key(record: Tensor) -> str:
+    return hashlib.blake2b(record.cpu().numpy().tobytes(), digest_size=16).hexdigest()
+
+
+def _write(file: Path, hidden: Tensor) -> None:
+    """Write the bits as integers, whole or not at all: another run may be reading the folder."""
+    partial = file.with_suffix(f".{os.getpid()}.tmp")
+    with partial.open("wb") as target:
+        np.save(target, hidden.contiguous().cpu().view(_integers(hidden.dtype)).numpy())
+    os.replace(partial, file)
+
+
+def _read(file: Path, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(np.load(file)).view(dtype)
+
+
+def _integers(dtype: torch.dtype) -> torch.dtype:
+    return torch.int16 if dtype.itemsize == 2 else torch.int32

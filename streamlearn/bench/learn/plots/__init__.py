@@ -1,0 +1,1 @@
+"""Plots of a suite's runs; they need matplotlib, an extra."""

@@ -1,0 +1,72 @@
+"""DER++."""
+
+import pytest
+import torch
+
+from streamlearn.adapters.routing_context import routing_context
+from streamlearn.bench.learn.baselines.baseline import Baseline
+from streamlearn.bench.learn.baselines.dark_replay import DarkReplay
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.loss import packed_logits
+from streamlearn.learner.packing import pack
+from streamlearn.stream.decode import Example
+from tests.bench.learn.baselines.tasks import ONE, TWO, learn, loss_on
+from tests.doubles import random_examples
+from tests.learners import MakeLearner, same, snapshot
+
+
+def logits_of(learner: Learner, example: Example) -> torch.Tensor:
+    """The logits of the answer tokens under the current weights."""
+    packed = pack([example], learner.device)
+    with torch.no_grad(), routing_context(learner.model, packed.context()):
+        return packed_logits(learner.forward, packed)
+
+
+def test_it_remembers_the_largest_logits_from_before_the_update(make_learner: MakeLearner) -> None:
+    """Of every answer token, with their vocabulary ids."""
+    learner = make_learner(preset="lora")
+    before = {id(example): logits_of(learner, example) for example in ONE}
+    dark = DarkReplay(learner, seed=0, budget=80, top=4)
+    dark.step(ONE)
+    assert dark.memory.items
+    for each in dark.memory.items:
+        expected = before[id(each.example)].topk(4)
+        torch.testing.assert_close(each.logits_LK, expected.values)
+        assert each.tokens_LK.tolist() == expected.indices.tolist()
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (0.0, 1.0)])
+def test_each_term_replays(make_learner: MakeLearner, alpha: float, beta: float) -> None:
+    """Alone, each keeps the first task better than plain training does."""
+    rise = {}
+    for name in ("plain", "dark"):
+        learner = make_learner(preset="lora")
+        method = Baseline(learner, seed=0)
+        if name == "dark":
+            method = DarkReplay(learner, seed=0, budget=80, alpha=alpha, beta=beta)
+        learn(method, ONE)
+        before = loss_on(learner, ONE)
+        learn(method, TWO)
+        rise[name] = loss_on(learner, ONE) - before
+    assert rise["dark"] < 0.6 * rise["plain"]
+
+
+def test_without_strength_it_is_plain_training(make_learner: MakeLearner) -> None:
+    """The weights are equal, and the reported loss is that of the batch."""
+    one, other = make_learner(preset="lora"), make_learner(preset="lora")
+    learn(Baseline(one, seed=0), ONE, TWO, steps=2)
+    learn(DarkReplay(other, seed=0, budget=80, alpha=0.0, beta=0.0), ONE, TWO, steps=2)
+    assert same(snapshot(one), snapshot(other))
+
+
+def test_logits_count_as_bytes(make_learner: MakeLearner) -> None:
+    """The memory takes no more than records without logits would, up to one record."""
+    learner = make_learner(preset="lora")
+    dark = DarkReplay(learner, seed=0, budget=12)
+    examples = random_examples([9] * 24, seed=3)
+    for start in range(0, len(examples), 4):
+        dark.step(examples[start : start + 4])
+    record = examples[0].input_ids.nbytes + examples[0].labels.nbytes
+    taken = [record + each.tokens_LK.nbytes + each.logits_LK.nbytes for each in dark.memory.items]
+    assert len(taken) > 0
+    assert sum(taken) <= max(12 * record, taken[0])

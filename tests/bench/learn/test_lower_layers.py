@@ -1,0 +1,74 @@
+"""Reuse of the layers below the adapters."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from streamlearn.bench.learn import lower_layers
+from streamlearn.bench.learn.methods import METHODS
+from streamlearn.bench.learn.profile import Profile
+from streamlearn.bench.learn.single_run import run_method
+from streamlearn.bench.learn.splits import Draw
+from streamlearn.bench.learn.suites import sequential
+
+RESULTS = ("teacher", "record_losses", "answers")
+
+
+@pytest.fixture
+def run(write_tasks: Callable[..., Path], tiny_profile: Profile) -> Callable[..., dict[str, Any]]:
+    """A run of a method with adapters in the upper of two layers."""
+    suite = sequential("two", Draw([write_tasks("fox", "dog")], 12, 4), ("fox", "dog"))
+    profile = replace(tiny_profile, settings={**tiny_profile.settings, "adapter.first_layer": 1})
+    return lambda name, reuse: run_method(suite, name, METHODS[name], 0, profile, reuse=reuse)
+
+
+@pytest.mark.parametrize("name", ["streamlearn", "lora"])
+def test_a_run_that_reuses_is_the_run_that_computes(
+    run: Callable[..., dict[str, Any]], tmp_path: Path, name: str
+) -> None:
+    """Losses, accuracies and answers agree; a matrix product over other rows may round differently."""
+    plain, first, second = run(name, None), run(name, tmp_path), run(name, tmp_path)
+    assert [first[key] for key in RESULTS] == [second[key] for key in RESULTS]
+    assert first["record_losses"] == pytest.approx(plain["record_losses"], abs=2e-4)
+    assert first["answers"] == plain["answers"]
+    assert plain["record_losses"][0] != plain["record_losses"][-1]
+
+
+def test_lower_layers_compute_a_record_once(
+    run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run finds all that the first one wrote."""
+    computed: list[int] = []
+    compute = lower_layers.LowerLayers._compute
+
+    def counted(self: lower_layers.LowerLayers, records: Any) -> Any:
+        computed.append(len(records))
+        return compute(self, records)
+
+    monkeypatch.setattr(lower_layers.LowerLayers, "_compute", counted)
+    run("lora", tmp_path)
+    records = 2 * 12 + 2 * 4
+    assert sum(computed) == records == len(list(tmp_path.glob("*/*.npy")))
+    run("lora", tmp_path)
+    assert sum(computed) == records
+
+
+def test_what_was_written_is_used(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """Other hidden states on disk change the losses."""
+    before = run("lora", tmp_path)
+    for file in tmp_path.glob("*/*.npy"):
+        lower_layers._write(file, torch.zeros_like(lower_layers._read(file, torch.float32)))
+    assert run("lora", tmp_path)["record_losses"] != before["record_losses"]
+
+
+def test_adapters_in_every_layer_reuse_nothing(
+    write_tasks: Callable[..., Path], tiny_profile: Profile, tmp_path: Path
+) -> None:
+    """Then there is no layer below them."""
+    suite = sequential("one", Draw([write_tasks("fox")], 4, 2), ("fox",))
+    run_method(suite, "lora", METHODS["lora"], 0, tiny_profile, reuse=tmp_path / "kept", generate=False)
+    assert not (tmp_path / "kept").exists()
