@@ -236,7 +236,7 @@ def _decode_batch(
             if 0 < len(kept) < len(rows):
                 chosen = torch.tensor(kept, device=device)
                 ids, positions, mask = ids[chosen], positions[chosen], mask[chosen]
-                cache.batch_select_indices(chosen)  # type: ignore[no-untyped-call]
+                cache.batch_select_indices(chosen)
                 context = _rows_of(context, chosen)
             rows = [rows[row] for row in kept]
         yield

@@ -61,20 +61,23 @@ def _prompt_tokens(records: Sequence[Json], decoder: Decoder, max_tokens: int) -
 def _shorten(record: Json, decoder: Decoder, max_tokens: int, prompt_tokens: int) -> Json:
     if "image" in record:
         return record
+    example = decoder.decode_value(record)
+    if example.prompt_length <= prompt_tokens and len(example) <= max_tokens:
+        return record
     texts = _texts(record)
 
-    def example(prompt: str, answer: str) -> Example:
+    def decoded(prompt: str, answer: str) -> Example:
         return decoder.decode_value(texts.with_texts(prompt, answer))
 
-    def fits(prompt: str) -> bool:
-        return example(prompt, "a").prompt_length <= prompt_tokens
+    def fits(size: int) -> bool:
+        return decoded(without_middle(texts.prompt, size), "a").prompt_length <= prompt_tokens
 
     prompt, answer = texts.prompt, texts.answer
-    if not fits(prompt):
-        prompt = without_middle(prompt, _largest(len(prompt), lambda n: fits(without_middle(prompt, n))))
-    if len(example(prompt, answer)) > max_tokens:
-        answer = answer[: _largest(len(answer), lambda n: len(example(prompt, answer[: n + 1])) <= max_tokens) + 1]
-    return record if (prompt, answer) == (texts.prompt, texts.answer) else texts.with_texts(prompt, answer)
+    if example.prompt_length > prompt_tokens:
+        prompt = without_middle(prompt, _largest(len(prompt), fits))
+    if len(decoded(prompt, answer)) > max_tokens:
+        answer = answer[: _largest(len(answer), lambda size: len(decoded(prompt, answer[:size])) <= max_tokens)]
+    return texts.with_texts(prompt, answer)
 
 
 def _texts(record: Json) -> _Record:
@@ -106,8 +109,8 @@ def without_middle(text: str, size: int) -> str:
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest number below `limit` that fits, if smaller ones fit too; 0 is not tried."""
-    low, high = 0, limit
+    """The largest number below `limit` that fits, if smaller ones fit too; 1 is not tried."""
+    low, high = 1, limit
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -71,8 +71,8 @@ def edit_similarity(output: str, reference: str) -> float:
     >>> round(edit_similarity("x = <NUM_LIT:1>", "y = <NUM_LIT:1>"), 2)
     0.8
     """
-    texts = [_PLACEHOLDERS.sub(lambda match: match[1] or "", text).strip() for text in (output, reference)]
-    return SequenceMatcher(None, *texts, autojunk=False).ratio()
+    left, right = (_PLACEHOLDERS.sub(lambda match: match[1] or "", text).strip() for text in (output, reference))
+    return SequenceMatcher(None, left, right, autojunk=False).ratio()
 
 
 _FUNCTIONS: Mapping[Metric, Callable[[str, str, str], float]] = {

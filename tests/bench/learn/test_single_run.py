@@ -84,7 +84,7 @@ def test_a_seed_repeats_itself(suite: Suite, tiny_profile: Profile) -> None:
 
 def test_the_commit_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without git the environment variable names it."""
-    monkeypatch.setattr(single_run.shutil, "which", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.delenv(single_run.COMMIT_VARIABLE, raising=False)
     assert single_run._commit() is None
     monkeypatch.setenv(single_run.COMMIT_VARIABLE, "abc")

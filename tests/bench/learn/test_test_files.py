@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamlearn.bench import detect, fuzz_images, fuzz_records, nano
+from streamlearn.bench import fuzz_images, fuzz_records, nano
 from streamlearn.bench.concept import exchanged
 from streamlearn.bench.learn.splits import Draw
 from streamlearn.bench.learn.suites import SUITES, of_folder
@@ -90,4 +90,3 @@ def test_no_other_measurement_opens_one(opened: Callable[[], list[str]], monkeyp
     fuzz_images.originals(DATA / "images")
     fuzz_records.originals(DATA / "superni", fuzz_records.nano_decoder()[0])
     assert opened() == []
-    assert detect.read_tasks is read_tasks
