@@ -248,3 +248,15 @@ def test_every_preset_goes_on_from_a_saved_state_bit_for_bit(make_learner: MakeL
         ends.append(snapshot(learner))
     assert ends[0].keys() == ends[1].keys()
     assert [name for name in ends[0] if not torch.equal(ends[0][name], ends[1][name])] == []
+
+
+def test_a_penaltys_gradient_is_added_and_its_value_is_not_reported(make_learner: MakeLearner) -> None:
+    """The norm is that of the sum of both gradients; the loss is that of the batch."""
+    batch = batch_of()
+    plain = make_learner(preset="lora", max_grad_norm=1e9).step(batch.examples)
+    learner = make_learner(preset="lora", max_grad_norm=1e9)
+    slope = 100.0
+    step = learner.step(batch.examples, penalty=lambda: slope * learner.banks[0].A.sum())
+    added = slope * math.sqrt(learner.banks[0].A.numel())
+    assert step.loss == plain.loss
+    assert step.grad_norm == pytest.approx(math.hypot(plain.grad_norm, added), rel=1e-4)  # dL/dA is zero while B is
