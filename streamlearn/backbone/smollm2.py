@@ -62,9 +62,7 @@ def make(folder: Path, gguf: Path, *, sha256: str = GGUF_SHA256) -> None:
     Raises:
         UsageError: the folder is not empty, the GGUF cannot be read or has another digest, or package gguf is missing.
     """
-    require_vacant(folder)
-    if importlib.util.find_spec("gguf") is None:
-        raise UsageError("reading a GGUF needs the package gguf; pip install 'streamlearn[bench]'")
+    require_ready(folder)
     try:
         found = sha256_of(gguf)
     except OSError as error:
@@ -150,12 +148,14 @@ def finished(folder: Path) -> bool:
     return True
 
 
-def require_vacant(folder: Path) -> None:
-    """Refuse a file or a folder with content.
+def require_ready(folder: Path) -> None:
+    """Check what can be checked before the download.
 
     Raises:
-        UsageError: what was found, and what to do.
+        UsageError: package gguf is missing, or `folder` is a file or has content.
     """
+    if importlib.util.find_spec("gguf") is None:
+        raise UsageError("reading a GGUF needs the package gguf; pip install 'streamlearn[bench]'")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: expected no such folder or an empty one, found other files; name another folder")
 
@@ -212,7 +212,7 @@ def main(arguments: list[str] | None = None) -> None:
         if finished(folder):
             print(f"{folder}: already complete, every file as it was made")
             return
-        require_vacant(folder)  # before the download
+        require_ready(folder)
         with TemporaryDirectory() as temporary:
             there = Path(temporary)
             gguf = chosen.gguf or unpack(chosen.wheel or fetch(there), there)

@@ -10,7 +10,7 @@ from streamlearn.settings import load, packaged
 from streamlearn.settings.packaged import packaged_config, packaged_folder, packaged_name
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("image-text", "kafka-local", "prod", "quickstart")
+NAMES = ("image-text", "kafka-local", "prod", "quickstart", "smollm2")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_wheel_has_them_beside_its_modules(as_installed: Path) -> None:
 @pytest.mark.parametrize("name", ["quikstart", "", "../configs/quickstart", "sample/README"])
 def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
     """Only names are accepted, never paths."""
-    with pytest.raises(ConfigError, match="image-text, kafka-local, prod, quickstart") as caught:
+    with pytest.raises(ConfigError, match="image-text, kafka-local, prod, quickstart, smollm2") as caught:
         load(Path(f"packaged:{name}"))
     assert repr(name) in str(caught.value)
 
