@@ -15,13 +15,13 @@ complete; SHA256SUMS in it, in the format of sha256sum, has the digest of every 
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
@@ -154,7 +154,7 @@ def require_ready(folder: Path) -> None:
     Raises:
         UsageError: package gguf is missing, or `folder` is a file or has content.
     """
-    if importlib.util.find_spec("gguf") is None:
+    if find_spec("gguf") is None:
         raise UsageError("reading a GGUF needs the package gguf; pip install 'streamlearn[bench]'")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: expected no such folder or an empty one, found other files; name another folder")

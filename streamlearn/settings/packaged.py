@@ -52,7 +52,7 @@ def with_absolute_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     if isinstance(state := tree.get("state"), str):
         changed["state"] = os.path.normpath(Path.cwd() / "configs" / state)
     backbone = tree.get("backbone")
-    if isinstance(backbone, dict) and str(model := backbone.get("model")).startswith("../"):
+    if isinstance(backbone, dict) and isinstance(model := backbone.get("model"), str) and model.startswith("../"):
         changed["backbone"] = {**backbone, "model": os.path.normpath(Path.cwd() / "configs" / model)}
     source = tree.get("source")
     if isinstance(source, dict) and isinstance(jsonl := source.get("jsonl"), dict) and "path" in jsonl:

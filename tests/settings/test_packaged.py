@@ -57,7 +57,15 @@ def test_every_packaged_configuration_loads(name: str, as_installed: Path) -> No
     """As it does from its file."""
     del as_installed
     there, here = load(Path(f"packaged:{name}")), load(ROOT / f"configs/{name}.yaml")
-    assert there.model_copy(update={"state": here.state, "source": here.source}) == here
+    assert there.model_copy(update={name: getattr(here, name) for name in ("state", "source", "backbone")}) == here
+
+
+def test_a_packaged_configuration_finds_its_backbone_under_the_current_directory(as_installed: Path) -> None:
+    """Where a checkout has it; a builtin model and a hub id stay as they are."""
+    del as_installed
+    assert load(Path("packaged:smollm2")).backbone.model == str(Path.cwd() / "build/smollm2")
+    assert load(Path("packaged:quickstart")).backbone.model == "builtin:nano"
+    assert load(Path("packaged:prod")).backbone.model == "Qwen/Qwen3-8B"
 
 
 def test_a_packaged_configuration_reads_its_sample_and_writes_to_the_current_directory(as_installed: Path) -> None:
