@@ -241,7 +241,10 @@ def _local_folder(settings: BackboneSettings) -> Path | None:
             )
         return folder
     if not _is_hub_id(name):
-        raise ConfigError(f"backbone.model {name}: no such folder, and not a hub id of the form owner/name")
+        raise ConfigError(
+            f"backbone.model {name}: no such folder, and not a hub id of the form owner/name; "
+            "`python -m streamlearn.backbone.smollm2 FOLDER` makes the folder of SmolLM2-135M-Instruct"
+        )
     if not re.fullmatch(r"[0-9a-f]{40}", settings.revision or ""):
         raise ConfigError(
             f"backbone.revision: a hub id needs a pinned commit of 40 hex digits, found {settings.revision!r}; "

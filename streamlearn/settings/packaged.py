@@ -44,12 +44,16 @@ def packaged_name(path: Path) -> str | None:
 def with_absolute_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Resolve the relative paths of a packaged configuration, which may lie in a folder that must not be written to.
 
-    Records are read from `folder`, where the sample ships. `state` becomes what it would be if the file were
-    `./configs/NAME.yaml`: the quickstart's `../build/quickstart` is `./build/quickstart` in the current directory.
+    Records are read from `folder`, where the sample ships. `state` and a backbone's folder become what they would be if
+    the file were `./configs/NAME.yaml`: the quickstart's `../build/quickstart` is `./build/quickstart` in the current
+    directory.
     """
     changed = dict(tree)
     if isinstance(state := tree.get("state"), str):
         changed["state"] = os.path.normpath(Path.cwd() / "configs" / state)
+    backbone = tree.get("backbone")
+    if isinstance(backbone, dict) and isinstance(model := backbone.get("model"), str) and model.startswith("../"):
+        changed["backbone"] = {**backbone, "model": os.path.normpath(Path.cwd() / "configs" / model)}
     source = tree.get("source")
     if isinstance(source, dict) and isinstance(jsonl := source.get("jsonl"), dict) and "path" in jsonl:
         changed["source"] = {**source, "jsonl": {**jsonl, "path": str(folder / jsonl["path"])}}

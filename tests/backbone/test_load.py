@@ -121,7 +121,8 @@ def test_a_missing_folder_is_refused(name: str, monkeypatch: pytest.MonkeyPatch)
     """A name that is neither a folder nor a hub id is not requested from the hub."""
     forbid_download(monkeypatch)
     assert refusals(settings_for(name, revision=REVISION)) == {
-        f"backbone.model {name}: no such folder, and not a hub id of the form owner/name"
+        f"backbone.model {name}: no such folder, and not a hub id of the form owner/name; "
+        "`python -m streamlearn.backbone.smollm2 FOLDER` makes the folder of SmolLM2-135M-Instruct"
     }
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import orjson
 import pytest
+from transformers import LlamaConfig
 
 from streamlearn.commands.check_config import check_backbone
+from streamlearn.errors import ConfigError
 from streamlearn.settings import load
 from streamlearn.settings.reference import reference
 
@@ -16,15 +18,41 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SAMPLE = ROOT / "configs/sample"
 
 
+SMOLLM2 = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+}
+"""Architecture of the backbone that `python -m streamlearn.backbone.smollm2` makes."""
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
-def test_every_configuration_is_complete_and_valid(config: Path) -> None:
+def test_every_configuration_is_complete_and_valid(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It loads, and its adapter fits its backbone, as far as the backbone is available on this machine."""
+    if config.name == "smollm2.yaml":  # the folder must be made first: its architecture stands for it
+        LlamaConfig(**SMOLLM2).save_pretrained(tmp_path)
+        (tmp_path / "model.safetensors").touch()
+        monkeypatch.setenv("STREAMLEARN_BACKBONE__MODEL", str(tmp_path))
     assert check_backbone(load(config)).startswith("valid")
 
 
 def test_there_are_configurations_to_check() -> None:
-    """The documentation names these three."""
-    assert {path.name for path in CONFIGS} >= {"quickstart.yaml", "kafka-local.yaml", "prod.yaml"}
+    """The documentation names these four."""
+    assert {path.name for path in CONFIGS} >= {"quickstart.yaml", "kafka-local.yaml", "prod.yaml", "smollm2.yaml"}
+
+
+def test_a_missing_backbone_says_how_to_make_it() -> None:
+    """The folder of the SmolLM2 configuration is not bundled."""
+    settings = load(ROOT / "configs/smollm2.yaml")
+    missing = settings.backbone.model_copy(update={"model": f"{settings.backbone.model}-missing"})
+    with pytest.raises(ConfigError, match=r"python -m streamlearn\.backbone\.smollm2 FOLDER"):
+        check_backbone(settings.model_copy(update={"backbone": missing}))
 
 
 def test_the_quickstart_reads_the_bundled_sample() -> None:

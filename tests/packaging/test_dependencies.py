@@ -18,6 +18,7 @@ OURS = ("streamlearn", "connectors")
 OPTIONAL = {"matplotlib": ("bench", "streamlearn/bench/")}
 """Import name: the extra that installs it, and the only folder that may import it."""
 INDIRECT = {
+    "gguf": "transformers' reader of GGUF files",
     "num2words": "transformers' SmolVLM processor",
     "crc32c": "kafka-python",
     "lz4": "kafka-python",

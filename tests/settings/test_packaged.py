@@ -10,7 +10,7 @@ from streamlearn.settings import load, packaged
 from streamlearn.settings.packaged import packaged_config, packaged_folder, packaged_name
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("image-text", "kafka-local", "prod", "quickstart")
+NAMES = ("image-text", "kafka-local", "prod", "quickstart", "smollm2")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_wheel_has_them_beside_its_modules(as_installed: Path) -> None:
 @pytest.mark.parametrize("name", ["quikstart", "", "../configs/quickstart", "sample/README"])
 def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
     """Only names are accepted, never paths."""
-    with pytest.raises(ConfigError, match="image-text, kafka-local, prod, quickstart") as caught:
+    with pytest.raises(ConfigError, match="image-text, kafka-local, prod, quickstart, smollm2") as caught:
         load(Path(f"packaged:{name}"))
     assert repr(name) in str(caught.value)
 
@@ -57,7 +57,15 @@ def test_every_packaged_configuration_loads(name: str, as_installed: Path) -> No
     """As it does from its file."""
     del as_installed
     there, here = load(Path(f"packaged:{name}")), load(ROOT / f"configs/{name}.yaml")
-    assert there.model_copy(update={"state": here.state, "source": here.source}) == here
+    assert there.model_copy(update={name: getattr(here, name) for name in ("state", "source", "backbone")}) == here
+
+
+def test_a_packaged_configuration_finds_its_backbone_under_the_current_directory(as_installed: Path) -> None:
+    """Where a checkout has it; a builtin model and a hub id stay as they are."""
+    del as_installed
+    assert load(Path("packaged:smollm2")).backbone.model == str(Path.cwd() / "build/smollm2")
+    assert load(Path("packaged:quickstart")).backbone.model == "builtin:nano"
+    assert load(Path("packaged:prod")).backbone.model == "Qwen/Qwen3-8B"
 
 
 def test_a_packaged_configuration_reads_its_sample_and_writes_to_the_current_directory(as_installed: Path) -> None:
