@@ -1,6 +1,5 @@
 """Worker processes: no run is made twice, and none is lost with another."""
 
-import fcntl
 import io
 import os
 import signal
@@ -17,9 +16,12 @@ from rich.console import Console
 from streamlearn.bench.learn import processes
 from streamlearn.bench.learn.job import RunJob
 from streamlearn.bench.learn.processes import Outcome, Worker, make_runs
+from streamlearn.bench.learn.worker import BUSY
 
 WRITES = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('{}')"
 FAILS = "import sys; sys.stderr.write('x' * 200_000 + '\\nOutOfMemory: the end\\n'); sys.exit(7)"
+
+SCRIPTS = {"gem": FAILS, "busy": f"import sys; sys.exit({BUSY})"}
 
 
 def job(out: Path, method: str = "lora", **changes: object) -> RunJob:
@@ -34,14 +36,14 @@ def make(*jobs: RunJob, side_by_side: int = 1) -> tuple[Outcome, str]:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace the worker by a script that writes an empty result, or fails for `gem`; collects the methods."""
+    """Replace the worker by a script that writes an empty result, or does what `SCRIPTS` says; collects the methods."""
     methods: list[str] = []
 
     def start(job: RunJob, threads: int) -> Worker:
         methods.append(job.method)
         job.file.parent.mkdir(parents=True, exist_ok=True)
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the run
-        command = [sys.executable, "-c", FAILS if job.method == "gem" else WRITES, str(job.file)]
+        command = [sys.executable, "-c", SCRIPTS.get(job.method, WRITES), str(job.file)]
         return Worker(job, subprocess.Popen(command, stderr=errors), errors)
 
     monkeypatch.setattr(processes, "start", start)
@@ -71,15 +73,13 @@ def test_a_run_that_succeeds_leaves_no_error(tmp_path: Path, started: list[str])
     assert [path.name for path in wanted.file.parent.iterdir()] == ["lora.0.json"]
 
 
-def test_a_run_in_progress_is_left_to_its_process(tmp_path: Path) -> None:
-    """It is neither made nor failed."""
-    wanted = job(tmp_path)
-    wanted.running.parent.mkdir(parents=True)
-    with wanted.running.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        outcome, text = make(wanted)
+def test_a_run_in_progress_is_left_to_its_process(tmp_path: Path, started: list[str]) -> None:
+    """It is neither made nor failed: the worker found the lock of another process."""
+    wanted = job(tmp_path, "busy")
+    outcome, text = make(wanted)
     assert "is being made by another command" in text
     assert (outcome.made, outcome.failed, outcome.busy) == ([], [], [wanted])
+    assert not wanted.error.exists()
 
 
 def test_a_run_is_made_once(tmp_path: Path, tiny_profile_file: Path, write_tasks: Callable[..., Path]) -> None:
