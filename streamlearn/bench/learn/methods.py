@@ -171,7 +171,7 @@ METHODS: Mapping[str, Method] = {
         search=("learner.localized_balance", (0.001, 0.01, 0.1, 1.0)),
     ),
     "mot": Method(f"mot:{RANK}", _staged),
-    "o-lora": Method(f"lora:{BLOCKS}", _built(OLora), search=("baseline.strength", (0.0005, 0.005, 0.05, 0.5))),
+    "o-lora": Method(f"lora:{BLOCKS}", _built(OLora), search=("baseline.strength", (0.005, 0.05, 0.5, 5.0))),
     "sd-lora": Method(f"lora:{BLOCKS}", _sd_lora, search=("baseline.magnitude_lr", (0.1, 1.0, 10.0, 100.0))),
     "inflora": Method(f"lora:{BLOCKS}", _inflora, search=("baseline.threshold", (0.5, 0.9, 0.97, 0.99))),
     "online-lora": Method(f"lora:{BLOCKS}", _built(OnlineLora), search=_FISHER),
