@@ -19,8 +19,8 @@ from transformers.masking_utils import sdpa_mask
 
 NAME = "packed"
 BLOCK = 128
-"""Queries per block of plain matrix products, which replace the fused kernel in bfloat16 on a CPU. They take 0.36 to 0.57
-of its time, forward and backward, at 64 to 800 tokens (9 query and 3 key heads of 64, AVX512-BF16, one thread)."""
+"""Queries per block of plain matrix products, which replace the fused kernel in bfloat16 on a CPU. Forward and
+backward take 0.36 to 0.57 of its time at 64 to 800 tokens (9 query and 3 key heads of 64, AVX512-BF16, one thread)."""
 
 
 def packed_attention(

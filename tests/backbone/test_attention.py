@@ -133,12 +133,12 @@ def test_attention_is_the_softmax_within_each_record(window: int | None, dtype: 
 def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record longer than a block, in bfloat16 on a CPU, is attended to as in one block."""
     torch.manual_seed(0)
-    inputs = [torch.randn(1, heads, 11, 8, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2)]
+    query, key, value = (torch.randn(1, heads, 11, 8, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2))
     found = []
     for block in (11, 4):
         monkeypatch.setattr(attention, "BLOCK", block)
-        output, _ = packed_attention(torch.nn.Module(), *inputs, None, cu_seq_lens_q=torch.tensor([0, 11]))
-        found.append((output, *torch.autograd.grad(output.float().square().sum(), inputs)))
+        output, _ = packed_attention(torch.nn.Module(), query, key, value, None, cu_seq_lens_q=torch.tensor([0, 11]))
+        found.append((output, *torch.autograd.grad(output.float().square().sum(), (query, key, value))))
     torch.testing.assert_close(found[1], found[0], rtol=0.02, atol=0.02)
 
 

@@ -3,17 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from statistics import fmean
-from typing import Any
 
-import torch
-
-from streamlearn.adaptation.expert_evidence import ExpertEvidence
-from streamlearn.bench.learn.suite import Json, Suite
+from streamlearn.bench.learn.suite import Suite
 from streamlearn.bench.learn.task_metrics import Metric, metric_of, score_answer
-from streamlearn.jobs.experts import experts
-from streamlearn.jobs.queue import ExpertsJob
-from streamlearn.jobs.results import ExpertsOfRegime
 from streamlearn.learner.evaluation import decode_greedily, prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Decoder, Example
@@ -21,6 +13,9 @@ from streamlearn.stream.decode import Decoder, Example
 PACK_TOKENS = 4096
 MAX_NEW_TOKENS = 96
 """Maximum tokens of a free answer; fewer for a task whose training answers are all shorter."""
+
+CHOICE_TOKENS = 4
+"""The same where only the first letter of the answer counts."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,7 @@ class AnswerBatch:
     """Prompts and answers, with padding."""
 
 
-ANSWER_BATCHES: Mapping[str, AnswerBatch] = {"cpu": AnswerBatch(32, 8192), "cuda": AnswerBatch(512, 65536)}
+ANSWER_BATCHES: Mapping[str, AnswerBatch] = {"cpu": AnswerBatch(64, 16384), "cuda": AnswerBatch(512, 65536)}
 """By type of device. The cache of SmolLM2-135M takes 23 kB a token in bfloat16: 1.5 GB for 65536."""
 
 SlotsOf = Callable[[str, Sequence[Example]], list[int] | None]
@@ -68,7 +63,11 @@ class Evaluator:
         self.tests: Mapping[str, Sequence[Example]] = {
             task: [decoder.decode_value(record) for record in records] for task, records in suite.tests.items()
         }
-        self._limits = {task: self._limit(suite.train[task]) for task in suite.references}
+        self._metrics = {
+            task: metric_of(task, [each.answers[0] for each in suite.train_references[task]])
+            for task in suite.references
+        }
+        self._limits = {task: self._limit(task) for task in suite.references}
 
     def evaluate(self, learner: Learner, tasks: Iterable[str], slots_of: SlotsOf) -> dict[str, TaskScore]:
         """Score the tasks under the current weights, teacher-forced."""
@@ -105,40 +104,12 @@ class Evaluator:
         texts = iter([self._decoder.text(output).strip() for output in outputs])
         return {task: self._scored(task, tuple(islice(texts, len(self.tests[task])))) for task in chosen}
 
-    def expert_usage(
-        self, learner: Learner, similarity: Mapping[str, torch.Tensor], slots_of: SlotsOf
-    ) -> dict[str, Any] | None:
-        """Return N_eff and each regime's token shares over the experts of the middle layer; None without a router."""
-        load = {bank.name: bank.load_HK for bank in learner.banks if bank.load_HK is not None}
-        if not load:
-            return None
-        by_slot = self._by_slot(slots_of)
-        evidence = ExpertEvidence({slot: slot for slot in by_slot}, load, similarity, by_slot)
-        layers = run_to_end(experts(ExpertsJob(None), learner, evidence, pack_tokens=PACK_TOKENS)).layers
-        means = [layer.mean_effective_number for layer in layers if layer.mean_effective_number is not None]
-        middle = layers[len(layers) // 2]
-        by_regime = {str(regime.regime): _token_shares(regime) for regime in middle.regimes}
-        return {"n_eff": fmean(means), "layer": middle.layer, "share": by_regime}
-
     def _scored(self, task: str, texts: tuple[str, ...]) -> TaskAnswers:
-        metric = metric_of(task, [each.answers[0] for each in self._suite.train_references[task]])
+        metric = self._metrics[task]
         pairs = zip(texts, self._suite.references[task], strict=True)
         return TaskAnswers(metric, tuple(score_answer(metric, *pair) for pair in pairs), texts)
 
-    def _limit(self, records: Sequence[Json]) -> int:
-        """The tokens of the longest training answer with its end, or `MAX_NEW_TOKENS`."""
-        answers = (len(reference_of(self._decoder.decode_value(record))) for record in records)
-        return min(MAX_NEW_TOKENS, max(answers))
-
-    def _by_slot(self, slots_of: SlotsOf) -> dict[int, list[Example]]:
-        by_slot: dict[int, list[Example]] = {}
-        for task, examples in self.tests.items():
-            for slot, example in zip(slots_of(task, examples) or [0] * len(examples), examples, strict=True):
-                by_slot.setdefault(slot, []).append(example)
-        return by_slot
-
-
-def _token_shares(regime: ExpertsOfRegime) -> Any:
-    """Share of the regime's tokens that each expert of a head receives, as lists (H, K)."""
-    tokens_HK = torch.tensor(regime.holdout_tokens, dtype=torch.float)
-    return (tokens_HK / tokens_HK.sum(1, keepdim=True).clamp_min(1)).round(decimals=3).tolist()
+    def _limit(self, task: str) -> int:
+        """The tokens of the longest training answer with its end, or the maximum for its metric."""
+        answers = (len(reference_of(self._decoder.decode_value(record))) for record in self._suite.train[task])
+        return min(CHOICE_TOKENS if self._metrics[task] == "choice" else MAX_NEW_TOKENS, max(answers))

@@ -40,6 +40,8 @@ class RunJob:
     """Changes of this run only, by dotted key: the values that a trial of a search tries."""
     label: str = ""
     """Folder of a trial under `out`; empty for a run that is no trial."""
+    only_at_end: bool = False
+    """Whether the run is scored at the end of the stream only."""
 
     @property
     def suite_name(self) -> str:
@@ -82,9 +84,9 @@ class RunJob:
         folders = [Path(folder) for folder in self.folders]
         prompts = read_profile(self.profile).prompts
         draw = Draw(folders, self.records, self.evaluated, self.seed, self.split, prompts)
-        if self.suite in SUITES:
-            return SUITES[self.suite](draw)
-        return of_folder(Path(self.suite), draw, self.order)
+        named = self.suite in SUITES
+        suite = SUITES[self.suite](draw) if named else of_folder(Path(self.suite), draw, self.order)
+        return suite.scored_at_end() if self.only_at_end else suite
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,14 @@ class RunConditions:
         read_profile(self.profile).model(self.backbone)
 
     def job(
-        self, suite: str, method: str, seed: int, *, own: Mapping[str, Any] | None = None, label: str = ""
+        self,
+        suite: str,
+        method: str,
+        seed: int,
+        *,
+        own: Mapping[str, Any] | None = None,
+        label: str = "",
+        only_at_end: bool = False,
     ) -> RunJob:
         """Return a run under these conditions; its paths are absolute.
 
@@ -140,4 +149,5 @@ class RunConditions:
             reuse=str(self.reuse.resolve()) if self.reuse else None,
             own=own or {},
             label=label,
+            only_at_end=only_at_end,
         )

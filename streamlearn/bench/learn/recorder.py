@@ -18,7 +18,7 @@ class RunRecorder:
         self.suite = suite
         self.evaluator = evaluator
         self._progress = progress
-        self._answer_after = answer_after
+        self._answer_after = answer_after and not suite.only_at_end
         self.matrix: list[dict[str, TaskScore]] = []
         """Teacher-forced scores by task, one row per segment."""
         self.answers_after: dict[str, TaskAnswers] = {}

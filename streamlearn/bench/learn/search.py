@@ -18,6 +18,7 @@ from streamlearn.bench.learn.plan import check_methods, check_suite
 from streamlearn.bench.learn.processes import Outcome, RunFailedError
 from streamlearn.bench.learn.profile import Profile, Prompts, read_profile
 from streamlearn.bench.learn.search_trials import (
+    LITTLE,
     LR,
     SETUP_METHODS,
     SETUP_RATE,
@@ -51,7 +52,7 @@ class Found:
     setups: Mapping[Setup, Sequence[Trial]]
     """Stage 0: setup -> a trial of each of `SETUP_METHODS`."""
     trials: Mapping[str, Sequence[Trial]]
-    """Stages 1 and 2: method -> its nine trials; five where all of stage 1 failed."""
+    """Stages 1 and 2: method -> its seven trials; three where all of stage 1 failed."""
     failed: Sequence[RunJob]
 
 
@@ -82,7 +83,7 @@ class Search:
         check_suite(self.suite)
         self._check_start()
         setups = self._choose_setup()
-        setup = min(setups, key=lambda each: _mean_rank(setups[each]))
+        setup = _cheap_and_good(setups)
         if any(trial.ap is None for trial in setups[setup]):
             raise RunFailedError.of(self.failed)
         tried = self._stage(setup, {method: rates() for method in self.methods})
@@ -115,7 +116,7 @@ class Search:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(setup.profile(self.start).to_json())
         conditions = replace(self.conditions, profile=str(file), split="development")
-        return conditions.job(self.suite, method, SEED, own=own, label=label(setup, own))
+        return conditions.job(self.suite, method, SEED, own=own, label=label(setup, own), only_at_end=True)
 
     def _make(self, jobs: Sequence[RunJob]) -> None:
         outcome = self.make_runs(jobs)
@@ -165,6 +166,14 @@ class Search:
             "evaluated_per_task": job.evaluated,
             "backbone": self.start.backbone_name(self.conditions.backbone),
         }
+
+
+def _cheap_and_good(setups: Mapping[Setup, Sequence[Trial]]) -> Setup:
+    """The best setup with adapters in the upper half; the best of all where that one costs more than `LITTLE`."""
+    leading = min(setups, key=lambda each: _mean_rank(setups[each]))
+    cheaper = [each for each in setups if each.first_layer is not None]
+    cheap = min(cheaper, key=lambda each: _mean_rank(setups[each]), default=leading)
+    return cheap if _mean_rank(setups[cheap])[0] <= _mean_rank(setups[leading])[0] + LITTLE else leading
 
 
 def upper_half(model: str) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from streamlearn.bench.learn.search import Found
-from streamlearn.bench.learn.search_trials import LR, Setup, Trial, best
+from streamlearn.bench.learn.search_trials import LITTLE, LR, Setup, Trial, best
 
 HEAD = """# What the values of each method were chosen from
 
@@ -72,7 +72,7 @@ def to_markdown(found: Found) -> str:
             "",
             *_table(["prompts", "adapters in", *tried, ""], setups),
             "",
-            "The setup with the highest mean of the two scores is chosen.",
+            f"The highest mean of the two scores decides; adapters in the upper half may cost up to {LITTLE:g}.",
             "",
             "## Learning rate and strength of each method",
             "",

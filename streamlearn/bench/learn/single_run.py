@@ -125,13 +125,11 @@ def _trained(suite: Suite, method: Method, arm: Arm, reuse: Path | None, progres
     else:
         trained = train_baseline(suite, method, arm, progress, reuse)
     seconds = time.monotonic() - started - trained.recorder.evaluation_s
-    recorder, model, slots_of = trained.recorder, trained.model, trained.slots_of
-    similarity = model.adaptation.consolidator.similarity
+    recorder, model = trained.recorder, trained.model
     return {
         "answers": _answers(recorder.answers_end, _answers_after(suite, method, trained)),
         "teacher": [{task: asdict(known) for task, known in row.items()} for row in recorder.matrix],
         "record_losses": [round(loss, 4) for loss in recorder.losses],
-        "experts": recorder.evaluator.expert_usage(model.learner, similarity, slots_of),
         "detection": trained.detection,
         **parameters_of(model, arm.settings),
         **cost_of(model, recorder.tokens, seconds),
@@ -170,7 +168,6 @@ def _blind(suite: Suite, decoder: Decoder, *, generate: bool) -> dict[str, Any]:
         "answers": _answers(answers, seen),
         "teacher": [{task: known[task] for task in row} for row in rows],
         "record_losses": [],
-        "experts": None,
         "detection": None,
         "activated_parameters": 0,
         "stored_parameters": 0,

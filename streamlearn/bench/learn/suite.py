@@ -1,7 +1,7 @@
 """A suite: a stream cut into segments, and the records on which its tasks are scored."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamlearn.bench.learn.splits import Split
@@ -52,6 +52,8 @@ class Suite:
     """The answers to `train`."""
     split: Split = "test"
     """Where the scored records come from."""
+    only_at_end: bool = False
+    """Whether nothing is evaluated before the end of the stream."""
 
     @property
     def boundaries(self) -> list[int]:
@@ -70,8 +72,15 @@ class Suite:
     def evaluated_after(self, number: int) -> list[str]:
         """Return the tasks to evaluate after segment `number`, each once."""
         last = number == len(self.segments) - 1
+        if self.only_at_end and not last:
+            return []
         everything = last or number in self.checkpoints
         segments = self.segments[: number + 1] if everything else self.segments[number : number + 1]
         tasks = [task for segment in segments for task in segment.tasks]
         tasks += self.unseen if last else self.segments[number + 1].tasks
         return list(dict.fromkeys(tasks))
+
+    def scored_at_end(self) -> "Suite":
+        """Return the suite without evaluation before the end of the stream, and without unseen tasks."""
+        tests = {task: records for task, records in self.tests.items() if task not in self.unseen}
+        return replace(self, tests=tests, unseen=(), only_at_end=True)
