@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from streamlearn.bench.learn.splits import Split
 
+_T = TypeVar("_T")
 Json = dict[str, Any]
 
 
@@ -82,5 +83,16 @@ class Suite:
 
     def scored_at_end(self) -> "Suite":
         """Return the suite without evaluation before the end of the stream, and without unseen tasks."""
-        tests = {task: records for task, records in self.tests.items() if task not in self.unseen}
-        return replace(self, tests=tests, unseen=(), only_at_end=True)
+
+        def seen(by_task: Mapping[str, tuple[_T, ...]]) -> dict[str, tuple[_T, ...]]:
+            return {task: values for task, values in by_task.items() if task not in self.unseen}
+
+        return replace(
+            self,
+            tests=seen(self.tests),
+            references=seen(self.references),
+            train=seen(self.train),
+            train_references=seen(self.train_references),
+            unseen=(),
+            only_at_end=True,
+        )
