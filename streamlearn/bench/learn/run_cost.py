@@ -4,8 +4,10 @@ import resource
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 
 from streamlearn.adapters.check import activated_parameters
+from streamlearn.adapters.model import Bank
 from streamlearn.backbone.load import outline
 from streamlearn.runtime.model import Model, adapter_of
 from streamlearn.settings import Settings
@@ -15,8 +17,13 @@ def parameters_of(model: Model, settings: Settings) -> dict[str, int]:
     """Return the adapter's parameters that act on a token, and all that it stores."""
     return {
         "activated_parameters": activated_parameters(adapter_of(settings), outline(settings.backbone).linears),
-        "stored_parameters": sum(each.numel() for each in model.peft.parameters() if each.requires_grad),
+        "stored_parameters": sum(each.numel() for bank in model.learner.banks for each in _parameters_of(bank)),
     }
+
+
+def _parameters_of(bank: Bank) -> list[Parameter]:
+    """Experts and router of a linear, frozen or not."""
+    return [bank.A, bank.B, *([] if bank.router is None else [bank.router])]
 
 
 def cost_of(model: Model, tokens: int, seconds: float) -> dict[str, Any]:

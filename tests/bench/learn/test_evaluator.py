@@ -1,12 +1,10 @@
 """Evaluation of tasks on a tiny backbone."""
 
 import pytest
-import torch
 
 from streamlearn.bench.learn import evaluator as module
-from streamlearn.bench.learn.evaluator import AnswerBatch, Evaluator, _token_shares
+from streamlearn.bench.learn.evaluator import AnswerBatch, Evaluator
 from streamlearn.bench.learn.suite import Json, Reference, Suite
-from streamlearn.jobs.results import ExpertsOfRegime
 from streamlearn.learner.evaluation import decode_greedily, prompt_of, run_to_end
 from tests.bench.learn.decoders import LetterDecoder
 from tests.learners import MakeLearner
@@ -64,14 +62,3 @@ def test_without_references_nothing_is_decoded(make_learner: MakeLearner) -> Non
     """A run without answers is a suite without references."""
     suite = Suite("s", (), TESTS)
     assert Evaluator(suite, LetterDecoder()).answer(make_learner(preset="lora"), ["s", "t"], lambda *_: None) == {}
-
-
-def test_without_a_router_there_is_no_expert_usage(make_learner: MakeLearner) -> None:
-    """LoRA routes nothing."""
-    assert Evaluator(SUITE, LetterDecoder()).expert_usage(make_learner(preset="lora"), {}, lambda *_: None) is None
-
-
-def test_token_shares_sum_to_one_per_head() -> None:
-    """A head without tokens has shares of zero."""
-    shares = torch.tensor(_token_shares(ExpertsOfRegime(regime=1, holdout_tokens=[[3, 1], [0, 0]])))
-    torch.testing.assert_close(shares, torch.tensor([[0.75, 0.25], [0.0, 0.0]]))

@@ -15,7 +15,7 @@ from streamlearn.bench.learn.processes import Outcome, RunFailedError
 from streamlearn.bench.learn.profile import read_profile
 from streamlearn.bench.learn.search import SEARCHED, SEED, Search, upper_half
 from streamlearn.bench.learn.search_table import optima, to_json, to_markdown, write_search
-from streamlearn.bench.learn.search_trials import FIRST_LAYER, LR, RATES
+from streamlearn.bench.learn.search_trials import FIRST_LAYER, LITTLE, LR, RATES
 from streamlearn.errors import UsageError
 
 Score = Callable[[RunJob], tuple[float, float] | None]
@@ -78,25 +78,26 @@ def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sea
     return build
 
 
-def test_every_method_gets_nine_trials_on_development_records(search: Callable[..., Search]) -> None:
-    """All have the seed that no result uses."""
-    runs = FakeRuns(lambda job: near(job, {LR: 5e-4, STRENGTH: 1.0}))
+def test_every_method_gets_seven_trials_on_development_records(search: Callable[..., Search]) -> None:
+    """All have the seed that no result uses, and are scored at the end."""
+    runs = FakeRuns(lambda job: near(job, {LR: 1e-3, STRENGTH: 1.0}))
     found = search(runs).run()
-    assert {method: len(trials) for method, trials in found.trials.items()} == {"lora": 9, "er": 9}
-    assert {(job.split, job.seed, job.records, job.evaluated) for job in runs.made} == {("development", SEED, 40, 20)}
-    assert [trial.own[LR] for trial in found.trials["lora"]] == [*RATES, 3e-4, 4e-4, 6.25e-4, 8e-4]
-    assert [trial.own for trial in found.trials["er"][5:]] == [{LR: 5e-4, STRENGTH: s} for s in (0.1, 1, 10, 100)]
+    assert {method: len(trials) for method, trials in found.trials.items()} == {"lora": 7, "er": 7}
+    conditions = {(job.split, job.seed, job.records, job.evaluated, job.only_at_end) for job in runs.made}
+    assert conditions == {("development", SEED, 40, 20, True)}
+    assert [trial.own[LR] for trial in found.trials["lora"]] == [*RATES, 5e-4, 7e-4, 1.4e-3, 2e-3]
+    assert [trial.own for trial in found.trials["er"][3:]] == [{LR: 1e-3, STRENGTH: s} for s in (0.1, 1, 10, 100)]
 
 
 def test_the_best_trial_of_each_method_is_chosen(search: Callable[..., Search]) -> None:
     """The profile has its values, and what they were chosen from."""
-    runs = FakeRuns(lambda job: near(job, {LR: 2.5e-4 if job.method == "er" else 1.2e-3, STRENGTH: 100.0}))
+    runs = FakeRuns(lambda job: near(job, {LR: 1e-3 if job.method == "er" else 1.3e-3, STRENGTH: 100.0}))
     found = search(runs).run()
-    assert found.profile.methods == {"lora": {LR: 1.25e-3}, "er": {LR: 2.5e-4, STRENGTH: 100.0}}
+    assert found.profile.methods == {"lora": {LR: 1.4e-3}, "er": {LR: 1e-3, STRENGTH: 100.0}}
     assert optima(found.trials["lora"]) == {LR: "interior"}
     assert optima(found.trials["er"]) == {LR: "interior", STRENGTH: "edge"}
     source = found.profile.source
-    expected = ("trace", "development", SEED, 40, 9, ["c0ffee"])
+    expected = ("trace", "development", SEED, 40, 7, ["c0ffee"])
     assert (
         source["suite"],
         source["split"],
@@ -137,7 +138,17 @@ def test_the_setup_is_chosen_by_two_methods_for_all(search: Callable[..., Search
         ("streamlearn", f"plain-from-layer-{found.setup.first_layer}"),
     ]
     assert {job.label.partition("/")[0] for job in runs.made[8:]} == {found.setup.name}
-    assert len(runs.made) == 8 + 2 * 9 - 1, "lora at the rate of stage 0 is a trial of stage 1"
+    assert len(runs.made) == 8 + 2 * 7 - 1, "lora at the rate of stage 0 is a trial of stage 1"
+
+
+@pytest.mark.parametrize(("cost", "layer"), [(LITTLE / 2, True), (2 * LITTLE, False)])
+def test_adapters_in_the_upper_half_may_cost_a_little(search: Callable[..., Search], cost: float, layer: bool) -> None:
+    """They are chosen although all layers are better, unless by more than that."""
+
+    def score(job: RunJob) -> tuple[float, float]:
+        return 0.5 - cost * (FIRST_LAYER in read_profile(job.profile).settings), 1.0
+
+    assert (search(FakeRuns(score)).run().setup.first_layer is not None) == layer
 
 
 def test_a_search_goes_on_where_it_stopped(search: Callable[..., Search]) -> None:
@@ -158,15 +169,15 @@ def test_trials_from_another_start_are_not_taken(search: Callable[..., Search], 
 
 def test_a_failed_trial_is_named_and_never_chosen(search: Callable[..., Search], tmp_path: Path) -> None:
     """The others are made, and the table has the failure."""
-    found = search(FakeRuns(lambda job: None if job.own[LR] == 2e-3 else (0.5, 1.0 / job.own[LR]))).run()
+    found = search(FakeRuns(lambda job: None if job.own[LR] == 3e-3 else (0.5, 1.0 / job.own[LR]))).run()
     assert {job.method for job in found.failed} == {"lora", "er"}
     assert found.profile.methods["er"][LR] == 1e-3
     write_search(found, tmp_path / "docs/search.md")
-    assert "0.002: failed" in (tmp_path / "docs/search.md").read_text()
+    assert "0.003: failed" in (tmp_path / "docs/search.md").read_text()
     written = orjson.loads((tmp_path / "docs/search.json").read_bytes())
     assert written == orjson.loads(orjson.dumps(to_json(found)))
     failed = [trial for trial in written["methods"]["lora"]["trials"] if trial["ap"] is None]
-    assert failed == [{"method": "lora", "own": {LR: 2e-3}, "ap": None, "loss": None}]
+    assert failed == [{"method": "lora", "own": {LR: 3e-3}, "ap": None, "loss": None}]
 
 
 def test_a_method_whose_trials_all_fail_has_no_values(search: Callable[..., Search]) -> None:
@@ -197,9 +208,9 @@ def test_what_trains_nothing_is_not_searched(search: Callable[..., Search]) -> N
 
 def test_the_table_has_a_row_per_method(search: Callable[..., Search]) -> None:
     """Grids, scores, the chosen values in bold, and where the optimum lies."""
-    page = to_markdown(search(FakeRuns(lambda job: near(job, {LR: 1e-4, STRENGTH: 1.0}))).run())
+    page = to_markdown(search(FakeRuns(lambda job: near(job, {LR: 3e-4, STRENGTH: 1.0}))).run())
     row = next(line for line in page.splitlines() if line.startswith("| `er`"))
     assert "**.650**" in row
     assert "`baseline.strength` 0.1: " in row
-    assert row.endswith("learner.lr 0.0001, baseline.strength 1 | learner.lr: edge, baseline.strength: interior |")
+    assert row.endswith("learner.lr 0.0003, baseline.strength 1 | learner.lr: edge, baseline.strength: interior |")
     assert "on at most 20 development records per task" in page
