@@ -97,6 +97,11 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
         """Whether there is a router."""
         return self.gate != "none"
 
+    @property
+    def gate_of_one_is_1(self) -> bool:
+        """Whether an expert that is the only one to choose from has weight 1."""
+        return self.gate == "softmax_selected" and self.router_gradient != "native" and self.selected == 1
+
     def _check_literals(self) -> None:
         literals = {"gate": Gate, "router_gradient": RouterGradient, "routes": Routes}
         for name, literal in literals.items():

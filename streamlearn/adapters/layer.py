@@ -23,6 +23,7 @@ from streamlearn.adapters import routing
 from streamlearn.adapters.bottleneck import add_experts
 from streamlearn.adapters.config import HeadLoraConfig
 from streamlearn.adapters.routing_context import AdaptedLayer, RoutingContext, RoutingContextHolder, RoutingDecision
+from streamlearn.adapters.usable import UsableExperts, rows, take
 
 NO_MERGE = (
     "experts that are selected per token are not one weight matrix and cannot be merged; keep the adapter separate: "
@@ -49,6 +50,7 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         self.head_lora_router = nn.ParameterDict()
         self.head_lora_load = BufferDict(persistent=False)
         self.head_lora_bias = BufferDict(persistent=False)
+        self.usable: dict[str, UsableExperts] = {}
         self.head_lora_info: dict[str, AdaptedLayer] = {}
         """What hooks and parallel adapters receive."""
         self.context_holder = RoutingContextHolder()
@@ -86,6 +88,7 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         A_HKRS = torch.empty(H, K, R, S).uniform_(-bound, bound, generator=generator)
         self.context_holder = context_holder
         self.head_lora_config[adapter_name] = config
+        self.usable[adapter_name] = UsableExperts()
         self.head_lora_info[adapter_name] = AdaptedLayer(name, block, is_vision, config.routes, config.scaling)
         self.head_lora_A[adapter_name] = nn.Parameter(A_HKRS.to(device))
         self.head_lora_B[adapter_name] = nn.Parameter(torch.zeros(H, K, R, self.out_features, device=device))
@@ -114,14 +117,32 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
     def experts(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """Compute eq. (2) with `y` as W x, in place and in the dtype of `y`."""
         config, A_HKRS, B_HKRO = self.head_lora_config[name], self.head_lora_A[name], self.head_lora_B[name]
-        gate_HKT = self.route(name, x) if config.routed else None
-        return add_experts(y, x, A_HKRS, B_HKRO, gate_HKT, scaling=config.scaling)
+        usable_HU = self._usable(name)
+        gate_HUT = self._gates(name, x, usable_HU) if config.routed else None
+        return add_experts(y, x, A_HKRS, B_HKRO, gate_HUT, usable_HU, scaling=config.scaling)
 
     def route(self, name: str, x: Tensor) -> Tensor:
         """Compute the gates (H, K, T), zero where not selected; in training passes, also count each expert's load."""
         if self.head_lora_config[name].routes == "sequences":
             return self._route_sequences(name, x)
         return self._decide(name, x.reshape(-1, self.in_features)).gate_HKT
+
+    def _gates(self, name: str, x: Tensor, usable_HU: Tensor | None) -> Tensor | None:
+        """Do the same for the usable experts, (H, U, T); None where no head has a choice and every gate is 1."""
+        if usable_HU is None:
+            return self.route(name, x)
+        if usable_HU.shape[1] > 1 or not self.head_lora_config[name].gate_of_one_is_1:
+            return self._decide(name, x.reshape(-1, self.in_features), usable_HU).gate_HKT
+        if torch.is_grad_enabled():
+            self.head_lora_load[name][rows(usable_HU), usable_HU] += x.shape[:-1].numel()
+        return None
+
+    def _usable(self, name: str) -> Tensor | None:
+        """Return the experts to compute (H, U); None: all, as for hooks, which receive the decision over all."""
+        context = self.context_holder.context
+        if context.slots is None or context.hooks or not self.head_lora_config[name].regimes:
+            return None
+        return self.usable[name].of(self.head_lora_bias[name], context.slots, self.head_lora_config[name].selected)
 
     def _route_sequences(self, name: str, x: Tensor) -> Tensor:
         """One gate per block: its first layer decides for each sequence, the others follow (MoT eq. 1)."""
@@ -134,18 +155,21 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
             self.head_lora_load[name] += context.block_decisions[block].selected_HKT.sum(-1)
         return context.block_decisions[block].gate_HKT[:, :, segment_ids_T]
 
-    def _decide(self, name: str, h_TD: Tensor) -> RoutingDecision:
-        decision = self._select(name, routing.logits(h_TD, self.head_lora_router[name]))
+    def _decide(self, name: str, h_TD: Tensor, usable_HU: Tensor | None = None) -> RoutingDecision:
+        decision = self._select(name, routing.logits(h_TD, take(self.head_lora_router[name], usable_HU)), usable_HU)
         for hook in self.context_holder.context.hooks:
             hook(self.head_lora_info[name], decision)
         return decision
 
-    def _select(self, name: str, native_HKT: Tensor) -> RoutingDecision:
-        """Select by native logits plus CP bias (CP-MoE eq. 10) plus, for sequences in training, noise (MoT eq. 1)."""
+    def _select(self, name: str, native_HKT: Tensor, usable_HU: Tensor | None) -> RoutingDecision:
+        """Select by native logits plus CP bias (CP-MoE eq. 10) plus, for sequences in training, noise (MoT eq. 1).
+
+        With `usable_HU` the logits and the decision are those of these experts.
+        """
         config, context = self.head_lora_config[name], self.context_holder.context
         is_vision = self.head_lora_info[name].is_vision
         slots_T = context.slots_of(native_HKT.shape[-1], per_token=config.routes == "tokens", is_vision=is_vision)
-        bias_HKN = self.head_lora_bias[name]
+        bias_HKN = take(self.head_lora_bias[name], usable_HU)
         biased_HKT = native_HKT
         if slots_T is not None and bias_HKN.shape[-1]:
             biased_HKT = native_HKT + bias_HKN.index_select(2, slots_T)
@@ -154,7 +178,8 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
             ranked_HKT = ranked_HKT + config.noise * torch.rand_like(ranked_HKT)
         selected_HKT = routing.select(ranked_HKT, config.selected)
         if torch.is_grad_enabled():
-            self.head_lora_load[name] += selected_HKT.sum(-1)
+            load_HK = self.head_lora_load[name]
+            load_HK[... if usable_HU is None else (rows(usable_HU), usable_HU)] += selected_HKT.sum(-1)
         return RoutingDecision(native_HKT, selected_HKT, routing.gate(biased_HKT, selected_HKT, config))
 
     def reset_load(self) -> None:

@@ -81,6 +81,13 @@ class RoutingContext:
     block_decisions: dict[str, RoutingDecision] = field(default_factory=dict)
     """Where one gate serves a block: the decision of its first layer, for the layers after it."""
 
+    @property
+    def slots(self) -> tuple[int, ...] | None:
+        """The distinct regime slots, read from the device once for all layers; None without regimes."""
+        if self.slots_B is not None and self._slots is None:
+            self._slots = tuple(sorted(set(self.slots_B.tolist())))
+        return self._slots
+
     def slots_of(self, num: int, *, per_token: bool, is_vision: bool = False) -> Tensor | None:
         """Return the regime slot of each of `num` routed items, (num,); None without regimes.
 
@@ -109,6 +116,7 @@ class RoutingContext:
         return self._slots_T
 
     _slots_T: Tensor | None = None
+    _slots: tuple[int, ...] | None = None
 
 
 def vision_segment_ids(vision_units_B: Tensor, num: int) -> Tensor:

@@ -25,8 +25,7 @@ compare within a column:
 import torch
 from torch import Tensor
 
-MARGIN = 100.0
-"""Bias against unclaimed experts, in logits; native logits of this size would mean that the router diverged."""
+from streamlearn.adapters.usable import MARGIN
 
 
 def claim(claims_HK: Tensor, similarity_HK: Tensor, num: int, generator: torch.Generator) -> Tensor:

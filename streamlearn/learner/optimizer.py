@@ -86,38 +86,53 @@ class MaskedAdamW:
         for group in self.groups:
             if group.lr_scale == 0:
                 continue
-            mask = group.routed_HK
-            routed = group.steps_HK.numel() if mask is None else int(mask.sum())
-            if routed == 0:
+            routed = None if group.routed_HK is None else group.routed_HK.nonzero(as_tuple=True)
+            if routed is not None and len(routed[0]) == group.steps_HK.numel():
+                routed = None  # all experts: no need to take them out and put them back
+            if routed is not None and len(routed[0]) == 0:
                 continue
-            group.steps_HK += 1.0 if mask is None else mask.float()
-            if routed == group.steps_HK.numel():
-                mask = None  # all experts are updated: no need to mask each element
+            group.steps_HK[... if routed is None else routed] += 1.0
             for name, parameter in group.parameters.items():
                 if parameter.grad is not None:
-                    self._update(group, name, parameter, mask, lr * group.lr_scale)
+                    self._update(group, name, parameter, routed, lr * group.lr_scale)
 
-    def _update(self, group: Group, name: str, parameter: Parameter, mask_HK: Tensor | None, lr: float) -> None:
-        beta1, beta2 = self._settings.betas
-        grad = parameter.grad
-        assert grad is not None
+    def _update(
+        self, group: Group, name: str, parameter: Parameter, routed: tuple[Tensor, ...] | None, lr: float
+    ) -> None:
+        """Update the experts with the indices `routed`, all for None; the others keep every bit."""
+        live = (group.moments[f"{name}.exp_avg"], group.moments[f"{name}.exp_avg_sq"], parameter)
+        part = live if routed is None else tuple(tensor[routed] for tensor in live)
+        grad, steps = self._gradient(group, name, parameter, routed)
+        self._apply(part, grad, steps, lr)
+        if routed is not None:
+            for target, value in zip(live, part, strict=True):
+                target[routed] = value
+
+    def _gradient(
+        self, group: Group, name: str, parameter: Parameter, routed: tuple[Tensor, ...] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradient with eq. (2), and t of each expert, broadcast to its shape."""
+
+        def of_routed(tensor: Tensor) -> Tensor:
+            return tensor if routed is None else tensor[routed]
+
+        assert parameter.grad is not None
+        grad, steps = of_routed(parameter.grad), of_routed(group.steps_HK)
         hold = group.holds.get(name)
         if hold is not None:
-            grad = torch.addcmul(grad, hold.importance, parameter - hold.anchor, value=2 * hold.strength)
-        exp_avg, exp_avg_sq = group.moments[f"{name}.exp_avg"], group.moments[f"{name}.exp_avg_sq"]
-        broadcast = (*group.steps_HK.shape, *[1] * (parameter.ndim - 2))
-        live = (exp_avg, exp_avg_sq, parameter)
-        new_avg, new_sq, new = live if mask_HK is None else [tensor.clone() for tensor in live]
-        steps = group.steps_HK.clamp_min(1).view(broadcast)
-        new_avg.lerp_(grad, 1 - beta1)
-        new_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        denominator = (new_sq / (1 - beta2**steps)).sqrt_().add_(self._settings.eps)
-        step = torch.div(new_avg, denominator, out=denominator).mul_(lr / (1 - beta1**steps))
-        new.mul_(1 - lr * self._settings.weight_decay).sub_(step)
-        if mask_HK is not None:
-            for target, value in zip(live, (new_avg, new_sq, new), strict=True):
-                # torch.where, not a product with the mask: unrouted experts keep every bit
-                target.copy_(torch.where(mask_HK.view(broadcast), value, target))
+            away = of_routed(parameter) - of_routed(hold.anchor)
+            grad = torch.addcmul(grad, of_routed(hold.importance), away, value=2 * hold.strength)
+        return grad, steps.view(*steps.shape, *[1] * (grad.ndim - steps.ndim))
+
+    def _apply(self, part: Sequence[Tensor], grad: Tensor, steps: Tensor, lr: float) -> None:
+        """Compute eq. (1) in place on m, v and theta."""
+        exp_avg, exp_avg_sq, theta = part
+        beta1, beta2 = self._settings.betas
+        exp_avg.lerp_(grad, 1 - beta1)
+        exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        denominator = (exp_avg_sq / (1 - beta2**steps)).sqrt_().add_(self._settings.eps)
+        step = torch.div(exp_avg, denominator, out=denominator).mul_(lr / (1 - beta1**steps))
+        theta.mul_(1 - lr * self._settings.weight_decay).sub_(step)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return moments and step counts by name, for a snapshot; the tensors are not copied."""

@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from streamlearn.consolidate.claims import MARGIN, as_bias, claim, claimed
+from streamlearn.adapters.usable import MARGIN
+from streamlearn.consolidate.claims import as_bias, claim, claimed
 
 H, K = 8, 4
 
