@@ -127,7 +127,7 @@ def _write(file: Path, hidden: Tensor) -> None:
 
 
 def _read(file: Path, dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(np.load(file)).view(dtype)
+    return torch.from_numpy(np.load(file, allow_pickle=False)).view(dtype)
 
 
 def _integers(dtype: torch.dtype) -> torch.dtype:

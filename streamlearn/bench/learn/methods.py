@@ -88,6 +88,8 @@ class Method:
     """Number of passes over the records."""
     search: tuple[str, tuple[float, ...]] | None = None
     """Dotted key of the method's strength and the values that a search tries; None: it has none."""
+    tuned_as: str | None = None
+    """Method whose searched values this one uses; None: its own."""
     blind: bool = False
     """Whether no model answers: the best answers that ignore the input, see `blind`."""
 
@@ -149,7 +151,7 @@ METHODS: Mapping[str, Method] = {
     "streamlearn": Method("streamlearn", search=_ANCHORS),
     "lora": Method(f"lora:{RANK}", _plain),
     "joint": Method(f"lora:{STORED}", _cosine, shuffled=True),
-    "joint-3": Method(f"lora:{STORED}", _cosine, shuffled=True, passes=3),
+    "joint-3": Method(f"lora:{STORED}", _cosine, shuffled=True, passes=3, tuned_as="joint"),
     "lora-per-task": Method(f"{EXCLUSIVE}:adapter.num_experts={{regimes}}", _oracle, oracle_regimes=True),
     "lora-per-regime": Method(f"{EXCLUSIVE}:adapter.num_experts={{experts}}"),
     "importance": Method(f"lora:{RANK}:consolidate.anchor_strength=1:probe.enabled=false", search=_ANCHORS),
@@ -179,7 +181,7 @@ METHODS: Mapping[str, Method] = {
     "gem": Method(f"lora:{RANK}", _gem),
     "frozen": Method(f"lora:{RANK}", _plain, trained=False),
     "blind": Method(f"lora:{RANK}", _plain, trained=False, blind=True),
-    "streamlearn-told": Method("streamlearn", _oracle, oracle_regimes=True, search=_ANCHORS),
+    "streamlearn-told": Method("streamlearn", _oracle, oracle_regimes=True, tuned_as="streamlearn"),
 }
 """In the order in which they are run."""
 

@@ -36,8 +36,8 @@ from streamlearn.settings import BackboneSettings
 SEED = 100
 """Seed of the trials; no result uses it."""
 PROMPTS: tuple[Prompts, ...] = ("plain", "chat")
-SEARCHED = tuple(name for name, method in METHODS.items() if method.trained)
-"""Methods with something to search: all but those that train nothing."""
+SEARCHED = tuple(name for name, method in METHODS.items() if method.trained and method.tuned_as is None)
+"""Methods with something to search: all but those that train nothing, or use another's values."""
 
 MakeRuns = Callable[[Sequence[RunJob]], Outcome]
 

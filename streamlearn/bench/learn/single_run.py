@@ -76,7 +76,7 @@ def run_method(
             state=Path(folder) / "state",
             stream=stream,
             shared={**SHARED, "backbone.model": backbone_model},
-            own={**own_values(name, arm_text, profile), **(own or {})},
+            own={**own_values(method.tuned_as or name, arm_text, profile), **(own or {})},
         )
         backbone = load(arm.settings.backbone, outline(arm.settings.backbone))
         suite = shortened(suite, _decoder(backbone, UNLIMITED), arm.settings.stream.max_tokens)

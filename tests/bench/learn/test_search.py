@@ -200,8 +200,9 @@ def test_trials_of_another_command_end_the_search(search: Callable[..., Search])
 
 
 def test_what_trains_nothing_is_not_searched(search: Callable[..., Search]) -> None:
-    """Naming it is an error."""
-    assert {"frozen", "blind"}.isdisjoint(SEARCHED)
+    """Naming it is an error. Nor is what uses another method's values."""
+    assert {"frozen", "blind", "joint-3", "streamlearn-told"}.isdisjoint(SEARCHED)
+    assert {METHODS[name].tuned_as for name in ("joint-3", "streamlearn-told")} <= {*SEARCHED}
     with pytest.raises(UsageError, match="--method frozen: unknown"):
         search(FakeRuns(lambda job: (0.5, 1.0)), methods=("frozen",)).run()
 

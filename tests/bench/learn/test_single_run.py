@@ -57,6 +57,9 @@ def test_settings_come_from_profile_and_search(suite: Suite, tiny_profile: Profi
     assert (one["config"]["learner"]["lr"], two["config"]["learner"]["lr"]) == (0.25, 0.5)
     assert (one["profile"], one["split"], one["device"]) == ("mine", "test", "cpu")
     assert one["answers"] == {}
+    told = replace(tiny_profile, methods={"joint": {"learner.lr": 0.125}, "lora": {"learner.lr": 0.25}})
+    three = run_method(suite, "joint-3", METHODS["joint-3"], 0, told, generate=False)
+    assert three["config"]["learner"]["lr"] == 0.125
 
 
 def test_frozen_forgets_and_learns_nothing(suite: Suite, tiny_profile: Profile) -> None:
