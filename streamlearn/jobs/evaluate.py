@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from streamlearn.errors import RecordError
 from streamlearn.jobs.queue import EvalJob, ExampleError
 from streamlearn.jobs.results import EvalResult, ExampleResult
-from streamlearn.learner.evaluation import ExampleScore, decode_greedily, prompt_of, reference_of, score
+from streamlearn.learner.decoding import decode_greedily
+from streamlearn.learner.evaluation import ExampleScore, prompt_of, reference_of, score
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.text_metrics import exact_match, rouge_l
 from streamlearn.shift.featurizer import input_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from streamlearn.jobs.evaluate import AssignSlots
 from streamlearn.jobs.queue import GenerateJob
 from streamlearn.jobs.results import GenerateResult
-from streamlearn.learner.evaluation import decode_greedily
+from streamlearn.learner.decoding import decode_greedily
 from streamlearn.learner.learner import Learner
 from streamlearn.shift.featurizer import input_of_prompt
 from streamlearn.stream.decode import Decoder

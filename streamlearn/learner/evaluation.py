@@ -1,32 +1,25 @@
-"""Evaluation and generation between training steps, without effect on training.
+"""Evaluation between training steps, without effect on training.
 
-Both are generators that yield after every forward pass, so that the loop can return to training when the time budget is
-spent. A job that spans several training steps sees the weights of one step: `PinnedWeights` keeps a copy and swaps it
-in for each pass. Nothing here draws a random number or computes a gradient.
+It and `decoding` are generators that yield after every forward pass, so that the loop can return to training when the
+time budget is spent. A job that spans several training steps sees the weights of one step: `PinnedWeights` keeps a copy
+and swaps it in for each pass. Nothing here draws a random number or computes a gradient.
 """
-# Shape suffixes: B prompts decoded together, T tokens.
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
-from streamlearn.adapters.routing_context import RoutingContext, RoutingDecision, RoutingHook, routing_context
-from streamlearn.learner.loss import arguments, packed_loss
-from streamlearn.learner.packing import joined_features, pack, vision_units
+from streamlearn.adapters.routing_context import RoutingHook, routing_context
+from streamlearn.learner.loss import packed_loss
+from streamlearn.learner.packing import pack
 from streamlearn.stream.decode import Example, Prompt
 from streamlearn.stream.encode import IGNORED
 
 _R = TypeVar("_R")
-DECODE_BATCH = 16
-"""Maximum number of prompts decoded together, unless the caller sets another."""
-TOKENS_PER_CHECK: Mapping[str, int] = {"cuda": 8}
-"""Tokens after which texts are checked for their end, by type of device; else 1. A check makes a GPU wait."""
 
 
 @dataclass(frozen=True)
@@ -126,152 +119,6 @@ def reference_of(example: Example) -> list[int]:
     """Return the ids of the learned tokens."""
     ids: list[int] = example.labels[example.labels != IGNORED].tolist()
     return ids
-
-
-def decode_greedily(
-    model: Any,
-    prompts: Sequence[Prompt],
-    limits: Sequence[int],
-    stop: frozenset[int],
-    device: torch.device,
-    slots: Sequence[int] | None = None,
-    *,
-    max_prompts: int = DECODE_BATCH,
-    max_tokens: int | None = None,
-) -> Generator[None, None, list[list[int]]]:
-    """Continue each prompt greedily; yields after every token.
-
-    Prompts of similar length are decoded together, padded on the left, with a key-value cache. Finished texts leave
-    the batch.
-
-    Args:
-        model: The PEFT model.
-        prompts: What to continue.
-        limits: Maximum new tokens of each prompt.
-        stop: Tokens that end a text; they are not part of it.
-        device: Where the model is.
-        slots: Regime slot of each prompt; None without regimes.
-        max_prompts: Maximum number of prompts decoded together.
-        max_tokens: Maximum tokens of prompts and texts decoded together, with padding; None: any number. A longer
-            prompt is decoded separately.
-
-    Returns:
-        The new token ids of each prompt, in the order of `prompts`.
-    """
-    outputs: list[list[int]] = [[] for _ in prompts]
-    order = sorted((i for i in range(len(prompts)) if limits[i] > 0), key=lambda i: len(prompts[i].ids))
-    for indices in _batches(order, prompts, limits, max_prompts, max_tokens):
-        slots_B = None if slots is None else torch.tensor([slots[i] for i in indices], device=device)
-        finished = yield from _decode_batch(
-            model, [prompts[i] for i in indices], [limits[i] for i in indices], stop, device, slots_B
-        )
-        for i, output in zip(indices, finished, strict=True):
-            outputs[i] = output
-    return outputs
-
-
-def _batches(
-    order: Sequence[int],
-    prompts: Sequence[Prompt],
-    limits: Sequence[int],
-    max_prompts: int,
-    max_tokens: int | None,
-) -> Iterator[list[int]]:
-    """Indices of prompts to decode together, in the given order, which is by length."""
-    batch: list[int] = []
-    for i in order:
-        width = len(prompts[i].ids) + max(limits[j] for j in [*batch, i])
-        if batch and (len(batch) == max_prompts or (max_tokens is not None and width * (len(batch) + 1) > max_tokens)):
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
-
-
-def _decode_batch(
-    model: Any,
-    prompts: Sequence[Prompt],
-    limits: Sequence[int],
-    stop: frozenset[int],
-    device: torch.device,
-    slots_B: Tensor | None,
-) -> Generator[None, None, list[list[int]]]:
-    longest = max(len(p.ids) for p in prompts)
-    padding = next(iter(stop), 0)
-    ids = torch.tensor([[padding] * (longest - len(p.ids)) + p.ids for p in prompts], device=device)
-    mask = torch.tensor([[0] * (longest - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
-    positions = _padded_positions(prompts, longest).to(device)
-    features = joined_features([image for p in prompts for image in p.images], device)
-    forward = model.get_base_model()
-    cache = DynamicCache(config=forward.config)
-    vision_units_B = vision_units([prompt.images for prompt in prompts], device)
-    context = RoutingContext(
-        slots_B=slots_B, prompt_T=mask.flatten().bool(), vision_units_B=vision_units_B, decoding=True
-    )
-    outputs: list[list[int]] = [[] for _ in prompts]
-    rows = list(range(len(prompts)))  # the prompt of each row that is still decoded
-    unchecked: list[Tensor] = []
-    while rows:
-        with torch.no_grad(), routing_context(model, context):
-            logits = forward(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-                **arguments(forward, features),
-            ).logits[:, -1]
-            best = logits.argmax(dim=-1)
-        # The maximum, not the last: after an image the last token may not have the largest position.
-        ids, positions, features = best[:, None], positions.amax((0, -1) if positions.ndim > 2 else -1)[:, None] + 1, {}
-        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-        unchecked.append(best)
-        left = max(limits[i] - len(outputs[i]) for i in rows)
-        if len(unchecked) == min(left, TOKENS_PER_CHECK.get(device.type, 1)):
-            tokens_BT = torch.stack(unchecked, dim=1).tolist()
-            kept = [row for row, i in enumerate(rows) if _extend(outputs[i], tokens_BT[row], limits[i], stop)]
-            unchecked = []
-            if 0 < len(kept) < len(rows):
-                chosen = torch.tensor(kept, device=device)
-                ids, positions, mask = ids[chosen], positions[chosen], mask[chosen]
-                cache.batch_select_indices(chosen)
-                context = _rows_of(context, chosen)
-            rows = [rows[row] for row in kept]
-        yield
-    return outputs
-
-
-def _extend(output: list[int], tokens: Sequence[int], limit: int, stop: frozenset[int]) -> bool:
-    """Append tokens up to the text's end; return whether the text continues."""
-    for token in tokens:
-        if token in stop:
-            return False
-        output.append(token)
-        if len(output) == limit:
-            return False
-    return True
-
-
-def _rows_of(context: RoutingContext, rows_B: Tensor) -> RoutingContext:
-    """The context of some rows of a batch whose prompts have been read."""
-    decisions = {
-        block: RoutingDecision(*(part[..., rows_B] for part in (each.native_HKT, each.selected_HKT, each.gate_HKT)))
-        for block, each in context.block_decisions.items()
-    }
-    slots_B = None if context.slots_B is None else context.slots_B[rows_B]
-    return replace(context, slots_B=slots_B, prompt_T=None, vision_units_B=None, block_decisions=decisions)
-
-
-def _padded_positions(prompts: Sequence[Prompt], longest: int) -> Tensor:
-    """Positions of prompts padded on the left: (B, T), or (P, B, T) if one of them has P coordinates per token."""
-    own = [np.arange(len(p.ids))[None] if p.positions is None else p.positions for p in prompts]
-    most = max(map(len, own))
-    padded = np.zeros((most, len(prompts), longest), dtype=np.int64)
-    for number, each in enumerate(own):
-        padded[:, number, longest - each.shape[1] :] = each
-    return torch.from_numpy(padded if most > 1 else padded[0])
 
 
 def run_to_end(work: Generator[None, None, _R]) -> _R:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamlearn.adapters.routing_context import RoutingContext, RoutingHook
-from streamlearn.stream.decode import Example
+from streamlearn.stream.decode import Example, Prompt
 from streamlearn.stream.encode import IGNORED
 from streamlearn.stream.images import RecordImage
 
@@ -86,8 +86,8 @@ def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[int]
     )
 
 
-def positions(examples: Sequence[Example]) -> NDArray[np.int64]:
-    """Concatenate the positions of examples: (1, T), or (P, 1, T) if one of them has P coordinates per token."""
+def positions(examples: Sequence[Example | Prompt]) -> NDArray[np.int64]:
+    """Concatenate the positions of all: (1, T), or (P, 1, T) if one of them has P coordinates per token."""
     own = [np.arange(len(each))[None] if each.positions is None else each.positions for each in examples]
     most = max(map(len, own))
     packed: NDArray[np.int64] = np.concatenate([np.broadcast_to(each, (most, each.shape[1])) for each in own], axis=1)

@@ -82,6 +82,9 @@ class Prompt:
     positions: NDArray[np.int64] | None = None
     """See `Example.positions`."""
 
+    def __len__(self) -> int:
+        return len(self.ids)
+
 
 class _Draft(NamedTuple):
     """Tokens before truncation; `answer` is the index where the last completion starts, None without a prompt."""

@@ -9,12 +9,18 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from streamlearn.adapters import HeadLoraConfig
+from streamlearn.adapters.model import attach
 from streamlearn.backbone import attention
 from streamlearn.backbone.attention import band_mask, packed_attention
 from streamlearn.backbone.load import load, outline
+from streamlearn.learner.decoding import decode_greedily
+from streamlearn.learner.evaluation import run_to_end
 from streamlearn.settings import BackboneSettings
+from streamlearn.stream.decode import Prompt
 from tests.backbone.conftest import WINDOW, Folders
 from tests.doubles import Architecture, random_examples
+from tests.learner.reference import greedy
 
 LENGTHS = (7, 2, 13, 1, WINDOW, WINDOW + 1)
 RECORDS = [example.input_ids.tolist() for example in random_examples(LENGTHS)]
@@ -146,3 +152,14 @@ def test_a_band_is_the_window_up_to_the_token_itself() -> None:
     """With window 2 each token attends to itself and the previous one."""
     expected = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
     assert band_mask(4, 2, torch.device("cpu")).int().tolist() == expected
+
+
+@pytest.mark.parametrize("architecture", get_args(Architecture))
+def test_prompts_read_together_have_windows_of_their_own(architecture: Architecture, folder_of: Folders) -> None:
+    """Each text continues as without a cache, although a prompt is longer than the window."""
+    settings = BackboneSettings(model=str(folder_of(architecture)), dtype="float32", device="cpu")
+    model = load(settings, outline(settings)).model
+    lora = HeadLoraConfig(num_heads=1, num_experts=1, top_k=None, gate="none", router_gradient="none")
+    prompts = [Prompt(record) for record in RECORDS]
+    texts = run_to_end(decode_greedily(attach(model, lora, 0), prompts, [6] * 6, frozenset(), torch.device("cpu")))
+    assert texts == [greedy(model, prompt.ids, 6) for prompt in prompts]

@@ -13,7 +13,8 @@ from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import OBJECTIVES, resolve
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.errors import Reason, RecordError
-from streamlearn.learner.evaluation import decode_greedily, prompt_of, run_to_end, score
+from streamlearn.learner.decoding import decode_greedily
+from streamlearn.learner.evaluation import prompt_of, run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
 from streamlearn.stream.decode import Decoder, Example

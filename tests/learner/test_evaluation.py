@@ -1,6 +1,6 @@
 """Scores and generated tokens, and that training does not change."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -8,11 +8,13 @@ import torch
 from torch.nn import functional as F
 
 from streamlearn.learner import evaluation
-from streamlearn.learner.evaluation import PinnedWeights, decode_greedily, prompt_of, reference_of, run_to_end, score
+from streamlearn.learner.decoding import decode_greedily
+from streamlearn.learner.evaluation import PinnedWeights, prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example, Prompt
 from streamlearn.stream.encode import IGNORED
 from tests.doubles import example, random_examples
+from tests.learner.reference import greedy, train
 from tests.learners import MakeLearner, same, snapshot
 
 CPU = torch.device("cpu")
@@ -20,18 +22,6 @@ EXAMPLES = (*random_examples([9, 4, 12], prompt_length=2), *random_examples([7, 
 TOKENS = [e.input_ids.tolist() for e in random_examples([5, 1, 9, 5, 3], seed=2)]
 PROMPTS = [Prompt(ids) for ids in TOKENS]
 NEVER: frozenset[int] = frozenset()
-
-
-@pytest.fixture
-def learner(make_learner: MakeLearner) -> Learner:
-    """Trained for a few steps, so that the adapter has an effect."""
-    learner = make_learner(lr=3e-2)
-    train(learner, range(4))
-    return learner
-
-
-def train(learner: Learner, steps: Sequence[int]) -> list[float]:
-    return [learner.step(random_examples([8, 5], seed=step)).loss for step in steps]
 
 
 def scores_of(learner: Learner, *, pack_tokens: int = 64) -> list[evaluation.ExampleScore]:
@@ -46,18 +36,6 @@ def figures_of(model: Any, one: Example) -> tuple[float, int, int]:
     learned = [t for t in range(1, len(ids)) if one.labels[t] != IGNORED]
     loss = sum(-F.log_softmax(logits[t - 1], dim=-1)[ids[t]].item() for t in learned)
     return loss, sum(int(logits[t - 1].argmax()) == int(ids[t]) for t in learned), len(learned)
-
-
-def greedy(model: Any, prompt: Sequence[int], limit: int, stop: frozenset[int] = NEVER) -> list[int]:
-    """By definition: one forward pass per token, without cache or padding."""
-    ids = list(prompt)
-    while len(ids) < len(prompt) + limit:
-        with torch.no_grad():
-            best = int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
-        if best in stop:
-            break
-        ids.append(best)
-    return ids[len(prompt) :]
 
 
 def test_scores_equal_those_of_each_example_separately(learner: Learner) -> None:
@@ -147,84 +125,6 @@ def test_a_job_between_training_steps_sees_the_weights_of_its_start(learner: Lea
     texts = run_to_end(decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU))
     assert interleaved(learner, decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU)) == texts
     assert texts != expected_texts
-
-
-@pytest.mark.parametrize("batch", [1, 2, 16])
-def test_decoding_together_equals_each_prompt_separately(learner: Learner, batch: int) -> None:
-    """Prompts of different lengths, padded and cached, continue as each does separately, in the given order."""
-    found = run_to_end(decode_greedily(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU, max_prompts=batch))
-    assert found == [greedy(learner.forward, prompt, 8) for prompt in TOKENS]
-    assert len({tuple(tokens) for tokens in found}) == len(PROMPTS)  # the texts depend on the prompts
-
-
-def test_decoding_equals_transformers_generate(learner: Learner) -> None:
-    """The tokens are those of `generate(do_sample=False)` for each prompt."""
-    found = run_to_end(decode_greedily(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU))
-    for tokens, prompt in zip(found, TOKENS, strict=True):
-        ids = torch.tensor([prompt])
-        with torch.no_grad():
-            expected = learner.forward.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8, eos_token_id=None
-            )
-        assert tokens == expected[0, len(prompt) :].tolist()
-
-
-def test_decoding_ends_before_a_stop_token(learner: Learner) -> None:
-    """The first stop token ends a text and is not part of it; the other texts continue."""
-    whole = [greedy(learner.forward, prompt, 8) for prompt in TOKENS]
-    stop = frozenset({whole[0][3], whole[2][1]})
-    found = run_to_end(decode_greedily(learner.model, PROMPTS, [8] * len(PROMPTS), stop, CPU))
-    assert found == [greedy(learner.forward, prompt, 8, stop) for prompt in TOKENS]
-    assert len(found[0]) <= 3
-    assert max(map(len, found)) > min(map(len, found))
-
-
-def test_each_text_has_its_own_limit(learner: Learner) -> None:
-    """A limit of zero gives no tokens; work ends with the longest text."""
-    limits = [0, 5, 2, 1, 0]
-    found = run_to_end(decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU))
-    assert found == [greedy(learner.forward, p, n) for p, n in zip(TOKENS, limits, strict=True)]
-    assert list(map(len, found)) == limits
-    assert sum(1 for _ in decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU)) == max(limits)
-
-
-@pytest.mark.parametrize("preset", ["streamlearn", "mot"])
-@pytest.mark.parametrize("per_check", [1, 3, 8])
-def test_finished_texts_leave_the_batch_unnoticed(
-    make_learner: MakeLearner, preset: str, per_check: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Texts that end at different times, by limit or stop token, are those decoded one by one."""
-    monkeypatch.setattr(evaluation, "TOKENS_PER_CHECK", {"cpu": per_check})
-    learner = make_learner(preset=preset, lr=3e-2)
-    train(learner, range(3))
-    slots = None if preset == "mot" else [0, 1, 0, 2, 1]
-    limits = [2, 9, 1, 6, 4]
-
-    def decode(which: Sequence[int], stop: frozenset[int], **size: int) -> list[list[int]]:
-        chosen = None if slots is None else [slots[i] for i in which]
-        prompts, few = [PROMPTS[i] for i in which], [limits[i] for i in which]
-        return run_to_end(decode_greedily(learner.model, prompts, few, stop, CPU, chosen, **size))
-
-    everything = range(len(PROMPTS))
-    stop = frozenset({decode([1], NEVER)[0][4]})
-    separate = [decode([i], stop)[0] for i in everything]
-    assert len(separate[1]) <= 4
-    assert decode(everything, stop) == separate
-    assert decode(everything, stop, max_tokens=20) == separate
-
-
-def test_batches_hold_no_more_than_allowed() -> None:
-    """Prompts and texts together, with padding; a prompt that is too long is decoded separately."""
-    prompts = [Prompt([1] * length) for length in (2, 3, 4, 50)]
-    limits = [4, 4, 6, 1]
-    assert list(evaluation._batches(range(4), prompts, limits, 3, None)) == [[0, 1, 2], [3]]
-    assert list(evaluation._batches(range(4), prompts, limits, 9, 20)) == [[0, 1], [2], [3]]
-
-
-def test_nothing_to_decode_is_no_work(learner: Learner) -> None:
-    """Without prompts there are no texts and no forward passes."""
-    assert list(decode_greedily(learner.model, [], [], NEVER, CPU)) == []
-    assert run_to_end(decode_greedily(learner.model, [], [], NEVER, CPU)) == []
 
 
 def test_an_example_splits_into_prompt_and_reference() -> None:

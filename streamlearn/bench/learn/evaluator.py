@@ -6,7 +6,8 @@ from itertools import islice
 
 from streamlearn.bench.learn.suite import Suite
 from streamlearn.bench.learn.task_metrics import Metric, metric_of, score_answer
-from streamlearn.learner.evaluation import decode_greedily, prompt_of, reference_of, run_to_end, score
+from streamlearn.learner.decoding import decode_greedily
+from streamlearn.learner.evaluation import prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Decoder, Example
 

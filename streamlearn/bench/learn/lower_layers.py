@@ -54,7 +54,7 @@ class LowerLayers:
 
     def _provide(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         cu_seqlens, ids = kwargs.get("cu_seq_lens_q"), kwargs.get("input_ids")
-        if cu_seqlens is None or ids is None or self._computing:
+        if cu_seqlens is None or ids is None or kwargs.get("use_cache") or self._computing:
             return None
         records = [ids[0, start:end] for start, end in pairwise(cu_seqlens.tolist())]
         files = [self._folder / f"{_key(record)}.npy" for record in records]

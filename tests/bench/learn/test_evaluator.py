@@ -5,7 +5,8 @@ import pytest
 from streamlearn.bench.learn import evaluator as module
 from streamlearn.bench.learn.evaluator import AnswerBatch, Evaluator
 from streamlearn.bench.learn.suite import Json, Reference, Suite
-from streamlearn.learner.evaluation import decode_greedily, prompt_of, run_to_end
+from streamlearn.learner.decoding import decode_greedily
+from streamlearn.learner.evaluation import prompt_of, run_to_end
 from tests.bench.learn.decoders import LetterDecoder
 from tests.learners import MakeLearner
 

@@ -1,0 +1,225 @@
+"""Greedy generation between training steps, without effect on training.
+
+The prompts of a batch are read in one packed pass, without padding. Their keys and values are then padded on the left,
+so that every further pass adds one token to each text. Like `evaluation`, this is a generator that yields after every
+pass.
+"""
+# Shape suffixes: B texts decoded together, T tokens of all prompts, L tokens of the longest, G key heads, E head size.
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from streamlearn.adapters.routing_context import RoutingContext, RoutingDecision, routing_context
+from streamlearn.learner.loss import arguments
+from streamlearn.learner.packing import joined_features, positions, vision_units
+from streamlearn.stream.decode import Prompt
+
+DECODE_BATCH = 16
+"""Maximum number of prompts decoded together, unless the caller sets another."""
+TOKENS_PER_CHECK: Mapping[str, int] = {"cuda": 8}
+"""Tokens after which texts are checked for their end, by type of device; else 1. A check makes a GPU wait."""
+
+
+def decode_greedily(
+    model: Any,
+    prompts: Sequence[Prompt],
+    limits: Sequence[int],
+    stop: frozenset[int],
+    device: torch.device,
+    slots: Sequence[int] | None = None,
+    *,
+    max_prompts: int = DECODE_BATCH,
+    max_tokens: int | None = None,
+) -> Generator[None, None, list[list[int]]]:
+    """Continue each prompt greedily; yields after every token.
+
+    Prompts of similar length are decoded together, with a key-value cache. Finished texts leave the batch.
+
+    Args:
+        model: The PEFT model.
+        prompts: What to continue.
+        limits: Maximum new tokens of each prompt.
+        stop: Tokens that end a text; they are not part of it.
+        device: Where the model is.
+        slots: Regime slot of each prompt; None without regimes.
+        max_prompts: Maximum number of prompts decoded together.
+        max_tokens: Maximum tokens of prompts and texts decoded together, with padding; None: any number. A longer
+            prompt is decoded separately.
+
+    Returns:
+        The new token ids of each prompt, in the order of `prompts`.
+    """
+    outputs: list[list[int]] = [[] for _ in prompts]
+    order = sorted((i for i in range(len(prompts)) if limits[i] > 0), key=lambda i: len(prompts[i].ids))
+    for indices in _batches(order, prompts, limits, max_prompts, max_tokens):
+        slots_B = None if slots is None else torch.tensor([slots[i] for i in indices], device=device)
+        finished = yield from _decode_batch(
+            model, [prompts[i] for i in indices], [limits[i] for i in indices], stop, device, slots_B
+        )
+        for i, output in zip(indices, finished, strict=True):
+            outputs[i] = output
+    return outputs
+
+
+def _batches(
+    order: Sequence[int],
+    prompts: Sequence[Prompt],
+    limits: Sequence[int],
+    max_prompts: int,
+    max_tokens: int | None,
+) -> Iterator[list[int]]:
+    """Indices of prompts to decode together, in the given order, which is by length."""
+    batch: list[int] = []
+    for i in order:
+        width = len(prompts[i].ids) + max(limits[j] for j in [*batch, i])
+        if batch and (len(batch) == max_prompts or (max_tokens is not None and width * (len(batch) + 1) > max_tokens)):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+@dataclass
+class _Texts:
+    """Texts in progress, one per row."""
+
+    last_B1: Tensor
+    """Last token of each, not yet read."""
+    positions_B1: Tensor
+    """Its position."""
+    mask_BL: Tensor
+    """1 where the cache has a token of the text, 0 for padding."""
+    cache: DynamicCache
+    context: RoutingContext
+
+    def append(self, token_B: Tensor) -> None:
+        """Add the next token of each."""
+        self.last_B1 = token_B[:, None]
+        self.positions_B1 = self.positions_B1 + 1
+        self.mask_BL = torch.cat([self.mask_BL, torch.ones_like(self.mask_BL[:, :1])], dim=1)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all other rows."""
+        self.last_B1, self.positions_B1, self.mask_BL = self.last_B1[rows], self.positions_B1[rows], self.mask_BL[rows]
+        self.cache.batch_select_indices(rows)
+        self.context = _rows_of(self.context, rows)
+
+
+def _decode_batch(
+    model: Any,
+    prompts: Sequence[Prompt],
+    limits: Sequence[int],
+    stop: frozenset[int],
+    device: torch.device,
+    slots_B: Tensor | None,
+) -> Generator[None, None, list[list[int]]]:
+    texts = _read(model, prompts, device, slots_B)
+    outputs: list[list[int]] = [[] for _ in prompts]
+    rows = list(range(len(prompts)))  # the prompt of each row that is still decoded
+    unchecked = [texts.last_B1[:, 0]]
+    while True:
+        left = max(limits[i] - len(outputs[i]) for i in rows)
+        if len(unchecked) == min(left, TOKENS_PER_CHECK.get(device.type, 1)):
+            tokens_BT = torch.stack(unchecked, dim=1).tolist()
+            kept = [row for row, i in enumerate(rows) if _extend(outputs[i], tokens_BT[row], limits[i], stop)]
+            unchecked = []
+            if 0 < len(kept) < len(rows):
+                texts.keep(torch.tensor(kept, device=device))
+            rows = [rows[row] for row in kept]
+        yield
+        if not rows:
+            return outputs
+        texts.append(_next_token(model, texts))
+        unchecked.append(texts.last_B1[:, 0])
+
+
+@torch.no_grad()
+def _read(model: Any, prompts: Sequence[Prompt], device: torch.device, slots_B: Tensor | None) -> _Texts:
+    """Read the prompts in one packed pass and find the first token of each text."""
+    forward, lengths = model.get_base_model(), [len(prompt.ids) for prompt in prompts]
+    ends = list(accumulate(lengths))
+    rows_B, lengths_B = torch.arange(len(prompts), device=device), torch.tensor(lengths, device=device)
+    packed = DynamicCache()  # without sliding windows, which would end in another record
+    context = RoutingContext(
+        segment_ids_T=rows_B.repeat_interleave(lengths_B, output_size=ends[-1]),
+        slots_B=slots_B,
+        vision_units_B=vision_units([prompt.images for prompt in prompts], device),
+        decoding=True,
+    )
+    positions_T = torch.from_numpy(positions(prompts)).to(device)
+    features = joined_features([image for prompt in prompts for image in prompt.images], device)
+    with routing_context(model, context):
+        logits_BV = forward(
+            input_ids=torch.tensor([[token for prompt in prompts for token in prompt.ids]], device=device),
+            position_ids=positions_T,
+            cu_seq_lens_q=torch.tensor([0, *ends], dtype=torch.int32),
+            past_key_values=packed,
+            use_cache=True,
+            logits_to_keep=torch.tensor(ends, device=device) - 1,
+            **arguments(forward, features),
+        ).logits[0]
+    # The maximum, not the last: after an image the last token may not have the largest position.
+    largest = [int(part.max()) for part in torch.split(positions_T.cpu(), lengths, dim=-1)]
+    mask_BL = torch.arange(max(lengths), device=device) >= max(lengths) - lengths_B[:, None]
+    texts = _Texts(
+        last_B1=logits_BV.argmax(-1)[:, None],
+        positions_B1=torch.tensor(largest, device=device)[:, None],
+        mask_BL=mask_BL.long(),
+        cache=_padded(packed, mask_BL, DynamicCache(config=forward.config)),
+        context=replace(context, segment_ids_T=None, vision_units_B=None),
+    )
+    texts.append(texts.last_B1[:, 0])
+    return texts
+
+
+def _padded(packed: DynamicCache, mask_BL: Tensor, cache: DynamicCache) -> DynamicCache:
+    """Fill a cache with a row per record, padded on the left, from one with all records in its only row."""
+    source_BL = (mask_BL.flatten().long().cumsum(0) - 1).clamp_min(0).view_as(mask_BL)  # padding is masked: any token
+    for number, layer in enumerate(packed.layers):
+        keys, values = (tensor_1GTE[0][:, source_BL].transpose(0, 1) for tensor_1GTE in (layer.keys, layer.values))
+        cache.update(keys, values, number)
+    return cache
+
+
+@torch.no_grad()
+def _next_token(model: Any, texts: _Texts) -> Tensor:
+    """Read the last token of each text and find the next one, (B,)."""
+    with routing_context(model, texts.context):
+        logits_B1V = model.get_base_model()(
+            input_ids=texts.last_B1,
+            attention_mask=texts.mask_BL,
+            position_ids=texts.positions_B1,
+            past_key_values=texts.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+    best_B: Tensor = logits_B1V[:, -1].argmax(dim=-1)
+    return best_B
+
+
+def _extend(output: list[int], tokens: Sequence[int], limit: int, stop: frozenset[int]) -> bool:
+    """Append tokens up to the text's end; return whether the text continues."""
+    for token in tokens:
+        if token in stop:
+            return False
+        output.append(token)
+        if len(output) == limit:
+            return False
+    return True
+
+
+def _rows_of(context: RoutingContext, rows_B: Tensor) -> RoutingContext:
+    """The context of some rows of a batch whose prompts have been read."""
+    decisions = {
+        block: RoutingDecision(*(part[..., rows_B] for part in (each.native_HKT, each.selected_HKT, each.gate_HKT)))
+        for block, each in context.block_decisions.items()
+    }
+    slots_B = None if context.slots_B is None else context.slots_B[rows_B]
+    return replace(context, slots_B=slots_B, block_decisions=decisions)
