@@ -33,6 +33,11 @@ FORMAT = 2
 """Version of the result's layout."""
 SHARED = {"holdout.every_records": 0}
 """No hold-out: every method trains on every record."""
+NOT_IN_RESULTS: Mapping[str, bool | set[str]] = {
+    **dict.fromkeys(("state", "source", "serve", "log", "dead_letters"), True),
+    "backbone": {"model"},
+}
+"""Settings that have no effect on a result, and the backbone's folder, which the result names by `backbone`."""
 UNLIMITED = StreamSettings(max_tokens=1 << 20, batch_tokens=1 << 20)
 """Settings of a decoder that does not truncate."""
 COMMIT_VARIABLE = "STREAMLEARN_COMMIT"
@@ -95,7 +100,7 @@ def run_method(
             "segments": [{"tasks": [*segment.tasks], "records": len(segment.records)} for segment in suite.segments],
             "unseen": [*suite.unseen],
             "shuffled": method.shuffled,
-            "config": arm.settings.model_dump(mode="json", exclude={"state", "source", "serve", "log", "dead_letters"}),
+            "config": arm.settings.model_dump(mode="json", exclude=NOT_IN_RESULTS),
             "options": dict(arm.options),
             "versions": {**versions(), "python": platform.python_version(), "commit": _commit()},
         }

@@ -42,6 +42,7 @@ def test_every_method_gives_all_figures(suite: Suite, tiny_profile: Profile, nam
     assert (result["detection"] is None) == (method.baseline is not None)
     assert result["stored_parameters"] >= result["activated_parameters"]
     assert orjson.loads(orjson.dumps(result)) == result
+    assert "model" not in result["config"]["backbone"], "a folder is this machine's"
     for task, answers in result["answers"].items():
         assert len(answers["end"]) == len(answers["texts"]) == SCORED
         assert (answers["after"] is None) == (task == UNSEEN or method.shuffled)
