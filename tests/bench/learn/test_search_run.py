@@ -55,6 +55,8 @@ def test_a_search_writes_a_profile_that_runs_use(
     runs = [orjson.loads(file.read_bytes()) for file in (tmp_path / "search").rglob(f"*.{SEED}.json")]
     assert len(runs) == 2 * 2 + 3 + 6 - 1, "two setups, and lora at the rate of stage 0 is a trial of stage 1"
     assert {run["split"] for run in runs} == {"development"}
+    assert all([*map(bool, run["teacher"])] == [False, True] for run in runs), "scored at the end only"
+    assert all(answers["after"] is None for run in runs for answers in run["answers"].values())
     rates = {run["config"]["learner"]["lr"] for run in runs if run["method"] == "ewc"}
     assert rates == {trial.own[LR] for trial in found.trials["ewc"]}
     assert {run["options"][key] for run in runs for key in run["options"]} >= {0.001, 0.01, 0.1, 1.0}

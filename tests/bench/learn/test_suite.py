@@ -1,6 +1,6 @@
 """The order of evaluation in a suite."""
 
-from streamlearn.bench.learn.suite import Suite, TaskSegment
+from streamlearn.bench.learn.suite import Reference, Suite, TaskSegment
 
 SUITE = Suite(
     "three",
@@ -21,3 +21,16 @@ def test_everything_seen_is_evaluated_at_checkpoints_and_at_the_end() -> None:
     assert SUITE.evaluated_after(0) == ["a", "b"]
     assert SUITE.evaluated_after(1) == ["b", "c"]
     assert SUITE.evaluated_after(2) == ["a", "b", "c", "u"]
+
+
+def test_a_suite_scored_at_the_end_has_nothing_before_it() -> None:
+    """No task is evaluated after the first segment, and unseen tasks are gone with all that is theirs."""
+    by_task = {task: ({"prompt": task},) for task in ("a", "b", "new")}
+    references = {task: (Reference((task,)),) for task in by_task}
+    segments = (TaskSegment(("a",), by_task["a"]), TaskSegment(("b",), by_task["b"]))
+    suite = Suite("s", segments, by_task, ("new",), None, frozenset({0}), references, by_task, references)
+    short = suite.scored_at_end()
+    assert [short.evaluated_after(number) for number in range(2)] == [[], ["a", "b"]]
+    for part in (short.tests, short.references, short.train, short.train_references):
+        assert set(part) == {"a", "b"}
+    assert short.segments == suite.segments
