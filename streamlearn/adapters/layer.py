@@ -138,11 +138,14 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         return None
 
     def _usable(self, name: str) -> Tensor | None:
-        """Return the experts to compute (H, U); None: all, as for hooks, which receive the decision over all."""
-        context = self.context_holder.context
-        if context.slots is None or context.hooks or not self.head_lora_config[name].regimes:
+        """Return the experts to compute (H, U); None: all.
+
+        All are computed for hooks, which receive the decision over all, and where one gate serves a whole block.
+        """
+        context, config = self.context_holder.context, self.head_lora_config[name]
+        if not config.regimes or config.routes == "sequences" or context.hooks or context.slots is None:
             return None
-        return self.usable[name].of(self.head_lora_bias[name], context.slots, self.head_lora_config[name].selected)
+        return self.usable[name].of(self.head_lora_bias[name], context.slots, config.selected)
 
     def _route_sequences(self, name: str, x: Tensor) -> Tensor:
         """One gate per block: its first layer decides for each sequence, the others follow (MoT eq. 1)."""

@@ -204,7 +204,7 @@ def search_profile(
 ) -> None:
     """Choose a profile for a backbone: prompts, adapter layers, and every method's learning rate and strength.
 
-    Every method gets the same nine trials. They are scored on development records, which no result uses; no test file
+    Every method gets the same seven trials. They are scored on development records, which no result uses; no test file
     is opened. Finished trials are kept: started again with the same folder, it continues.
     """
     from streamlearn.bench.learn.job import RunConditions  # noqa: PLC0415

@@ -18,6 +18,7 @@ VARIANTS = {
     "one claim, native gate": (replace(CLAIMS, router_gradient="native"), 1),
     "two of three claims": (replace(CLAIMS, top_k=2, router_gradient="selected"), 3),
     "two selected of one claim": (replace(CLAIMS, top_k=2, router_gradient="selected"), 1),
+    "whole sequences": (replace(CLAIMS, num_heads=1, routes="sequences"), 1),
     "softmax over all": (replace(CLAIMS, top_k=None, gate="softmax", router_gradient="native"), 2),
 }
 SLOTS = {"one regime": [2, 2, 2], "two regimes": [0, 2, 0], "a regime without claims": [0, 3, 3]}
@@ -33,7 +34,7 @@ def layer(config: HeadLoraConfig, claims: int) -> HeadLoraLinear:
     nn.init.normal_(made.head_lora_B["default"], generator=generator)
     made.head_lora_bias["default"][:, :, :3] = -MARGIN
     for slot in range(3):
-        chosen = torch.rand(4, 5, generator=generator).topk(claims, dim=1).indices
+        chosen = torch.rand(config.num_heads, 5, generator=generator).topk(claims, dim=1).indices
         made.head_lora_bias["default"][:, :, slot].scatter_(1, chosen, 0.0)
     return made.to(torch.float64)
 
