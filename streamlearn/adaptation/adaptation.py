@@ -7,6 +7,7 @@ hold_out     every Nth record of a regime is kept for scoring and never trained 
 after_step   the batch is done: what only its losses show, and the counts
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +24,12 @@ from streamlearn.adaptation.regime_statistics import RegimeStatistics
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.probe.probe import ProbeReport, probe
+from streamlearn.probe.head_start import MAX_CANDIDATES, HeadStart, measure_head_start
+from streamlearn.probe.probe import first_tokens, probe
 from streamlearn.settings import Settings
 from streamlearn.shift.assigned_batch import AssignedBatch
 from streamlearn.shift.concept_drift_detector import ConceptDriftDetector
+from streamlearn.shift.featurizer import input_of
 from streamlearn.shift.monitor import Monitor
 from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.shift import Shift
@@ -53,7 +56,9 @@ class ShiftReport:
     probe_tokens: int = 0
     probe_seconds: float = 0.0
     mean_similarity: float | None = None
-    """Mean CKA over all banks, heads and experts; None when nothing was probed."""
+    """Mean CKA over all banks, heads and experts; None when experts were not compared."""
+    started_from: int | None = None
+    """Number of the regime whose adapter was copied; None: the regime starts from nothing, or has no adapter."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready fields."""
@@ -95,11 +100,10 @@ class Adaptation:
         self.consolidator = Consolidator(
             learner,
             settings.consolidate,
-            experts_claimed=settings.adapter.experts_claimed,
             regimes=slots,
             seed=settings.seed,
         )
-        self.statistics = RegimeStatistics(learner.banks, self.holdouts, self.forgetting)
+        self.statistics = RegimeStatistics(learner, self.holdouts, self.forgetting)
         self.numbers: dict[int, int] = {}
         """Slot of each regime that was entered -> its number."""
         self.current: int | None = None
@@ -137,29 +141,14 @@ class Adaptation:
         self.suspected = [each for each in self.suspected if each.declared_at < shift.onset - CONFIRM_RECORDS]
         if self.current is not None:
             self._close(self.current)
-        found: ProbeReport | None = None
-        if examples and self._is_probed(shift):
-            settings = self._settings
-            found = probe(
-                self._learner,
-                examples,
-                settings.probe,
-                settings.consolidate,
-                seed=settings.seed * 1_000_003 + shift.regime,
-            )
-            self.probe_seconds += found.seconds
+        report = ShiftReport(shift, self._learner.number)
         if not shift.known:
-            self._clear(shift.slot)
-            self.consolidator.open(shift.slot, shift.regime, found)
+            report = self._open(report, examples if self._is_probed(shift) else ())
         self.numbers[shift.slot] = shift.regime
         self.statistics.entered(shift, self.current)
         self.current = shift.slot
         if self._learner.stages is not None:
             self._learner.stages.restart()
-        report = ShiftReport(shift, self._learner.number)
-        if found is not None:
-            similarity = float(torch.stack([each.mean() for each in found.similarity.values()]).mean())
-            report = ShiftReport(shift, self._learner.number, found.tokens, found.seconds, similarity)
         self._publish(report)
         return report
 
@@ -189,7 +178,7 @@ class Adaptation:
 
     def slots_of(self, inputs: Sequence[NDArray[Any]]) -> list[int] | None:
         """The regime slot of each request; None where routing does not use regimes."""
-        if self._learner.objective.bias == "none" or not self.numbers:
+        if not (self._learner.per_regime or self._learner.objective.bias != "none") or not self.numbers:
             return None
         return self.monitor.assign(inputs, self._trained)
 
@@ -216,15 +205,53 @@ class Adaptation:
             holdouts={slot: self.holdouts.examples(slot) for slot in self.numbers},
         )
 
+    def _open(self, report: ShiftReport, examples: Sequence[Example]) -> ShiftReport:
+        """Give a new regime its adapter or its bias; `examples` are the records to probe it with, if any."""
+        shift, settings, learner = report.shift, self._settings, self._learner
+        found, start, began = None, None, time.monotonic()
+        if examples and learner.per_regime:
+            head_start = self._head_start(shift.slot, examples)
+            start = head_start.slot
+            report = replace(
+                report,
+                probe_tokens=head_start.tokens,
+                probe_seconds=time.monotonic() - began,
+                started_from=None if start is None else self.numbers[start],
+            )
+        elif examples:
+            seed = settings.seed * 1_000_003 + shift.regime
+            found = probe(learner, examples, settings.probe, settings.consolidate, seed=seed)
+            similarity = float(torch.stack([each.mean() for each in found.similarity.values()]).mean())
+            report = replace(report, probe_tokens=found.tokens, probe_seconds=found.seconds, mean_similarity=similarity)
+        self.probe_seconds += report.probe_seconds
+        self._clear(shift.slot)
+        self.consolidator.open(shift.slot, shift.regime, found, start=start)
+        return report
+
+    def _head_start(self, slot: int, examples: Sequence[Example]) -> HeadStart:
+        """Compare the starts of the regime that takes `slot`."""
+        records = first_tokens(examples, self._settings.probe.similarity_tokens)
+        assert self._trained is not None, "a regime is under way"
+        # As of the last trained batch: what was read since may differ after a restart.
+        likely = self.monitor.rank([input_of(example) for example in records], self._trained)
+        known = [other for other in dict.fromkeys([*likely, *self.numbers]) if other in self.numbers and other != slot]
+        return measure_head_start(
+            self._learner, records, known[:MAX_CANDIDATES], pack_tokens=self._settings.stream.batch_tokens
+        )
+
     def _is_probed(self, shift: Shift) -> bool:
-        """Whether a transient expert is trained on this shift's regime; the first of all has none to compare with."""
-        objective, transient = self._learner.objective, self._settings.consolidate.importance == "transient"
-        if shift.known or not self._settings.probe.enabled or not objective.remembers:
+        """Whether this shift's regime is compared with what is known; the first of all has nothing to compare with."""
+        if shift.known or not self._settings.probe.enabled:
             return False
-        return shift.previous is not None or (transient and objective.anchor_strength > 0)
+        if self._learner.per_regime:
+            return shift.previous is not None
+        objective, transient = self._learner.objective, self._settings.consolidate.importance == "transient"
+        return objective.compares and (shift.previous is not None or (transient and objective.anchor_strength > 0))
 
     def _probe_tokens(self, shift: Shift) -> int:
-        return (self._settings.probe.warmup_tokens or 0) if self._is_probed(shift) else 0
+        settings = self._settings.probe
+        needed = settings.similarity_tokens if self._learner.per_regime else settings.warmup_tokens or 0
+        return needed if self._is_probed(shift) else 0
 
     def _close(self, slot: int) -> None:
         if self.holdouts.examples(slot):
@@ -294,6 +321,7 @@ class Adaptation:
             threshold=round(shift.threshold, 3),
             probe_tokens=report.probe_tokens,
             probe_s=round(report.probe_seconds, 2),
+            started_from=report.started_from,
         )
 
     def state(self) -> dict[str, Tensor]:

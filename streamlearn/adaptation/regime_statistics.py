@@ -15,7 +15,8 @@ from torch import Tensor
 
 from streamlearn.adaptation.forgetting import Forgetting, ScoreHistory
 from streamlearn.adaptation.holdout import HoldoutReservoirs
-from streamlearn.adapters.model import Bank
+from streamlearn.adapters.config import regime_adapter
+from streamlearn.learner.learner import Learner
 from streamlearn.shift.shift import Shift
 from streamlearn.status.status import AdaptationStatus, RegimeStatus, ShiftStatus
 
@@ -38,12 +39,12 @@ class RegimeVisits:
 class RegimeStatistics:
     """Counts, and the status that they and the hold-out scores add up to. Only the loop's thread calls it."""
 
-    def __init__(self, banks: Sequence[Bank], holdouts: HoldoutReservoirs, forgetting: Forgetting) -> None:
+    def __init__(self, learner: Learner, holdouts: HoldoutReservoirs, forgetting: Forgetting) -> None:
         self.visits_by_slot: dict[int, RegimeVisits] = {}
         self.num_regime_entries: Counter[str] = Counter()
         """By kind of shift; the entry into the first regime is among them."""
-        self._load_of_step = {bank.name: bank.load_HK for bank in banks if bank.load_HK is not None}
-        self.load = {name: torch.zeros_like(load_HK) for name, load_HK in self._load_of_step.items()}
+        self._learner = learner
+        self.load: dict[str, Tensor] = {}
         """Tokens that each expert was trained on, (H, K) by bank; sequences where those are routed."""
         self._holdouts = holdouts
         self._forgetting = forgetting
@@ -56,6 +57,8 @@ class RegimeStatistics:
         """The stream moved to the regime of `shift` from the one in slot `left`."""
         if not shift.known:
             self.visits_by_slot[shift.slot] = RegimeVisits(shift.regime)
+            own = f"{regime_adapter(shift.slot)}/"
+            self.load = {name: load_HK for name, load_HK in self.load.items() if not name.startswith(own)}
         self.visits_by_slot[shift.slot].visits += 1
         self.changed(shift.slot)
         if left is not None:
@@ -79,8 +82,10 @@ class RegimeStatistics:
 
     def trained(self) -> None:
         """An update was made: add up what each expert received, before the next step resets it."""
-        if self.load:
-            torch._foreach_add_(list(self.load.values()), list(self._load_of_step.values()))
+        loads = {bank.name: bank.load_HK for bank in self._learner.banks if bank.load_HK is not None}
+        if loads:
+            totals = [self.load.setdefault(name, torch.zeros_like(load_HK)) for name, load_HK in loads.items()]
+            torch._foreach_add_(totals, list(loads.values()))
 
     def changed(self, slot: int) -> None:
         """A regime's scores changed, or its slot holds another regime now."""
@@ -140,8 +145,11 @@ class RegimeStatistics:
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any], shifts: Sequence[ShiftStatus]) -> None:
         """The inverse of `state` and `to_json`."""
-        for name, load_HK in self.load.items():
-            load_HK.copy_(tensors[f"{_LOAD}{name}"])
+        self.load = {
+            name.removeprefix(_LOAD): tensor.to(self._learner.device)
+            for name, tensor in tensors.items()
+            if name.startswith(_LOAD)
+        }
         self.visits_by_slot = {int(slot): RegimeVisits(**row) for slot, row in values["presences"].items()}
         self.num_regime_entries = Counter(values["num_shifts"])
         self._shifts = tuple(shifts)[-MAX_SHIFTS:]

@@ -11,7 +11,8 @@ With dy the gradient of y and u_m = scaling * B_m^T dy:
 Between A and B the tokens are the last dimension. Gates then scale long contiguous rows, which on a CPU is many times
 faster than scaling rows of R numbers; the matrix products run equally fast in either layout.
 """
-# Shape suffixes: T tokens, D in features, O out features, H heads, S = D / H slice, K experts a head, R rank, N any.
+# Shape suffixes: T tokens, P those that the experts apply to, D in features, O out features, H heads, S = D / H slice,
+# K experts a head, R rank, N any.
 
 from typing import Any
 
@@ -19,16 +20,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from streamlearn.adapters.usable import rows, take
-
 
 def add_experts(
     y: Tensor,
     x: Tensor,
     A_HKRS: Tensor,
     B_HKRO: Tensor,
-    gate_HUT: Tensor | None,
-    usable_HU: Tensor | None = None,
+    gate_HKP: Tensor | None,
+    tokens_P: Tensor | None = None,
     *,
     scaling: float,
 ) -> Tensor:
@@ -37,16 +36,16 @@ def add_experts(
     Args:
         y: Output of the frozen linear, (..., O). Overwritten.
         x: Its input, (..., D).
-        A_HKRS: Down projections of all experts.
-        B_HKRO: Up projections of all experts.
-        gate_HUT: Gates of the experts that are computed; None gives each weight 1.
-        usable_HU: The experts to compute, see `usable`; None: all.
+        A_HKRS: Down projections.
+        B_HKRO: Up projections.
+        gate_HKP: Gates of the tokens that the experts apply to; None gives each expert weight 1.
+        tokens_P: Indices of those tokens in the flattened input, distinct; None: all.
         scaling: alpha / r.
 
     Returns:
         `y`.
     """
-    added: Tensor = _Experts.apply(y, x, A_HKRS, B_HKRO, gate_HUT, usable_HU, scaling)  # type: ignore[no-untyped-call]
+    added: Tensor = _Experts.apply(y, x, A_HKRS, B_HKRO, gate_HKP, tokens_P, scaling)  # type: ignore[no-untyped-call]
     return added
 
 
@@ -58,53 +57,57 @@ class _Experts(torch.autograd.Function):
         x: Tensor,
         A_HKRS: Tensor,
         B_HKRO: Tensor,
-        gate_HKT: Tensor | None,
-        usable_HU: Tensor | None,
+        gate_HKP: Tensor | None,
+        tokens_P: Tensor | None,
         scaling: float,
     ) -> Tensor:
-        x_TD, y_TO = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
-        ctx.shapes = A_HKRS.shape, B_HKRO.shape
-        A_HKRS, B_HKRO = take(A_HKRS, usable_HU), take(B_HKRO, usable_HU)
+        x_PD, y_TO = rows_of(x.reshape(-1, x.shape[-1]), tokens_P), y.view(-1, y.shape[-1])
         A_HKRS, B_HKRO = A_HKRS.to(y.dtype), B_HKRO.to(y.dtype)  # stored in float32 for the optimizer's small steps
-        ctx.gate_dtype = None if gate_HKT is None else gate_HKT.dtype
-        gate_HKT = None if gate_HKT is None else gate_HKT.to(y.dtype)
-        down_HKRT = _down(x_TD, A_HKRS)
-        z_HKRT = _gated(down_HKRT, gate_HKT)
-        ctx.save_for_backward(x_TD, A_HKRS, B_HKRO, down_HKRT, gate_HKT, usable_HU)
+        ctx.gate_dtype = None if gate_HKP is None else gate_HKP.dtype
+        gate_HKP = None if gate_HKP is None else gate_HKP.to(y.dtype)
+        down_HKRP = _down(x_PD, A_HKRS)
+        z_HKRP = _gated(down_HKRP, gate_HKP)
+        ctx.save_for_backward(x_PD, A_HKRS, B_HKRO, down_HKRP, gate_HKP, tokens_P)
         ctx.scaling, ctx.x_shape = scaling, x.shape
-        y_TO.addmm_(z_HKRT.flatten(0, 2).T, B_HKRO.flatten(0, 2), alpha=scaling)  # in place: allocating is slower
+        z_PN, B_NO = z_HKRP.flatten(0, 2).T, B_HKRO.flatten(0, 2)
+        if tokens_P is None:
+            y_TO.addmm_(z_PN, B_NO, alpha=scaling)  # in place: allocating is slower
+        else:
+            y_TO.index_add_(0, tokens_P, z_PN @ B_NO, alpha=scaling)
         ctx.mark_dirty(y)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x_TD, A_HKRS, B_HKRO, down_HKRT, gate_HKT, usable_HU = ctx.saved_tensors
+        x_PD, A_HKRS, B_HKRO, down_HKRP, gate_HKP, tokens_P = ctx.saved_tensors
         _, needs_x, needs_A, needs_B, needs_gate, *_ = ctx.needs_input_grad
-        A_shape, B_shape = ctx.shapes
-        dy_TO = dy.reshape(-1, dy.shape[-1])
-        u_HKRT = torch.mm(B_HKRO.flatten(0, 2), dy_TO.T).mul_(ctx.scaling).view_as(down_HKRT)
-        v_HKRT = _gated(u_HKRT, gate_HKT)
+        dy_PO = rows_of(dy.reshape(-1, dy.shape[-1]), tokens_P)
+        u_HKRP = torch.mm(B_HKRO.flatten(0, 2), dy_PO.T).mul_(ctx.scaling).view_as(down_HKRP)
+        v_HKRP = _gated(u_HKRP, gate_HKP)
         return (
             dy,
-            back_to_tokens(v_HKRT.flatten(1, 2), A_HKRS.flatten(1, 2)).view(ctx.x_shape) if needs_x else None,
-            _put(back_to_weights(v_HKRT.flatten(1, 2), x_TD).view_as(A_HKRS), usable_HU, A_shape) if needs_A else None,
-            _put(_dB(_gated(down_HKRT, gate_HKT), dy_TO, ctx.scaling).view_as(B_HKRO), usable_HU, B_shape)
-            if needs_B
-            else None,
-            (u_HKRT * down_HKRT).sum(2, dtype=ctx.gate_dtype) if needs_gate else None,
+            _dx(back_to_tokens(v_HKRP.flatten(1, 2), A_HKRS.flatten(1, 2)), tokens_P, ctx.x_shape) if needs_x else None,
+            back_to_weights(v_HKRP.flatten(1, 2), x_PD).view_as(A_HKRS) if needs_A else None,
+            _dB(_gated(down_HKRP, gate_HKP), dy_PO, ctx.scaling).view_as(B_HKRO) if needs_B else None,
+            (u_HKRP * down_HKRP).sum(2, dtype=ctx.gate_dtype) if needs_gate else None,
             None,
             None,
         )
 
 
-def _put(part_HU: Tensor, usable_HU: Tensor | None, shape: torch.Size) -> Tensor:
-    """The gradient of all experts from that of the computed ones: zero for the others."""
-    if usable_HU is None:
-        return part_HU
-    whole = part_HU.new_zeros(shape)
-    whole[rows(usable_HU), usable_HU] = part_HU
-    return whole
+def rows_of(tensor_TN: Tensor, tokens_P: Tensor | None) -> Tensor:
+    """Return the rows of some tokens, (P, N); for None the tensor itself."""
+    return tensor_TN if tokens_P is None else tensor_TN[tokens_P]
+
+
+def _dx(dx_PD: Tensor, tokens_P: Tensor | None, shape: torch.Size) -> Tensor:
+    """Give the gradient the shape of x; it is zero for all other tokens."""
+    if tokens_P is None:
+        return dx_PD.view(shape)
+    dx_TD = dx_PD.new_zeros(shape).view(-1, shape[-1])
+    dx_TD[tokens_P] = dx_PD
+    return dx_TD.view(shape)
 
 
 def split_heads(x_TD: Tensor, num_heads: int) -> Tensor:

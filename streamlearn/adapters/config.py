@@ -38,6 +38,19 @@ Routes = Literal["tokens", "sequences"]
 router per transformer block that all adapted linears of the block share (MoT)."""
 
 
+_REGIME = "regime"
+
+
+def regime_adapter(slot: int) -> str:
+    """PEFT's name for the adapter of the regime in a slot."""
+    return f"{_REGIME}{slot}"
+
+
+def slot_of(adapter: str) -> int:
+    """The inverse of `regime_adapter`."""
+    return int(adapter.removeprefix(_REGIME))
+
+
 @dataclass
 class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-checked here
     """Options of a layer of LoRA experts per head slice; a preset is one set of values."""
@@ -68,10 +81,12 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
     """First decoder layer with an adapter, counted from 0; the gradient is not propagated below it."""
     exclude_modules: str | None = None
     """Pattern of the names to leave out although they match a target; set by `attach`."""
+    per_regime: bool = False
+    """Whether this is the adapter of one regime, named by `regime_adapter`; if not, all regimes share it."""
     regimes: int = 0
     """Regime slots, each with its own CP bias in every layer; 0: routing does not depend on the regime."""
     init_seed: int = 0
-    """Seed of A and of the routers; B is initialized to zero."""
+    """Seed of A and of the router; B is initialized to zero."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,13 +109,8 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
 
     @property
     def routed(self) -> bool:
-        """Whether there is a router."""
-        return self.gate != "none"
-
-    @property
-    def gate_of_one_is_1(self) -> bool:
-        """Whether an expert that is the only one to choose from has weight 1."""
-        return self.gate == "softmax_selected" and self.router_gradient != "native" and self.selected == 1
+        """Whether there is a router; a softmax over one expert is the constant 1 and needs none."""
+        return self.gate != "none" and self.num_experts > 1
 
     def _check_literals(self) -> None:
         literals = {"gate": Gate, "router_gradient": RouterGradient, "routes": Routes}
@@ -138,9 +148,14 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
             )
         if self.noise < 0 or (self.noise and self.routes == "tokens"):
             raise ConfigError(f"noise: must be 0 when tokens are routed, and never negative, found {self.noise}")
-        if self.routes == "sequences" and (self.num_heads > 1 or not self.routed):
+        if self.routes == "sequences" and (self.num_heads > 1 or self.gate == "none"):
             raise ConfigError("routes: sequences need a gate and num_heads 1: a sequence is not split into head slices")
-        if not self.routed and (self.num_experts > 1 or self.num_heads > 1):
+        if self.per_regime and (self.routes == "sequences" or self.regimes):
+            where = "where whole sequences are routed" if self.routes == "sequences" else "with a CP bias"
+            raise ConfigError(
+                f"per_regime: must be false {where}, which needs experts that regimes share; remove the key"
+            )
+        if self.gate == "none" and (self.num_experts > 1 or self.num_heads > 1):
             name = "num_experts" if self.num_experts > 1 else "num_heads"
             raise ConfigError(
                 f"{name}: must be 1 without a gate to choose among experts, as in preset lora, found "

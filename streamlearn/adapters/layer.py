@@ -7,11 +7,15 @@ MH-MoE (arXiv 2602.12587) eq. 12 and 14-16; the gate g is eq. 13, see `routing`;
 eq. 3. There is no loop over experts and no sorting of tokens: all A are applied in one batched product, the gate is a
 mask in the bottleneck (zero where not selected), and all B are applied in one product. The result is exact, shapes are
 static, and the gradient of an expert that no token selected is exactly zero.
+
+All regimes share one adapter, or each has its own (`HeadLoraConfig.per_regime`), which applies to the tokens of that
+regime only. So the cost of a pass does not depend on the number of regimes.
 """
-# Shape suffixes: T tokens, B sequences, N regimes, D in features, O out features, H heads, S = D / H slice, K experts a
-# head, R rank.
+# Shape suffixes: T tokens, P tokens of one adapter, B sequences, N regimes, D in features, O out features, H heads,
+# S = D / H slice, K experts a head, R rank.
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,10 +24,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from streamlearn.adapters import routing
-from streamlearn.adapters.bottleneck import add_experts
-from streamlearn.adapters.config import HeadLoraConfig
+from streamlearn.adapters.bottleneck import add_experts, rows_of
+from streamlearn.adapters.config import HeadLoraConfig, regime_adapter
 from streamlearn.adapters.routing_context import AdaptedLayer, RoutingContext, RoutingContextHolder, RoutingDecision
-from streamlearn.adapters.usable import UsableExperts, rows, take
 
 NO_MERGE = (
     "experts that are selected per token are not one weight matrix and cannot be merged; keep the adapter separate: "
@@ -50,7 +53,6 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         self.head_lora_router = nn.ParameterDict()
         self.head_lora_load = BufferDict(persistent=False)
         self.head_lora_bias = BufferDict(persistent=False)
-        self.usable: dict[str, UsableExperts] = {}
         self.head_lora_info: dict[str, AdaptedLayer] = {}
         """What hooks and parallel adapters receive."""
         self.context_holder = RoutingContextHolder()
@@ -88,8 +90,9 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         A_HKRS = torch.empty(H, K, R, S).uniform_(-bound, bound, generator=generator)
         self.context_holder = context_holder
         self.head_lora_config[adapter_name] = config
-        self.usable[adapter_name] = UsableExperts()
-        self.head_lora_info[adapter_name] = AdaptedLayer(name, block, is_vision, config.routes, config.scaling)
+        self.head_lora_info[adapter_name] = AdaptedLayer(
+            name, block, is_vision, config.routes, config.scaling, adapter_name
+        )
         self.head_lora_A[adapter_name] = nn.Parameter(A_HKRS.to(device))
         self.head_lora_B[adapter_name] = nn.Parameter(torch.zeros(H, K, R, self.out_features, device=device))
         self.head_lora_load[adapter_name] = torch.zeros(H, K, dtype=torch.long, device=device)
@@ -106,46 +109,43 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         y: Tensor = self.base_layer(x, *args, **kwargs)
         if self.disable_adapters:
             return y
-        for name in self.active_adapters:
-            if name in self.head_lora_A:
-                y = self.experts(name, x.to(y.dtype), y)
+        x = x.to(y.dtype)
+        for name, tokens_P in self._adapters(x):
+            y = self.experts(name, x, y, tokens_P)
         parallel_adapter = self.context_holder.context.parallel_adapter
         if parallel_adapter is None:
             return y
-        return parallel_adapter(self.head_lora_info[self.active_adapters[0]], x.to(y.dtype), y)
+        return parallel_adapter(self.head_lora_info[self.active_adapters[0]], x, y)
 
-    def experts(self, name: str, x: Tensor, y: Tensor) -> Tensor:
-        """Compute eq. (2) with `y` as W x, in place and in the dtype of `y`."""
+    def experts(self, name: str, x: Tensor, y: Tensor, tokens_P: Tensor | None) -> Tensor:
+        """Compute eq. (2) with `y` as W x, in place and in the dtype of `y`.
+
+        `tokens_P` are the indices of the tokens that the adapter applies to; None: all.
+        """
         config, A_HKRS, B_HKRO = self.head_lora_config[name], self.head_lora_A[name], self.head_lora_B[name]
-        usable_HU = self._usable(name)
-        gate_HUT = self._gates(name, x, usable_HU) if config.routed else None
-        return add_experts(y, x, A_HKRS, B_HKRO, gate_HUT, usable_HU, scaling=config.scaling)
+        gate_HKP = self.route(name, x, tokens_P) if config.routed else None
+        return add_experts(y, x, A_HKRS, B_HKRO, gate_HKP, tokens_P, scaling=config.scaling)
 
-    def route(self, name: str, x: Tensor) -> Tensor:
-        """Compute the gates (H, K, T), zero where not selected; in training passes, also count each expert's load."""
+    def route(self, name: str, x: Tensor, tokens_P: Tensor | None = None) -> Tensor:
+        """Compute the gates (H, K, P), zero where not selected; in training passes, also count each expert's load."""
         if self.head_lora_config[name].routes == "sequences":
             return self._route_sequences(name, x)
-        return self._decide(name, x.reshape(-1, self.in_features)).gate_HKT
+        return self._decide(name, rows_of(x.reshape(-1, self.in_features), tokens_P), tokens_P).gate_HKT
 
-    def _gates(self, name: str, x: Tensor, usable_HU: Tensor | None) -> Tensor | None:
-        """Do the same for the usable experts, (H, U, T); None where no head has a choice and every gate is 1."""
-        if usable_HU is None:
-            return self.route(name, x)
-        if usable_HU.shape[1] > 1 or not self.head_lora_config[name].gate_of_one_is_1:
-            return self._decide(name, x.reshape(-1, self.in_features), usable_HU).gate_HKT
-        if torch.is_grad_enabled():
-            self.head_lora_load[name][rows(usable_HU), usable_HU] += x.shape[:-1].numel()
-        return None
+    def _adapters(self, x: Tensor) -> Iterator[tuple[str, Tensor | None]]:
+        """The adapters of this pass, each with the indices of its tokens, None for all.
 
-    def _usable(self, name: str) -> Tensor | None:
-        """Return the experts to compute (H, U); None: all.
-
-        All are computed for hooks, which receive the decision over all, and where one gate serves a whole block.
+        Where regimes have adapters of their own, a sequence gets that of its regime; one whose regime has none gets the
+        frozen linear alone. Without regimes in the context, PEFT's active adapters apply.
         """
-        context, config = self.context_holder.context, self.head_lora_config[name]
-        if not config.regimes or config.routes == "sequences" or context.hooks or context.slots is None:
-            return None
-        return self.usable[name].of(self.head_lora_bias[name], context.slots, config.selected)
+        context = self.context_holder.context
+        if context.slots is None or not any(config.per_regime for config in self.head_lora_config.values()):
+            yield from ((name, None) for name in self.active_adapters if name in self.head_lora_A)
+            return
+        is_vision = next(iter(self.head_lora_info.values())).is_vision
+        for slot in context.slots:
+            if (name := regime_adapter(slot)) in self.head_lora_A:
+                yield name, context.tokens_of(slot, x.shape[:-1].numel(), is_vision=is_vision)
 
     def _route_sequences(self, name: str, x: Tensor) -> Tensor:
         """One gate per block: its first layer decides for each sequence, the others follow (MoT eq. 1)."""
@@ -158,32 +158,29 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
             self.head_lora_load[name] += context.block_decisions[block].selected_HKT.sum(-1)
         return context.block_decisions[block].gate_HKT[:, :, segment_ids_T]
 
-    def _decide(self, name: str, h_TD: Tensor, usable_HU: Tensor | None = None) -> RoutingDecision:
-        decision = self._select(name, routing.logits(h_TD, take(self.head_lora_router[name], usable_HU)), usable_HU)
+    def _decide(self, name: str, h_TD: Tensor, tokens_P: Tensor | None = None) -> RoutingDecision:
+        decision = self._select(name, routing.logits(h_TD, self.head_lora_router[name]), tokens_P)
         for hook in self.context_holder.context.hooks:
             hook(self.head_lora_info[name], decision)
         return decision
 
-    def _select(self, name: str, native_HKT: Tensor, usable_HU: Tensor | None) -> RoutingDecision:
-        """Select by native logits plus CP bias (CP-MoE eq. 10) plus, for sequences in training, noise (MoT eq. 1).
-
-        With `usable_HU` the logits and the decision are those of these experts.
-        """
+    def _select(self, name: str, native_HKT: Tensor, tokens_P: Tensor | None) -> RoutingDecision:
+        """Select by native logits plus CP bias (CP-MoE eq. 10) plus, for sequences in training, noise (MoT eq. 1)."""
         config, context = self.head_lora_config[name], self.context_holder.context
-        is_vision = self.head_lora_info[name].is_vision
-        slots_T = context.slots_of(native_HKT.shape[-1], per_token=config.routes == "tokens", is_vision=is_vision)
-        bias_HKN = take(self.head_lora_bias[name], usable_HU)
         biased_HKT = native_HKT
-        if slots_T is not None and bias_HKN.shape[-1]:
-            biased_HKT = native_HKT + bias_HKN.index_select(2, slots_T)
+        if config.regimes:
+            is_vision = self.head_lora_info[name].is_vision
+            slots_T = context.slots_of(native_HKT.shape[-1], per_token=config.routes == "tokens", is_vision=is_vision)
+            if slots_T is not None:
+                biased_HKT = native_HKT + self.head_lora_bias[name].index_select(2, slots_T)
         ranked_HKT = biased_HKT.detach()
         if config.noise and context.explore:
             ranked_HKT = ranked_HKT + config.noise * torch.rand_like(ranked_HKT)
         selected_HKT = routing.select(ranked_HKT, config.selected)
         if torch.is_grad_enabled():
-            load_HK = self.head_lora_load[name]
-            load_HK[... if usable_HU is None else (rows(usable_HU), usable_HU)] += selected_HKT.sum(-1)
-        return RoutingDecision(native_HKT, selected_HKT, routing.gate(biased_HKT, selected_HKT, config))
+            self.head_lora_load[name] += selected_HKT.sum(-1)
+        gate_HKT = routing.gate(biased_HKT, selected_HKT, config)
+        return RoutingDecision(native_HKT, selected_HKT, gate_HKT, tokens_P)
 
     def reset_load(self) -> None:
         """Set every expert's load to zero."""

@@ -14,13 +14,13 @@ from peft.utils import register_peft_method
 from torch import Tensor, nn
 
 from streamlearn.adapters.check import check, decoder_targets, linear_shapes, targets
-from streamlearn.adapters.config import METHOD, HeadLoraConfig
+from streamlearn.adapters.config import METHOD, HeadLoraConfig, regime_adapter
 from streamlearn.adapters.layer import NO_MERGE, HeadLoraLinear
 from streamlearn.adapters.routing_context import AdaptedLayer, RoutingContextHolder
 from streamlearn.errors import ConfigError
 
-ADAPTER = "default"
-"""PEFT's name for the adapter that `attach` adds."""
+SHARED = "default"
+"""PEFT's name for the adapter that all regimes share."""
 
 
 class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checked here
@@ -33,8 +33,9 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
     def _prepare_model(self, peft_config: HeadLoraConfig, model: nn.Module) -> None:
         self.decoder_prefix = _decoder_prefix(model)
         self.generator = torch.Generator().manual_seed(peft_config.init_seed)
-        self.context_holder = RoutingContextHolder()
         self.blocks_with_router: set[str] = set()
+        if not hasattr(self, "context_holder"):  # all adapters of a model have one
+            self.context_holder = RoutingContextHolder()
 
     def _create_and_replace(  # PEFT's signature
         self,
@@ -65,6 +66,14 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
         )
         self.blocks_with_router.add(block)
 
+    def add(self, name: str, config: HeadLoraConfig) -> None:
+        """Add an adapter, trainable, to the linears that have one; an adapter of this name is replaced."""
+        self.peft_config[name] = config
+        self._prepare_model(config, self.model)
+        for key, layer in list(self.model.named_modules()):
+            if isinstance(layer, HeadLoraLinear):
+                self._create_and_replace(config, name, layer, "", layer, key)
+
     def _check_merge_allowed(self) -> NoReturn:
         """PEFT calls this before every merge."""
         raise NotImplementedError(NO_MERGE)
@@ -72,41 +81,50 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
 
 @dataclass(frozen=True)
 class Bank:
-    """The experts of one linear, as optimizer, probe and consolidation address them."""
+    """The experts of one linear in one adapter, as optimizer, probe and consolidation address them."""
 
-    name: str
+    linear: str
     """The linear's name in the backbone, for example model.layers.0.mlp.up_proj."""
+    adapter: str
+    """PEFT's name for the adapter."""
     layer: HeadLoraLinear
     A: nn.Parameter
     """(H, K, R, S)."""
     B: nn.Parameter
     """(H, K, R, O)."""
     router: nn.Parameter | None
-    """(H, K, S); None without a gate, and in a layer that shares the router of another layer in its block."""
+    """(H, K, S); None without a router, and in a layer that shares the router of another layer in its block."""
+
+    @property
+    def name(self) -> str:
+        """The linear's name, after that of an adapter that is one regime's."""
+        return self.linear if self.adapter == SHARED else f"{self.adapter}/{self.linear}"
 
     @property
     def info(self) -> AdaptedLayer:
         """What hooks and parallel adapters receive for this linear."""
-        return self.layer.head_lora_info[ADAPTER]
+        return self.layer.head_lora_info[self.adapter]
 
     @property
     def load_HK(self) -> Tensor | None:  # noqa: N802  # a shape suffix
         """Load of each expert: tokens, or sequences, routed to it in training passes since `reset_load`.
 
-        None without a router: every expert gets every token.
+        None without a router: every expert gets every token of the adapter.
         """
-        load: Tensor = self.layer.head_lora_load[ADAPTER]
-        return load if self.layer.head_lora_config[ADAPTER].routed else None
+        load: Tensor = self.layer.head_lora_load[self.adapter]
+        return load if self.layer.head_lora_config[self.adapter].routed else None
 
     @property
     def bias_HKN(self) -> Tensor | None:  # noqa: N802
         """CP bias of every regime slot, added to the logits; None where routing does not depend on the regime."""
-        config = self.layer.head_lora_config[ADAPTER]
-        return self.layer.head_lora_bias[ADAPTER] if config.routed and config.regimes else None
+        config = self.layer.head_lora_config[self.adapter]
+        return self.layer.head_lora_bias[self.adapter] if config.routed and config.regimes else None
 
 
 def attach(model: nn.Module, config: HeadLoraConfig, seed: int) -> PeftModel:
     """Add experts to the target linears of `model` and freeze everything else; the output does not change yet.
+
+    Where each regime has an adapter of its own, that of the regime in slot 0 is added.
 
     Args:
         model: The backbone; its linears are replaced in place.
@@ -128,7 +146,21 @@ def attach(model: nn.Module, config: HeadLoraConfig, seed: int) -> PeftModel:
     config = replace(config, init_seed=seed, target_modules=names, exclude_modules="|".join(excluded) or None)
     with warnings.catch_warnings():  # peft 0.21 calls transformers 5.2x by a deprecated name
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-        return get_peft_model(model, config, adapter_name=ADAPTER)
+        return get_peft_model(model, config, adapter_name=regime_adapter(0) if config.per_regime else SHARED)
+
+
+def add_regime(model: PeftModel, slot: int, seed: int) -> None:
+    """Give the regime in `slot` an adapter of its own, without effect on the output yet.
+
+    It has the options of the one that `attach` added. One that the slot had before is replaced.
+
+    Args:
+        model: What `attach` returned.
+        slot: The regime's slot, see `regime_adapter`.
+        seed: Seed of A and of the routers.
+    """
+    config = next(iter(model.peft_config.values()))
+    model.base_model.add(regime_adapter(slot), replace(config, init_seed=seed))
 
 
 def _decoder_prefix(model: nn.Module) -> str:
@@ -146,15 +178,18 @@ def banks(model: nn.Module) -> list[Bank]:
 
 def reset_load(model: nn.Module) -> None:
     """Set every expert's load to zero; call it at the start of a step, before its first forward pass."""
-    for bank in _banks(model):
-        bank.layer.reset_load()
+    for layer in model.modules():
+        if isinstance(layer, HeadLoraLinear):
+            layer.reset_load()
 
 
 def _banks(model: nn.Module) -> Iterator[Bank]:
     for name, layer in model.named_modules():
-        if isinstance(layer, HeadLoraLinear) and ADAPTER in layer.head_lora_A:
-            A, B, router = layer.head_lora_A[ADAPTER], layer.head_lora_B[ADAPTER], layer.head_lora_router.get(ADAPTER)
-            yield Bank(name.removeprefix("base_model.model."), layer, A, B, router)
+        if not isinstance(layer, HeadLoraLinear):
+            continue
+        linear = name.removeprefix("base_model.model.")
+        for adapter, A in layer.head_lora_A.items():
+            yield Bank(linear, adapter, layer, A, layer.head_lora_B[adapter], layer.head_lora_router.get(adapter))
 
 
 def _block_of(key: str) -> str:

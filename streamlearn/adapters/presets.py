@@ -2,21 +2,22 @@
 
 | preset      | heads | experts | top-k | gate                      | routes    | rank | alpha | targets         |
 |-------------|-------|---------|-------|---------------------------|-----------|------|-------|-----------------|
-| streamlearn | 8     | 4       | 1     | softmax over the selected | tokens    | 4    | 8     | MLP             |
+| streamlearn | 8     | 1       | 1     | -                         | -         | 4    | 8     | MLP             |
 | mh-moe      | 8     | 4       | 1     | softmax over the selected | tokens    | 4    | 8     | MLP             |
 | cp-moe      | 1     | 8       | 2     | softmax over the selected | tokens    | 4    | 8     | attention + MLP |
 | loramoe     | 1     | 6       | all   | softmax over all          | tokens    | 4    | 32    | MLP             |
 | mot         | 1     | 8       | 1     | softmax over the selected | sequences | 4    | 8     | attention + MLP |
 | lora        | 1     | 1       | -     | none                      | -         | 20   | 40    | MLP             |
 
-| preset      | CP bias | alpha | lambda | gamma | beta | router                 | stages |
-|-------------|---------|-------|--------|-------|------|------------------------|--------|
-| streamlearn | claims  | -     | 1      | 0     | 0    | straight-through, 1/10 | no     |
-| mh-moe      | none    | -     | 0      | 0     | 0    | straight-through       | no     |
-| cp-moe      | soft    | 0.2   | 10     | 0.1   | 0    | selected               | no     |
-| loramoe     | none    | -     | 0      | 0     | 0.1  | native                 | no     |
-| mot         | none    | -     | 0      | 0     | 0    | straight-through       | yes    |
+| preset      | experts belong to | CP bias | alpha | lambda | gamma | beta | router           | stages |
+|-------------|-------------------|---------|-------|--------|-------|------|------------------|--------|
+| streamlearn | one regime        | none    | -     | 0      | 0     | 0    | -                | no     |
+| mh-moe      | all regimes       | none    | -     | 0      | 0     | 0    | straight-through | no     |
+| cp-moe      | all regimes       | soft    | 0.2   | 10     | 0.1   | 0    | selected         | no     |
+| loramoe     | all regimes       | none    | -     | 0      | 0     | 0.1  | native           | no     |
+| mot         | all regimes       | none    | -     | 0      | 0     | 0    | straight-through | yes    |
 
+- `streamlearn`: each regime has an adapter of its own; with more than one expert a head, tokens choose among them.
 - MH-MoE (arXiv 2602.12587) states no rank; 4 gives a bottleneck of 8 x 4 x 4 = 128.
 - CP-MoE: arXiv 2605.20247, section 4. It states no LoRA alpha. Its lambda of 5e3 refers to a scale of importance that
   it does not fix; on our scale nothing is learned after the first shift at that value (four SuperNI tasks, one seed:
@@ -51,6 +52,7 @@ class Shape:
     target_modules: tuple[str, ...] = MLP_LINEARS
     routes: Routes = "tokens"
     noise: float = 0.0
+    per_regime: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,9 @@ class Objective:
     """A row of the second table: terms added to the task loss, and how routers are biased (CP-MoE eq. 10, 15)."""
 
     bias: Bias = "none"
-    """How a new regime biases routing: not at all, in proportion to CKA (soft), or by claiming experts."""
+    """How a new regime biases routing: not at all, or in proportion to CKA (soft)."""
     bias_strength: float = 0.0
-    """alpha of eq. 10, for the soft bias."""
+    """alpha of eq. 10."""
     anchor_strength: float = 0.0
     """lambda of eq. 15."""
     balance_strength: float = 0.0
@@ -73,13 +75,13 @@ class Objective:
     """Whether experts are trained in MoT's three stages."""
 
     @property
-    def remembers(self) -> bool:
-        """Whether a shift changes the learner; if not, regimes are only counted."""
+    def compares(self) -> bool:
+        """Whether a new regime is compared with what is known, for its CP bias or its importance."""
         return self.bias != "none" or self.anchor_strength > 0
 
 
 SHAPES = {
-    "streamlearn": Shape(8, 4, 1, "softmax_selected", "straight_through", r=4, alpha=8.0),
+    "streamlearn": Shape(8, 1, 1, "softmax_selected", "straight_through", r=4, alpha=8.0, per_regime=True),
     "mh-moe": Shape(8, 4, 1, "softmax_selected", "straight_through", r=4, alpha=8.0),
     "cp-moe": Shape(1, 8, 2, "softmax_selected", "selected", r=4, alpha=8.0, target_modules=ALL_LINEARS),
     "loramoe": Shape(1, 6, None, "softmax", "native", r=4, alpha=32.0),
@@ -99,7 +101,7 @@ SHAPES = {
 }
 
 OBJECTIVES = {
-    "streamlearn": Objective(bias="claims", anchor_strength=1.0, router_lr=0.1),
+    "streamlearn": Objective(router_lr=0.1),
     "mh-moe": Objective(),
     "cp-moe": Objective(bias="soft", bias_strength=0.2, anchor_strength=10.0, balance_strength=0.1),
     "loramoe": Objective(localized_balance=0.1),
@@ -118,6 +120,7 @@ OPTIONS = {"rank": "r"} | {
         "target_modules",
         "vision_modules",
         "first_layer",
+        "per_regime",
     )
 }
 """Setting of the `adapter` section -> field of `HeadLoraConfig`."""
@@ -145,7 +148,8 @@ def objective(settings: Settings) -> Objective:
     """Combine the preset's objective with the settings that override it.
 
     Raises:
-        ConfigError: a bias is configured for a preset without a router.
+        ConfigError: a bias is configured for a preset without a router, or a bias or anchors for experts that no two
+            regimes share.
     """
     defaults = OBJECTIVES[settings.adapter.preset]
     given: dict[str, Any] = {}
@@ -154,8 +158,15 @@ def objective(settings: Settings) -> Objective:
             value = getattr(section, field.name, None)
             if value is not None:
                 given[field.name] = value
-    if settings.adapter.bias == "soft" and defaults.bias != "soft" and settings.adapter.bias_strength is None:
+    if settings.adapter.bias == "soft" and defaults.bias == "none" and settings.adapter.bias_strength is None:
         given["bias_strength"] = OBJECTIVES["cp-moe"].bias_strength
     if SHAPES[settings.adapter.preset].gate == "none" and given.get("bias", "none") != "none":
         raise ConfigError(f"adapter.bias: preset {settings.adapter.preset} has no router to bias; remove the key")
-    return Objective(**{**asdict(defaults), **given})
+    wanted = Objective(**{**asdict(defaults), **given})
+    if wanted.compares and resolve(settings.adapter).per_regime:
+        key = "adapter.bias" if wanted.bias != "none" else "consolidate.anchor_strength"
+        raise ConfigError(
+            f"{key}: acts on experts that regimes share, and here each regime has its own; remove the key, or set "
+            "adapter.per_regime: false"
+        )
+    return wanted

@@ -31,11 +31,13 @@ class AdaptedLayer:
     """Unit of routing."""
     scaling: float
     """Factor on the experts' output: alpha / r."""
+    adapter: str = "default"
+    """PEFT's name for the adapter."""
 
 
 @dataclass(frozen=True)
 class RoutingDecision:
-    """Routing of one layer. The last dimension is T, or B where whole sequences are routed."""
+    """Routing of one adapter of a layer. The last dimension is T, or B where whole sequences are routed."""
 
     native_HKT: Tensor
     """Logits without bias and noise; part of the autograd graph."""
@@ -43,6 +45,8 @@ class RoutingDecision:
     """Bool."""
     gate_HKT: Tensor
     """Weights of the experts, zero where not selected; part of the autograd graph."""
+    tokens_T: Tensor | None = None
+    """Indices in the pass of the tokens that were routed; None: all."""
 
 
 class RoutingHook(Protocol):
@@ -66,7 +70,7 @@ class RoutingContext:
     segment_ids_T: Tensor | None = None
     """(T,) index of the sequence that each token of the flattened input belongs to; None: each input row is one."""
     slots_B: Tensor | None = None
-    """(B,) regime slot of each sequence, which selects its CP bias; None: no bias."""
+    """(B,) regime slot of each sequence, which selects its adapter or its CP bias; None: no regimes."""
     prompt_T: Tensor | None = None
     """(T,) bool, tokens before the first learned one. Sequences are routed by these only; None: by all."""
     vision_units_B: Tensor | None = None
@@ -115,8 +119,20 @@ class RoutingContext:
             self._slots_T = self.slots_B[self.segment_ids_T]
         return self._slots_T
 
-    _slots_T: Tensor | None = None
-    _slots: tuple[int, ...] | None = None
+    def tokens_of(self, slot: int, num: int, *, is_vision: bool) -> Tensor | None:
+        """Return the indices of a regime's tokens among `num`, found once for all layers; None: all are."""
+        if self.slots == (slot,):
+            return None
+        key = (slot, num, is_vision)
+        if key not in self._tokens:
+            slots_T = self.slots_of(num, per_token=True, is_vision=is_vision)
+            assert slots_T is not None
+            self._tokens[key] = (slots_T == slot).nonzero()[:, 0]
+        return self._tokens[key]
+
+    _slots_T: Tensor | None = field(default=None, init=False)
+    _slots: tuple[int, ...] | None = field(default=None, init=False)
+    _tokens: dict[tuple[int, int, bool], Tensor] = field(default_factory=dict, init=False)
 
 
 def vision_segment_ids(vision_units_B: Tensor, num: int) -> Tensor:

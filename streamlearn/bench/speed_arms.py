@@ -2,7 +2,8 @@
 
 `frozen_floor` is the backbone's own forward and backward pass (gradients reach its input, and no weight has one), which
 no adapter can beat. `lora` has the rank that activates as many parameters as `mh_moe`. `mh_moe_loop` computes the
-experts of `mh_moe` one by one. Arms take turns, one step each, and the median of each arm's steps is reported.
+experts of `mh_moe` one by one. `streamlearn_32` and `streamlearn_300` are the default after so many regimes. Arms take
+turns, one step each, and the median of each arm's steps is reported.
 """
 
 import time
@@ -24,14 +25,12 @@ from streamlearn.backbone.arithmetic import choose
 from streamlearn.backbone.load import load, outline
 from streamlearn.bench.looped_experts import loop_over_experts
 from streamlearn.bench.sample import SAMPLE
-from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import packed_loss
 from streamlearn.learner.packing import pack
 from streamlearn.settings import (
     AdapterSettings,
     BackboneSettings,
-    ConsolidateSettings,
     JsonlSettings,
     LearnerSettings,
     StreamSettings,
@@ -41,7 +40,9 @@ from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import Position
 
 STREAM = StreamSettings()
-ARMS = ("frozen_floor", "lora", "loramoe", "mh_moe", "streamlearn", "mh_moe_loop")
+REGIMES = {"streamlearn": 1, "streamlearn_32": 32, "streamlearn_300": 300}
+"""Regimes that the arms of the default preset have learned; the batches are of the last one."""
+ARMS = ("frozen_floor", "lora", "loramoe", "mh_moe", *REGIMES, "mh_moe_loop")
 
 
 @dataclass
@@ -120,8 +121,8 @@ def build_arm(name: str, make: Callable[[], Any]) -> SpeedArm:
         config = lora_as_large_as(mh_moe, shapes)
     elif name == "loramoe":
         config = resolve(AdapterSettings(preset="loramoe"))
-    if name == "streamlearn":
-        return SpeedArm(name, _streamlearn_step(model), activated_parameters(config, shapes), [])
+    if name in REGIMES:
+        return SpeedArm(name, _streamlearn_step(model, REGIMES[name]), activated_parameters(config, shapes), [])
     peft = attach(model, config, seed=0)
     if name == "mh_moe_loop":
         loop_over_experts(peft)
@@ -147,18 +148,10 @@ def floor_step(model: Any) -> Callable[[Batch], None]:
     return step
 
 
-def _streamlearn_step(model: Any) -> Callable[[Batch], Any]:
-    """The default preset in its second regime: biased routing, a path integral, and anchors on every expert."""
-    config = resolve(AdapterSettings(preset="streamlearn"), regimes=2)
-    learner = Learner(
-        attach(model, config, seed=0),
-        LearnerSettings(),
-        torch.device("cpu"),
-        objective=OBJECTIVES["streamlearn"],
-        integrate=True,
-    )
-    consolidator = Consolidator(learner, ConsolidateSettings(), experts_claimed=1, regimes=2, seed=0)
-    consolidator.open(0, 1, None)
-    everywhere = {name: torch.full_like(omega, 1e-6) for name, omega in learner.anchors.importance().items()}
-    learner.anchors.consolidate(everywhere)
-    return lambda batch: learner.step(batch.examples, [0] * len(batch.examples))
+def _streamlearn_step(model: Any, regimes: int) -> Callable[[Batch], Any]:
+    """The default preset in the last of its regimes."""
+    peft = attach(model, resolve(AdapterSettings(preset="streamlearn")), seed=0)
+    learner = Learner(peft, LearnerSettings(), torch.device("cpu"), objective=OBJECTIVES["streamlearn"])
+    for slot in range(regimes):
+        learner.add_regime(slot, seed=slot)
+    return lambda batch: learner.step(batch.examples, [regimes - 1] * len(batch.examples))

@@ -1,8 +1,10 @@
 """What a shift changes in the learner, apart from the probe.
 
-    close    Omega += h Omega_t for every expert; the current weights become the anchors        CP-MoE eq. 13, 14
-    open     set the new regime's CP bias: soft, alpha h (eq. 10), or claims                    `claims`
+    close    Omega += h Omega_t for every expert; the current weights become the anchors            CP-MoE eq. 13, 14
+    open     give the new regime an adapter of its own, or where experts are shared its CP bias alpha h     eq. 10
     release  the regime's targets changed: remove its part of the importance
+
+An adapter of one regime is trained on the records of that regime only, so it needs no importance and has none.
 
 Omega_t is computed along the training path of the stable experts (`importance: path`, Zenke et al. 2017; h is 1,
 because every expert is measured itself), or along the path of the transient expert (`transient`, eq. 6 and 7).
@@ -34,7 +36,6 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.model import Bank
-from streamlearn.consolidate.claims import as_bias, claim, claimed
 from streamlearn.learner.learner import Learner
 from streamlearn.probe.probe import ProbeReport
 from streamlearn.settings import ConsolidateSettings
@@ -43,15 +44,13 @@ from streamlearn.settings import ConsolidateSettings
 class Consolidator:
     """Updates biases, importance and anchors of one learner at a shift."""
 
-    def __init__(
-        self, learner: Learner, settings: ConsolidateSettings, *, experts_claimed: int, regimes: int, seed: int
-    ) -> None:
+    def __init__(self, learner: Learner, settings: ConsolidateSettings, *, regimes: int, seed: int) -> None:
         self._learner = learner
         self._settings = settings
-        self._experts_claimed = experts_claimed
         self._seed = seed
         device = learner.device
-        shapes = {bank.name: bank.A.shape[:2] for bank in learner.banks}
+        self._shared: tuple[Bank, ...] = () if learner.per_regime else learner.banks
+        shapes = {bank.name: bank.A.shape[:2] for bank in self._shared}
         self.mass: dict[str, Tensor] = {
             name: torch.zeros(*shape, regimes, device=device) for name, shape in shapes.items()
         }
@@ -63,7 +62,7 @@ class Consolidator:
         transient = settings.importance == "transient" and learner.objective.anchor_strength > 0
         self._pending: dict[str, Tensor] = {
             f"{bank.name}.{part}": torch.zeros_like(parameter)
-            for bank in learner.banks
+            for bank in self._shared
             for part, parameter in (("A", bank.A), ("B", bank.B))
             if transient
         }
@@ -83,28 +82,31 @@ class Consolidator:
             importance = self._pending
             weight = {name: similarity[:, :, slot] for name, similarity in self.similarity.items()}
         learner.anchors.consolidate(importance, weight)
-        for bank in learner.banks:
+        for bank in self._shared:
             added_HK = _sums(importance[f"{bank.name}.A"]) + _sums(importance[f"{bank.name}.B"])
             self.mass[bank.name][:, :, slot] += added_HK if weight is None else added_HK * weight[bank.name]
         for omega in self._pending.values():
             omega.zero_()
 
     @torch.no_grad()
-    def open(self, slot: int, number: int, report: ProbeReport | None) -> None:
-        """Give a new regime its slot and bias.
+    def open(self, slot: int, number: int, report: ProbeReport | None, *, start: int | None = None) -> None:
+        """Give a new regime its adapter or its bias.
 
         Args:
             slot: The regime's slot; what it had before is forgotten.
-            number: The regime's number, which seeds the random tie-breaks of its claims.
+            number: The regime's number, which seeds the weights of its adapter.
             report: Its probe; None without one.
+            start: Slot of the regime whose adapter it starts from; None: from nothing.
         """
         self.forget(slot)
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + number)
-        for bank in self._learner.banks:
+        if self._learner.per_regime:
+            self._learner.add_regime(slot, self._seed * 1_000_003 + number, start=start)
+        for bank in self._shared:
+            similarity_HKN = self.similarity[bank.name]
             if report is not None:
-                self.similarity[bank.name][:, :, slot] = report.similarity[bank.name]
+                similarity_HKN[:, :, slot] = report.similarity[bank.name]
             if bank.bias_HKN is not None:
-                bank.bias_HKN[:, :, slot] = self._bias(bank, bank.bias_HKN, slot, generator)
+                bank.bias_HKN[:, :, slot] = self._learner.objective.bias_strength * similarity_HKN[:, :, slot]
         if report is not None:
             for name, omega in self._pending.items():
                 omega.copy_(report.importance[name])
@@ -124,21 +126,12 @@ class Consolidator:
             self._learner.path.restart()  # it measured the way to the old targets
 
     def forget(self, slot: int) -> None:
-        """Free the slot of a regime that is no longer remembered: remove its claims and its part of the importance."""
+        """Free the slot of a regime that is no longer remembered: remove its bias and its part of the importance."""
         self.release(slot)
-        for bank in self._learner.banks:
+        for bank in self._shared:
             self.similarity[bank.name][:, :, slot] = 0.0
             if bank.bias_HKN is not None:
                 bank.bias_HKN[:, :, slot] = 0.0
-
-    def _bias(self, bank: Bank, bias_HKN: Tensor, slot: int, generator: torch.Generator) -> Tensor:
-        objective, similarity_HK = self._learner.objective, self.similarity[bank.name][:, :, slot]
-        if objective.bias == "soft":
-            return objective.bias_strength * similarity_HK
-        if objective.bias == "claims":
-            claims_HK = claimed(bias_HKN).sum(2)
-            return as_bias(claim(claims_HK, similarity_HK, self._experts_claimed, generator))
-        return torch.zeros_like(similarity_HK)
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of a snapshot, not copied."""

@@ -1,4 +1,4 @@
-"""Usage of each expert: its training load, similarity, claims and importance, and how mixed its tokens are.
+"""Usage of each expert: its training load, similarity and importance, and how mixed its tokens are.
 
 Mixing is MH-MoE's N_eff (arXiv 2602.12587, eq. 9; `adapters/occupancy`), measured on the hold-out records of every
 regime with the current weights. A token's composition combines its frequency among those records (in quarters of all
@@ -9,6 +9,7 @@ frequent.
 # Shape suffixes: T tokens, H heads, K experts a head, N regime slots, G remembered regimes, C compositions.
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 
 import numpy as np
@@ -17,9 +18,9 @@ from torch import Tensor
 
 from streamlearn.adaptation.expert_evidence import ExpertEvidence
 from streamlearn.adapters import occupancy
-from streamlearn.adapters.model import Bank
+from streamlearn.adapters.config import slot_of
+from streamlearn.adapters.model import SHARED, Bank
 from streamlearn.adapters.routing_context import AdaptedLayer, RoutingDecision
-from streamlearn.consolidate.claims import claimed
 from streamlearn.jobs.queue import ExpertsJob, LayerError
 from streamlearn.jobs.results import ExpertsOfRegime, ExpertsResult, LayerExperts
 from streamlearn.learner.evaluation import score
@@ -45,11 +46,11 @@ def experts(
         LayerError: no adapted layer has the requested name.
     """
     started, step = clock(), learner.number
-    chosen = [bank for bank in learner.banks if job.layer is None or job.layer in bank.name]
+    chosen = [bank for bank in learner.banks if job.layer is None or job.layer in bank.linear]
     if not chosen:
         raise LayerError(
             f"layer: expected part of the name of an adapted layer, found {job.layer!r}; the {len(learner.banks)} "
-            f"adapted layers are {learner.banks[0].name} to {learner.banks[-1].name}"
+            f"adapted layers are {learner.banks[0].linear} to {learner.banks[-1].linear}"
         )
     layers = [_from_training(bank, learner, evidence) for bank in chosen]  # before the first yield: all of one step
     slots = [slot for slot in sorted(evidence.numbers, key=evidence.numbers.__getitem__) if evidence.holdouts[slot]]
@@ -57,7 +58,7 @@ def experts(
     unmeasured = _reason_unmeasured(examples, routed=bool(evidence.load))
     if unmeasured is None:
         regimes = [index for index, slot in enumerate(slots) for _ in evidence.holdouts[slot]]
-        counts = ExpertTokenCounts(examples, regimes, {bank.info.block for bank in chosen}, learner.device)
+        counts = ExpertTokenCounts(examples, regimes, {bank.info for bank in chosen}, learner.device)
         slot_by_example = [slots[index] for index in regimes]
         work = score(
             learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=slot_by_example, hooks=(counts,)
@@ -67,8 +68,8 @@ def experts(
             yield
         numbers = [evidence.numbers[slot] for slot in slots]
         layers = [
-            _with_counts(layer, counts.by_block[bank.info.block], numbers)
-            for layer, bank in zip(layers, chosen, strict=True)
+            layer if count is None else _with_counts(layer, count, numbers)
+            for layer, count in zip(layers, map(counts.of, chosen), strict=True)
         ]
     return ExpertsResult(
         step=step,
@@ -83,7 +84,7 @@ def experts(
 
 def _reason_unmeasured(examples: Sequence[Example], *, routed: bool) -> str | None:
     if not routed:
-        return "the adapter has no router: every expert processes every token"
+        return "no token is routed by choice: an expert processes every token of its regime"
     if not examples:
         return "no record was held out yet; holdout.every_records sets how often one is"
     return None
@@ -91,28 +92,26 @@ def _reason_unmeasured(examples: Sequence[Example], *, routed: bool) -> str | No
 
 def _from_training(bank: Bank, learner: Learner, evidence: ExpertEvidence) -> LayerExperts:
     """What needs no forward pass."""
-    load_HK = evidence.load.get(bank.name)
-    similarity_HKN = evidence.similarity[bank.name]
-    claims_HKN = torch.zeros_like(similarity_HKN) if bank.bias_HKN is None else claimed(bank.bias_HKN)
-    regimes = tuple(
-        _regime(number, similarity_HKN[:, :, slot], claims_HKN[:, :, slot])
-        for slot, number in sorted(evidence.numbers.items(), key=lambda pair: pair[1])
-    )
+    load_HK, similarity_HKN = evidence.load.get(bank.name), evidence.similarity.get(bank.name)
+    owner = None if bank.adapter == SHARED else evidence.numbers.get(slot_of(bank.adapter))
     return LayerExperts(
-        layer=bank.name,
+        layer=bank.linear,
+        owner=owner,
         load=None if load_HK is None else load_HK.tolist(),
         share=None if load_HK is None else (load_HK / load_HK.sum(1, keepdim=True).clamp_min(1)).tolist(),
         importance=_mean_importance(bank, learner.anchors.importance()),
-        regimes=regimes,
+        regimes=tuple(
+            ExpertsOfRegime(
+                regime=number, similarity=None if similarity_HKN is None else _if_any(similarity_HKN[:, :, slot])
+            )
+            for slot, number in sorted(evidence.numbers.items(), key=lambda pair: pair[1])
+            if owner in (None, number)
+        ),
     )
 
 
-def _regime(number: int, similarity_HK: Tensor, claims_HK: Tensor) -> ExpertsOfRegime:
-    return ExpertsOfRegime(
-        regime=number,
-        similarity=similarity_HK.tolist() if similarity_HK.any() else None,
-        claimed=[claims_K.nonzero()[:, 0].tolist() for claims_K in claims_HK] if claims_HK.any() else None,
-    )
+def _if_any(similarity_HK: Tensor) -> list[list[float]] | None:
+    return similarity_HK.tolist() if similarity_HK.any() else None
 
 
 def _mean_importance(bank: Bank, importance: Mapping[str, Tensor]) -> list[list[float]] | None:
@@ -145,11 +144,10 @@ class ExpertTokenCounts:
     """Tokens of every regime and composition per expert, counted by a `RoutingHook` over consecutive packed batches."""
 
     def __init__(
-        self, examples: Sequence[Example], regimes: Sequence[int], blocks: set[str], device: torch.device
+        self, examples: Sequence[Example], regimes: Sequence[int], layers: set[AdaptedLayer], device: torch.device
     ) -> None:
-        self.by_block: dict[str, Tensor] = {}
-        """(H, K, G * C) by block, the layers that share a router."""
-        self._blocks = blocks
+        self._by_router: dict[tuple[str, str], Tensor] = {}  # by adapter and block, the layers that share a router
+        self._layers = {(layer.adapter, layer.block) for layer in layers}
         lengths = torch.tensor([len(example) for example in examples])
         tokens_T = torch.from_numpy(np.concatenate([example.input_ids for example in examples]))
         _, index_T, count = torch.unique(tokens_T, return_inverse=True, return_counts=True)
@@ -162,24 +160,32 @@ class ExpertTokenCounts:
         self._composition_T = occupancy.composition(features, [max(regimes) + 1, BUCKETS, BUCKETS]).to(device)
         self._lengths_B = lengths.to(device)
         self._token = self._record = 0
-        self._batch_size = (0, 0)
+        self._records = 0
+        self._tokens_by_layer: Counter[str] = Counter()
 
     def __call__(self, layer: AdaptedLayer, decision: RoutingDecision) -> None:
         """Count one layer's tokens of the current packed batch."""
-        selected_HKT, records = decision.selected_HKT, 0
+        selected_HKT, router = decision.selected_HKT, (layer.adapter, layer.block)
         if layer.routes == "sequences":
-            records = selected_HKT.shape[-1]
-            lengths_B = self._lengths_B[self._record : self._record + records]
+            self._records = selected_HKT.shape[-1]
+            lengths_B = self._lengths_B[self._record : self._record + self._records]
             selected_HKT = selected_HKT.repeat_interleave(lengths_B, dim=-1)
-        self._batch_size = (selected_HKT.shape[-1], records)
-        if (block := layer.block) not in self._blocks:
+        self._tokens_by_layer[layer.name] += selected_HKT.shape[-1]
+        if router not in self._layers:
             return
-        composition_T = self._composition_T[self._token : self._token + selected_HKT.shape[-1]]
+        if decision.tokens_T is None:
+            composition_T = self._composition_T[self._token : self._token + selected_HKT.shape[-1]]
+        else:
+            composition_T = self._composition_T[self._token + decision.tokens_T]
         count = occupancy.per_expert(selected_HKT, composition_T, self._num_kinds)
-        self.by_block[block] = self.by_block[block] + count if block in self.by_block else count
+        self._by_router[router] = self._by_router[router] + count if router in self._by_router else count
+
+    def of(self, bank: Bank) -> Tensor | None:
+        """Return a bank's counts, (H, K, G * C); None without a token."""
+        return self._by_router.get((bank.info.adapter, bank.info.block))
 
     def advance(self) -> None:
         """Move on to the next packed batch."""
-        tokens, records = self._batch_size
-        self._token += tokens
-        self._record += records
+        self._token += max(self._tokens_by_layer.values(), default=0)
+        self._record += self._records
+        self._tokens_by_layer.clear()

@@ -74,8 +74,6 @@ class ExpertsOfRegime(ApiModel):
     """Number of the regime."""
     similarity: list[list[float]] | None = None
     """CKA of each expert with the regime's transient expert, 0 to 1; null when the regime was not probed."""
-    claimed: list[list[int]] | None = None
-    """Experts of each head that the regime may use; null when it may use all."""
     holdout_tokens: list[list[int]] | None = None
     """Tokens of the regime's hold-out records routed to each expert now; null without hold-out records."""
 
@@ -85,6 +83,8 @@ class LayerExperts(ApiModel):
 
     layer: str
     """Name of the linear layer in the backbone."""
+    owner: int | None = None
+    """Number of the regime whose experts these are; null where all regimes share them."""
     load: list[list[int]] | None
     """Tokens each expert was trained on (sequences where the router assigns those); null without a router."""
     share: list[list[float]] | None

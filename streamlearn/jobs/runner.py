@@ -5,7 +5,7 @@ A job that is unfinished when the budget is spent continues after the next step,
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from streamlearn.errors import StreamlearnError
@@ -30,7 +30,8 @@ class _RunningJob:
 
     ticket: Ticket
     work: Work
-    weights: PinnedWeights
+    weights: PinnedWeights | None = None
+    """Those it started with, once a training step comes between two of its pieces."""
     seconds: float = 0.0
     """Time spent on it so far, not counting the training steps between its pieces."""
 
@@ -81,8 +82,7 @@ class JobRunner:
                 ticket.finish(self._save())
             return
         work = self._begin(ticket.job)
-        # The first piece runs at once: it records the step that the copied weights belong to.
-        self._continue(_RunningJob(ticket, work, PinnedWeights(self._learner.inference_state())), deadline)
+        self._continue(_RunningJob(ticket, work), deadline)  # the first piece runs at once: it records the step
 
     def _begin(self, job: EvalJob | GenerateJob | ExpertsJob) -> Work:
         if isinstance(job, ExpertsJob):
@@ -95,7 +95,7 @@ class JobRunner:
         """Run pieces of a job until it is finished or cancelled, or the deadline has passed."""
         self._running = None
         began = self._clock()
-        with self._failures_reported_to(job.ticket), job.weights.swapped_in():
+        with self._failures_reported_to(job.ticket), nullcontext() if job.weights is None else job.weights.swapped_in():
             while not job.ticket.cancelled:
                 try:
                     next(job.work)
@@ -104,6 +104,7 @@ class JobRunner:
                     job.ticket.finish(finished.value.model_copy(update={"seconds": seconds}))
                     return
                 if self._clock() >= deadline:
+                    job.weights = job.weights or PinnedWeights(self._learner.inference_state())
                     job.seconds += self._clock() - began
                     self._running = job
                     return

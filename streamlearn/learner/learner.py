@@ -13,14 +13,15 @@ CP-MoE (arXiv 2605.20247) eq. 15; for LoRAMoE the third term is beta L_lbc. The 
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.model import Bank, banks, reset_load
+from streamlearn.adapters.config import regime_adapter
+from streamlearn.adapters.model import Bank, add_regime, banks, reset_load
 from streamlearn.adapters.presets import ATTENTION_LINEARS, Objective
 from streamlearn.adapters.routing_context import routing_context
 from streamlearn.learner.anchor import Anchors
@@ -101,20 +102,53 @@ class Learner:
         self.forward = model.get_base_model()
         """The same backbone and adapter without the PEFT wrapper, for forward passes."""
         self.banks: tuple[Bank, ...] = tuple(banks(model))
+        self.per_regime: bool = next(iter(model.peft_config.values())).per_regime
+        """Whether each regime has an adapter of its own."""
         self.device = device
         self.objective = objective
         self.number = 0
         self.updates = 0
         self._settings = settings
         self._clock = clock
-        experts = [Group(bank.name, {"A": bank.A, "B": bank.B}, bank.load_HK) for bank in self.banks]
+        experts = _experts(self.banks)
         self.optimizer = MaskedAdamW([*experts, *_routers(self.banks, objective.router_lr)], settings)
         self.anchors = Anchors(experts, objective.anchor_strength)
         self.path = PathIntegral(_by_name(experts)) if integrate else None
         """Path integral of the experts' own training; None unless importance is computed from it."""
         attention = frozenset(b.name for b in self.banks if b.name.rpartition(".")[2] in ATTENTION_LINEARS)
         self.stages = Stages(settings, attention) if objective.staged else None
-        self._experts = frozenset(group.name for group in experts)
+
+    @torch.no_grad()
+    def add_regime(self, slot: int, seed: int, *, start: int | None = None) -> None:
+        """Give the regime in `slot` an adapter of its own, untrained; one that the slot had before is replaced.
+
+        Only where `per_regime`.
+
+        Args:
+            slot: The regime's slot.
+            seed: Seed of its weights.
+            start: Slot of another regime, whose weights are copied instead.
+        """
+        name = regime_adapter(slot)
+        add_regime(self.model, slot, seed)
+        self.banks = tuple(sorted(banks(self.model), key=lambda bank: bank.adapter))  # a resumed run has this order too
+        new = [bank for bank in self.banks if bank.adapter == name]
+        groups = [group for group in self.optimizer.groups if not group.name.startswith(f"{name}/")]
+        groups += [*_experts(new), *_routers(new, self.objective.router_lr)]
+        self.optimizer.groups = sorted(groups, key=lambda group: group.name)
+        if start is not None:
+            like = [bank for bank in self.banks if bank.adapter == regime_adapter(start)]
+            for own, other in zip(_weights(new), _weights(like), strict=True):
+                own.copy_(other)
+
+    def keep_regimes(self, slots: Collection[int]) -> None:
+        """Delete the adapters of all other regimes, for a rollback to when they did not exist."""
+        names = {regime_adapter(slot) for slot in slots}
+        for name in self.model.peft_config.keys() - names:
+            self.model.delete_adapter(name)
+        self.banks = tuple(bank for bank in self.banks if bank.adapter in names)
+        kept = {bank.name for bank in self.banks} | {f"{bank.name}.router" for bank in self.banks}
+        self.optimizer.groups = [group for group in self.optimizer.groups if group.name in kept]
 
     def step(
         self,
@@ -216,7 +250,7 @@ class Learner:
         """Make the update; clipping divided the gradients by `clipped`."""
         self.updates += 1
         if self.stages is not None:
-            self.stages.apply(self.optimizer.groups, self._experts)
+            self.stages.apply(self.optimizer.groups, frozenset(bank.name for bank in self.banks))
         if self.path is not None:
             self.path.before()
         self.optimizer.step(self._learning_rate())
@@ -251,6 +285,14 @@ class Learner:
         for bank in self.banks:
             if bank.bias_HKN is not None:
                 bank.bias_HKN.copy_(tensors[f"bias.{bank.name}"])
+
+
+def _experts(all_banks: Sequence[Bank]) -> list[Group]:
+    return [Group(bank.name, {"A": bank.A, "B": bank.B}, bank.load_HK) for bank in all_banks]
+
+
+def _weights(all_banks: Sequence[Bank]) -> list[Tensor]:
+    return [p for bank in all_banks for p in (bank.A, bank.B, bank.router) if p is not None]
 
 
 def _routers(all_banks: Sequence[Bank], lr_scale: float) -> list[Group]:

@@ -68,7 +68,7 @@ class MaskedAdamW:
     """Eq. (1) for each group, masked by the experts that were routed to."""
 
     def __init__(self, groups: Iterable[Group], settings: LearnerSettings) -> None:
-        self.groups: Sequence[Group] = tuple(groups)
+        self.groups: list[Group] = list(groups)
         self._settings = settings
 
     def parameters(self) -> list[Parameter]:
@@ -84,7 +84,7 @@ class MaskedAdamW:
     def step(self, lr: float) -> None:
         """Apply eq. (1) once to every expert that was routed to; parameters without a gradient stay."""
         for group in self.groups:
-            if group.lr_scale == 0:
+            if group.lr_scale == 0 or all(parameter.grad is None for parameter in group.parameters.values()):
                 continue
             routed = None if group.routed_HK is None else group.routed_HK.nonzero(as_tuple=True)
             if routed is not None and len(routed[0]) == group.steps_HK.numel():

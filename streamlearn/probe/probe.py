@@ -116,11 +116,16 @@ def probe(
 
 
 def _compare(learner: Learner, expert: TransientExpert, examples: Sequence[Example], tokens: int) -> None:
-    packed = pack(next(_groups(examples, tokens)), learner.device)
+    packed = pack(first_tokens(examples, tokens), learner.device)
     context = packed.context()
     expert.comparing, context.parallel_adapter = True, expert
     with torch.no_grad(), routing_context(learner.model, context):
         packed_loss(learner.forward, packed)
+
+
+def first_tokens(examples: Sequence[Example], tokens: int) -> list[Example]:
+    """Return the first examples, at least one, up to at least `tokens` tokens in total."""
+    return next(_groups(examples, tokens))
 
 
 def _groups(examples: Sequence[Example], tokens: int) -> Iterator[list[Example]]:

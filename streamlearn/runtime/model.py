@@ -11,8 +11,8 @@ from peft.utils import set_peft_model_state_dict
 from safetensors.torch import load_file
 
 from streamlearn.adaptation.adaptation import Adaptation
-from streamlearn.adapters.config import HeadLoraConfig
-from streamlearn.adapters.model import attach
+from streamlearn.adapters.config import HeadLoraConfig, regime_adapter, slot_of
+from streamlearn.adapters.model import SHARED, attach
 from streamlearn.adapters.presets import objective, resolve
 from streamlearn.backbone.load import Backbone, Outline, load
 from streamlearn.events import Event, get_logger
@@ -55,7 +55,7 @@ class Model:
     def restore(self, snapshot: Snapshot) -> RunState:
         """Load a snapshot's weights, optimizer and detectors in place; return the rest of its state."""
         tensors = snapshot.tensors()
-        load_adapter(self.peft, snapshot.adapter)
+        load_adapters(self.learner, snapshot.adapter)
         torch.set_rng_state(tensors.pop("rng.torch"))
         self.learner.load_state(tensors)
         manifest = snapshot.manifest
@@ -65,23 +65,41 @@ class Model:
         return state
 
 
-def load_adapter(model: PeftModel, folder: Path) -> None:
-    """Copy the weights of a PEFT folder into the live adapter, in place."""
+def load_adapters(learner: Learner, folder: Path) -> None:
+    """Copy the weights of the PEFT folder of a snapshot into the live adapter.
+
+    Where regimes have adapters of their own, the folder has one PEFT folder for each; those regimes and no others have
+    an adapter then.
+    """
+    if not learner.per_regime:
+        _load_adapter(learner.model, folder, SHARED)
+        return
+    slots = sorted(slot_of(path.name) for path in folder.iterdir() if path.is_dir())
+    for slot in slots:
+        learner.add_regime(slot, seed=0)  # every weight is replaced
+    learner.keep_regimes(slots)
+    for slot in slots:
+        _load_adapter(learner.model, folder / regime_adapter(slot), regime_adapter(slot))
+
+
+def _load_adapter(model: PeftModel, folder: Path, name: str) -> None:
     weights = load_file(folder / "adapter_model.safetensors")
-    outcome = set_peft_model_state_dict(model, weights)
+    outcome = set_peft_model_state_dict(model, weights, adapter_name=name)
     assert not outcome.unexpected_keys, "the manifest was checked against this adapter before"
 
 
 def adapter_of(settings: Settings) -> HeadLoraConfig:
-    """The adapter that the configuration describes, with one CP bias per regime slot where routing uses regimes."""
-    steered = objective(settings).bias != "none"
-    return resolve(settings.adapter, regimes=settings.shift.max_regimes if steered else 0)
+    """The adapter that the configuration describes, with one CP bias per regime slot where routing is biased."""
+    biased = objective(settings).bias != "none"
+    return resolve(settings.adapter, regimes=settings.shift.max_regimes if biased else 0)
 
 
 def adapter_shape(config: HeadLoraConfig) -> dict[str, Any]:
     """The options of an adapter that decide what its weights mean, for the manifest."""
     names = ("r", "alpha", "num_heads", "num_experts", "top_k", "gate", "router_gradient", "routes", "target_modules")
-    optional = {name: asdict(config)[name] for name in ("vision_modules", "first_layer") if asdict(config)[name]}
+    optional = {
+        name: asdict(config)[name] for name in ("per_regime", "vision_modules", "first_layer") if asdict(config)[name]
+    }
     return {**{name: asdict(config)[name] for name in names}, **optional}
 
 

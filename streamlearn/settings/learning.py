@@ -21,7 +21,7 @@ class BackboneSettings(Section):
     """cpu, cuda, cuda:1, ...; auto uses a GPU if there is one."""
 
 
-Bias = Literal["none", "soft", "claims"]
+Bias = Literal["none", "soft"]
 
 
 class AdapterSettings(Section):
@@ -36,7 +36,7 @@ class AdapterSettings(Section):
     num_heads: PositiveInt | None = None
     """Slices of a token's vector, each routed separately; must divide the input size of every target."""
     num_experts: PositiveInt | None = None
-    """Experts per head."""
+    """Experts per head; with more than one, a router chooses among them for each token."""
     top_k: PositiveInt | None = None
     """Experts selected per head and token."""
     router_gradient: Literal["straight_through", "native", "selected", "none"] | None = None
@@ -49,11 +49,11 @@ class AdapterSettings(Section):
     """First decoder layer that gets an adapter, counted from 0; the backward pass ends there. By default every layer
     gets one."""
     bias: Bias | None = None
-    """How routing depends on the regime: none, soft (CKA times bias_strength), or claims (experts of its own)."""
+    """How routing depends on the regime where experts are shared: none, or soft (CKA times bias_strength)."""
     bias_strength: NonNegativeFloat | None = None
     """Strength of the soft bias; alpha in CP-MoE eq. 10."""
-    experts_claimed: PositiveInt = 1
-    """Experts per head that a regime claims; with more than one, the router chooses among them per token."""
+    per_regime: bool | None = None
+    """Whether each regime gets an adapter of its own; if not, all share one. By default the preset's."""
 
 
 class LearnerSettings(Section):
@@ -90,17 +90,17 @@ class LearnerSettings(Section):
 
 
 class ProbeSettings(Section):
-    """The transient expert that probes a new regime before it is trained on."""
+    """The probe of a new regime before it is trained on."""
 
     enabled: bool = True
-    """Whether new regimes are probed; if not, experts are claimed by their use only."""
+    """Whether new regimes are compared with what is known: for an adapter to start from, or for a CP bias."""
     warmup_tokens: PositiveInt | None = None
-    """Tokens of the new regime that the transient expert is trained on; by default 10,000 for text and 100,000 for
-    image-text (CP-MoE)."""
+    """Tokens of the new regime that the transient expert is trained on, where regimes share experts; by default 10,000
+    for text and 100,000 for image-text (CP-MoE)."""
     lr: PositiveFloat = 1e-2
     """Learning rate of the transient expert; high, since it is trained for few steps and then discarded."""
     similarity_tokens: PositiveInt = 1024
-    """Tokens on which CKA similarity is computed."""
+    """Tokens of a new regime on which it is compared with what is known."""
 
 
 class ConsolidateSettings(Section):

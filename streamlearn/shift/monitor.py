@@ -75,6 +75,10 @@ class Monitor:
             return [0] * len(inputs)
         return regimes.assign(self._featurizer.featurize(ids) for ids in inputs)
 
+    def rank(self, inputs: Sequence[NDArray[np.int32]], as_of: MonitorState) -> list[int]:
+        """Slots of all regimes by how well they explain the inputs together, best first; `as_of`: see `assign`."""
+        return self._regimes_of(as_of).rank([self._featurizer.featurize(ids) for ids in inputs])
+
     def state(self, as_of: MonitorState | None = None) -> dict[str, NDArray[np.generic]]:
         """Arrays for a snapshot, by default of `released`."""
         return state_arrays.to_arrays(self._released if as_of is None else as_of)

@@ -73,6 +73,11 @@ class RegimeMemory:
         absent = naive_bayes.AbsentTokens.of(np.stack([each.token_frequency.expected for each in self._profiles]))
         return [int((self.score(each).scores_R + absent.scores(each.buckets)).argmax()) for each in records]
 
+    def rank(self, records: Iterable[Features]) -> list[int]:
+        """Slots of all regimes, the one that explains the records best first (`naive_bayes`, eq. 3)."""
+        total_R = np.sum([self.score(each).scores_R for each in records], axis=0)
+        return [int(slot) for slot in np.argsort(-total_R, kind="stable")]
+
     def calibrate(self, slots: Iterable[int] | None = None) -> None:
         """Measure how well the regimes, by default all, explain their own exemplars."""
         for slot in range(len(self)) if slots is None else slots:

@@ -125,11 +125,13 @@ class ShiftStatus:
     step: int
     """Optimizer updates made before the shift."""
     probe_tokens: int
-    """Tokens read by the transient expert; 0 when nothing was probed."""
+    """Tokens that the probe read; 0 when nothing was probed."""
     probe_seconds: float
     """Duration of the probe."""
     mean_similarity: float | None
-    """Mean CKA of the transient expert with the stable experts; null when nothing was probed."""
+    """Mean CKA of the transient expert with the stable experts; null when they were not compared."""
+    started_from: int | None = None
+    """Regime whose adapter was copied as the new one's start; null when it started from nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from streamlearn.consolidate.claims import claimed
+from streamlearn.adapters.config import regime_adapter
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.learner.learner import Learner
 from streamlearn.probe.probe import ProbeReport
@@ -16,8 +16,8 @@ from tests.learners import REGIMES, MakeLearner, make_learner, tiny
 __all__ = ["make_learner", "tiny"]  # fixtures
 
 
-def consolidator(learner: Learner, claims: int = 1, **settings: Any) -> Consolidator:
-    return Consolidator(learner, ConsolidateSettings(**settings), experts_claimed=claims, regimes=REGIMES, seed=0)
+def consolidator(learner: Learner, **settings: Any) -> Consolidator:
+    return Consolidator(learner, ConsolidateSettings(**settings), regimes=REGIMES, seed=0)
 
 
 def train(learner: Learner, slot: int, seeds: range = range(4)) -> None:
@@ -39,24 +39,21 @@ def total(learner: Learner) -> float:
     return sum(float(omega.sum()) for omega in learner.anchors.importance().values())
 
 
-def test_closing_anchors_the_experts_of_the_regime(make_learner: MakeLearner) -> None:
-    """Only experts of the regime gain importance; the anchors are the current weights; moving away is penalized."""
-    learner = make_learner(preset="streamlearn")
+def test_closing_anchors_the_shared_experts(make_learner: MakeLearner) -> None:
+    """Trained experts gain importance, all of it the regime's; the current weights are the anchors."""
+    learner = make_learner(preset="cp-moe")
     made = consolidator(learner)
     made.open(0, 1, None)
     train(learner, 0)
     made.close(0)
     for bank in learner.banks:
-        assert bank.bias_HKN is not None
-        used_HK = claimed(bank.bias_HKN)[:, :, 0]
-        omega = learner.anchors.importance()[f"{bank.name}.B"].flatten(2).any(2)
-        assert torch.equal(omega, used_HK)
-        assert torch.equal(made.mass[bank.name][:, :, 0] > 0, used_HK)
+        omega_A, omega_B = (learner.anchors.importance()[f"{bank.name}.{part}"] for part in "AB")
+        assert omega_B.any()
+        mass_HK = omega_A.flatten(2).sum(2) + omega_B.flatten(2).sum(2)
+        torch.testing.assert_close(made.mass[bank.name][:, :, 0], mass_HK)
+        assert not made.mass[bank.name][:, :, 1:].any()
     assert learner.anchors.penalty() == 0.0
     made.open(1, 2, None)
-    for bank in learner.banks:  # another regime on the same experts
-        assert bank.bias_HKN is not None
-        bank.bias_HKN[:, :, 1] = bank.bias_HKN[:, :, 0]
     train(learner, 1)
     assert learner.anchors.penalty() > 0.0
 
@@ -65,7 +62,7 @@ def test_a_strong_anchor_keeps_shared_experts_closer(make_learner: MakeLearner) 
     """With a larger lambda, the same second regime changes important weights of shared experts less."""
     distances = []
     for strength in (1e-6, 1e3):
-        learner = make_learner(preset="streamlearn", changes={"anchor_strength": strength})
+        learner = make_learner(preset="cp-moe", changes={"anchor_strength": strength})
         made = consolidator(learner)
         made.open(0, 1, None)
         train(learner, 0)
@@ -102,58 +99,65 @@ def test_transient_importance_is_added_when_the_regime_ends_weighted_by_cka(make
     assert all((omega == 0.5).all() for omega in learner.anchors.importance().values())
 
 
-def test_releasing_a_regime_removes_its_importance_only(make_learner: MakeLearner) -> None:
-    """Two regimes without shared experts: releasing one removes its importance and keeps that of the other."""
+def test_releasing_a_regime_removes_its_share_of_the_importance(make_learner: MakeLearner) -> None:
+    """Of an expert that two regimes were trained on, the other regime's share stays."""
+    learner = make_learner(preset="cp-moe")
+    made = consolidator(learner)
+    for slot in (0, 1):
+        made.open(slot, slot + 1, None)
+        train(learner, slot)
+        made.close(slot)
+    before = {name: omega.clone() for name, omega in learner.anchors.importance().items()}
+    mass = {name: mass_HKN.clone() for name, mass_HKN in made.mass.items()}
+    made.release(0)
+    for bank in learner.banks:
+        kept_HK = 1 - mass[bank.name][:, :, 0] / mass[bank.name].sum(2).clamp_min(1e-30)
+        name = f"{bank.name}.B"
+        torch.testing.assert_close(learner.anchors.importance()[name], before[name] * kept_HK[:, :, None, None])
+        assert 0 < kept_HK.min() < kept_HK.max() < 1
+        assert not made.mass[bank.name][:, :, 0].any()
+
+
+def test_a_regime_with_an_adapter_of_its_own_changes_no_other(make_learner: MakeLearner) -> None:
+    """Its weights are those of its number, and training them moves no bit of the other regime's."""
     learner = make_learner(preset="streamlearn")
     made = consolidator(learner)
     made.open(0, 1, None)
     train(learner, 0)
     made.close(0)
+    first = weights(learner, 0)
+    assert any(B.any() for name, B in first.items() if name.endswith(".B"))
     made.open(1, 2, None)
     train(learner, 1)
-    made.close(1)
-    before = {name: omega.clone() for name, omega in learner.anchors.importance().items()}
-    made.release(0)
-    for bank in learner.banks:
-        assert bank.bias_HKN is not None
-        first, second = (claimed(bank.bias_HKN)[:, :, slot] for slot in (0, 1))
-        omega = learner.anchors.importance()[f"{bank.name}.B"]
-        assert not omega[first].any()
-        assert torch.equal(omega[second], before[f"{bank.name}.B"][second])
-        assert before[f"{bank.name}.B"][first].any()
+    assert all(torch.equal(value, weights(learner, 0)[name]) for name, value in first.items())
+    assert learner.anchors.importance() == {}
 
 
-def test_a_forgotten_regime_frees_its_experts(make_learner: MakeLearner) -> None:
-    """A reused slot claims again, and the claims of its former regime are gone."""
-    learner = make_learner(preset="streamlearn")
+def test_a_reused_slot_starts_anew(make_learner: MakeLearner) -> None:
+    """Weights and moments of the regime that had the slot are gone; the new ones depend on the new number only."""
+    learner, other = make_learner(preset="streamlearn"), make_learner(preset="streamlearn", seed=5)
     made = consolidator(learner)
-    for slot in range(REGIMES):
-        made.open(slot, slot + 1, None)
-    (bank, *_) = learner.banks
-    assert bank.bias_HKN is not None
-    assert (claimed(bank.bias_HKN).sum(2) == 1).all()  # four regimes, four experts per head
-    freed = claimed(bank.bias_HKN)[:, :, 2].clone()
-    made.open(2, 9, None)
-    assert torch.equal(claimed(bank.bias_HKN)[:, :, 2], freed)  # the only unclaimed experts
+    for slot, number in ((0, 1), (1, 2)):
+        made.open(slot, number, None)
+        train(learner, slot)
+    made.open(1, 9, None)
+    consolidator(other).open(1, 9, None)
+    assert all(torch.equal(value, weights(other, 1)[name]) for name, value in weights(learner, 1).items())
+    assert not any(B.any() for name, B in weights(learner, 1).items() if name.endswith(".B"))
+    moments = {name: tensor for name, tensor in learner.optimizer.state_dict().items() if name.startswith("regime1/")}
+    assert moments
+    assert not any(tensor.any() for tensor in moments.values())
 
 
-def test_several_claims_leave_the_choice_to_tokens(make_learner: MakeLearner) -> None:
-    """With two claims per head, one batch uses both experts and no others."""
-    learner = make_learner(preset="streamlearn")
-    consolidator(learner, claims=2).open(0, 1, None)
-    learner.step(random_examples([60, 50], prompt_length=3), [0, 0])
-    for bank in learner.banks:
-        assert bank.bias_HKN is not None
-        assert bank.load_HK is not None
-        used, allowed = bank.load_HK > 0, claimed(bank.bias_HKN)[:, :, 0]
-        assert not (used & ~allowed).any()
-        assert (used.sum(1) == 2).any()
+def weights(learner: Learner, slot: int) -> dict[str, torch.Tensor]:
+    own = [bank for bank in learner.banks if bank.adapter == regime_adapter(slot)]
+    return {f"{bank.name}.{part}": p.detach().clone() for bank in own for part, p in (("A", bank.A), ("B", bank.B))}
 
 
 @pytest.mark.parametrize("importance", ["path", "transient"])
 def test_it_goes_on_from_a_saved_state(make_learner: MakeLearner, importance: str) -> None:
     """Masses, similarities and pending importance are restored."""
-    one, two = make_learner(preset="streamlearn"), make_learner(preset="streamlearn")
+    one, two = make_learner(preset="cp-moe"), make_learner(preset="cp-moe")
     first, second = (consolidator(learner, importance=importance) for learner in (one, two))
     first.open(0, 1, report(one, importance=1.0))
     train(one, 0)

@@ -1,6 +1,7 @@
 """Expert usage, compared with counts taken record by record and token by token."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import resolve
 from streamlearn.adapters.routing_context import AdaptedLayer, RoutingDecision
 from streamlearn.backbone.load import load, outline
-from streamlearn.consolidate.claims import as_bias
 from streamlearn.jobs.experts import BUCKETS, COMPOSITIONS, experts
 from streamlearn.jobs.queue import ExpertsJob, LayerError
 from streamlearn.jobs.results import ExpertsResult, LayerExperts
@@ -35,7 +35,8 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def learner_of(backbone: Path, **adapter: Any) -> Learner:
     settings = BackboneSettings(model=str(backbone), dtype="float32", device="cpu")
     loaded = load(settings, outline(settings))
-    model = attach(loaded.model, resolve(AdapterSettings(**adapter), regimes=2), seed=0)
+    config = resolve(AdapterSettings(**adapter))
+    model = attach(loaded.model, config if config.per_regime else replace(config, regimes=2), seed=0)
     return Learner(model, LearnerSettings(), loaded.device, clock=lambda: 0.0)
 
 
@@ -80,10 +81,10 @@ def mixing(counter: Counter[tuple[int, int]]) -> float:
     return 1 / sum((count / total) ** 2 for count in counter.values()) if total else 0.0
 
 
-@pytest.mark.parametrize("preset", ["streamlearn", "mot"])
+@pytest.mark.parametrize("preset", ["mh-moe", "mot"])
 def test_counts_and_mixing_equal_those_of_single_records(backbone: Path, preset: str) -> None:
     """Packed batches that span regimes give the same result, also where whole sequences are routed."""
-    learner = learner_of(backbone, preset=preset, num_heads=4 if preset == "streamlearn" else 1)
+    learner = learner_of(backbone, preset=preset, num_heads=4 if preset == "mh-moe" else 1)
     result = described(learner)
     frequencies = Counter(token for kept in HOLDOUTS.values() for example in kept for token in example.input_ids)
     assert len(result.layers) == len(learner.banks)
@@ -96,7 +97,7 @@ def test_counts_and_mixing_equal_those_of_single_records(backbone: Path, preset:
                 selected = decide(learner, example, slot).selected[bank.info.block]
                 for t, token in enumerate(example.input_ids):
                     kind = (frequency_bucket(token, frequencies), t * BUCKETS // len(example))
-                    for h, k in selected[:, :, t if preset == "streamlearn" else 0].nonzero().tolist():
+                    for h, k in selected[:, :, t if preset == "mh-moe" else 0].nonzero().tolist():
                         kinds.setdefault((h, k), Counter())[kind] += 1
                         tokens[NUMBERS[slot]][h, k] += 1
         expected = [[mixing(kinds.get((h, k), Counter())) for k in range(K)] for h in range(H)]
@@ -116,29 +117,35 @@ def first(result: ExpertsResult) -> LayerExperts:
     return result.layers[0]
 
 
-def test_load_similarity_and_claims_need_no_forward_pass(backbone: Path) -> None:
-    """Load and its share per head, CKA of the probed regime, claims of the regime that has some, no importance."""
-    learner = learner_of(backbone, preset="streamlearn", num_heads=4)
-    bank = learner.banks[0]
-    assert bank.bias_HKN is not None
-    own = torch.zeros(4, 4, dtype=torch.bool)
-    own[:, 2] = own[1, 3] = True
-    bank.bias_HKN[:, :, 0] = as_bias(own)
-    layer = first(described(learner))
+def test_load_and_similarity_need_no_forward_pass(backbone: Path) -> None:
+    """Load and its share per head, CKA of the regime that was probed, no importance."""
+    layer = first(described(learner_of(backbone, preset="mh-moe", num_heads=4)))
     assert layer.load == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
     assert layer.share is not None
     assert layer.share[0] == pytest.approx([0, 1 / 6, 2 / 6, 3 / 6])
-    assert layer.importance is None
+    assert (layer.importance, layer.owner) == (None, None)
     four, seven = layer.regimes
-    assert (four.regime, four.similarity, four.claimed) == (4, [[0.25] * 4] * 4, None)
-    assert (seven.regime, seven.similarity, seven.claimed) == (7, None, [[2], [2, 3], [2], [2]])
-    assert seven.holdout_tokens is not None
-    assert [row[0] + row[1] for row in seven.holdout_tokens] == [0] * 4  # claims apply in the forward pass too
+    assert (four.regime, four.similarity) == (4, [[0.25] * 4] * 4)
+    assert (seven.regime, seven.similarity) == (7, None)
+
+
+def test_experts_of_one_regime_are_listed_with_it(backbone: Path) -> None:
+    """Each layer once per regime, with the tokens of that regime only, counted in passes that span both."""
+    learner = learner_of(backbone, preset="streamlearn", num_heads=4, num_experts=2)
+    learner.add_regime(1, seed=1)
+    result = described(learner)
+    assert [layer.owner for layer in result.layers] == [7] * (len(result.layers) // 2) + [4] * (len(result.layers) // 2)
+    for layer in result.layers:
+        (own,) = layer.regimes
+        assert own.regime == layer.owner
+        slot = {number: slot for slot, number in NUMBERS.items()}[own.regime]
+        assert own.holdout_tokens is not None
+        assert [sum(row) for row in own.holdout_tokens] == [sum(map(len, HOLDOUTS[slot]))] * 4
 
 
 def test_importance_is_the_mean_over_an_experts_weights(backbone: Path) -> None:
     """Over A and B together, weighted by their sizes."""
-    learner = learner_of(backbone, preset="streamlearn", num_heads=4)
+    learner = learner_of(backbone, preset="mh-moe", num_heads=4)
     bank = learner.banks[0]
     with_anchors = Learner(
         learner.model, LearnerSettings(), learner.device, objective=type(learner.objective)(anchor_strength=1.0)
@@ -154,7 +161,7 @@ def test_importance_is_the_mean_over_an_experts_weights(backbone: Path) -> None:
 
 def test_a_part_of_a_name_selects_layers(backbone: Path) -> None:
     """The selected layers are the same as in the full result."""
-    learner = learner_of(backbone, preset="streamlearn", num_heads=4)
+    learner = learner_of(backbone, preset="mh-moe", num_heads=4)
     whole, part = described(learner), described(learner, "layers.1.")
     assert [layer for layer in whole.layers if "layers.1." in layer.layer] == list(part.layers)
     assert 0 < len(part.layers) < len(whole.layers)
@@ -164,20 +171,20 @@ def test_a_part_of_a_name_selects_layers(backbone: Path) -> None:
 
 def test_what_cannot_be_measured_has_a_reason(backbone: Path) -> None:
     """Without hold-out records or without a router the values are null, with the reason; the rest is reported."""
-    learner = learner_of(backbone, preset="streamlearn", num_heads=4)
+    learner = learner_of(backbone, preset="mh-moe", num_heads=4)
     result = described(learner, holdouts={0: (), 1: ()})
     assert result.unmeasured is not None
     assert "no record was held out yet" in result.unmeasured
     assert (first(result).effective_number, first(result).mean_effective_number) == (None, None)
     assert first(result).load is not None
     unrouted = described(learner_of(backbone, preset="lora"), routed=False)
-    assert unrouted.unmeasured == "the adapter has no router: every expert processes every token"
+    assert unrouted.unmeasured == "no token is routed by choice: an expert processes every token of its regime"
     assert first(unrouted).load is None
 
 
 def test_a_regime_without_hold_out_records_has_no_tokens(backbone: Path) -> None:
     """The other regimes are measured."""
-    learner = learner_of(backbone, preset="streamlearn", num_heads=4)
+    learner = learner_of(backbone, preset="mh-moe", num_heads=4)
     result = described(learner, holdouts={0: (), 1: HOLDOUTS[1]})
     assert result.unmeasured is None
     four, seven = first(result).regimes

@@ -1,13 +1,11 @@
 """Training a method in the daemon, in this process, without task boundaries."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from streamlearn.adaptation.adaptation import Adaptation, ShiftReport
 from streamlearn.bench.learn.detection_scores import detection_scores
 from streamlearn.bench.learn.evaluator import Evaluator, SlotsOf
 from streamlearn.bench.learn.lower_layers import reuse_lower_layers
-from streamlearn.bench.learn.methods import Method
 from streamlearn.bench.learn.recorder import RunRecorder
 from streamlearn.bench.learn.suite import Suite
 from streamlearn.bench.learn.trained_method import Progress, TrainedMethod
@@ -21,21 +19,16 @@ from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import Phase, Status
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
 
 
-def train_in_daemon(
-    suite: Suite, method: Method, settings: Settings, progress: Progress, reuse: Path | None = None
-) -> TrainedMethod:
+def train_in_daemon(suite: Suite, settings: Settings, progress: Progress, reuse: Path | None = None) -> TrainedMethod:
     """Run the daemon over the suite's stream and evaluate it at the end of each segment.
 
     `reuse`: see `lower_layers`.
     """
     components = Components(settings)
     reuse_lower_layers(components.model, reuse)
-    if method.variant is not None:
-        method.variant(components)
-    slots_of = slots_by_input(components.adaptation) if method.eval_bias else _no_slots
+    slots_of = slots_by_input(components.adaptation)
     recorder = RunRecorder(suite, Evaluator(suite, components.decoder), progress)
     observer = SegmentObserver(recorder, components, slots_of)
     Daemon(components, Board(Status(Phase.STARTING), Clock()), JobQueue(1), observer=observer).run()
@@ -54,10 +47,6 @@ def train_in_daemon(
 def slots_by_input(adaptation: Adaptation) -> SlotsOf:
     """Assign each test record the regime nearest to its input, as the daemon does for HTTP requests."""
     return lambda _, examples: adaptation.slots_of([input_of(example) for example in examples])
-
-
-def _no_slots(task: str, examples: Sequence[Example]) -> None:
-    del task, examples
 
 
 class SegmentObserver:

@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from streamlearn.adapters.model import ADAPTER
 from streamlearn.backbone.load import Backbone
 from streamlearn.runtime.model import Model
 
 
 def reuse_lower_layers(model: Model, folder: Path | None) -> None:
     """Reuse what the layers below the adapters compute, kept in `folder`; None, or adapters in every layer: nothing."""
-    first_layer = model.peft.peft_config[ADAPTER].first_layer
+    first_layer = next(iter(model.peft.peft_config.values())).first_layer
     if folder is not None and first_layer:
         LowerLayers(model.backbone, first_layer, folder)
 

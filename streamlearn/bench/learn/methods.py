@@ -12,8 +12,8 @@ test regimes also route each test record with the regime of its task, an unseen 
 | joint | a LoRA with as many stored parameters as `streamlearn`, on all records in random order, cosine schedule |
 | joint-3 | the same in three passes |
 | lora-per-task | a fresh LoRA for each segment's tasks; test records are routed to that of their task |
-| lora-per-regime | a fresh LoRA for each regime, behind the daemon's detector and router; room for two per task |
-| importance | one LoRA in the daemon, with importance from the path and anchors at shifts; no claims, no experts |
+| lora-per-regime | a fresh LoRA without heads for each regime, behind the daemon's detector and router |
+| importance | one LoRA in the daemon, with importance from the path and anchors at shifts |
 | er | `lora` with experience replay (Chaudhry et al. 2019), a memory of the size of the daemon's hold-out |
 | der++ | `lora` with replay of records and their logits (Buzzega et al. 2020), in as many bytes |
 | ewc | `lora` with elastic weight consolidation (Kirkpatrick et al. 2017) |
@@ -36,7 +36,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from streamlearn.adapters.check import LinearShapes
-from streamlearn.bench.learn import variants
 from streamlearn.bench.learn.baselines.baseline import Baseline
 from streamlearn.bench.learn.baselines.context import BaselineContext
 from streamlearn.bench.learn.baselines.cosine import CosineSchedule
@@ -53,18 +52,12 @@ from streamlearn.bench.learn.baselines.staged import StagedTraining
 from streamlearn.bench.learn.ranks import fill
 from streamlearn.bench.learn.segments import regime_slots
 from streamlearn.bench.learn.suite import Suite
-from streamlearn.runtime.components import Components
 
 RANK = "adapter.rank={rank}:adapter.alpha={alpha}"
 STORED = "adapter.rank={stored}:adapter.alpha={stored_alpha}"
 BLOCKS = "adapter.rank={blocks}:adapter.alpha={blocks_alpha}:baseline.rank={rank}"
 MLP = "adapter.target_modules=[gate_proj, up_proj, down_proj]"
-EXCLUSIVE = (
-    f"streamlearn:adapter.num_heads=1:{RANK}:adapter.router_gradient=none:probe.enabled=false:"
-    "consolidate.anchor_strength=0"
-)
-"""A mixture of LoRAs: a regime claims one that is unclaimed, in every linear. There is one head and top-1, so the gate
-is 1; an expert that no other regime has claimed is still as initialized."""
+PER_REGIME = f"lora:{RANK}:adapter.per_regime=true:probe.enabled=false"
 
 
 @dataclass(frozen=True)
@@ -80,10 +73,6 @@ class Method:
     trained: bool = True
     oracle_regimes: bool = False
     """Whether each test record is routed with the regime of its task."""
-    variant: Callable[[Components], None] | None = None
-    """A change to the daemon that no setting can make."""
-    eval_bias: bool = True
-    """Whether the daemon routes test records with the bias of their regime."""
     passes: int = 1
     """Number of passes over the records."""
     search: tuple[str, tuple[float, ...]] | None = None
@@ -148,12 +137,12 @@ _ANCHORS = ("consolidate.anchor_strength", (1.0, 10.0, 100.0, 1000.0))
 _FISHER = ("baseline.strength", (0.001, 0.01, 0.1, 1.0))
 
 METHODS: Mapping[str, Method] = {
-    "streamlearn": Method("streamlearn", search=_ANCHORS),
+    "streamlearn": Method("streamlearn"),
     "lora": Method(f"lora:{RANK}", _plain),
     "joint": Method(f"lora:{STORED}", _cosine, shuffled=True),
     "joint-3": Method(f"lora:{STORED}", _cosine, shuffled=True, passes=3, tuned_as="joint"),
-    "lora-per-task": Method(f"{EXCLUSIVE}:adapter.num_experts={{regimes}}", _oracle, oracle_regimes=True),
-    "lora-per-regime": Method(f"{EXCLUSIVE}:adapter.num_experts={{experts}}"),
+    "lora-per-task": Method(PER_REGIME, _oracle, oracle_regimes=True),
+    "lora-per-regime": Method(PER_REGIME),
     "importance": Method(f"lora:{RANK}:consolidate.anchor_strength=1:probe.enabled=false", search=_ANCHORS),
     "er": Method(f"lora:{RANK}", _replay),
     "der++": Method(f"lora:{RANK}", _dark_replay, search=("baseline.alpha", (0.01, 0.1, 1.0, 10.0))),
@@ -190,13 +179,8 @@ ABLATIONS: Mapping[str, Method] = {
     "heads 2": Method(f"streamlearn:adapter.num_heads=2:{RANK}"),
     "heads 4": Method(f"streamlearn:adapter.num_heads=4:{RANK}"),
     "heads 16": Method(f"streamlearn:adapter.num_heads=16:{RANK}"),
-    "no probe": Method("streamlearn:probe.enabled=false"),
-    "no bias": Method("streamlearn:adapter.bias=none"),
-    "soft bias": Method("streamlearn:adapter.bias=soft:adapter.bias_strength=0.2"),
-    "two claims": Method("streamlearn:adapter.experts_claimed=2"),
-    "no consolidation": Method("streamlearn:consolidate.anchor_strength=0"),
-    "importance from the probe": Method("streamlearn:consolidate.importance=transient"),
-    "plain AdamW": Method("streamlearn", variant=variants.plain_adamw),
-    "no bias at eval": Method("streamlearn", eval_bias=False),
+    "two experts": Method("streamlearn:adapter.num_experts=2"),
+    "one adapter": Method("streamlearn:adapter.per_regime=false"),
+    "no head start": Method("streamlearn:probe.enabled=false"),
 }
 """Ablations of the default preset; `streamlearn` itself is among `METHODS`."""

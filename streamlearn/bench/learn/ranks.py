@@ -5,10 +5,8 @@ An arm may contain:
 | placeholder | stands for |
 |---|---|
 | {rank}, {alpha} | the rank at which this arm activates as many parameters as preset `streamlearn`; alpha is twice it |
-| {stored}, {stored_alpha} | the rank at which this arm stores as many parameters as preset `streamlearn` |
+| {stored}, {stored_alpha} | the rank at which this arm stores as many as `streamlearn` does for these regimes |
 | {blocks}, {blocks_alpha} | {rank} times the number of segments: one LoRA per segment, side by side |
-| {regimes} | the number of different sets of tasks in the segments |
-| {experts} | twice {regimes} |
 
 Parameters are those of A and B in the linears that the arm adapts, without routers. alpha is always twice the rank, as
 in the preset, so that all methods have the same scaling.
@@ -37,21 +35,18 @@ def fill(arm: str, linears: LinearShapes, *, segments: int, regimes: int) -> str
         segments: Number of segments of the stream.
         regimes: Number of different sets of tasks among them.
     """
-    counts = {"regimes": regimes, "experts": 2 * regimes}
     ones = dict.fromkeys(("rank", "alpha", "stored", "stored_alpha", "blocks", "blocks_alpha"), 1)
     unused = Path("unused")
-    shape = adapter_of(
-        read_arm(arm.format(**ones, **counts), Profile("", ""), seed=0, state=unused, stream=unused).settings
-    )
+    shape = adapter_of(read_arm(arm.format(**ones), Profile("", ""), seed=0, state=unused, stream=unused).settings)
     reference = resolve(AdapterSettings())
     rank = _ratio(reference, shape, linears)
     ranks = {
         "rank": rank,
-        "stored": _ratio(replace(reference, top_k=None), replace(shape, top_k=None), linears),
+        "stored": regimes * _ratio(replace(reference, top_k=None), replace(shape, top_k=None), linears),
         "blocks": rank * segments,
     }
     alphas = {f"{name}_alpha": ALPHA_PER_RANK * value for name, value in ranks.items()}
-    return arm.format(**ranks, **counts, alpha=alphas.pop("rank_alpha"), **alphas)
+    return arm.format(**ranks, alpha=alphas.pop("rank_alpha"), **alphas)
 
 
 def _ratio(reference: HeadLoraConfig, shape: HeadLoraConfig, linears: LinearShapes) -> int:

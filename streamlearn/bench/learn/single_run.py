@@ -126,7 +126,7 @@ def _trained(suite: Suite, method: Method, arm: Arm, reuse: Path | None, progres
     """Train the method; what it answered, retained, routed, detected and cost."""
     started = time.monotonic()
     if method.baseline is None:
-        trained = train_in_daemon(suite, method, arm.settings, progress, reuse)
+        trained = train_in_daemon(suite, arm.settings, progress, reuse)
     else:
         trained = train_baseline(suite, method, arm, progress, reuse)
     seconds = time.monotonic() - started - trained.recorder.evaluation_s

@@ -1,0 +1,56 @@
+"""What a new regime's adapter starts from: a copy of a known regime's, or nothing.
+
+The first records of the regime are scored under the frozen backbone and under the adapters of known regimes, before
+anything is learned from them. The lowest loss wins. An adapter without training equals the backbone, so a copy is only
+made where it starts lower.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streamlearn.learner.evaluation import run_to_end, score
+from streamlearn.learner.learner import Learner
+from streamlearn.stream.decode import Example
+
+MAX_CANDIDATES = 8
+"""Maximum number of known regimes that are tried: those whose inputs are most like the new one's."""
+NO_REGIME = -1
+"""Slot of a record that no adapter applies to."""
+
+
+@dataclass(frozen=True)
+class HeadStart:
+    """What the first records of a regime cost under each start."""
+
+    backbone_loss: float
+    """Under the frozen backbone, nats per learned token."""
+    losses: dict[int, float]
+    """Under the adapter of each known regime, by slot."""
+    tokens: int
+    """Tokens of the records."""
+
+    @property
+    def slot(self) -> int | None:
+        """The regime to start from; None: from nothing."""
+        best = min(self.losses, key=self.losses.__getitem__, default=None)
+        return best if best is not None and self.losses[best] < self.backbone_loss else None
+
+
+def measure_head_start(
+    learner: Learner, examples: Sequence[Example], known: Sequence[int], *, pack_tokens: int
+) -> HeadStart:
+    """Score the first records of a new regime under each start; changes nothing.
+
+    Args:
+        learner: Each regime has an adapter of its own in it.
+        examples: The records, at least one.
+        known: Slots of the regimes to try.
+        pack_tokens: Maximum tokens per forward pass.
+    """
+
+    def loss(slot: int) -> float:
+        work = score(learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=[slot] * len(examples))
+        scores = run_to_end(work)
+        return sum(each.loss_sum for each in scores) / sum(each.tokens for each in scores)
+
+    return HeadStart(loss(NO_REGIME), {slot: loss(slot) for slot in known}, sum(map(len, examples)))

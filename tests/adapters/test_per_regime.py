@@ -1,0 +1,128 @@
+"""Adapters that belong to one regime each, in one layer and in a model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+
+from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
+from streamlearn.adapters.config import regime_adapter
+from streamlearn.adapters.model import add_regime, attach
+from streamlearn.adapters.routing_context import RoutingContext, RoutingContextHolder, routing_context
+from streamlearn.backbone.load import load, outline
+from streamlearn.errors import ConfigError
+from streamlearn.settings import BackboneSettings
+
+OWN = HeadLoraConfig(num_heads=4, num_experts=1, per_regime=True)
+ROUTED = HeadLoraConfig(num_heads=4, num_experts=3, per_regime=True)
+LENGTHS = (5, 3, 4, 1)
+
+
+def layer(config: HeadLoraConfig, regimes: int = 3) -> HeadLoraLinear:
+    """A layer with an adapter for each regime, with B different from zero."""
+    generator = torch.Generator().manual_seed(3)
+    made = HeadLoraLinear(nn.Linear(24, 10).requires_grad_(False))
+    holder = RoutingContextHolder()
+    for slot in range(regimes):
+        made.update_layer(regime_adapter(slot), config, generator, holder)
+        nn.init.normal_(made.head_lora_B[regime_adapter(slot)], generator=generator)
+    return made.to(torch.float64)
+
+
+def run(made: HeadLoraLinear, x: Tensor, slots: Sequence[int], lengths: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+    """Output, and the gradients of x and of every weight; zero for a weight without one."""
+    x = x.detach().requires_grad_()
+    segment_ids = torch.arange(len(slots)).repeat_interleave(torch.tensor(lengths))
+    made.context_holder.context = RoutingContext(segment_ids, torch.tensor(slots))
+    y = made(x)
+    inputs = [x, *(p for p in made.parameters() if p.requires_grad)]
+    weights = torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x).sum(1)  # each token has its own
+    found = torch.autograd.grad((y * weights[:, None]).sum(), inputs, allow_unused=True)
+    return y.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(inputs, found, strict=True)]
+
+
+@pytest.mark.parametrize("config", [OWN, ROUTED], ids=["one expert", "tokens choose among three"])
+@pytest.mark.parametrize("slots", [(1, 1, 1, 1), (0, 2, 0, 1), (2, 7, 0, -1)], ids=["one", "mixed", "some unknown"])
+def test_a_mixed_pass_equals_one_pass_for_each_record(config: HeadLoraConfig, slots: tuple[int, ...]) -> None:
+    """Outputs and gradients; a regime without an adapter gets the frozen linear, bit for bit."""
+    made = layer(config)
+    x = torch.randn(sum(LENGTHS), 24, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    y, gradients = run(made, x, slots, LENGTHS)
+    expected: list[Tensor] = []
+    for slot, part in zip(slots, x.split(LENGTHS), strict=True):
+        made.context_holder.context = RoutingContext(torch.zeros(len(part), dtype=torch.long), torch.tensor([slot]))
+        expected.append(made(part))
+        if slot not in range(3):
+            assert torch.equal(expected[-1], made.base_layer(part))
+    torch.testing.assert_close(y, torch.cat(expected).detach())
+    weights = torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x).sum(1)
+    total = (torch.cat(expected) * weights[:, None]).sum()
+    parameters = [p for p in made.parameters() if p.requires_grad]
+    wanted = torch.autograd.grad(total, parameters, allow_unused=True)
+    for parameter, gradient, each in zip(parameters, gradients[1:], wanted, strict=True):
+        torch.testing.assert_close(gradient, torch.zeros_like(parameter) if each is None else each)
+
+
+def test_a_regime_that_is_not_in_the_pass_gets_no_gradient() -> None:
+    """Not even zeros: a step's cost does not grow with the number of regimes."""
+    made = layer(OWN)
+    x = torch.randn(4, 24, dtype=torch.float64)
+    made.context_holder.context = RoutingContext(torch.zeros(4, dtype=torch.long), torch.tensor([1]))
+    made(x).sum().backward()
+    found = [made.head_lora_A[regime_adapter(slot)].grad is not None for slot in range(3)]
+    assert found == [False, True, False]
+
+
+def test_without_regimes_the_active_adapter_applies() -> None:
+    """As PEFT's own tuners do: a regime's folder can be loaded and used without a stream."""
+    made = layer(OWN)
+    made.set_adapter(regime_adapter(2))
+    x = torch.randn(4, 24, dtype=torch.float64)
+    expected, _ = run(made, x, [2], [4])
+    made.context_holder.context = RoutingContext()
+    assert torch.equal(made(x), expected)
+
+
+@pytest.fixture
+def model(tiny: Path) -> PeftModel:
+    settings = BackboneSettings(model=str(tiny), dtype="float32", device="cpu")
+    made = attach(
+        load(settings, outline(settings)).model, HeadLoraConfig(num_heads=4, num_experts=1, per_regime=True), 0
+    )
+    for slot in range(3):
+        add_regime(made, slot, seed=slot)
+    return made
+
+
+def test_all_regimes_are_trainable_and_the_backbone_is_not(model: PeftModel) -> None:
+    """PEFT makes an added adapter inactive, and so frozen, unless told otherwise."""
+    trainable = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trainable == {name for name, _ in model.named_parameters() if "head_lora_" in name}
+    assert {name.rpartition(".")[2] for name in trainable} == {regime_adapter(slot) for slot in range(3)}
+
+
+def test_a_regime_is_a_peft_folder(model: PeftModel, tiny: Path, tmp_path: Path) -> None:
+    """`save_pretrained` writes one folder for each regime; each loads by itself and gives the same logits."""
+    for p in model.parameters():
+        if p.requires_grad:
+            nn.init.normal_(p, std=0.1)
+    model.save_pretrained(str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {regime_adapter(slot) for slot in range(3)}
+    ids = torch.arange(6)[None]
+    with torch.no_grad(), routing_context(model, RoutingContext(slots_B=torch.tensor([1]))):
+        expected = model(ids).logits
+    settings = BackboneSettings(model=str(tiny), dtype="float32", device="cpu")
+    alone = PeftModel.from_pretrained(load(settings, outline(settings)).model, str(tmp_path / regime_adapter(1)))
+    with torch.no_grad():
+        assert torch.equal(alone(ids).logits, expected)
+
+
+def test_adapters_of_one_regime_have_no_cp_bias() -> None:
+    """Nor can they route whole sequences."""
+    with pytest.raises(ConfigError, match=r"per_regime: must be false with a CP bias"):
+        HeadLoraConfig(per_regime=True, regimes=2)
+    with pytest.raises(ConfigError, match=r"per_regime: must be false where whole sequences are routed"):
+        HeadLoraConfig(per_regime=True, routes="sequences", num_heads=1)
