@@ -17,6 +17,7 @@ from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSetti
 from tests.doubles import tiny_backbone
 
 REGIMES = 4
+"""Regime slots; where each regime has an adapter of its own, all have one."""
 
 
 class MakeLearner(Protocol):
@@ -42,7 +43,7 @@ def make_learner(tiny: Path) -> MakeLearner:
         merged = replace(OBJECTIVES[preset], **(changes or {}))
         regimes = REGIMES if merged.bias != "none" else 0
         model = attach(backbone.model, resolve(AdapterSettings(preset=preset), regimes=regimes), seed)
-        return Learner(
+        learner = Learner(
             model,
             LearnerSettings(**{"lr": 1e-2, **settings}),
             backbone.device,
@@ -50,6 +51,9 @@ def make_learner(tiny: Path) -> MakeLearner:
             objective=merged,
             integrate=merged.anchor_strength > 0,
         )
+        for slot in range(REGIMES if learner.per_regime else 0):
+            learner.add_regime(slot, seed + slot)
+        return learner
 
     return make
 

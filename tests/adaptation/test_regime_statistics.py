@@ -25,7 +25,10 @@ class Bank:
 
 
 class Learner:
-    """Never asked: nothing is scored here but by hand."""
+    """Has one bank; nothing is scored here but by hand."""
+
+    banks = (Bank(),)
+    device = torch.device("cpu")
 
 
 def forgetting() -> Forgetting:
@@ -35,8 +38,8 @@ def forgetting() -> Forgetting:
 
 def statistics(scores: Forgetting | None = None) -> tuple[RegimeStatistics, HoldoutReservoirs]:
     holdouts = HoldoutReservoirs(HoldoutSettings(every_records=2), regimes=4, seed=0)
-    bank: Any = Bank()
-    return RegimeStatistics([bank], holdouts, scores or forgetting()), holdouts
+    learner: Any = Learner()
+    return RegimeStatistics(learner, holdouts, scores or forgetting()), holdouts
 
 
 def shift(regime: int, slot: int, *, known: bool = False) -> Shift:

@@ -23,8 +23,8 @@ def test_objectives_are_the_papers_rows() -> None:
     assert (cp_moe.bias, cp_moe.bias_strength) == ("soft", 0.2)
     assert (cp_moe.anchor_strength, cp_moe.balance_strength) == (10.0, 0.1)
     assert (loramoe.localized_balance, mot.staged) == (0.1, True)
-    assert objective(with_preset("streamlearn")).bias == "claims"
-    assert not objective(with_preset("mh-moe")).remembers
+    assert cp_moe.compares
+    assert not objective(with_preset("mh-moe")).compares
 
 
 def test_cp_moe_and_mot_are_the_papers_shapes() -> None:
@@ -39,7 +39,7 @@ def test_cp_moe_and_mot_are_the_papers_shapes() -> None:
 def test_settings_override_the_objective() -> None:
     """A given setting overrides the preset, in any section."""
     settings = with_preset(
-        "streamlearn",
+        "mh-moe",
         adapter={"bias": "soft"},
         learner={"router_lr": 0.0, "balance_strength": 0.3},
         consolidate={"anchor_strength": 7.0},
@@ -52,12 +52,27 @@ def test_settings_override_the_objective() -> None:
 def test_a_bias_needs_a_router() -> None:
     """Preset `lora` has none."""
     with pytest.raises(ConfigError, match=re.escape("adapter.bias: preset lora has no router to bias")):
-        objective(with_preset("lora", adapter={"bias": "claims"}))
+        objective(with_preset("lora", adapter={"bias": "soft"}))
+
+
+@pytest.mark.parametrize(
+    ("key", "sections"),
+    [
+        ("adapter.bias", {"adapter": {"bias": "soft"}}),
+        ("consolidate.anchor_strength", {"consolidate": {"anchor_strength": 1}}),
+    ],
+)
+def test_experts_of_one_regime_have_no_bias_and_no_anchors(key: str, sections: dict[str, Any]) -> None:
+    """Both act on experts that regimes share; with those they are allowed."""
+    with pytest.raises(ConfigError, match=f"{re.escape(key)}: acts on experts that regimes share"):
+        objective(with_preset("streamlearn", **sections))
+    adapter = {**sections.get("adapter", {}), "per_regime": False, "num_experts": 4}
+    assert objective(with_preset("streamlearn", **{**sections, "adapter": adapter})).compares
 
 
 def test_presets_are_the_papers_rows() -> None:
     """MH-MoE A.3.4 and LoRAMoE section 4.1."""
-    mh_moe, loramoe = resolve(AdapterSettings()), resolve(AdapterSettings(preset="loramoe"))
+    mh_moe, loramoe = resolve(AdapterSettings(preset="mh-moe")), resolve(AdapterSettings(preset="loramoe"))
     assert (mh_moe.num_heads, mh_moe.num_experts, mh_moe.top_k, mh_moe.gate) == (8, 4, 1, "softmax_selected")
     assert (loramoe.num_heads, loramoe.num_experts, loramoe.selected, loramoe.gate) == (1, 6, 6, "softmax")
     assert (loramoe.r, loramoe.alpha) == (4, 32)
@@ -81,7 +96,7 @@ def test_settings_override_the_preset() -> None:
     ("given", "message"),
     [
         (
-            {"top_k": 6},
+            {"preset": "mh-moe", "top_k": 6},
             "adapter.top_k: must be at most num_experts, which is 4, found 6; lower top_k or raise num_experts",
         ),
         ({"preset": "loramoe", "top_k": 7}, "adapter.top_k: must be at most num_experts, which is 6, found 7"),
@@ -92,6 +107,7 @@ def test_settings_override_the_preset() -> None:
         ),
         ({"preset": "lora", "num_heads": 8}, "adapter.num_heads: must be 1 without a gate"),
         ({"preset": "lora", "top_k": 2}, "adapter.top_k: must be at most num_experts, which is 1, found 2"),
+        ({"preset": "mot", "per_regime": True}, "adapter.per_regime: must be false where whole sequences are routed"),
         ({"preset": "mot", "num_heads": 4}, "adapter.routes: sequences need a gate and num_heads 1"),
         ({"target_modules": ()}, "adapter.target_modules: must name at least one linear, found none"),
         ({"target_modules": ("",)}, "adapter.target_modules: an empty name matches nothing"),

@@ -85,7 +85,7 @@ def test_vision_tokens_belong_to_the_records_with_the_images(num: int, expected:
     assert slots.tolist() == [4 + record for record in expected]
 
 
-@pytest.mark.parametrize("preset", ["streamlearn", "mot"])
+@pytest.mark.parametrize("preset", ["mh-moe", "mot"])
 def test_hooks_get_a_description_of_each_routed_layer(make_learner: MakeLearner, preset: str) -> None:
     """Names are those of the banks; the block is the layer itself, or the transformer block for sequence routing."""
     learner = make_learner(preset=preset)
@@ -96,13 +96,12 @@ def test_hooks_get_a_description_of_each_routed_layer(make_learner: MakeLearner,
     for layer, bank in zip(found, routed, strict=True):
         assert layer == bank.info
         assert (layer.routes, layer.scaling, layer.is_vision) == (config.routes, config.scaling, False)
-        assert layer.block == (bank.name if preset == "streamlearn" else ".".join(bank.name.split(".")[:3]))
+        assert layer.block == (bank.name if preset == "mh-moe" else ".".join(bank.name.split(".")[:3]))
 
 
-@pytest.mark.parametrize("preset", ["streamlearn", "cp-moe"])
-def test_each_record_is_routed_with_its_own_regimes_bias(make_learner: MakeLearner, preset: str) -> None:
+def test_each_record_is_routed_with_its_own_regimes_bias(make_learner: MakeLearner) -> None:
     """Two regimes in one packed batch: the tokens of each record go where its own bias sends them."""
-    learner = make_learner(preset=preset)
+    learner = make_learner(preset="cp-moe")
     favour(learner, 1, 2)
     favour(learner, 3, 0)
     first = decisions(learner, EXAMPLES, [1, 3, 0])[0]
@@ -124,7 +123,7 @@ def test_the_bias_leaves_native_logits_alone(make_learner: MakeLearner) -> None:
 
 def test_a_bias_does_not_outlive_its_forward_pass(make_learner: MakeLearner) -> None:
     """An unbiased pass after a biased one routes like one before it, also when the biased one failed."""
-    learner = make_learner(preset="streamlearn")
+    learner = make_learner(preset="cp-moe")
     before = decisions(learner, EXAMPLES, None)[0].selected_HKT
     favour(learner, 1, 2)
     decisions(learner, EXAMPLES, [1, 1, 1])

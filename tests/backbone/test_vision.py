@@ -115,7 +115,7 @@ def test_the_language_model_learns_and_the_vision_tower_does_not(backbone: Backb
 def test_the_vision_tower_can_be_adapted_too(folder: Path, backbone: Backbone) -> None:
     """With experts in every linear of tower and projector, images are routed by the regime of their own record."""
     names = {name.rpartition(".")[2] for name in outline(BackboneSettings(model=str(folder))).tower_linears}
-    config = resolve(AdapterSettings(vision_modules=tuple(names)), regimes=2)
+    config = resolve(AdapterSettings(preset="mh-moe", vision_modules=tuple(names)), regimes=2)
     model = attach(backbone.model, config, 0)
     learner = Learner(model, LearnerSettings(lr=1e-2), CPU, objective=OBJECTIVES["mh-moe"])
     examples = examples_of(decoder_of(backbone))
@@ -148,6 +148,24 @@ def test_the_vision_tower_can_be_adapted_too(folder: Path, backbone: Backbone) -
     given = run_to_end(decode_greedily(model, prompts, [3] * 4, frozenset(), CPU, [0, 0, 1, 0]))
     for prompt, slot, answer in zip(prompts, [0, 0, 1, 0], given, strict=True):
         assert run_to_end(decode_greedily(model, [prompt], [3], frozenset(), CPU, [slot])) == [answer]
+
+
+def test_a_regimes_own_adapter_acts_on_its_images_only(folder: Path, backbone: Backbone) -> None:
+    """Tokens of the vision tower belong to the record with the image, in a pass over records of two regimes."""
+    names = {name.rpartition(".")[2] for name in outline(BackboneSettings(model=str(folder))).tower_linears}
+    model = attach(backbone.model, resolve(AdapterSettings(vision_modules=tuple(names))), 0)
+    learner = Learner(model, LearnerSettings(lr=1e-2), CPU)
+    learner.add_regime(1, seed=1)
+    examples = examples_of(decoder_of(backbone))
+    before = loss_sums(learner, examples)
+    for bank in learner.banks:
+        if bank.info.is_vision and bank.adapter == "regime1":
+            torch.nn.init.normal_(bank.B, std=0.3, generator=torch.Generator().manual_seed(3))
+    for number in range(4):
+        slots = [int(i == number) for i in range(len(examples))]
+        scores = run_to_end(score(model, examples, CPU, pack_tokens=1 << 20, slots=slots))
+        changed = [abs(each.loss_sum - old) > 1e-3 for each, old in zip(scores, before, strict=True)]
+        assert changed == [i == number and bool(examples[i].images) for i in range(len(examples))]
 
 
 def test_prompts_decoded_together_give_the_texts_of_each(backbone: Backbone) -> None:

@@ -1,8 +1,8 @@
 """Forgetting of the daemon on eight SuperNI tasks, read from Kafka and evaluated over HTTP after each segment.
 
 `make evidence` runs this test, which takes about half an hour on two cores and writes docs/forgetting_*.json; the
-default suite skips it. The comparison is the same daemon without probes, claims and consolidation: it still detects the
-shifts but does not act on them.
+default suite skips it. The comparison is the same daemon with one adapter for all regimes: it still detects the shifts
+but does not act on them.
 """
 
 import os
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared/data/superni"
 SEEDS = tuple(int(seed) for seed in os.environ.get("SEEDS", "0 1 2").split())
 RECORDS, TESTS = 200, 25
-OFF: dict[str, Any] = {"adapter.bias": "none", "probe.enabled": False, "consolidate.anchor_strength": 0.0}
+OFF: dict[str, Any] = {"adapter.per_regime": False}
 ARMS: dict[str, dict[str, Any]] = {"streamlearn": {}, "switched off": OFF}
 SUITES: dict[str, Callable[[Draw], Suite]] = {
     "sequential": lambda draw: sequential("sequential", draw, ORDER_1),

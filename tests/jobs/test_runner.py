@@ -58,7 +58,7 @@ class Environment:
     save: Callable[[], SnapshotResult] = lambda: SnapshotResult(name="none", step=0)
 
     def __post_init__(self) -> None:
-        model = attach(self.backbone.model, resolve(AdapterSettings()), seed=0)
+        model = attach(self.backbone.model, resolve(AdapterSettings(num_experts=2)), seed=0)
         self.learner = Learner(model, LearnerSettings(lr=3e-2), self.backbone.device, clock=lambda: 0.0)
         self.jobs = JobQueue(8)
         decoder = Decoder(self.backbone.tokenizer, StreamSettings(), self.backbone.vocab_size)

@@ -49,7 +49,7 @@ def test_the_reported_loss_is_of_the_weights_before_the_update(make_learner: Mak
     """Test, then train: the loss of a step is computed before the step changes the weights."""
     learner = make_learner(preset=preset)
     for bank in learner.banks:
-        bank.layer.head_lora_config["default"].noise = 0.0  # it applies in training only
+        bank.layer.head_lora_config[bank.adapter].noise = 0.0  # it applies in training only
     for _ in range(3):
         before = mean_loss(learner, batch_of())
         assert learner.step(batch_of().examples).loss == pytest.approx(before, rel=1e-5)

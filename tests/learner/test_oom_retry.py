@@ -44,7 +44,8 @@ def test_parts_add_up_to_the_whole(make_learner: MakeLearner, preset: str, parts
     for each in ("number", "tokens", "learned_tokens", "record_correct", "refusal"):
         assert getattr(found, each) == getattr(expected, each)
     for mine, other in zip(split.optimizer.parameters(), whole.optimizer.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5)
+        # Adam divides by the gradient's size: the rounding of a tiny one moves a weight by up to a hundredth of lr.
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
 
 
 def test_records_are_announced(make_learner: MakeLearner) -> None:

@@ -18,7 +18,7 @@ WARM_UP = random_examples([12, 9, 14, 11, 10, 13], prompt_length=4, seed=5)
 SETTINGS = ProbeSettings(warmup_tokens=200, similarity_tokens=40)
 
 
-def trained(make_learner: MakeLearner, preset: str = "streamlearn", **changes: Any) -> Learner:
+def trained(make_learner: MakeLearner, preset: str = "mh-moe", **changes: Any) -> Learner:
     learner = make_learner(preset=preset, changes=changes)
     for seed in range(4):
         learner.step(random_examples([9, 8, 7], prompt_length=3, seed=seed), [0, 0, 0])
@@ -68,9 +68,12 @@ def test_the_transient_expert_learns(make_learner: MakeLearner) -> None:
 def test_fresh_experts_have_no_similarity_and_trained_ones_have_some(make_learner: MakeLearner) -> None:
     """CKA is 0 for B = 0 and in (0, 1] for trained experts."""
     learner = trained(make_learner)
+    for bank in learner.banks:
+        bank.B.data[1, 2] = 0.0
     report = probed(learner)
     for bank in learner.banks:
         fresh_HK = ~bank.B.detach().flatten(2).any(2)
+        assert fresh_HK[1, 2]
         assert (report.similarity[bank.name][fresh_HK] == 0).all()
         assert (report.similarity[bank.name][~fresh_HK] > 0).all()
         assert (report.similarity[bank.name] <= 1).all()

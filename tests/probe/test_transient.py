@@ -31,7 +31,7 @@ def test_a_transient_expert_has_no_effect_before_it_is_trained(make_learner: Mak
 
 def test_its_output_is_added_beside_the_frozen_linear(make_learner: MakeLearner) -> None:
     """Eq. (1): y plus alpha / r times the sum over heads and blocks of B A h, for the layer that calls it."""
-    learner = make_learner(preset="streamlearn")
+    learner = make_learner(preset="mh-moe")
     expert = TransientExpert(learner.banks, "random", seed=1)
     bank = learner.banks[1]
     with torch.no_grad():
