@@ -1,7 +1,7 @@
 """The journal of batch compositions: a stream of several partitions replays bit for bit.
 
-    {"step":7,"runs":[["orders",0,118,122,4],["orders",1,57,58,1]],"crc32":2774563121}
-    {"step":8,"runs":[["orders",1,58,59,1]],"flush":true,"crc32":3519021537}
+    {"step":7,"runs":[["orders",0,118,122,4],["orders",1,57,58,1]],"crc32":325759481}
+    {"step":8,"runs":[["orders",1,58,59,1]],"flush":true,"crc32":3209051203}
 
 One line per batch. A run is topic, partition, first offset, next offset and number of consecutive records of one
 partition in the batch; runs are in training order. `flush` marks the last batch before a flush: nothing that was read by

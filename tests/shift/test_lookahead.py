@@ -89,6 +89,41 @@ def test_a_probe_does_not_wait_past_the_next_shift_or_the_end() -> None:
     assert buffer.take(lambda _: 1000) is not None
 
 
+def test_a_flush_decides_all_and_holds_nothing_back() -> None:
+    """What was read is taken without its probe's tokens; the next batch waits for the records after it as before."""
+    buffer = Lookahead(num_records=4)
+    for first in (1, 3):
+        buffer.append(held(first, [1, 1]))
+    buffer.attach(shift(onset=1, slot=1))
+    buffer.decide(STATE)
+    assert [len(batch.records) for batch in buffer.waiting] == [2, 2]
+    assert buffer.take(lambda _: 1000) is None
+    buffer.flush(STATE)
+    assert [batch.records[0].offset for batch in buffer.waiting] == [1, 3]
+    assert buffer.take(lambda _: 1000) is not None
+    assert len(buffer.examples(1)) == 4
+    assert buffer.take(lambda _: 1000) is not None
+    assert buffer.waiting == []
+    buffer.append(held(5, [2, 2]))
+    buffer.attach(shift(onset=4, slot=2))
+    assert buffer.decide(STATE) == []
+    buffer.append(held(7, [2, 2, 2, 2]))
+    [late] = buffer.decide(STATE)
+    assert [found.onset for found in late.shifts] == [4]
+    assert buffer.take(lambda _: 1000) is None
+
+
+def test_what_a_batch_leaves_undecided_is_its_state() -> None:
+    """A restart after it must put back exactly the batches that a shift could still have been attached to."""
+    buffer = Lookahead(num_records=2)
+    for first in (1, 3, 5):
+        buffer.append(held(first, [0, 0]))
+        buffer.decide(STATE)
+    buffer.flush(STATE)
+    states = [each.after for each in (buffer.take(), buffer.take(), buffer.take()) if each is not None]
+    assert [state and state.undecided for state in states] == [((0, 0),), ((0, 0),), ()]
+
+
 def test_a_restart_drops_undecided_and_decided_batches() -> None:
     """Batches that were trained on before it are decided again and not returned."""
     buffer = Lookahead(num_records=2)
