@@ -143,13 +143,13 @@ class Checkpoint:
             SnapshotError: the journal cannot be rewritten.
         """
         journal, after = self._durable.journal, self._model.learner.number
-        steps = range(after + 1, after + 1 + len(compositions))
-        entries = {step: JournalEntry(step, runs, step == steps[-1]) for step, runs in zip(steps, compositions, strict=True)}
-        if entries != {step: self._journalled.get(step) for step in steps}:
+        last = after + len(compositions)
+        entries = [JournalEntry(step, runs, step == last) for step, runs in enumerate(compositions, after + 1)]
+        if entries != [self._journalled.get(entry.step) for entry in entries]:
             if self._journalled:
                 journal.rewind(to_step=after)
-            journal.append_flush(list(entries.values()))
-            self._journalled = entries if journal.fault is None else {}
+            journal.append_flush(entries)
+            self._journalled = {entry.step: entry for entry in entries} if journal.fault is None else {}
         return journal.fault
 
     def journal(self, batch: Batch) -> SnapshotError | None:

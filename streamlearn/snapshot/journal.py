@@ -4,8 +4,8 @@
     {"step":8,"runs":[["orders",1,58,59,1]],"flush":true,"crc32":3209051203}
 
 One line per batch. A run is topic, partition, first offset, next offset and number of consecutive records of one
-partition in the batch; runs are in training order. `flush` marks the last batch before a flush: nothing that was read by
-then waited for more records. Lines without it are those of earlier releases.
+partition in the batch; runs are in training order. `flush` marks the last batch before a flush: nothing that was read
+by then waited for more records. Earlier releases wrote lines without it only.
 """
 
 import errno

@@ -1,8 +1,8 @@
 """Merging of several partitions into one order.
 
 Live, records are taken in the order in which the source returns them. That order is journalled with each batch, and so
-is every flush. After a restart the journalled runs are taken first, in the same order, so that several partitions replay
-as exactly as one; at a journalled flush nothing more is taken until the caller has repeated it.
+is every flush. After a restart the journalled runs are taken first, in the same order, so that several partitions
+replay as exactly as one; at a journalled flush nothing more is taken until the caller has repeated it.
 """
 
 from collections import defaultdict, deque

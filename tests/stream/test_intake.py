@@ -152,7 +152,7 @@ def test_a_flush_is_due_after_the_linger() -> None:
 def test_a_journalled_flush_is_repeated_without_waiting() -> None:
     """At the same record, although more have arrived since; the next batches are formed from those after it."""
     records = records_of([3] * 6)
-    plan = [*runs_of([record.id for record in records[:3]]), Mark.FLUSH]
+    plan: list[PartitionRun | Mark] = [*runs_of([record.id for record in records[:3]]), Mark.FLUSH]
     bench = Bench([3] * 6, endless=True, journalled=plan)
     first = bench.intake.next_batch(timeout_s=0.0)
     assert first is not None
