@@ -24,6 +24,7 @@ class Event(StrEnum):
     SOURCE_OPENED = "source_opened"
     POSITION_SET = "position_set"
     SOURCE_EXHAUSTED = "source_exhausted"
+    STREAM_FLUSHED = "stream_flushed"
     SOURCE_REBUILT = "source_rebuilt"
     SOURCE_UNREACHABLE = "source_unreachable"
     SOURCE_REACHABLE = "source_reachable"

@@ -123,14 +123,19 @@ class Adaptation:
     def next_batch(self) -> AssignedBatch | None:
         """The next batch to train on.
 
-        None while too few records follow it to decide its regimes, or to probe the new regime that begins in it.
+        None while too few records follow it to decide its regimes, or to probe the new regime that begins in it, unless
+        the stream was flushed.
         """
         return self.monitor.lookahead.take(self._probe_tokens)
 
-    def end_of_stream(self) -> bool:
-        """No batch follows: decide those that are left; return whether there is one to train on."""
+    @property
+    def waiting(self) -> list[Batch]:
+        """The batches that were looked ahead at and not yet returned by `next_batch`, in order."""
+        return self.monitor.lookahead.waiting
+
+    def flush(self) -> None:
+        """Make every waiting batch the next to train on, without waiting for more records."""
         self.monitor.flush()
-        return len(self.monitor.lookahead) > 0
 
     def upcoming(self, slot: int) -> list[Example]:
         """Records of the regime in `slot` from the batch that `next_batch` returned up to the next shift."""

@@ -8,27 +8,33 @@ make single files durable; the order among them is decided here and nowhere else
       1. Weights, optimizer, detectors and ledger are those of the snapshot; a new run has none.
       2. Dead letters already in the sink for records after its position are recalled, so that none is sent twice.
       3. The source is positioned by the snapshot. The consumer group's offset is never read.
-      4. Batches journalled after the snapshot are formed again in the same order, then new ones.
+      4. Batches journalled after the snapshot are formed again in the same order and flushed at the same places, then
+         new ones.
+
+    FLUSH, when the source is quiet or exhausted
+      5. The compositions of all batches that were read, and that the stream is flushed after them, are durable in the
+         journal before the open one is closed.
 
     STEP
-      5. A batch's composition is in the journal before it is trained on.
+      6. A batch's composition is in the journal before it is trained on.
 
     SAVE
-      6. Dead letters up to the position are durable in the sink.
-      7. The snapshot is durable: whole, or absent and the one before it still there.
-      8. The position is committed to the broker, for lag tools.
-      9. What no kept snapshot needs is removed: old snapshots, their journal lines, dead records of the crash guard.
+      7. Dead letters up to the position are durable in the sink.
+      8. The snapshot is durable: whole, or absent and the one before it still there.
+      9. The position is committed to the broker, for lag tools.
+     10. What no kept snapshot needs is removed: old snapshots, their journal lines, dead records of the crash guard.
 
     ROLL BACK, when updates stay non-finite
-     10. The newest snapshot is restored (1 to 4) with the journal cut at its step; records of refused updates become
+     11. The newest snapshot is restored (1 to 4) with the journal cut at its step; records of refused updates become
          dead letters when they are read again.
 
-A crash between any two steps repeats work and loses none: after 6 the letters are recalled by 2, after 7 the commit and
-the removals are repeated by the next save.
+A crash between any two steps repeats work and loses none: after 5 the flush is repeated by 4, after 7 the letters are
+recalled by 2, after 8 the commit and the removals are repeated by the next save.
 """
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -49,7 +55,7 @@ from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.stream.batch import Batch, Batcher, PartitionRun
 from streamlearn.stream.intake import DeadLetterWriter, Intake
-from streamlearn.stream.merge import Merger
+from streamlearn.stream.merge import Mark, Merger
 from streamlearn.stream.record import Position, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetters, Source
 
@@ -85,15 +91,20 @@ class Checkpoint:
         config: HeadLoraConfig,
         *,
         decoding: Executor | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`decoding` decodes records ahead of training; without it they are decoded when a batch is requested."""
+        """`decoding` decodes records ahead of training; without it they are decoded when a batch is requested.
+
+        `clock`, monotonic and in seconds, measures the linger.
+        """
         self._model = model
         self._durable = durable
         self._settings = settings
         self._adapter = adapter_shape(config)
         self._decoding = decoding
-        self._journalled: dict[int, tuple[PartitionRun, ...]] = {}
-        """Compositions written by an earlier process, by step, not yet reached again."""
+        self._clock = clock
+        self._journalled: dict[int, JournalEntry] = {}
+        """Entries of steps that are still to come, by step: written by an earlier process, or by a flush."""
 
     def restore(self, snapshot: Snapshot | None, *, refused: frozenset[RecordId] = frozenset()) -> RunState:
         """Stand where `snapshot` was written, or at the beginning of a new run; see RESTORE.
@@ -118,10 +129,28 @@ class Checkpoint:
         state.ledger.position = position
         # 4.
         entries = self._replayable(position)
-        self._journalled = {entry.step: entry.runs for entry in entries}
+        self._journalled = {entry.step: entry for entry in entries}
         self.intake = self._open_intake(entries, refused)
         _log.info(Event.POSITION_SET, position=str(position), journalled_batches=len(entries))
         return state
+
+    def journal_flush(self, compositions: Sequence[tuple[PartitionRun, ...]]) -> SnapshotError | None:
+        """Record that the stream is flushed after the next batches, with these compositions; see FLUSH.
+
+        Returns why it could not be made durable, if so: then a replay would not repeat the flush.
+
+        Raises:
+            SnapshotError: the journal cannot be rewritten.
+        """
+        journal, after = self._durable.journal, self._model.learner.number
+        last = after + len(compositions)
+        entries = [JournalEntry(step, runs, step == last) for step, runs in enumerate(compositions, after + 1)]
+        if entries != [self._journalled.get(entry.step) for entry in entries]:
+            if self._journalled:
+                journal.rewind(to_step=after)
+            journal.append_flush(entries)
+            self._journalled = {entry.step: entry for entry in entries} if journal.fault is None else {}
+        return journal.fault
 
     def journal(self, batch: Batch) -> SnapshotError | None:
         """Record the composition of the next step's batch; see STEP.
@@ -131,7 +160,7 @@ class Checkpoint:
         """
         journal, step = self._durable.journal, self._model.learner.number + 1
         expected = self._journalled.pop(step, None)
-        if expected != batch.runs:
+        if expected is None or expected.runs != batch.runs:
             if expected is not None or self._journalled:  # batches differ after an accepted configuration change
                 journal.rewind(to_step=step - 1)
                 self._journalled = {}
@@ -146,13 +175,13 @@ class Checkpoint:
             SnapshotError: the snapshot could not be written; the one before it is untouched.
         """
         durable, model = self._durable, self._model
-        durable.sink.flush()  # 6.
+        durable.sink.flush()  # 7.
         state.skip_gaps(durable.source.gaps)
-        draft = self._draft(state)  # 7.
+        draft = self._draft(state)  # 8.
         tensors = {**model.learner.state(), **model.adaptation.state(), "rng.torch": torch.get_rng_state()}
         info = durable.store.save(draft, model.peft.save_pretrained, tensors)
-        durable.source.commit(state.ledger.position, info.name)  # 8.
-        durable.store.prune()  # 9.
+        durable.source.commit(state.ledger.position, info.name)  # 9.
+        durable.store.prune()  # 10.
         durable.journal.truncate(before_step=int(durable.store.names()[0]))
         durable.crash_guard.passed(state.ledger.position)
         return info
@@ -181,7 +210,7 @@ class Checkpoint:
     def _open_intake(self, entries: list[JournalEntry], refused: frozenset[RecordId]) -> Intake:
         guard, stream = self._durable.crash_guard, self._settings.stream
         return Intake(
-            Merger(self._durable.source, [run for entry in entries for run in entry.runs]),
+            Merger(self._durable.source, _order(entries)),
             self._model.decoder,
             Batcher(stream),
             self.dead_letters,
@@ -189,6 +218,8 @@ class Checkpoint:
             given_up={**dict.fromkeys(refused, _REFUSED), **dict.fromkeys(guard.given_up, _KILLED)},
             decoding=guard.decoding,
             ahead=self._decoding,
+            linger_s=stream.linger_s,
+            clock=self._clock,
         )
 
     def _draft(self, state: RunState) -> ManifestDraft:
@@ -214,6 +245,14 @@ class Checkpoint:
                 "regimes": model.adaptation.to_json(),
             },
         )
+
+
+def _order(entries: list[JournalEntry]) -> Iterator[PartitionRun | Mark]:
+    """The journalled order of records and flushes."""
+    for entry in entries:
+        yield from entry.runs
+        if entry.flush:
+            yield Mark.FLUSH
 
 
 def dead_letters_ahead(snapshot: Snapshot) -> list[RecordId]:

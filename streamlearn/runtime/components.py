@@ -5,6 +5,8 @@ then are weights loaded and the stream opened.
 """
 
 import os
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import Any
@@ -32,20 +34,36 @@ _log = get_logger("daemon")
 class Components:
     """Everything that the loop works with, built once.
 
-    `close` releases source, sink, journal and lock; safe to call twice.
+    `close` releases source, sink, journal and lock; safe to call twice. `clock` is that of `Checkpoint`.
     """
 
-    def __init__(self, settings: Settings, *, fresh: bool = False, accept_config_change: bool = False) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        fresh: bool = False,
+        accept_config_change: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         config = adapter_of(settings)
         shape = outline(settings.backbone)
         self.settings = settings = with_backbone_defaults(settings, is_vision=shape.is_vision)
         check(config, shape.linears, shape.tower_linears)
         with ExitStack() as opened:  # closes what was opened when a later check fails
             opened.enter_context(StateLock(settings.state))
-            self._open(opened, config, shape, fresh=fresh, accept=accept_config_change)
+            self._open(opened, config, shape, fresh=fresh, accept=accept_config_change, clock=clock)
             self.close = opened.pop_all().close
 
-    def _open(self, opened: ExitStack, config: HeadLoraConfig, shape: Outline, *, fresh: bool, accept: bool) -> None:
+    def _open(
+        self,
+        opened: ExitStack,
+        config: HeadLoraConfig,
+        shape: Outline,
+        *,
+        fresh: bool,
+        accept: bool,
+        clock: Callable[[], float],
+    ) -> None:
         settings = self.settings
         self.store = SnapshotStore(settings.state / "snapshots", keep=settings.snapshot.keep)
         self.journal = opened.enter_context(closing(Journal(settings.state / "journal.jsonl")))
@@ -67,7 +85,7 @@ class Components:
         if self.model.backbone.vision is not None and _has_spare_core(self.model.backbone.device):
             decoding = opened.enter_context(ThreadPoolExecutor(1, thread_name_prefix="decode"))
         durable = Durable(self.store, self.journal, self.crash_guard, sink, self.source)
-        self.checkpoint = Checkpoint(self.model, durable, settings, config, decoding=decoding)
+        self.checkpoint = Checkpoint(self.model, durable, settings, config, decoding=decoding, clock=clock)
         self.state = self.checkpoint.restore(snapshot)
 
 

@@ -25,6 +25,7 @@ from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.status.board import Board
 from streamlearn.status.status import Phase, SnapshotStatus, Status
 from streamlearn.stream.batch import Batch
+from streamlearn.stream.intake import FlushReason
 
 RETRY_S = 10.0  # between attempts to write a snapshot
 MIN_SNAPSHOTS = 2  # kept even when the disk is full
@@ -76,7 +77,6 @@ class Daemon:
         self._stop_reason: str | None = None
         self._saved_at = time.monotonic()
         self._retry_at = self._saved_at
-        self._source_ended = False
 
     def stop(self, reason: str) -> None:
         """Ask the loop to end after the step under way."""
@@ -126,27 +126,47 @@ class Daemon:
         """
         while not self.stopped:
             assigned = self.adaptation.next_batch()
-            if assigned is not None:
+            if assigned is not None or not self._read():
                 return assigned
-            if not self._source_ended:
-                self._read()
-            elif not self.adaptation.end_of_stream():
-                return None
         return None
 
-    def _read(self) -> None:
-        """Pass one batch from the source to the look-ahead, at its end the last ones; use a pause for other work."""
+    def _read(self) -> bool:
+        """Pass one batch from the source to the look-ahead, or flush; use a pause for other work.
+
+        Returns False at the end of the stream, when nothing is left to train on.
+        """
         intake = self.checkpoint.intake
         batch = intake.next_batch(timeout_s=0.0 if self.job_runner.busy else POLL_S)
         if batch is not None:
             self.adaptation.look_ahead(batch)
-        elif self.components.source.exhausted:
+            return True
+        reason = intake.flush_due
+        if reason is not None and self._flush(reason):
+            return True
+        if reason is FlushReason.END:
             _log.info(Event.SOURCE_EXHAUSTED, records=self.state.records)
-            for last in intake.flush():
-                self.adaptation.look_ahead(last)
-            self._source_ended = True
-        else:
-            self._idle()
+            return False
+        self._idle()
+        return True
+
+    def _flush(self, reason: FlushReason) -> bool:
+        """Make all that was read the next to train on, without waiting for more; return whether there was anything."""
+        intake = self.checkpoint.intake
+        compositions = [batch.runs for batch in self.adaptation.waiting]
+        compositions += [intake.open_runs] if intake.open_runs else []
+        if compositions:
+            fault = self.checkpoint.journal_flush(compositions)
+            self._note_journal(fault)
+            if fault is not None and reason is FlushReason.LINGER:  # a replay would not know of it
+                intake.postpone_flush()
+                return False
+            _log.info(Event.STREAM_FLUSHED, reason=reason, batches=len(compositions))
+        elif reason is not FlushReason.JOURNAL:
+            return False
+        for last in intake.flush():
+            self.adaptation.look_ahead(last)
+        self.adaptation.flush()
+        return True
 
     def _idle(self) -> None:
         self._publish(Phase.IDLE, ready=True)
@@ -162,7 +182,7 @@ class Daemon:
 
     def learn(self, assigned: AssignedBatch) -> Step | None:
         """learner/: one step, or none when no record of the batch is to be trained on; then the ledger."""
-        self._journal(assigned.batch)
+        self._note_journal(self.checkpoint.journal(assigned.batch))
         held_out = self.adaptation.hold_out(assigned)
         batch, slots = assigned.without(held_out)
         step = self._train(batch, slots)
@@ -187,8 +207,7 @@ class Daemon:
             parts = len(batch.examples) if guarded.one_by_one else 1
             return self.learner.step(batch.examples, slots, parts=parts, on_record=guarded.on_record)
 
-    def _journal(self, batch: Batch) -> None:
-        fault = self.checkpoint.journal(batch)
+    def _note_journal(self, fault: SnapshotError | None) -> None:
         if fault is not None:
             self.degradation.failed("journal", fault)
         else:
@@ -270,7 +289,6 @@ class Daemon:
         refused = frozenset(self.state.refused_since_save)
         self.state = self.checkpoint.roll_back(snapshot, refused)
         self.state.rolled_back_to = snapshot.name
-        self._source_ended = False
         _log.warning(Event.ROLLED_BACK, to=snapshot.name, left_out=len(refused))
 
     def _publish(self, phase: Phase, *, ready: bool = False, reason: str = "", step: Step | None = None) -> None:

@@ -108,9 +108,11 @@ def with_backbone_defaults(settings: Settings, *, is_vision: bool) -> Settings:
 def fingerprint(settings: Settings) -> dict[str, Any]:
     """The values of the fingerprinted sections, JSON-ready, as a snapshot's manifest stores them.
 
-    The device is left out: a run may continue on another machine, though not bit for bit.
+    The device is left out: a run may continue on another machine, though not bit for bit. So is the linger: a replay
+    takes flushes from the journal.
     """
-    return settings.model_dump(mode="json", include=set(FINGERPRINTED), exclude={"backbone": {"device"}})
+    left_out = {"backbone": {"device"}, "stream": {"linger_s"}}
+    return settings.model_dump(mode="json", include=set(FINGERPRINTED), exclude=left_out)
 
 
 def digest(values: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ class AssignedBatch:
     shifts: tuple[Shift, ...] = ()
     """Shifts to enter, in this order, before training on the batch."""
     after: MonitorState | None = field(default=None, compare=False, repr=False)
-    """The monitor's state after it read this batch and before it read the next; an argument for `Monitor.state`."""
+    """The monitor's state before it read the next batch; an argument for `Monitor.state`."""
 
     def without(self, indices: Collection[int]) -> tuple[Batch, tuple[int, ...]]:
         """Return the batch without the records at `indices`, and the slots of the remaining records."""

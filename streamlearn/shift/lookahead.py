@@ -7,8 +7,11 @@ A batch is in one of two states:
     decided     its slots and shifts are final. It is the next to be trained on, or waits until the new regime that
                 begins in it has the tokens needed for its probe.
 
+A flush decides every batch, and none waits for its probe. A shift that is found later, although it begins in a flushed
+batch, is attached to the first batch after it.
+
 A snapshot covers the batches up to the last one trained on. Later batches are read and decided again after a restart,
-in the same way, so the buffer is not saved. Only the slots of the batches that were undecided when the last one had
+in the same way, so the buffer is not saved. Only the slots of the batches that stayed undecided when the last one had
 been read are: they influenced later decisions, so they are put back, decided again and dropped.
 """
 
@@ -18,6 +21,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice, takewhile
 
 from streamlearn.shift.assigned_batch import AssignedBatch
+from streamlearn.shift.detector_state import DetectorState
 from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.shift import Shift
 from streamlearn.stream.batch import Batch
@@ -35,7 +39,7 @@ class HeldBatch:
     slots: list[int] = field(default_factory=list)
     shifts: list[Shift] = field(default_factory=list)
     after: MonitorState | None = None
-    """The monitor's state after it read this batch and before it read the next."""
+    """The monitor's state after it read this batch, decided what it could, and before it read the next."""
 
     @property
     def end(self) -> int:
@@ -51,15 +55,23 @@ class Lookahead:
         self._undecided: deque[HeldBatch] = deque()
         self._decided: deque[AssignedBatch] = deque()
         self._taken: AssignedBatch | None = None
-        self._ended = False
+        self._flushed = False
 
     def __len__(self) -> int:
         """Number of batches that are decided and not yet taken."""
         return len(self._decided)
 
     def append(self, held: HeldBatch) -> None:
-        """Add the newest batch, before its slots are known."""
+        """Add the newest batch, before its slots are known. After a flush, every batch must have been taken."""
+        assert not (self._flushed and self._decided), "a probe would see later records than its replay does"
+        self._flushed = False
         self._undecided.append(held)
+
+    @property
+    def waiting(self) -> list[Batch]:
+        """The batches that were read and not yet taken, in order."""
+        undecided = [held.batch for held in self._undecided if held.batch is not None]
+        return [*(assigned.batch for assigned in self._decided), *undecided]
 
     @property
     def slots(self) -> tuple[tuple[int, ...], ...]:
@@ -82,21 +94,24 @@ class Lookahead:
         holder = next((held for held in self._undecided if held.end > shift.onset), self._undecided[-1])
         holder.shifts.append(shift)
 
-    def decide(self) -> list[AssignedBatch]:
-        """Decide every batch that is followed by enough records, and return the batches decided now."""
-        return self._decide(self._num_records)
+    def decide(self, detector: DetectorState) -> list[AssignedBatch]:
+        """Decide every batch that is followed by enough records, and return the batches decided now.
 
-    def finish(self) -> list[AssignedBatch]:
-        """Decide the remaining batches, at the end of a finite stream. From then on no batch waits for a probe."""
-        self._ended = True
-        return self._decide(0)
+        `detector` is the detector's state after it read the newest batch.
+        """
+        return self._decide(self._num_records, detector)
+
+    def flush(self, detector: DetectorState) -> list[AssignedBatch]:
+        """Decide the remaining batches. Until the next batch is added, none waits for a probe."""
+        self._flushed = True
+        return self._decide(0, detector)
 
     def take(self, probe_tokens: Callable[[Shift], int] = lambda _: 0) -> AssignedBatch | None:
         """Take the oldest decided batch; None if there is none, or if the regime that begins in it lacks tokens.
 
         `probe_tokens` returns the number of tokens that the probe of a shift needs, 0 for no probe.
         """
-        if not self._decided or not (self._ended or self._can_probe(probe_tokens)):
+        if not self._decided or not (self._flushed or self._can_probe(probe_tokens)):
             return None
         self._taken = self._decided.popleft()
         return self._taken
@@ -115,14 +130,16 @@ class Lookahead:
         self._undecided = deque(held)
         self._decided.clear()
         self._taken = None
-        self._ended = False
+        self._flushed = False
 
-    def _decide(self, records_after: int) -> list[AssignedBatch]:
-        decided = []
-        while self._undecided and self._undecided[-1].end - self._undecided[0].end >= records_after:
-            held = self._undecided.popleft()
-            if held.batch is not None:
-                decided.append(self.assigned(held.batch, held))
+    def _decide(self, records_after: int, detector: DetectorState) -> list[AssignedBatch]:
+        if not self._undecided:
+            return []
+        newest, due = self._undecided[-1], []
+        while self._undecided and newest.end - self._undecided[0].end >= records_after:
+            due.append(self._undecided.popleft())
+        newest.after = MonitorState(detector, self.slots)
+        decided = [self.assigned(held.batch, held) for held in due if held.batch is not None]
         self._decided.extend(decided)
         return decided
 

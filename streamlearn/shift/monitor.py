@@ -1,7 +1,7 @@
 """The monitor: it assigns every record to a regime, once and in order, before the record is trained on.
 
 The last `lookahead_records` records are held back, so that a shift is declared before its first record is trained on. A
-batch is decided once that many records have come after it, and then waits in `lookahead` for the loop.
+batch is decided once that many records have come after it, or by a flush, and then waits in `lookahead` for the loop.
 
 A restart restores the state after the last released batch was read and before the next one was. The next batches are
 read again and lead to the same decisions. Some batches, released since, were still undecided at that time. Their slots
@@ -53,12 +53,11 @@ class Monitor:
                 self.lookahead.correct(ordinal, slot)
             if assigned.shift is not None:
                 self.lookahead.attach(assigned.shift)
-        held.after = MonitorState(self._detector.save(), self.lookahead.slots)
-        return self._release(self.lookahead.decide())
+        return self._release(self.lookahead.decide(self._detector.save()))
 
     def flush(self) -> list[AssignedBatch]:
-        """Decide all batches, at the end of a finite stream, and return them."""
-        return self._release(self.lookahead.finish())
+        """Decide all batches without waiting for more records, and return them."""
+        return self._release(self.lookahead.flush(self._detector.save()))
 
     @property
     def released(self) -> MonitorState:

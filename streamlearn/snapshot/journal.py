@@ -1,9 +1,11 @@
 """The journal of batch compositions: a stream of several partitions replays bit for bit.
 
-    {"step":7,"runs":[["orders",0,118,122,4],["orders",1,57,58,1]],"crc32":2774563121}
+    {"step":7,"runs":[["orders",0,118,122,4],["orders",1,57,58,1]],"crc32":325759481}
+    {"step":8,"runs":[["orders",1,58,59,1]],"flush":true,"crc32":3209051203}
 
 One line per batch. A run is topic, partition, first offset, next offset and number of consecutive records of one
-partition in the batch; runs are in training order.
+partition in the batch; runs are in training order. `flush` marks the last batch before a flush: nothing that was read
+by then waited for more records. Earlier releases wrote lines without it only.
 """
 
 import errno
@@ -12,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -29,17 +32,22 @@ class JournalEntry:
 
     step: int
     runs: tuple[PartitionRun, ...]
+    flush: bool = False
+    """Whether the stream was flushed after it."""
 
     def to_line(self) -> bytes:
         """Return one line of JSON, including the newline."""
-        body = {"step": self.step, "runs": [list(run) for run in self.runs]}
+        body: dict[str, Any] = {"step": self.step, "runs": [list(run) for run in self.runs]}
+        if self.flush:
+            body["flush"] = True
         return orjson.dumps({**body, "crc32": _checksum(self)}, option=orjson.OPT_APPEND_NEWLINE)
 
     @classmethod
     def from_line(cls, line: bytes) -> "JournalEntry":
         """Read the output of `to_line`. Raises ValueError, KeyError or TypeError for anything else."""
         values = orjson.loads(line)
-        entry = cls(int(values["step"]), tuple(PartitionRun(*run) for run in values["runs"]))
+        runs = tuple(PartitionRun(*run) for run in values["runs"])
+        entry = cls(int(values["step"]), runs, values.get("flush", False))
         if values["crc32"] != _checksum(entry):
             raise ValueError("the checksum differs")
         return entry
@@ -48,9 +56,10 @@ class JournalEntry:
 class Journal:
     """The journal file, written by one thread.
 
-    Each line is appended with one `write` and no fsync. kill -9 loses nothing that was written; a power loss may lose
-    the last lines. No record is lost with them, because the snapshot's position decides what is trained: after a power
-    loss the records of several partitions may only be replayed in another order.
+    The line of a batch is appended with one `write` and no fsync. kill -9 loses nothing that was written; a power loss
+    may lose the last lines. No record is lost with them, because the snapshot's position decides what is trained: after
+    a power loss the records of several partitions may only be replayed in another order. The lines of a flush are
+    durable.
     """
 
     def __init__(self, path: Path, files: Files | None = None) -> None:
@@ -80,6 +89,23 @@ class Journal:
             )
         except SnapshotError as error:
             self.fault = error
+        else:
+            self.fault = None
+            self._unwritten.clear()
+
+    def append_flush(self, entries: Sequence[JournalEntry]) -> None:
+        """Append the batches of a flush before it happens: all of them, durably, or none; see `fault`.
+
+        Nothing is retried: without the flush the records may end in other batches.
+
+        Raises:
+            SnapshotError: they are in the file, but neither durable nor removable.
+        """
+        try:
+            self._rewrite([*self._load(), *self._unwritten, *entries])
+        except SnapshotError as error:
+            self.fault = error
+            self.rewind(to_step=entries[0].step - 1)
         else:
             self.fault = None
             self._unwritten.clear()
@@ -181,4 +207,5 @@ def _parse(data: bytes) -> tuple[list[JournalEntry], int]:
 
 
 def _checksum(entry: JournalEntry) -> int:
-    return zlib.crc32(orjson.dumps([entry.step, [list(run) for run in entry.runs]]))
+    flush = [True] if entry.flush else []  # without it, that of earlier releases
+    return zlib.crc32(orjson.dumps([entry.step, [list(run) for run in entry.runs], *flush]))

@@ -1,6 +1,7 @@
-"""Batching: which records form a batch depends on their order and lengths only, never on time.
+"""Batching: which records form a batch depends on their order and lengths, and on where the stream was flushed.
 
-A single partition therefore replays bit for bit: the same records form the same batches after any number of restarts.
+Flushes are journalled. A single partition therefore replays bit for bit: the same records form the same batches after
+any number of restarts.
 """
 
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ class Batcher:
 
     A batch is closed when it holds `batch_records` records or exactly `batch_tokens` tokens, or by the record that
     would exceed `batch_tokens`; that record starts the next batch. A batch is also closed after MAX_DEAD_LETTERED
-    dead-lettered records, so that the position advances through a segment of unusable records.
+    dead-lettered records, so that the position advances through a segment of unusable records, and by `flush`.
     """
 
     settings: StreamSettings
@@ -91,8 +92,13 @@ class Batcher:
         self._dead_lettered.append(DeadLetteredRecord(record.id, reason))
         return [self._close()] if len(self._dead_lettered) == MAX_DEAD_LETTERED else []
 
+    @property
+    def open_runs(self) -> tuple[PartitionRun, ...]:
+        """The records of the open batch in the order in which they were read; empty if none is open."""
+        return runs_of(self._order)
+
     def flush(self) -> list[Batch]:
-        """Close the last batch of a finite stream, if there is one; it may hold only dead-lettered records."""
+        """Close the open batch, if there is one; it may hold only dead-lettered records."""
         return [self._close()] if self._order else []
 
     def _close(self) -> Batch:

@@ -4,18 +4,24 @@ Only this module decides what happens to a record: it ends up in a batch's `reco
 
 If records hold images and a core is free, they are decoded ahead of time in another thread while the learner works.
 The order of the stream does not change.
+
+A flush closes the open batch, and nothing that was read waits for more records. It is due when the stream ends, when no
+record came for the linger, and wherever the journal holds one.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
 from types import MappingProxyType
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.events import Event, get_logger
-from streamlearn.stream.batch import Batch, Batcher
+from streamlearn.stream.batch import Batch, Batcher, PartitionRun
 from streamlearn.stream.decode import Decoder, Example
+from streamlearn.stream.linger import Linger
 from streamlearn.stream.merge import Merger
 from streamlearn.stream.record import Position, Record, RecordId
 from streamlearn.stream.source import DeadLetter, DeadLetters
@@ -29,6 +35,17 @@ GivenUp = Mapping[RecordId, tuple[Reason, str]]
 def _unguarded(record: RecordId) -> AbstractContextManager[None]:
     del record
     return nullcontext()
+
+
+class FlushReason(StrEnum):
+    """Why a flush is due."""
+
+    JOURNAL = "journal"
+    """A process before this one flushed here."""
+    END = "end"
+    """The source is exhausted."""
+    LINGER = "linger"
+    """No record came for `stream.linger_s`."""
 
 
 class DeadLetterWriter:
@@ -79,6 +96,8 @@ class Intake:
         given_up: GivenUp = MappingProxyType({}),
         decoding: Callable[[RecordId], AbstractContextManager[None]] = _unguarded,
         ahead: Executor | None = None,
+        linger_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Connect the parts.
 
@@ -91,6 +110,8 @@ class Intake:
             given_up: records that become dead letters without being decoded.
             decoding: the context manager in which each record is decoded.
             ahead: decodes in the background; without it records are decoded when a batch is requested.
+            linger_s: time without a record after which a flush is due; never if None.
+            clock: monotonic, in seconds.
         """
         self._merger = merger
         self._decoder = decoder
@@ -102,25 +123,55 @@ class Intake:
         self._closed: deque[Batch] = deque()
         self._executor = ahead
         self._pending: deque[tuple[Record, Future[Example | RecordError]]] = deque()
+        self._linger = Linger(linger_s, clock)
 
     def next_batch(self, *, timeout_s: float) -> Batch | None:
         """Return the next batch; None while the records that arrived within `timeout_s` do not fill one."""
         if self._executor is not None:
             self._decode_ahead(self._executor, 0.0 if self._closed or self._pending else timeout_s)
         elif not self._closed:
-            records = self._merger.take(max_records=self._max_records, timeout_s=timeout_s)
-            self._fill((record, self._decode(record)) for record in records)
+            self._fill((record, self._decode(record)) for record in self._take(self._max_records, timeout_s))
         return self._closed.popleft() if self._closed else None
 
+    @property
+    def flush_due(self) -> FlushReason | None:
+        """Why what was read should not wait for more records; None while it should, or while a batch is ready."""
+        if self._closed or self._pending:
+            return None
+        if self._merger.at_flush:
+            return FlushReason.JOURNAL
+        if self._merger.exhausted:
+            return FlushReason.END
+        return FlushReason.LINGER if self._linger.expired else None
+
+    @property
+    def open_runs(self) -> tuple[PartitionRun, ...]:
+        """The records of the batch that `flush` would return; empty if there is none."""
+        return self._batcher.open_runs
+
     def flush(self) -> list[Batch]:
-        """Return the last, partly filled batch when the source is exhausted; empty if there is none."""
+        """Close the open batch and return it; empty if there is none."""
+        self._merger.pass_flush()
+        self._linger.restart()
         return self._batcher.flush()
+
+    def postpone_flush(self) -> None:
+        """Wait for the linger once more."""
+        self._linger.restart()
+
+    def _take(self, max_records: int, timeout_s: float) -> list[Record]:
+        records = list(self._merger.take(max_records=max_records, timeout_s=timeout_s))
+        if self._merger.follows_journal:  # what is to be read again is in the log: the source is slow, not quiet
+            self._linger.restart()
+        else:
+            self._linger.observe_poll(len(records))
+        return records
 
     def _decode_ahead(self, executor: Executor, timeout_s: float) -> None:
         """Submit the available records for decoding, and batch decoded ones until a batch is full."""
         capacity = self._max_records - len(self._pending)
         if capacity > 0:
-            for record in self._merger.take(max_records=capacity, timeout_s=timeout_s):
+            for record in self._take(capacity, timeout_s):
                 self._pending.append((record, executor.submit(self._decode, record)))
         while self._pending and not self._closed:
             record, outcome = self._pending.popleft()

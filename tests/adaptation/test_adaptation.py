@@ -208,12 +208,12 @@ def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
     settings = make(lines, "killed", snapshot={"every_records": PER_TASK - 6})
     read, life = Daemon._read, [""]
 
-    def save_and_die(daemon: Daemon) -> None:
+    def save_and_die(daemon: Daemon) -> bool:
         if len(daemon.adaptation.monitor.lookahead) and life[0] in "ab":  # decided, and waiting for its probe
             if life[0] == "b":
                 daemon.save()
             raise KeyboardInterrupt
-        read(daemon)
+        return read(daemon)
 
     monkeypatch.setattr(Daemon, "_read", save_and_die)
     for life[0] in "ab":

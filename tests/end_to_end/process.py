@@ -32,7 +32,12 @@ def configuration(broker: Broker, topic: str, dead: str, backbone: Path, per_bat
             }
         },
         "dead_letters": {"topic": dead},
-        "stream": {"max_tokens": 128, "batch_tokens": 128 * per_batch, "batch_records": per_batch},
+        "stream": {
+            "max_tokens": 128,
+            "batch_tokens": 128 * per_batch,
+            "batch_records": per_batch,
+            "linger_s": None,  # the runs compared end at the same step, however long a busy machine takes to stop them
+        },
         "backbone": {
             "model": str(backbone),
             "dtype": "float32",

@@ -11,7 +11,9 @@ from streamlearn.runtime.checkpoint import Checkpoint
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.model import adapter_of
 from streamlearn.settings import Settings
+from streamlearn.snapshot.journal import JournalEntry
 from streamlearn.stream.batch import Batch
+from streamlearn.stream.intake import FlushReason
 from streamlearn.stream.record import Position, TopicPartition
 from tests.runtime.test_daemon import PER_BATCH, RUBBISH, backbone, make, opened, records
 
@@ -50,7 +52,7 @@ def recorded(
         "sink": Recorded(durable.sink, "sink", calls, "flush", fail=sink_fails),
         "store": Recorded(durable.store, "store", calls, "save", "prune", fail=store_fails),
         "source": Recorded(durable.source, "source", calls, "commit"),
-        "journal": Recorded(durable.journal, "journal", calls, "append", "rewind", "truncate"),
+        "journal": Recorded(durable.journal, "journal", calls, "append", "append_flush", "rewind", "truncate"),
         "crash_guard": Recorded(durable.crash_guard, "crash_guard", calls, "passed"),
     }
     settings = components.settings
@@ -125,6 +127,49 @@ def test_what_is_restored_is_what_was_saved(make: Callable[..., Settings]) -> No
         assert again.runs == after.runs
         assert checkpoint.journal(again) is None
         assert "journal.append" not in calls
+
+
+def test_a_flush_is_journalled_once_and_repeated(make: Callable[..., Settings]) -> None:
+    """With every batch that was read, before the first of them is trained; their steps write nothing more."""
+    settings = make(records(10))
+    with opened(settings) as components:
+        components.checkpoint.save(components.state)
+        read = [next_batch(components) for _ in range(2)]
+        checkpoint, calls = recorded(components)
+        compositions = [*(batch.runs for batch in read), components.checkpoint.intake.open_runs]
+        assert checkpoint.journal_flush(compositions) is None
+        assert checkpoint.journal(read[0]) is None
+        assert calls == ["journal.append_flush"]
+        assert components.journal.entries(after_step=0) == [
+            JournalEntry(1, read[0].runs),
+            JournalEntry(2, read[1].runs),
+            JournalEntry(3, compositions[2], flush=True),
+        ]  # and the process dies
+    with opened(settings) as components:
+        checkpoint, calls = recorded(components)
+        checkpoint.restore(components.store.newest())
+        again = [checkpoint.intake.next_batch(timeout_s=0.0) for _ in range(3)]
+        assert [batch and batch.runs for batch in again] == [*compositions[:2], None]
+        assert checkpoint.intake.flush_due is FlushReason.JOURNAL
+        assert checkpoint.journal_flush(compositions) is None
+        assert [batch.runs for batch in checkpoint.intake.flush()] == compositions[2:]
+        assert not [call for call in calls if call.startswith("journal")]
+
+
+def test_another_flush_replaces_what_was_journalled(make: Callable[..., Settings]) -> None:
+    """The same batches without a flush, or other batches after an accepted change of their size: the newest counts."""
+    settings = make(records(8))
+    with opened(settings) as components:
+        components.checkpoint.save(components.state)
+        first, second = next_batch(components), next_batch(components)
+        components.journal.append(1, first.runs)
+        components.journal.append(2, second.runs)
+    with opened(settings) as components:
+        checkpoint, calls = recorded(components)
+        checkpoint.restore(components.store.newest())
+        assert checkpoint.journal_flush([first.runs]) is None
+        assert calls[-2:] == ["journal.rewind", "journal.append_flush"]
+        assert components.journal.entries(after_step=0) == [JournalEntry(1, first.runs, flush=True)]
 
 
 def test_a_rollback_reads_the_stream_again_without_the_refused_records(make: Callable[..., Settings]) -> None:

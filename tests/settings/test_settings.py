@@ -216,6 +216,7 @@ def test_a_message_never_contains_a_password(tmp_path: Path, change: dict[str, A
     [
         ({"seed": 1}, True),
         ({"stream": {"batch_records": 2}}, True),
+        ({"stream": {"linger_s": None}}, False),
         ({"backbone": {"dtype": "float32"}}, True),
         ({"adapter": {"rank": 3}}, True),
         ({"learner": {"lr": 0.5}}, True),

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from streamlearn.shift.detector_state import DetectorState
 from streamlearn.shift.lookahead import HeldBatch, Lookahead
 from streamlearn.shift.shift import Shift
 from streamlearn.stream.batch import Batch
@@ -9,6 +10,7 @@ from streamlearn.stream.record import Record, TopicPartition
 from tests.doubles import random_examples
 
 ORIGIN = TopicPartition("t", 0)
+STATE = DetectorState()
 
 
 def held(first: int, slots: list[int]) -> HeldBatch:
@@ -26,10 +28,10 @@ def test_a_batch_is_decided_by_the_records_after_it() -> None:
     buffer = Lookahead(num_records=4)
     buffer.append(held(1, [0, 0]))
     buffer.append(held(3, [0, 0, 0]))
-    assert buffer.decide() == []
+    assert buffer.decide(STATE) == []
     assert buffer.take() is None
     buffer.append(held(6, [0]))
-    [decided] = buffer.decide()
+    [decided] = buffer.decide(STATE)
     assert decided.slots == (0, 0)
     assert buffer.take() is decided
     assert buffer.take() is None
@@ -40,11 +42,11 @@ def test_an_undecided_record_is_corrected_and_a_decided_one_is_not() -> None:
     buffer = Lookahead(num_records=2)
     for first in (1, 3, 5):
         buffer.append(held(first, [0, 0]))
-    buffer.decide()
+    buffer.decide(STATE)
     for ordinal in range(2, 6):
         buffer.correct(ordinal, 1)
     buffer.attach(shift(onset=2, slot=1))
-    buffer.finish()
+    buffer.flush(STATE)
     taken = [buffer.take(), buffer.take(), buffer.take()]
     assert [each and each.slots for each in taken] == [(0, 0), (0, 0), (1, 0)]
     assert [bool(each and each.shifts) for each in taken] == [False, False, True]
@@ -55,13 +57,13 @@ def test_a_new_regime_waits_for_the_tokens_of_its_probe() -> None:
     buffer = Lookahead(num_records=0)
     buffer.append(held(1, [0, 1]))
     buffer.attach(shift(onset=2, slot=1))
-    buffer.decide()
+    buffer.decide(STATE)
     assert buffer.take(lambda _: 35) is None
     buffer.append(held(3, [1, 0, 1]))
-    buffer.decide()
+    buffer.decide(STATE)
     assert buffer.take(lambda _: 35) is None
     buffer.append(held(6, [1]))
-    buffer.decide()
+    buffer.decide(STATE)
     taken = buffer.take(lambda _: 35)
     assert taken is not None
     assert len(buffer) == 2
@@ -75,16 +77,51 @@ def test_a_probe_does_not_wait_past_the_next_shift_or_the_end() -> None:
     buffer = Lookahead(num_records=0)
     buffer.append(held(1, [1, 1]))
     buffer.attach(shift(onset=1, slot=1))
-    buffer.decide()
+    buffer.decide(STATE)
     assert buffer.take(lambda _: 1000) is None
     buffer.append(held(3, [2, 1]))
     buffer.attach(shift(onset=3, slot=2))
-    buffer.decide()
+    buffer.decide(STATE)
     assert buffer.take(lambda _: 1000) is not None
     assert len(buffer.examples(1)) == 2
     assert buffer.take(lambda _: 1000) is None
-    buffer.finish()
+    buffer.flush(STATE)
     assert buffer.take(lambda _: 1000) is not None
+
+
+def test_a_flush_decides_all_and_holds_nothing_back() -> None:
+    """What was read is taken without its probe's tokens; the next batch waits for the records after it as before."""
+    buffer = Lookahead(num_records=4)
+    for first in (1, 3):
+        buffer.append(held(first, [1, 1]))
+    buffer.attach(shift(onset=1, slot=1))
+    buffer.decide(STATE)
+    assert [len(batch.records) for batch in buffer.waiting] == [2, 2]
+    assert buffer.take(lambda _: 1000) is None
+    buffer.flush(STATE)
+    assert [batch.records[0].offset for batch in buffer.waiting] == [1, 3]
+    assert buffer.take(lambda _: 1000) is not None
+    assert len(buffer.examples(1)) == 4
+    assert buffer.take(lambda _: 1000) is not None
+    assert buffer.waiting == []
+    buffer.append(held(5, [2, 2]))
+    buffer.attach(shift(onset=4, slot=2))
+    assert buffer.decide(STATE) == []
+    buffer.append(held(7, [2, 2, 2, 2]))
+    [late] = buffer.decide(STATE)
+    assert [found.onset for found in late.shifts] == [4]
+    assert buffer.take(lambda _: 1000) is None
+
+
+def test_what_a_batch_leaves_undecided_is_its_state() -> None:
+    """A restart after it must put back exactly the batches that a shift could still have been attached to."""
+    buffer = Lookahead(num_records=2)
+    for first in (1, 3, 5):
+        buffer.append(held(first, [0, 0]))
+        buffer.decide(STATE)
+    buffer.flush(STATE)
+    states = [each.after for each in (buffer.take(), buffer.take(), buffer.take()) if each is not None]
+    assert [state and state.undecided for state in states] == [((0, 0),), ((0, 0),), ()]
 
 
 def test_a_restart_drops_undecided_and_decided_batches() -> None:
@@ -92,12 +129,12 @@ def test_a_restart_drops_undecided_and_decided_batches() -> None:
     buffer = Lookahead(num_records=2)
     for first in (1, 3, 5):
         buffer.append(held(first, [0, 0]))
-    buffer.decide()
-    buffer.finish()
+    buffer.decide(STATE)
+    buffer.flush(STATE)
     buffer.restart([HeldBatch(None, 3, [0, 1])])
     assert len(buffer) == 0
     assert buffer.protected == {0, 1}
     buffer.append(held(5, [1, 1]))
-    assert buffer.decide() == []
+    assert buffer.decide(STATE) == []
     buffer.append(held(7, [1, 1]))
-    assert [each.slots for each in buffer.decide()] == [(1, 1)]
+    assert [each.slots for each in buffer.decide(STATE)] == [(1, 1)]

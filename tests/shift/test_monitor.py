@@ -1,6 +1,6 @@
 """The monitor finds regimes without task ids, ahead of training, and resumes exactly from its state."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pytest
@@ -138,6 +138,21 @@ def test_tokens_that_come_and_go_are_no_shift() -> None:
     assert len(shifts_of(assigned_batches(batches(examples)))) == 1
 
 
+def flushed_batches(
+    monitor: Monitor, made: Sequence[Batch], flushes: Collection[int], start: int = 0
+) -> list[AssignedBatch]:
+    """What the monitor returns for the batches from `start` on, flushed after those in `flushes`."""
+    assigned = []
+    for number, batch in enumerate(made[start:], start):
+        assigned += monitor.update(batch)
+        assigned += monitor.flush() if number in flushes else []
+        while monitor.lookahead.take() is not None:
+            pass
+    return assigned
+
+
+@pytest.mark.parametrize("lookahead", [0, 16])
+@pytest.mark.parametrize("flushes", [(), (2, 11, 14, 15, 27)], ids=["steady", "flushed"])
 @pytest.mark.parametrize(
     ("examples", "max_regimes"),
     [
@@ -146,24 +161,44 @@ def test_tokens_that_come_and_go_are_no_shift() -> None:
     ],
     ids=["tasks", "tokens"],
 )
-def test_a_killed_monitor_repeats_itself(examples: list[Example], max_regimes: int) -> None:
+def test_a_killed_monitor_repeats_itself(
+    examples: list[Example], max_regimes: int, flushes: tuple[int, ...], lookahead: int
+) -> None:
     """Restored at any batch and given the batches that were not released, it makes the same decisions to the end."""
     made = batches(examples, SIZES)
-    settings = ShiftSettings(max_regimes=max_regimes)
+    flushes = (*flushes, len(made) - 1)
+    settings = ShiftSettings(max_regimes=max_regimes, lookahead_records=lookahead)
     whole = new_monitor(settings)
-    expected = [each for batch in made for each in whole.update(batch)] + whole.flush()
+    expected = flushed_batches(whole, made, flushes)
     assert any(shift.dropped or shift.known for shift in shifts_of(expected))
-    for died in range(0, len(made), 3):
+    for died in sorted({*range(0, len(made), 3), *flushes}):
         life = new_monitor(settings)
-        assigned = [each for batch in made[: died + 1] for each in life.update(batch)]
+        assigned = flushed_batches(life, made[: died + 1], flushes)
         state = life.state()
         life = new_monitor(settings)
         life.load_state(state)
-        assigned += [each for batch in made[len(assigned) :] for each in life.update(batch)] + life.flush()
+        assigned += flushed_batches(life, made, flushes, start=len(assigned))
         assert assigned == expected
         assert {name: array.tolist() for name, array in life.state().items()} == {
             name: array.tolist() for name, array in whole.state().items()
         }
+
+
+@pytest.mark.parametrize("before_quiet", [0, 4], ids=["boundary", "middle"])
+def test_a_shift_near_a_flush_is_found(before_quiet: int) -> None:
+    """The new task begins right after a quiet spell, or its first records are flushed before the spell.
+
+    The shift is attached to the batch of its first record, or to the first one after the flush if that was decided.
+    """
+    made = batches(stream(runs((0, 104 - before_quiet), (1, 100))))
+    flush = 104 // 8 - 1
+    assigned = flushed_batches(new_monitor(), made, [flush, len(made) - 1])
+    _, shift = shifts_of(assigned)
+    assert abs(shift.onset - (105 - before_quiet)) <= 1
+    assert shift in assigned[flush + 1].shifts
+    slots = slots_of(assigned)
+    assert set(slots[:104]) == {0}
+    assert set(slots[104:]) == {shift.slot} != {0}
 
 
 def test_state_is_plain_arrays() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from streamlearn.errors import SnapshotError
-from streamlearn.snapshot.journal import Journal
+from streamlearn.snapshot.journal import Journal, JournalEntry
 from streamlearn.stream.batch import PartitionRun
 
 from .crash_disk import CrashDisk, lay_out, states_after
@@ -80,3 +80,26 @@ def test_a_crash_while_the_journal_is_rewritten_loses_no_kept_line(tmp_path: Pat
         lay_out(tree, tmp_path / str(number))
         steps = [entry.step for entry in Journal(tmp_path / str(number) / path.name).entries(after_step=0)]
         assert steps in ([1, 2, 3, 4, 5, 6], [3, 4, 5, 6], [3, 4, 5])
+
+
+def test_a_crash_after_a_flush_finds_it_in_the_journal(tmp_path: Path) -> None:
+    """A snapshot taken after a flush depends on it; the lines before it may only be lost as long as it is not there."""
+    (tmp_path / "state").mkdir()
+    path = tmp_path / "state" / "journal.jsonl"
+    disk = CrashDisk(tmp_path / "state")
+    journal = Journal(path, disk)
+    run = PartitionRun("orders", 0, 1, 2, 1)
+    journal.append(1, [run])
+    start = len(disk.log)
+    journal.append_flush([JournalEntry(2, (run,)), JournalEntry(3, (run,), flush=True)])
+    journal.close()
+    found = []
+    for end in range(start, len(disk.log) + 1):
+        trees = sorted(set(states_after(disk.log[:end], random.Random(0))), key=repr)
+        for number, tree in enumerate(trees):
+            folder = tmp_path / f"{end}-{number}"
+            lay_out(tree, folder)
+            found.append([entry.step for entry in Journal(folder / path.name).entries(after_step=0)])
+            assert found[-1] in ([], [1], [1, 2, 3])
+            assert end < len(disk.log) or found[-1] == [1, 2, 3]
+    assert [] in found or [1] in found

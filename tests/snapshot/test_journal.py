@@ -1,5 +1,6 @@
 """The journal of batches: appended, read back, truncated."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from streamlearn.errors import SnapshotError
+from streamlearn.snapshot.files import Files
 from streamlearn.snapshot.journal import Journal, JournalEntry
 from streamlearn.stream.batch import PartitionRun
 
@@ -46,12 +48,20 @@ def test_a_missing_journal_is_an_empty_one(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_lines_of_earlier_releases_are_read() -> None:
+    """They have no `flush`; this one was written before there was any."""
+    line = b'{"step":7,"runs":[["orders",0,118,122,4],["orders",1,57,58,1]],"crc32":325759481}\n'
+    assert JournalEntry.from_line(line) == JournalEntry(7, RUNS[:2])
+    assert JournalEntry(7, RUNS[:2]).to_line() == line
+
+
 @given(topic=st.text(st.characters(exclude_categories=["Cs"])), offset=st.integers(0, (1 << 63) - 1))
 def test_every_topic_and_offset_fits_one_line(topic: str, offset: int) -> None:
-    entry = JournalEntry(1, (PartitionRun(topic, 0, offset, offset, 0),))
-    line = entry.to_line()
-    assert line.count(b"\n") == 1
-    assert JournalEntry.from_line(line) == entry
+    for flush in (False, True):
+        entry = JournalEntry(1, (PartitionRun(topic, 0, offset, offset, 0),), flush)
+        line = entry.to_line()
+        assert line.count(b"\n") == 1
+        assert JournalEntry.from_line(line) == entry
 
 
 def test_every_incomplete_end_is_removed_and_appending_continues(tmp_path: Path) -> None:
@@ -70,10 +80,12 @@ def test_every_incomplete_end_is_removed_and_appending_continues(tmp_path: Path)
         journal.close()
 
 
-def test_the_journal_is_truncated_at_every_flipped_byte(tmp_path: Path) -> None:
-    """Each line has a checksum, because a wrong offset would silently replay other records."""
+@pytest.mark.parametrize("flush", [False, True])
+def test_the_journal_is_truncated_at_every_flipped_byte(tmp_path: Path, *, flush: bool) -> None:
+    """Each line has a checksum, because a wrong offset or a lost flush would silently replay other batches."""
     path = tmp_path / "journal.jsonl"
-    filled(path, 3).close()
+    lines = [JournalEntry(1, RUNS), JournalEntry(2, RUNS, flush), JournalEntry(3, RUNS)]
+    path.write_bytes(b"".join(entry.to_line() for entry in lines))
     data = path.read_bytes()
     begin, end = (data.index(b"\n") + 1, data.rindex(b"\n", 0, -1) + 1)
     for index in range(begin, end):
@@ -120,6 +132,66 @@ def test_a_line_that_does_not_fit_is_removed_and_retried(tmp_path: Path, monkeyp
     journal.append(4, RUNS)
     assert journal.fault is None
     assert steps(Journal(journal_path)) == [1, 2, 3, 4]
+
+
+class Failing(Files):
+    """Fails at the n-th operation."""
+
+    def __init__(self, nth: int) -> None:
+        self.left = nth
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Count it, then do it."""
+        self._count()
+        super().write(path, data)
+
+    def sync(self, path: Path) -> None:
+        """Count it, then do it."""
+        self._count()
+        super().sync(path)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Count it, then do it."""
+        self._count()
+        super().rename(old, new)
+
+
+FLUSHED = [JournalEntry(3, RUNS[:1]), JournalEntry(4, RUNS[1:2], flush=True)]
+
+
+def test_a_flush_is_in_the_journal_with_all_its_batches(tmp_path: Path) -> None:
+    """Lines that could not be written before come first; later ones follow."""
+    journal = filled(tmp_path / "journal.jsonl", 1)
+    journal._unwritten.append(JournalEntry(2, RUNS))
+    journal.append_flush(FLUSHED)
+    assert journal.fault is None
+    journal.append(5, RUNS)
+    assert Journal(tmp_path / "journal.jsonl").entries(after_step=1) == [
+        JournalEntry(2, RUNS),
+        *FLUSHED,
+        JournalEntry(5, RUNS),
+    ]
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_a_flush_that_is_not_durable_is_not_in_the_journal(tmp_path: Path, nth: int) -> None:
+    """Whatever fails: a restart finds none of it, and other batches can take its steps."""
+    filled(tmp_path / "journal.jsonl", 2).close()
+    journal = Journal(tmp_path / "journal.jsonl", Failing(nth))
+    journal.append_flush(FLUSHED)
+    assert "No space left" in str(journal.fault)
+    assert steps(Journal(tmp_path / "journal.jsonl")) == [1, 2]
+    journal.append(3, RUNS)
+    assert journal.fault is None
+    assert steps(Journal(tmp_path / "journal.jsonl")) == [1, 2, 3]
+    journal.rewind(to_step=2)
+    journal.append_flush(FLUSHED)
+    assert Journal(tmp_path / "journal.jsonl").entries(after_step=2) == FLUSHED
 
 
 def test_unwritten_lines_are_rewound_like_written_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

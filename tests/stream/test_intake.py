@@ -1,5 +1,6 @@
 """From the source to the batch: each record is batched or becomes a dead letter."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 
@@ -10,12 +11,13 @@ from connectors.memory import MemoryDeadLetters, MemorySource
 from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.events import Event
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.batch import MAX_DEAD_LETTERED, Batch, Batcher, DeadLetteredRecord
-from streamlearn.stream.intake import DeadLetterWriter, GivenUp, Intake
-from streamlearn.stream.merge import Merger
+from streamlearn.stream.batch import MAX_DEAD_LETTERED, Batch, Batcher, DeadLetteredRecord, PartitionRun, runs_of
+from streamlearn.stream.intake import DeadLetterWriter, FlushReason, GivenUp, Intake
+from streamlearn.stream.merge import Mark, Merger
 from streamlearn.stream.record import Record, RecordId
 from streamlearn.stream.source import DeadLetter
 from tests.stream.test_batch import BAD, ONE, LengthDecoder, records_of
+from tests.stream.test_linger import SetClock
 
 SETTINGS = StreamSettings(batch_records=2, batch_tokens=20, max_tokens=20)
 
@@ -32,19 +34,24 @@ class Bench:
         *,
         sink: MemoryDeadLetters | None = None,
         given_up: GivenUp = MappingProxyType({}),
+        endless: bool = False,
+        journalled: Sequence[PartitionRun | Mark] = (),
     ) -> None:
         self.records = records_of(lengths)
-        self.source = MemorySource(self.records)
+        self.source = MemorySource(self.records, endless=endless)
+        self.clock = SetClock()
         self.sink = sink or MemoryDeadLetters()
         self.decoder = LengthDecoder()
         self.intake = Intake(
-            Merger(self.source),
+            Merger(self.source, journalled),
             self.decoder,
             Batcher(SETTINGS),
             DeadLetterWriter(self.sink, self.sink.recall(None)),
             max_records=100,
             given_up=given_up,
             ahead=ThreadPoolExecutor(1) if self.decodes_ahead else None,
+            linger_s=10.0,
+            clock=self.clock,
         )
 
     def batches(self) -> list[Batch]:
@@ -108,13 +115,73 @@ def test_one_poll_may_fill_several_batches() -> None:
 
 
 def test_no_batch_until_it_is_full() -> None:
-    """Time does not close a batch: a partly filled one stays open until the source ends."""
+    """Only a flush closes a partly filled one, and only the caller flushes."""
     bench = Bench([3])
     assert bench.intake.next_batch(timeout_s=0.0) is None
     assert bench.intake.next_batch(timeout_s=0.0) is None
+    assert bench.intake.flush_due is FlushReason.END
+    assert bench.intake.open_runs == runs_of([bench.records[0].id])
     (batch,) = bench.intake.flush()
     assert batch.records == tuple(bench.records)
+    assert bench.intake.open_runs == ()
     assert bench.intake.flush() == []
+
+
+def test_a_flush_is_due_after_the_linger() -> None:
+    """Not while a full batch is ready; again after another quiet time."""
+    bench = Bench([3, 3, 3], endless=True)
+    assert bench.intake.next_batch(timeout_s=0.0) is not None
+    for wait_s, due in ((0.0, None), (9.0, None), (1.0, FlushReason.LINGER)):
+        bench.clock.now += wait_s
+        assert bench.intake.next_batch(timeout_s=0.0) is None
+        assert bench.intake.flush_due is due
+    (batch,) = bench.intake.flush()
+    assert batch.records == (bench.records[2],)
+    assert bench.intake.flush_due is None
+    bench.source.append(*records_of([3] * 6)[3:])
+    bench.clock.now += 60.0
+    assert bench.intake.next_batch(timeout_s=0.0) is not None
+    assert bench.intake.flush_due is None
+    bench.intake.next_batch(timeout_s=0.0)
+    bench.clock.now += 10.0
+    assert bench.intake.flush_due is FlushReason.LINGER
+    bench.intake.postpone_flush()
+    assert bench.intake.flush_due is None
+
+
+def test_a_journalled_flush_is_repeated_without_waiting() -> None:
+    """At the same record, although more have arrived since; the next batches are formed from those after it."""
+    records = records_of([3] * 6)
+    plan: list[PartitionRun | Mark] = [*runs_of([record.id for record in records[:3]]), Mark.FLUSH]
+    bench = Bench([3] * 6, endless=True, journalled=plan)
+    first = bench.intake.next_batch(timeout_s=0.0)
+    assert first is not None
+    assert bench.intake.next_batch(timeout_s=0.0) is None
+    assert bench.intake.flush_due is FlushReason.JOURNAL
+    (second,) = bench.intake.flush()
+    third = bench.intake.next_batch(timeout_s=0.0)
+    assert third is not None
+    assert [batch.records for batch in (first, second, third)] == [
+        tuple(records[:2]),
+        (records[2],),
+        tuple(records[3:5]),
+    ]
+    assert bench.intake.flush_due is None
+
+
+def test_records_that_must_be_read_again_are_waited_for() -> None:
+    """They are in the log: a broker that takes long to return them is not a quiet stream."""
+    records = records_of([3] * 3)
+    bench = Bench([3], endless=True, journalled=runs_of([record.id for record in records]))
+    for _ in range(3):
+        assert bench.intake.next_batch(timeout_s=0.0) is None
+        bench.clock.now += 60.0
+        assert bench.intake.flush_due is None
+    bench.source.append(*records[1:])
+    assert bench.intake.next_batch(timeout_s=0.0) is not None
+    bench.intake.next_batch(timeout_s=0.0)
+    bench.clock.now += 10.0
+    assert bench.intake.flush_due is FlushReason.LINGER
 
 
 def test_a_segment_of_unusable_records_makes_batches_without_examples() -> None:

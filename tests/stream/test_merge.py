@@ -1,6 +1,7 @@
 """Merging of several partitions into one order, which is the same after a restart."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,8 +9,8 @@ from structlog.testing import capture_logs
 
 from connectors.memory import MemorySource
 from streamlearn.events import Event
-from streamlearn.stream.batch import runs_of
-from streamlearn.stream.merge import Merger
+from streamlearn.stream.batch import PartitionRun, runs_of
+from streamlearn.stream.merge import Mark, Merger
 from streamlearn.stream.record import Gap, Record, TopicPartition
 
 ORIGINS = [TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)]
@@ -116,6 +117,43 @@ def test_a_journalled_record_that_is_gone_does_not_block() -> None:
     late = Record(a1, 4, b"{}")
     source.append(late)
     assert list(merger.take(max_records=8, timeout_s=0.0)) == [late]
+
+
+@given(restarts(), st.integers(1, 9), st.lists(st.integers(0, 30), unique=True))
+def test_a_journalled_flush_is_where_it_was(
+    restart: tuple[list[Record], list[Record], int], max_records: int, flushes: list[int]
+) -> None:
+    """Nothing is taken past it before it was repeated, in whatever order records arrive; none is lost."""
+    before, now, journalled = restart
+    at = sorted({min(place, journalled) for place in flushes})
+    plan: list[PartitionRun | Mark] = []
+    for start, end in pairwise([0, *at]):
+        plan += [*runs_of([record.id for record in before[start:end]]), Mark.FLUSH]
+    plan += runs_of([record.id for record in before[at[-1] if at else 0 : journalled]])
+    source = MemorySource(now)
+    merger = Merger(source, plan)
+    taken: list[Record] = []
+    for place in at:
+        while not merger.at_flush:
+            assert merger.follows_journal
+            taken += merger.take(max_records=max_records, timeout_s=0.0)
+        assert list(merger.take(max_records=max_records, timeout_s=0.0)) == []
+        assert taken == before[:place]
+        merger.pass_flush()
+    while len(taken) < len(before):
+        taken += merger.take(max_records=max_records, timeout_s=0.0)
+    assert taken[:journalled] == before[:journalled]
+    assert not merger.follows_journal
+    assert sorted(record.id for record in taken) == sorted(record.id for record in before)
+
+
+def test_a_place_without_a_flush_is_passed_by_nothing() -> None:
+    """`pass_flush` takes away no record of the order."""
+    a0, a1, _ = ORIGINS
+    records = [Record(a1, 0, b"{}"), Record(a0, 0, b"{}")]
+    merger = Merger(MemorySource(reversed(records)), runs_of([record.id for record in records]))
+    merger.pass_flush()
+    assert list(merger.take(max_records=8, timeout_s=0.0)) == records
 
 
 def test_an_idle_source_returns_nothing() -> None:
