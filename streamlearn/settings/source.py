@@ -183,7 +183,7 @@ class StreamSettings(Section):
     """Maximum tokens per batch; a record that would exceed it starts the next batch."""
     batch_records: PositiveInt = 8
     """Maximum records per batch."""
-    linger_s: PositiveFloat | None = 10.0
+    linger_s: PositiveFloat | None = 60.0
     """Time without a new record after which all that was read is trained on, seconds; null waits for more records
     without a limit. If records come further apart than this, each is a batch of its own, and a shift is found only
     after its first records."""
