@@ -12,6 +12,9 @@ from streamlearn.snapshot.manifest import Manifest
 ACCEPTABLE = ("learner", "stream", "seed")
 """Sections that affect what is learned next but not what was learned already."""
 
+_CLAIMS = "adapter.experts_claimed"
+"""A setting of releases whose regimes claimed experts of one adapter. It says nothing about presets without claims."""
+
 _ABSENT = object()
 
 
@@ -53,8 +56,14 @@ def check(
     same_files = manifest.backbone.get("digest") is not None and manifest.backbone["digest"] == backbone.get("digest")
     if not same_files:
         _refuse(f"{name} was trained on another backbone", _changes(manifest.backbone, backbone, "backbone."))
+    if adapter.get("per_regime") and _CLAIMS in dict(_flatten(manifest.config)):
+        raise SnapshotMismatchError(
+            f"{name} holds experts that regimes claimed, and each regime now has an adapter of its own: run release "
+            f"{manifest.versions.get('streamlearn')}, which wrote it, or start over with --fresh, which keeps the old "
+            "snapshots in another folder"
+        )
     _refuse(f"{name} holds another adapter", _changes(manifest.adapter, adapter, "adapter."))
-    changes = _changes(manifest.config, fingerprint)
+    changes = [change for change in _changes(manifest.config, fingerprint) if change.key != _CLAIMS]
     if same_files:
         changes = [change for change in changes if change.key not in ("backbone.model", "backbone.revision")]
     _refuse(

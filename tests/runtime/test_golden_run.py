@@ -1,7 +1,8 @@
 """A run that an earlier release began goes on: what it wrote is loaded to the last bit, and learning continues.
 
 `golden/format-N` is a state folder as release 0.1.0 wrote it, with the tiny backbone, stream and configuration that it
-was written with: one snapshot (step 30, in the second of two regimes) and the dead letter before it.
+was written with: one snapshot (step 30, in the second of two regimes) and the dead letter before it. `golden/claims` is
+one whose regimes had claimed experts of one adapter; later releases give each regime an adapter of its own.
 """
 
 import shutil
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from streamlearn.errors import SnapshotMismatchError
 from streamlearn.runtime.components import Components
 from streamlearn.settings import load
 from streamlearn.snapshot.manifest import FORMAT_VERSION
@@ -53,7 +55,9 @@ def test_a_snapshot_of_an_earlier_release_is_loaded_to_the_last_bit(config: Path
         assert after.manifest.position == before.manifest.position
         assert after.manifest.ledger == before.manifest.ledger
         assert after.manifest.learner == before.manifest.learner
-        assert after.manifest.components["regimes"] == before.manifest.components["regimes"]
+        regimes = before.manifest.components["regimes"]
+        entries = [{**entry, "started_from": None} for entry in regimes["entries"]]  # that release copied no adapter
+        assert after.manifest.components["regimes"] == {**regimes, "entries": entries}
 
 
 def test_a_run_of_an_earlier_release_goes_on(config: Path) -> None:
@@ -70,3 +74,12 @@ def test_a_run_of_an_earlier_release_goes_on(config: Path) -> None:
         assert len((components.settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 1
     finally:
         components.close()
+
+
+def test_a_run_with_claims_cannot_go_on_and_is_told_how(tmp_path: Path) -> None:
+    """Its experts are shared; nothing of it is touched."""
+    folder = shutil.copytree(GOLDEN / "claims", tmp_path / "claims")
+    before = {path: path.read_bytes() for path in (folder / "state").rglob("*.*") if path.is_file()}
+    with pytest.raises(SnapshotMismatchError, match=r"each regime now has an adapter of its own: run release 0\.2\.0"):
+        Components(load(folder / "config.yaml"))
+    assert all(path.read_bytes() == data for path, data in before.items())
