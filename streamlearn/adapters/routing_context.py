@@ -137,7 +137,7 @@ class RoutingContext:
         return self._distinct_slots
 
     @property
-    def _routed_B(self) -> Tensor:
+    def _routed_B(self) -> Tensor:  # noqa: N802  # a shape suffix
         """The slots that biases are gathered with: one that is in use anyway instead of `NO_REGIME`."""
         assert self.slots_B is not None
         if NO_REGIME not in self._distinct:

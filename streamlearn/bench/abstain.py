@@ -222,7 +222,7 @@ def _rows_of_texts(file: Path, limit: int) -> dict[str, list[dict[str, Any]]]:
     grouped = {task: list(group) for task, group in groupby(rows, key=lambda row: row["task"])}
     found = {task: group[:limit] for task, group in grouped.items() if len(group) >= MIN_RECORDS}
     if not found:
-        raise UsageError(f"{file} must hold tasks of at least {MIN_RECORDS} texts, found none; set another with --others")
+        raise UsageError(f"{file}: expected a task of at least {MIN_RECORDS} texts, found none; set --others")
     return found
 
 

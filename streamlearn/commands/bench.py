@@ -98,7 +98,8 @@ def measure_abstention(
         Path, typer.Option(help="File of texts of other tasks: {text, source}, JSON Lines, gzip.", metavar="FILE")
     ] = Path("../shared/data/pretrain/superni_other.jsonl.gz"),
     backbone: Annotated[
-        Path | None, typer.Option(help="Folder of a model whose tokenizer is used; by default nano's.", metavar="FOLDER")
+        Path | None,
+        typer.Option(help="Folder of a model whose tokenizer is used, by default nano.", metavar="FOLDER"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Use few, short streams, as a smoke test.")] = False,
 ) -> None:

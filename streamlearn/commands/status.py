@@ -14,7 +14,7 @@ from streamlearn.commands.client import request
 from streamlearn.commands.fitted_table import FittedColumn, FittedTable
 from streamlearn.serve.views import RegimesView, ShiftsView, StatusView
 from streamlearn.settings import Settings
-from streamlearn.status.status import RegimeStatus, ShiftStatus
+from streamlearn.status.status import FallbackStatus, RegimeStatus, ShiftStatus
 
 SHOWN_SHIFTS = 10
 
@@ -81,9 +81,18 @@ def _overview(status: StatusView) -> _Pairs:
         "forgetting (AF)": _number(forgetting.average_forgetting, "{:.4f}", "no past regime scored yet"),
         "transfer (BWT)": _number(forgetting.backward_transfer, "{:+.4f}", "no past regime scored yet"),
         "regime": f"{status.current_regime or '-'}, {status.num_regimes} remembered",
+        "unknown requests": _unknown(status.unknown_requests),
         "snapshot": f"step {snapshot.step:,}, {_age(snapshot.age_s)} ago" if snapshot else "none yet",
     }
     return _Pairs(left, right)
+
+
+def _unknown(fallback: FallbackStatus) -> str:
+    """What answers them, and the losses that decided."""
+    losses = (fallback.nearest_loss, fallback.backbone_loss)
+    if None in losses:
+        return f"{fallback.answered_by} ({fallback.setting})"
+    return "{} ({}: {:.3f} nearest, {:.3f} backbone)".format(fallback.answered_by, fallback.setting, *losses)
 
 
 def _regimes(regimes: tuple[RegimeStatus, ...]) -> FittedTable:
