@@ -74,7 +74,7 @@ class RouteResult(ApiModel):
     """Regimes of prompts, and what would answer them."""
 
     step: int
-    """Optimizer updates made before the job."""
+    """Optimizer updates made before the prompts were routed."""
     routes: tuple[Route, ...]
     """In the order of the request."""
     seconds: float

@@ -8,16 +8,16 @@ from streamlearn.jobs.evaluate import RouteInputs
 from streamlearn.jobs.generate import encoded
 from streamlearn.jobs.queue import ExampleError, RouteJob
 from streamlearn.jobs.results import RouteResult
+from streamlearn.learner.learner import Learner
 from streamlearn.shift.featurizer import input_of_prompt
 from streamlearn.stream.decode import Decoder
 
 
 def route(
     job: RouteJob,
+    learner: Learner,
     decoder: Decoder,
     route_inputs: RouteInputs,
-    *,
-    step: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> Generator[None, None, RouteResult]:
     """Route prompts by their tokens, without a forward pass; yields after every prompt.
@@ -33,4 +33,4 @@ def route(
             raise ExampleError(index, error, field="prompts") from error
         yield
     routes = tuple(routed.route for routed in route_inputs(inputs))
-    return RouteResult(step=step, routes=routes, seconds=clock() - started)
+    return RouteResult(step=learner.number, routes=routes, seconds=clock() - started)

@@ -97,7 +97,7 @@ class JobRunner:
         if isinstance(job, EvalJob):
             return evaluate(job, self._learner, self._decoder, self._route_inputs, pack_tokens=self._pack_tokens)
         if isinstance(job, RouteJob):
-            return route(job, self._decoder, self._route_inputs, step=self._learner.number)
+            return route(job, self._learner, self._decoder, self._route_inputs)
         return generate(job, self._learner, self._decoder, self._route_inputs)
 
     def _continue(self, job: _RunningJob, deadline: float) -> None:

@@ -17,7 +17,7 @@ the k excesses, the predictive tail is that of a Pareto distribution of the seco
 
     p(T) = k / n (1 + (T - u) / (k e))^-k  for T > u                                                        (5)
 
-Below u, p is interpolated between the ranks. It is thus calibrated from the first regime on.
+Up to u, p is the rank. It is thus calibrated from the first regime on.
 """
 # Shape suffixes: B buckets, N exemplars, R regimes, S statistics.
 
@@ -40,7 +40,8 @@ PRIOR_WEIGHT = 2.0
 """Weight of the prior deviations, in exemplars."""
 PRIOR_DEVIATIONS_S = np.array([0.1, 0.05, 0.03])
 """Of eq. (1), in nats per bucket, (2) and (3): small, for regimes whose exemplars hardly differ in a statistic."""
-_MIN_EXCESS = 1e-6  # exemplars with equal T: whatever is worse is novel
+MIN_EXCESS = 0.1
+"""Minimum of e, in deviations: exemplars with equal T do not make every other T impossible."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,14 +85,13 @@ class NoveltyTest:
         return self.tail(standard.statistic(values_S))
 
     def tail(self, statistic: float) -> float:
-        """Compute eq. (5), or interpolate below u."""
+        """Compute eq. (5) above u, and the rank below."""
         n = len(self.calibration_N)
         k = ceil(n**0.5)
         u = self.calibration_N[-k - 1]
         if statistic <= u:
-            shares = 1.0 - np.arange(1, n + 1) / n
-            return float(np.interp(statistic, self.calibration_N, shares, left=1.0))
-        excess = max(float(self.calibration_N[-k:].mean() - u), _MIN_EXCESS)
+            return float(n - np.searchsorted(self.calibration_N, statistic)) / n
+        excess = max(float(self.calibration_N[-k:].mean() - u), MIN_EXCESS)
         return float(k / n * (1 + (statistic - u) / (k * excess)) ** -k)
 
 
