@@ -21,7 +21,7 @@ from streamlearn.adaptation.fallback import Fallback
 from streamlearn.adaptation.forgetting import Forgetting
 from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.adaptation.regime_statistics import RegimeStatistics
-from streamlearn.adaptation.route import AnsweredBy, Route, RoutedInput
+from streamlearn.adaptation.routed_input import AnsweredBy, Route, RoutedInput
 from streamlearn.adaptation.time_budget import TimeBudget
 from streamlearn.adapters.routing_context import NO_REGIME
 from streamlearn.consolidate.consolidator import Consolidator
@@ -383,5 +383,5 @@ class Adaptation:
         self.reports = deque((ShiftReport.from_json(fields) for fields in values["entries"]), maxlen=MAX_REPORTS)
         self.suspected = [Shift.from_json(fields) for fields in values["suspected"]]
         self.forgetting.load_json(values["forgetting"])
-        self.fallback.load_json(values.get("fallback", {}))  # snapshots of 0.1.0 have none
+        self.fallback.load_json(values.get("fallback", {}))  # older snapshots have none
         self.statistics.restore(tensors, values["chronicle"], [report.status for report in self.reports])

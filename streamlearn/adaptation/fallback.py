@@ -33,7 +33,7 @@ AssignToOther = Callable[[Sequence[NDArray[np.int32]], int], list[int]]
 class LossPair:
     """The losses of one regime's hold-out records, summed over the records."""
 
-    nearest: float
+    other: float
     """Under the likeliest other regime."""
     backbone: float
     """Without experts."""
@@ -71,7 +71,7 @@ class Fallback:
         if not self.is_measured:
             return self._setting == "backbone"
         pairs = self._pairs.values()
-        return sum(pair.backbone for pair in pairs) <= sum(pair.nearest for pair in pairs)
+        return sum(pair.backbone for pair in pairs) <= sum(pair.other for pair in pairs)
 
     @property
     def status(self) -> FallbackStatus:
@@ -81,7 +81,7 @@ class Fallback:
         return FallbackStatus(
             setting=self._setting,
             answered_by="backbone" if self.uses_backbone else "nearest",
-            nearest_loss=sum(pair.nearest for pair in pairs) / records if records else None,
+            nearest_loss=sum(pair.other for pair in pairs) / records if records else None,
             backbone_loss=sum(pair.backbone for pair in pairs) / records if records else None,
             records=records,
         )

@@ -57,7 +57,7 @@ COLUMNS = ("streams", "known", "unknown", "auroc", "known_rejected", "unknown_de
 
 
 @dataclass(frozen=True)
-class Task:
+class RequestTask:
     """Decoded records of one task."""
 
     name: str
@@ -65,7 +65,7 @@ class Task:
 
 
 @dataclass
-class Outcome:
+class RequestScores:
     """What a monitor says about the requests of one stream, or of several together."""
 
     known: list[float]
@@ -75,9 +75,9 @@ class Outcome:
     classifier_s: float = 0.0
     streams: int = 1
 
-    def __add__(self, other: "Outcome") -> "Outcome":
+    def __add__(self, other: "RequestScores") -> "RequestScores":
         """Both together."""
-        return Outcome(
+        return RequestScores(
             self.known + other.known,
             self.unknown + other.unknown,
             self.request_s + other.request_s,
@@ -128,7 +128,7 @@ def measure(data: Path, others: Path, backbone: Path | None, *, quick: bool = Fa
     return result
 
 
-def _drawn(tasks: Sequence[Task], prompt: Prompt, number: int, draws: int) -> Outcome:
+def _drawn(tasks: Sequence[RequestTask], prompt: Prompt, number: int, draws: int) -> RequestScores:
     """Several streams of `number` tasks each."""
     outcomes = []
     for draw in range(draws):
@@ -137,7 +137,7 @@ def _drawn(tasks: Sequence[Task], prompt: Prompt, number: int, draws: int) -> Ou
     return sum(outcomes[1:], start=outcomes[0])
 
 
-def run(tasks: Sequence[Task], chosen: Sequence[int], prompt: Prompt, rng: np.random.Generator) -> Outcome:
+def run(tasks: Sequence[RequestTask], chosen: Sequence[int], prompt: Prompt, rng: np.random.Generator) -> RequestScores:
     """Let a monitor read the chosen tasks, and classify requests of all."""
     monitor = Monitor(ShiftSettings(max_regimes=256), vocab_size=1, seed=0)
     stream: list[Example] = []
@@ -163,7 +163,7 @@ def run(tasks: Sequence[Task], chosen: Sequence[int], prompt: Prompt, rng: np.ra
     prepared = time.process_time()
     assigned = monitor.assign([input_of(each) for each in (*known, *unknown)], state)
     ended = time.process_time()
-    return Outcome(
+    return RequestScores(
         _p_values(assigned[: len(known)]), _p_values(assigned[len(known) :]), ended - prepared, prepared - started
     )
 
@@ -178,7 +178,7 @@ def auroc(known: NDArray[np.float64], unknown: NDArray[np.float64]) -> float:
     return float((ranks.sum() - len(known) * (len(known) + 1) / 2) / (len(known) * len(unknown)))
 
 
-def read_tasks(data: Path, others: Path, backbone: Path | None, limit: int) -> tuple[list[Task], list[int]]:
+def read_tasks(data: Path, others: Path, backbone: Path | None, limit: int) -> tuple[list[RequestTask], list[int]]:
     """The tasks of both sources, at most `limit` records of each, and the indices of those in `data`.
 
     Raises:
@@ -190,7 +190,7 @@ def read_tasks(data: Path, others: Path, backbone: Path | None, limit: int) -> t
     form = to_record if backbone is None else to_chat
     rows_by_task = {**_rows_of_folder(data, limit), **_rows_of_texts(others, limit)}
     tasks = [
-        Task(
+        RequestTask(
             name,
             {prompt: [decoder.decode_value(form(row, bare=prompt == "bare")) for row in rows] for prompt in PROMPTS},
         )

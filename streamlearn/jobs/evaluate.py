@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from streamlearn.adaptation.route import Route, RoutedInput
+from streamlearn.adaptation.routed_input import Route, RoutedInput
 from streamlearn.errors import RecordError
 from streamlearn.jobs.queue import EvalJob, ExampleError
 from streamlearn.jobs.results import EvalResult, ExampleResult

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from streamlearn.adaptation.route import Route
+from streamlearn.adaptation.routed_input import Route
 
 
 class ApiModel(BaseModel):

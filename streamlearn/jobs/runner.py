@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from streamlearn.adaptation.route import AnsweredBy, Route
+from streamlearn.adaptation.routed_input import AnsweredBy, Route
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, get_logger
 from streamlearn.jobs.evaluate import RouteInputs, evaluate

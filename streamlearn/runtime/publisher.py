@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from streamlearn.adaptation.adaptation import Adaptation
-from streamlearn.adaptation.route import AnsweredBy
+from streamlearn.adaptation.routed_input import AnsweredBy
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Step
 from streamlearn.runtime.run_state import RunState

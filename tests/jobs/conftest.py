@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streamlearn.adaptation.route import Route, RoutedInput
+from streamlearn.adaptation.routed_input import Route, RoutedInput
 from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import resolve
 from streamlearn.backbone.load import load, outline

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from streamlearn.adaptation.route import RoutedInput
+from streamlearn.adaptation.routed_input import RoutedInput
 from streamlearn.errors import Reason
 from streamlearn.jobs.evaluate import evaluate
 from streamlearn.jobs.generate import generate

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from streamlearn.adaptation.route import RoutedInput
+from streamlearn.adaptation.routed_input import RoutedInput
 from streamlearn.errors import RecordError
 from streamlearn.jobs.generate import generate
 from streamlearn.jobs.queue import GenerateJob

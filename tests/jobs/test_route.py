@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streamlearn.adaptation.route import RoutedInput
+from streamlearn.adaptation.routed_input import RoutedInput
 from streamlearn.errors import Reason
 from streamlearn.jobs.queue import ExampleError, PromptInput, RouteJob
 from streamlearn.jobs.route import route

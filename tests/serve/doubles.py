@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import httpx
 
-from streamlearn.adaptation.route import Route
+from streamlearn.adaptation.routed_input import Route
 from streamlearn.errors import Reason
 from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, JobQueue, RouteJob, Ticket
 from streamlearn.jobs.results import (
