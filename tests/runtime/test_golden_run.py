@@ -6,6 +6,7 @@ was written with: one snapshot (step 30, in the second of two regimes) and the d
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def test_a_snapshot_of_an_earlier_release_is_loaded_to_the_last_bit(config: Path
         assert after.manifest.position == before.manifest.position
         assert after.manifest.ledger == before.manifest.ledger
         assert after.manifest.learner == before.manifest.learner
-        added = {"fallback": {}}  # losses of answers to unknown requests, measured since 0.2.0
+        added: dict[str, Any] = {"fallback": {}}  # losses of answers to unknown requests, measured since 0.2.0
         assert after.manifest.components["regimes"] == before.manifest.components["regimes"] | added
 
 
