@@ -115,11 +115,19 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         return parallel_adapter(self.head_lora_info[self.active_adapters[0]], x.to(y.dtype), y)
 
     def experts(self, name: str, x: Tensor, y: Tensor) -> Tensor:
-        """Compute eq. (2) with `y` as W x, in place and in the dtype of `y`."""
+        """Compute eq. (2) with `y` as W x, in place and in the dtype of `y`; tokens without a regime keep W x."""
         config, A_HKRS, B_HKRO = self.head_lora_config[name], self.head_lora_A[name], self.head_lora_B[name]
+        context, is_vision = self.context_holder.context, self.head_lora_info[name].is_vision
+        if context.slots == ():
+            return y
+        unrouted_T = context.without_regime(x.shape[:-1].numel(), is_vision=is_vision)
+        frozen = None if unrouted_T is None else y.clone()
         usable_HU = self._usable(name)
         gate_HUT = self._gates(name, x, usable_HU) if config.routed else None
-        return add_experts(y, x, A_HKRS, B_HKRO, gate_HUT, usable_HU, scaling=config.scaling)
+        added = add_experts(y, x, A_HKRS, B_HKRO, gate_HUT, usable_HU, scaling=config.scaling)
+        if unrouted_T is None or frozen is None:
+            return added
+        return torch.where(unrouted_T.view(*x.shape[:-1], 1), frozen, added)
 
     def route(self, name: str, x: Tensor) -> Tensor:
         """Compute the gates (H, K, T), zero where not selected; in training passes, also count each expert's load."""

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from streamlearn.adapters.config import Routes
 
+NO_REGIME = -1
+"""Slot of a sequence that the untouched backbone computes: its tokens get nothing from any expert."""
+
 
 @dataclass(frozen=True)
 class AdaptedLayer:
@@ -66,7 +69,7 @@ class RoutingContext:
     segment_ids_T: Tensor | None = None
     """(T,) index of the sequence that each token of the flattened input belongs to; None: each input row is one."""
     slots_B: Tensor | None = None
-    """(B,) regime slot of each sequence, which selects its CP bias; None: no bias."""
+    """(B,) regime slot of each sequence, which selects its CP bias, or `NO_REGIME`; None: no bias."""
     prompt_T: Tensor | None = None
     """(T,) bool, tokens before the first learned one. Sequences are routed by these only; None: by all."""
     vision_units_B: Tensor | None = None
@@ -83,40 +86,67 @@ class RoutingContext:
 
     @property
     def slots(self) -> tuple[int, ...] | None:
-        """The distinct regime slots, read from the device once for all layers; None without regimes."""
-        if self.slots_B is not None and self._slots is None:
-            self._slots = tuple(sorted(set(self.slots_B.tolist())))
-        return self._slots
+        """The distinct regime slots, read from the device once for all layers; None without regimes.
+
+        Empty if every sequence is computed by the untouched backbone.
+        """
+        return None if self.slots_B is None else tuple(slot for slot in self._distinct if slot != NO_REGIME)
 
     def slots_of(self, num: int, *, per_token: bool, is_vision: bool = False) -> Tensor | None:
         """Return the regime slot of each of `num` routed items, (num,); None without regimes.
 
-        Items are tokens (`per_token`), sequences, or tokens of a layer of the vision tower (`is_vision`).
+        Items are tokens (`per_token`), sequences, or tokens of a layer of the vision tower (`is_vision`). Items of
+        `NO_REGIME` have the slot of another sequence: they are routed like it, and `without_regime` excludes them.
         """
         if self.slots_B is None:
             return None
-        if is_vision:
-            assert self.vision_units_B is not None, "a context with images has their units"
-            return self.slots_B[vision_segment_ids(self.vision_units_B, num)]
-        if not per_token:
-            return self.slots_B
-        return (
-            self.slots_B.repeat_interleave(num // len(self.slots_B))
-            if self.segment_ids_T is None
-            else self.slots_per_token
-        )
+        if is_vision or not per_token or self.segment_ids_T is None:
+            return self._of_items(self._routed_B, num, per_token=per_token, is_vision=is_vision)
+        return self.slots_per_token
+
+    def without_regime(self, num: int, *, is_vision: bool = False) -> Tensor | None:
+        """Return which of `num` tokens the untouched backbone computes, (num,) bool; None: none of them."""
+        if self.slots_B is None or NO_REGIME not in self._distinct:
+            return None
+        return self._of_items(self.slots_B == NO_REGIME, num, per_token=True, is_vision=is_vision)
 
     @property
     def slots_per_token(self) -> Tensor:
         """(T,) slots, gathered once for all layers; needs `slots_B` and `segment_ids_T`."""
         if self._slots_T is None:
-            assert self.slots_B is not None
             assert self.segment_ids_T is not None
-            self._slots_T = self.slots_B[self.segment_ids_T]
+            self._slots_T = self._routed_B[self.segment_ids_T]
         return self._slots_T
 
-    _slots_T: Tensor | None = None
-    _slots: tuple[int, ...] | None = None
+    def _of_items(self, values_B: Tensor, num: int, *, per_token: bool, is_vision: bool) -> Tensor:
+        """The value of each item's sequence, (num,)."""
+        if is_vision:
+            assert self.vision_units_B is not None, "a context with images has their units"
+            return values_B[vision_segment_ids(self.vision_units_B, num)]
+        if not per_token:
+            return values_B
+        if self.segment_ids_T is None:
+            return values_B.repeat_interleave(num // len(values_B))
+        return values_B[self.segment_ids_T]
+
+    @property
+    def _distinct(self) -> tuple[int, ...]:
+        if self._distinct_slots is None:
+            assert self.slots_B is not None
+            self._distinct_slots = tuple(sorted(set(self.slots_B.tolist())))
+        return self._distinct_slots
+
+    @property
+    def _routed_B(self) -> Tensor:  # noqa: N802  # a shape suffix
+        """The slots that biases are gathered with: one that is in use anyway instead of `NO_REGIME`."""
+        assert self.slots_B is not None
+        if NO_REGIME not in self._distinct:
+            return self.slots_B
+        return self.slots_B.masked_fill(self.slots_B == NO_REGIME, max(self._distinct[-1], 0))
+
+    # Not copied by `dataclasses.replace`: a context of other sequences computes its own.
+    _slots_T: Tensor | None = field(default=None, init=False)
+    _distinct_slots: tuple[int, ...] | None = field(default=None, init=False)
 
 
 def vision_segment_ids(vision_units_B: Tensor, num: int) -> Tensor:
