@@ -18,9 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamlearn.adaptation.expert_evidence import ExpertEvidence
+from streamlearn.adaptation.fallback import Fallback
 from streamlearn.adaptation.forgetting import Forgetting
 from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.adaptation.regime_statistics import RegimeStatistics
+from streamlearn.adaptation.routed_input import AnsweredBy, Route, RoutedInput
+from streamlearn.adaptation.time_budget import TimeBudget
+from streamlearn.adapters.routing_context import NO_REGIME
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Learner, Step
@@ -28,6 +32,7 @@ from streamlearn.probe.head_start import MAX_CANDIDATES, HeadStart, measure_head
 from streamlearn.probe.probe import first_tokens, probe
 from streamlearn.settings import Settings
 from streamlearn.shift.assigned_batch import AssignedBatch
+from streamlearn.shift.assignment import Assignment
 from streamlearn.shift.concept_drift_detector import ConceptDriftDetector
 from streamlearn.shift.featurizer import input_of
 from streamlearn.shift.monitor import Monitor
@@ -94,8 +99,15 @@ class Adaptation:
         self.monitor = Monitor(settings.shift, vocab_size, settings.seed)
         self.drift_detector = ConceptDriftDetector(settings.shift)
         self.holdouts = HoldoutReservoirs(settings.holdout, regimes=slots, seed=settings.seed, restored=restored)
-        self.forgetting = Forgetting(
-            learner, pack_tokens=settings.stream.batch_tokens, time_share=settings.holdout.time_share
+        self.budget = TimeBudget(settings.holdout.time_share)
+        """For scoring hold-out records."""
+        self.forgetting = Forgetting(learner, pack_tokens=settings.stream.batch_tokens)
+        self.fallback = Fallback(
+            learner,
+            settings.serve.unknown,
+            self._assign_to_other,
+            has_regimes=learner.routes_by_regime,
+            pack_tokens=settings.stream.batch_tokens,
         )
         self.consolidator = Consolidator(
             learner,
@@ -171,7 +183,7 @@ class Adaptation:
         """
         confirmed: list[ShiftReport] = []
         if step is not None:
-            self.forgetting.trained(step.seconds)
+            self.budget.trained(step.seconds)
         if step is not None and step.refusal is None:
             self._detect_drift(assigned, held_out, step.record_losses)
             confirmed = self._confirm()
@@ -181,25 +193,40 @@ class Adaptation:
         )  # requests and snapshots see the regimes as of this batch, not as of the look-ahead
         return confirmed
 
-    def slots_of(self, inputs: Sequence[NDArray[Any]]) -> list[int] | None:
-        """The regime slot of each request; None where routing does not use regimes."""
-        if not (self._learner.per_regime or self._learner.objective.bias != "none") or not self.numbers:
-            return None
-        return self.monitor.assign(inputs, self._trained)
+    def route(self, inputs: Sequence[NDArray[Any]]) -> list[RoutedInput]:
+        """The regime of each input of a request, and what answers it.
+
+        Before the first record nothing is known, and the backbone answers.
+        """
+        if not self.numbers:
+            return [RoutedInput(NO_REGIME, Route(None, 0.0, known=False, answered_by="backbone"))] * len(inputs)
+        return [self._routed(each) for each in self.monitor.assign(inputs, self._trained)]
+
+    def slots_of(self, inputs: Sequence[NDArray[Any]]) -> list[int]:
+        """The slot that each input is routed with, see `RoutedInput`."""
+        return [each.slot for each in self.route(inputs)]
 
     def score_stalest(self, *, idle: bool) -> bool:
         """Score the hold-out records of one regime when the time budget allows; return whether one was scored."""
-        if not (idle or self.forgetting.affordable):
+        if not (idle or self.budget.affordable):
             return False
         slot = self.forgetting.stalest([slot for slot in self.numbers if self.holdouts.examples(slot)])
         if slot is None:
             return False
-        self._score(slot, idle=idle)
+        with self.budget.spending(idle=idle):
+            self._score(slot, idle=idle)
+            if self.fallback.is_measured and len(self.numbers) > 1:
+                self.fallback.measure(slot, self.holdouts.examples(slot))
         return True
 
     def status(self) -> AdaptationStatus:
         """What is published about regimes and shifts."""
-        return self.statistics.status(self.current, self.probe_seconds)
+        return replace(
+            self.statistics.status(self.current),
+            probe_seconds=self.probe_seconds,
+            holdout_seconds=self.budget.spent_s,
+            fallback=self.fallback.status,
+        )
 
     def expert_evidence(self) -> ExpertEvidence:
         """What is known about the experts beside their weights: load, similarity, hold-out records."""
@@ -244,6 +271,18 @@ class Adaptation:
             self._learner, records, known[:MAX_CANDIDATES], pack_tokens=self._settings.stream.batch_tokens
         )
 
+    def _routed(self, assigned: Assignment) -> RoutedInput:
+        known = assigned.p_value >= self._settings.serve.max_known_rejected
+        number = self.numbers[assigned.slot]
+        if not known and self.fallback.uses_backbone:
+            return RoutedInput(NO_REGIME, Route(number, assigned.p_value, known=False, answered_by="backbone"))
+        answered_by: AnsweredBy = "regime" if self._learner.routes_by_regime else "adapter"
+        return RoutedInput(assigned.slot, Route(number, assigned.p_value, known=known, answered_by=answered_by))
+
+    def _assign_to_other(self, inputs: Sequence[NDArray[Any]], slot: int) -> list[int]:
+        """The likeliest regime of each input other than the one in `slot`."""
+        return [each.slot for each in self.monitor.assign(inputs, self._trained, excluded=slot)]
+
     def _is_probed(self, shift: Shift) -> bool:
         """Whether this shift's regime is compared with what is known; the first of all has nothing to compare with."""
         if shift.known or not self._settings.probe.enabled:
@@ -260,12 +299,14 @@ class Adaptation:
 
     def _close(self, slot: int) -> None:
         if self.holdouts.examples(slot):
-            self._score(slot, at_end=True)
+            with self.budget.spending():
+                self._score(slot, at_end=True)
         self.consolidator.close(slot)
 
     def _clear(self, slot: int) -> None:
         self.holdouts.clear(slot)
         self.forgetting.forget(slot)
+        self.fallback.forget(slot)
         self.drift_detector.forget(slot)
 
     def _detect_drift(self, assigned: AssignedBatch, held_out: Collection[int], losses: Sequence[float]) -> None:
@@ -289,6 +330,7 @@ class Adaptation:
             self.consolidator.release(each.slot)
             self.holdouts.clear(each.slot)
             self.forgetting.forget(each.slot)
+            self.fallback.forget(each.slot)
             self.statistics.changed(each.slot)
             report = ShiftReport(replace(each, declared_at=self.records), self._learner.number)
             self._publish(report)
@@ -297,7 +339,7 @@ class Adaptation:
 
     def _score(self, slot: int, *, at_end: bool = False, idle: bool = False) -> None:
         examples = self.holdouts.examples(slot)
-        scoring = self.forgetting.measure(slot, examples, at_end=at_end, idle=idle)
+        scoring = self.forgetting.measure(slot, examples, at_end=at_end)
         self.statistics.changed(slot)
         _log.debug(
             Event.HOLDOUT_SCORED,
@@ -352,6 +394,7 @@ class Adaptation:
             "entries": [report.to_json() for report in self.reports],
             "suspected": [shift.to_json() for shift in self.suspected],
             "forgetting": self.forgetting.to_json(),
+            "fallback": self.fallback.to_json(),
             "chronicle": self.statistics.to_json(),
         }
 
@@ -373,4 +416,5 @@ class Adaptation:
         self.reports = deque((ShiftReport.from_json(fields) for fields in values["entries"]), maxlen=MAX_REPORTS)
         self.suspected = [Shift.from_json(fields) for fields in values["suspected"]]
         self.forgetting.load_json(values["forgetting"])
+        self.fallback.load_json(values.get("fallback", {}))  # older snapshots have none
         self.statistics.restore(tensors, values["chronicle"], [report.status for report in self.reports])

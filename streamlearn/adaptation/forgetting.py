@@ -9,8 +9,7 @@ has left. Both start at the end of a segment: within it the sample of hold-out r
 scores would be one of a small, lucky sample. Losses are kept too, in nats per learned token.
 """
 
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
@@ -52,27 +51,11 @@ class ScoreHistory:
 class Forgetting:
     """Scores one regime at a time and keeps the history. Scoring changes nothing that training depends on."""
 
-    def __init__(
-        self, learner: Learner, *, pack_tokens: int, time_share: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, learner: Learner, *, pack_tokens: int) -> None:
         self.histories: dict[int, ScoreHistory] = {}
         """By slot."""
-        self.seconds = 0.0
-        """Training time spent on scoring since the process started; idle time is not counted."""
-        self._training_s = 0.0
         self._learner = learner
         self._pack_tokens = pack_tokens
-        self._time_share = time_share
-        self._clock = clock
-
-    def trained(self, seconds: float) -> None:
-        """Add a step's share to the time budget."""
-        self._training_s += seconds
-
-    @property
-    def affordable(self) -> bool:
-        """Whether the budget allows scoring between two steps."""
-        return self.seconds < self._time_share * self._training_s
 
     def stalest(self, slots: Collection[int]) -> int | None:
         """The regime scored longest ago; None when all scores are of the present weights."""
@@ -84,9 +67,8 @@ class Forgetting:
         slot = min(sorted(slots), key=scored_at, default=None)
         return slot if slot is not None and scored_at(slot) < self._learner.number else None
 
-    def measure(self, slot: int, examples: Sequence[Example], *, at_end: bool = False, idle: bool = False) -> Scoring:
-        """Score one regime's hold-out records with its own bias; `idle`: no record is waiting."""
-        started = self._clock()
+    def measure(self, slot: int, examples: Sequence[Example], *, at_end: bool = False) -> Scoring:
+        """Score one regime's hold-out records with its own bias."""
         work = score(
             self._learner.model,
             examples,
@@ -103,7 +85,6 @@ class Forgetting:
         )
         history = self.histories.setdefault(slot, ScoreHistory())
         history.add(point, at_end=at_end)
-        self.seconds += 0.0 if idle else self._clock() - started
         return point
 
     def forget(self, slot: int) -> None:

@@ -92,8 +92,8 @@ class RegimeStatistics:
         self._stale.add(slot)
         self._transfer = None
 
-    def status(self, current: int | None, probe_seconds: float) -> AdaptationStatus:
-        """What is published; `current` is the slot of the segment under way."""
+    def status(self, current: int | None) -> AdaptationStatus:
+        """What is published about regimes and shifts; `current` is the slot of the segment under way."""
         for slot in self._stale & self.visits_by_slot.keys():
             self._regimes[slot] = self._regime(slot, current)
         self._stale.clear()
@@ -107,8 +107,6 @@ class RegimeStatistics:
             num_shifts=MappingProxyType(self._num_shifts()),
             average_forgetting=forgetting,
             backward_transfer=transfer,
-            probe_seconds=probe_seconds,
-            holdout_seconds=self._forgetting.seconds,
         )
 
     def _num_shifts(self) -> dict[str, int]:

@@ -128,24 +128,27 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
 
     def route(self, name: str, x: Tensor, tokens_P: Tensor | None = None) -> Tensor:
         """Compute the gates (H, K, P), zero where not selected; in training passes, also count each expert's load."""
-        if self.head_lora_config[name].routes == "sequences":
-            return self._route_sequences(name, x)
-        return self._decide(name, rows_of(x.reshape(-1, self.in_features), tokens_P), tokens_P).gate_HKT
+        x_TD = x.reshape(-1, self.in_features)
+        if self.head_lora_config[name].routes == "tokens":
+            return self._decide(name, rows_of(x_TD, tokens_P), len(x_TD), tokens_P).gate_HKT
+        gate_HKT = self._route_sequences(name, x)
+        return gate_HKT if tokens_P is None else gate_HKT[:, :, tokens_P]
 
     def _adapters(self, x: Tensor) -> Iterator[tuple[str, Tensor | None]]:
         """The adapters of this pass, each with the indices of its tokens, None for all.
 
-        Where regimes have adapters of their own, a sequence gets that of its regime; one whose regime has none gets the
-        frozen linear alone. Without regimes in the context, PEFT's active adapters apply.
+        Where regimes have adapters of their own, a sequence gets that of its regime; one whose regime has none, and one
+        without a regime, get the frozen linear alone. Without regimes in the context, PEFT's active adapters apply.
         """
-        context = self.context_holder.context
-        if context.slots is None or not any(config.per_regime for config in self.head_lora_config.values()):
-            yield from ((name, None) for name in self.active_adapters if name in self.head_lora_A)
-            return
+        context, num = self.context_holder.context, x.shape[:-1].numel()
         is_vision = next(iter(self.head_lora_info.values())).is_vision
-        for slot in context.slots:
-            if (name := regime_adapter(slot)) in self.head_lora_A:
-                yield name, context.tokens_of(slot, x.shape[:-1].numel(), is_vision=is_vision)
+        if context.slots is not None and any(config.per_regime for config in self.head_lora_config.values()):
+            for slot in context.slots:
+                if (name := regime_adapter(slot)) in self.head_lora_A:
+                    yield name, context.tokens_of(slot, num, is_vision=is_vision)
+        elif context.slots != ():
+            tokens_P = context.tokens_with_regime(num, is_vision=is_vision)
+            yield from ((name, tokens_P) for name in self.active_adapters if name in self.head_lora_A)
 
     def _route_sequences(self, name: str, x: Tensor) -> Tensor:
         """One gate per block: its first layer decides for each sequence, the others follow (MoT eq. 1)."""
@@ -153,26 +156,26 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         segment_ids_T = _segment_ids(context, x)
         if name in self.head_lora_router and not (context.decoding and block in context.block_decisions):
             h_BD = _means(x.reshape(-1, self.in_features), segment_ids_T, context.prompt_T)
-            context.block_decisions[block] = self._decide(name, h_BD)
+            context.block_decisions[block] = self._decide(name, h_BD, len(h_BD))
         elif torch.is_grad_enabled():
             self.head_lora_load[name] += context.block_decisions[block].selected_HKT.sum(-1)
         return context.block_decisions[block].gate_HKT[:, :, segment_ids_T]
 
-    def _decide(self, name: str, h_TD: Tensor, tokens_P: Tensor | None = None) -> RoutingDecision:
-        decision = self._select(name, routing.logits(h_TD, self.head_lora_router[name]), tokens_P)
+    def _decide(self, name: str, h_TD: Tensor, num: int, tokens_P: Tensor | None = None) -> RoutingDecision:
+        """Decide for the tokens `tokens_P` of `num`, or for all, or for `num` sequences."""
+        decision = self._select(name, routing.logits(h_TD, self.head_lora_router[name]), num, tokens_P)
         for hook in self.context_holder.context.hooks:
             hook(self.head_lora_info[name], decision)
         return decision
 
-    def _select(self, name: str, native_HKT: Tensor, tokens_P: Tensor | None) -> RoutingDecision:
+    def _select(self, name: str, native_HKT: Tensor, num: int, tokens_P: Tensor | None) -> RoutingDecision:
         """Select by native logits plus CP bias (CP-MoE eq. 10) plus, for sequences in training, noise (MoT eq. 1)."""
         config, context = self.head_lora_config[name], self.context_holder.context
-        biased_HKT = native_HKT
-        if config.regimes:
-            is_vision = self.head_lora_info[name].is_vision
-            slots_T = context.slots_of(native_HKT.shape[-1], per_token=config.routes == "tokens", is_vision=is_vision)
-            if slots_T is not None:
-                biased_HKT = native_HKT + self.head_lora_bias[name].index_select(2, slots_T)
+        is_vision, biased_HKT = self.head_lora_info[name].is_vision, native_HKT
+        slots_T = context.slots_of(num, per_token=config.routes == "tokens", is_vision=is_vision)
+        if config.regimes and slots_T is not None:
+            slots_P = rows_of(slots_T, tokens_P).clamp_min(0)  # a sequence without a regime is not computed
+            biased_HKT = native_HKT + self.head_lora_bias[name].index_select(2, slots_P)
         ranked_HKT = biased_HKT.detach()
         if config.noise and context.explore:
             ranked_HKT = ranked_HKT + config.noise * torch.rand_like(ranked_HKT)

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from streamlearn.adapters.config import Routes
 
+NO_REGIME = -1
+"""Slot of a sequence that the untouched backbone computes: its tokens get nothing from any expert."""
+
 
 @dataclass(frozen=True)
 class AdaptedLayer:
@@ -70,7 +73,7 @@ class RoutingContext:
     segment_ids_T: Tensor | None = None
     """(T,) index of the sequence that each token of the flattened input belongs to; None: each input row is one."""
     slots_B: Tensor | None = None
-    """(B,) regime slot of each sequence, which selects its adapter or its CP bias; None: no regimes."""
+    """(B,) regime slot of each sequence, which selects its adapter or its CP bias, or `NO_REGIME`; None: no regimes."""
     prompt_T: Tensor | None = None
     """(T,) bool, tokens before the first learned one. Sequences are routed by these only; None: by all."""
     vision_units_B: Tensor | None = None
@@ -87,10 +90,11 @@ class RoutingContext:
 
     @property
     def slots(self) -> tuple[int, ...] | None:
-        """The distinct regime slots, read from the device once for all layers; None without regimes."""
-        if self.slots_B is not None and self._slots is None:
-            self._slots = tuple(sorted(set(self.slots_B.tolist())))
-        return self._slots
+        """The distinct regime slots, read from the device once for all layers; None without regimes.
+
+        Empty if every sequence is computed by the untouched backbone.
+        """
+        return None if self.slots_B is None else tuple(slot for slot in self._distinct if slot != NO_REGIME)
 
     def slots_of(self, num: int, *, per_token: bool, is_vision: bool = False) -> Tensor | None:
         """Return the regime slot of each of `num` routed items, (num,); None without regimes.
@@ -104,11 +108,19 @@ class RoutingContext:
             return self.slots_B[vision_segment_ids(self.vision_units_B, num)]
         if not per_token:
             return self.slots_B
-        return (
-            self.slots_B.repeat_interleave(num // len(self.slots_B))
-            if self.segment_ids_T is None
-            else self.slots_per_token
-        )
+        if self.segment_ids_T is None:
+            return self.slots_B.repeat_interleave(num // len(self.slots_B))
+        return self.slots_per_token
+
+    def tokens_of(self, slot: int, num: int, *, is_vision: bool) -> Tensor | None:
+        """Return the indices of a regime's tokens among `num`, found once for all layers; None: all are."""
+        return None if self._distinct == (slot,) else self._tokens(slot, num, is_vision=is_vision)
+
+    def tokens_with_regime(self, num: int, *, is_vision: bool) -> Tensor | None:
+        """Return the indices of the tokens among `num` that have a regime; None: all have."""
+        if self.slots_B is None or NO_REGIME not in self._distinct:
+            return None
+        return self._tokens(None, num, is_vision=is_vision)
 
     @property
     def slots_per_token(self) -> Tensor:
@@ -119,20 +131,26 @@ class RoutingContext:
             self._slots_T = self.slots_B[self.segment_ids_T]
         return self._slots_T
 
-    def tokens_of(self, slot: int, num: int, *, is_vision: bool) -> Tensor | None:
-        """Return the indices of a regime's tokens among `num`, found once for all layers; None: all are."""
-        if self.slots == (slot,):
-            return None
+    @property
+    def _distinct(self) -> tuple[int, ...]:
+        if self._distinct_slots is None:
+            assert self.slots_B is not None
+            self._distinct_slots = tuple(sorted(set(self.slots_B.tolist())))
+        return self._distinct_slots
+
+    def _tokens(self, slot: int | None, num: int, *, is_vision: bool) -> Tensor:
+        """The tokens of a regime, or for None of any; see `tokens_of`."""
         key = (slot, num, is_vision)
-        if key not in self._tokens:
+        if key not in self._found_tokens:
             slots_T = self.slots_of(num, per_token=True, is_vision=is_vision)
             assert slots_T is not None
-            self._tokens[key] = (slots_T == slot).nonzero()[:, 0]
-        return self._tokens[key]
+            self._found_tokens[key] = (slots_T != NO_REGIME if slot is None else slots_T == slot).nonzero()[:, 0]
+        return self._found_tokens[key]
 
+    # Not copied by `dataclasses.replace`: a context of other sequences computes its own.
     _slots_T: Tensor | None = field(default=None, init=False)
-    _slots: tuple[int, ...] | None = field(default=None, init=False)
-    _tokens: dict[tuple[int, int, bool], Tensor] = field(default_factory=dict, init=False)
+    _distinct_slots: tuple[int, ...] | None = field(default=None, init=False)
+    _found_tokens: dict[tuple[int | None, int, bool], Tensor] = field(default_factory=dict, init=False)
 
 
 def vision_segment_ids(vision_units_B: Tensor, num: int) -> Tensor:

@@ -206,8 +206,16 @@ def _preprocessors(shape: Outline) -> tuple[Any, Any]:
     """Tokenizer and, for an image-text model, processor."""
     if shape.folder == nano_vl.FOLDER:
         return nano_vl.tokenizer(), nano_vl.processor()
-    tokenizer = AutoTokenizer.from_pretrained(shape.folder, trust_remote_code=False, local_files_only=True)
-    return tokenizer, load_processor(shape.folder, shape.config) if shape.is_vision else None
+    return load_tokenizer(shape), load_processor(shape.folder, shape.config) if shape.is_vision else None
+
+
+def load_tokenizer(shape: Outline) -> Any:
+    """Load the tokenizer of a model in a folder, without the model.
+
+    Raises:
+        OSError or ValueError: its files are missing or damaged.
+    """
+    return AutoTokenizer.from_pretrained(shape.folder, trust_remote_code=False, local_files_only=True)
 
 
 def identity(settings: BackboneSettings, shape: Outline) -> dict[str, str]:

@@ -279,7 +279,9 @@ def _with_monitor(settings: ShiftSettings, vocab_size: int, build: Callable[[], 
             [shift for each in assigned for shift in each.shifts],
             [slot for each in assigned for slot in each.slots],
             seconds,
-            lambda records: monitor.assign([each.input_ids[: each.prompt_length] for each in records]),
+            lambda records: [
+                assigned.slot for assigned in monitor.assign([each.input_ids[: each.prompt_length] for each in records])
+            ],
         )
 
     return run

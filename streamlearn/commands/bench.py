@@ -90,6 +90,28 @@ def measure_detection(
     detect.report(data=data, seeds=seeds, as_json=as_json, quick=quick, answers=answers)
 
 
+@app.command("abstain")
+def measure_abstention(
+    as_json: JsonOption = False,
+    data: DataOption = Path("../shared/data/superni"),
+    others: Annotated[
+        Path, typer.Option(help="File of texts of other tasks: {text, source}, JSON Lines, gzip.", metavar="FILE")
+    ] = Path("../shared/data/pretrain/superni_other.jsonl.gz"),
+    backbone: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a model whose tokenizer is used, by default nano.", metavar="FOLDER"),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Use few, short streams, as a smoke test.")] = False,
+) -> None:
+    """Measure novelty detection: requests of tasks in the stream told apart from those of other tasks.
+
+    Uses no model, only its tokenizer.
+    """
+    from streamlearn.bench import abstain  # noqa: PLC0415
+
+    abstain.report(data=data, others=others, backbone=backbone, as_json=as_json, quick=quick)
+
+
 @app.command("mot")
 def measure_mot(
     as_json: JsonOption = False,

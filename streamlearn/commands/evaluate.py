@@ -80,9 +80,7 @@ def evaluate_snapshot(
     model = Model(settings, shape, config, snapshot.manifest.dtype)
     model.restore(snapshot)
     job = EvalJob(tuple(examples), generate=generate, max_new_tokens=max_new_tokens)
-    work = evaluate(
-        job, model.learner, model.decoder, model.adaptation.slots_of, pack_tokens=settings.stream.batch_tokens
-    )
+    work = evaluate(job, model.learner, model.decoder, model.adaptation.route, pack_tokens=settings.stream.batch_tokens)
     return run_to_end(work)
 
 
@@ -103,6 +101,8 @@ def table(result: EvalResult) -> Table:
     rows = {
         "step": f"{result.step:,}",
         "examples": f"{result.examples:,}",
+        "of known regimes": f"{result.num_known:,}",
+        "answered by backbone": f"{result.answered_by.get('backbone', 0):,}",
         "scored tokens": f"{result.tokens:,}",
         "loss (nats per token)": f"{result.loss:.6f}",
         "perplexity": f"{result.perplexity:.3f}",

@@ -14,7 +14,7 @@ from streamlearn.commands.client import request
 from streamlearn.commands.fitted_table import FittedColumn, FittedTable
 from streamlearn.serve.views import RegimesView, ShiftsView, StatusView
 from streamlearn.settings import Settings
-from streamlearn.status.status import RegimeStatus, ShiftStatus
+from streamlearn.status.status import FallbackStatus, RegimeStatus, ShiftStatus
 
 SHOWN_SHIFTS = 10
 
@@ -74,6 +74,7 @@ def _overview(status: StatusView) -> _Pairs:
         "step": f"{status.step:,}",
         "records": f"{status.records_trained:,} trained{held_out}{dead}",
         "tokens/s": f"{status.tokens_per_s:,.0f}",
+        "requests": f"{status.requests.known:,} known, {status.requests.unknown:,} unknown",
         "lag": f"{sum(lags):,} records" if lags else "unknown",
     }
     right = {
@@ -81,9 +82,19 @@ def _overview(status: StatusView) -> _Pairs:
         "forgetting (AF)": _number(forgetting.average_forgetting, "{:.4f}", "no past regime scored yet"),
         "transfer (BWT)": _number(forgetting.backward_transfer, "{:+.4f}", "no past regime scored yet"),
         "regime": f"{status.current_regime or '-'}, {status.num_regimes} remembered",
+        "unknown answered by": _unknown(status.unknown_requests),
         "snapshot": f"step {snapshot.step:,}, {_age(snapshot.age_s)} ago" if snapshot else "none yet",
     }
     return _Pairs(left, right)
+
+
+def _unknown(fallback: FallbackStatus) -> str:
+    """What answers them, and the losses that decided: its own, and that of the alternative."""
+    losses = {"nearest": fallback.nearest_loss, "backbone": fallback.backbone_loss}
+    own = losses.pop(fallback.answered_by)
+    [other] = losses.values()
+    measured = "" if own is None or other is None else f" ({own:.3f} vs {other:.3f})"
+    return fallback.answered_by + measured
 
 
 def _regimes(regimes: tuple[RegimeStatus, ...]) -> FittedTable:

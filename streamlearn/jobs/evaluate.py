@@ -2,12 +2,14 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamlearn.adaptation.routed_input import Route, RoutedInput
 from streamlearn.errors import RecordError
 from streamlearn.jobs.queue import EvalJob, ExampleError
 from streamlearn.jobs.results import EvalResult, ExampleResult
@@ -18,15 +20,15 @@ from streamlearn.learner.text_metrics import exact_match, rouge_l
 from streamlearn.shift.featurizer import input_of
 from streamlearn.stream.decode import Decoder, Example
 
-AssignSlots = Callable[[Sequence[NDArray[np.int32]]], list[int] | None]
-"""Assigns each input to a regime slot; returns None where routing does not depend on regimes."""
+RouteInputs = Callable[[Sequence[NDArray[np.int32]]], list[RoutedInput]]
+"""Finds what answers each input."""
 
 
 def evaluate(
     job: EvalJob,
     learner: Learner,
     decoder: Decoder,
-    assign_slots: AssignSlots,
+    route_inputs: RouteInputs,
     *,
     pack_tokens: int,
     clock: Callable[[], float] = time.monotonic,
@@ -38,7 +40,8 @@ def evaluate(
     """
     started, step = clock(), learner.number
     examples = _decode(job, decoder)
-    slots = assign_slots([input_of(example) for example in examples])
+    routed = route_inputs([input_of(example) for example in examples])
+    slots = [each.slot for each in routed]
     scores = yield from score(learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=slots)
     outputs: list[str | None] = [None] * len(examples)
     if job.generate:
@@ -52,7 +55,8 @@ def evaluate(
         )
         outputs = [decoder.text(ids) for ids in decoded]
     references = [decoder.text(reference_of(example)) for example in examples]
-    return _result(scores, outputs, references, step=step, seconds=clock() - started)
+    routes = [each.route for each in routed]
+    return _result(scores, outputs, references, routes, step=step, seconds=clock() - started)
 
 
 def _decode(job: EvalJob, decoder: Decoder) -> list[Example]:
@@ -69,6 +73,7 @@ def _result(
     scores: Sequence[ExampleScore],
     outputs: Sequence[str | None],
     references: Sequence[str],
+    routes: Sequence[Route],
     *,
     step: int,
     seconds: float,
@@ -85,9 +90,12 @@ def _result(
         token_accuracy=sum(s.correct for s in scores) / tokens,
         exact_match=fmean(exact_match(*pair) for pair in pairs) if pairs else None,
         rouge_l=fmean(rouge_l(*pair) for pair in pairs) if pairs else None,
+        num_known=sum(route.known for route in routes),
+        num_unknown=sum(not route.known for route in routes),
+        answered_by=dict(Counter(str(route.answered_by) for route in routes)),
         per_example=tuple(
-            ExampleResult(loss=s.loss_sum / s.tokens, tokens=s.tokens, output=output)
-            for s, output in zip(scores, outputs, strict=True)
+            ExampleResult(loss=s.loss_sum / s.tokens, tokens=s.tokens, output=output, route=route)
+            for s, output, route in zip(scores, outputs, routes, strict=True)
         ),
         seconds=seconds,
     )

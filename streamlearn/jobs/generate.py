@@ -3,20 +3,20 @@
 import time
 from collections.abc import Callable, Generator
 
-from streamlearn.jobs.evaluate import AssignSlots
-from streamlearn.jobs.queue import GenerateJob
+from streamlearn.jobs.evaluate import RouteInputs
+from streamlearn.jobs.queue import GenerateJob, PromptInput
 from streamlearn.jobs.results import GenerateResult
 from streamlearn.learner.decoding import decode_greedily
 from streamlearn.learner.learner import Learner
 from streamlearn.shift.featurizer import input_of_prompt
-from streamlearn.stream.decode import Decoder
+from streamlearn.stream.decode import Decoder, Prompt
 
 
 def generate(
     job: GenerateJob,
     learner: Learner,
     decoder: Decoder,
-    assign_slots: AssignSlots,
+    route_inputs: RouteInputs,
     clock: Callable[[], float] = time.monotonic,
 ) -> Generator[None, None, GenerateResult]:
     """Continue a prompt or answer a conversation, greedily.
@@ -25,10 +25,19 @@ def generate(
         RecordError: the prompt cannot be encoded.
     """
     started, step = clock(), learner.number
-    prompt = decoder.prompt(job.prompt if job.prompt is not None else job.messages or (), job.image)
-    slots = assign_slots([input_of_prompt(prompt)])
+    prompt = encoded(job, decoder)
+    [routed] = route_inputs([input_of_prompt(prompt)])
     outputs = yield from decode_greedily(
-        learner.model, [prompt], [job.max_new_tokens], decoder.stop, learner.device, slots
+        learner.model, [prompt], [job.max_new_tokens], decoder.stop, learner.device, [routed.slot]
     )
     text = decoder.text(outputs[0])
-    return GenerateResult(step=step, text=text, tokens=len(outputs[0]), seconds=clock() - started)
+    return GenerateResult(step=step, text=text, tokens=len(outputs[0]), route=routed.route, seconds=clock() - started)
+
+
+def encoded(given: PromptInput, decoder: Decoder) -> Prompt:
+    """The tokens and images of a prompt or a conversation.
+
+    Raises:
+        RecordError: it cannot be encoded.
+    """
+    return decoder.prompt(given.prompt if given.prompt is not None else given.messages or (), given.image)

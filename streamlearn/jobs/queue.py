@@ -27,10 +27,10 @@ class QueueClosedError(StreamlearnError):
 
 
 class ExampleError(StreamlearnError):
-    """An example of an eval job is not a usable record."""
+    """An example of an eval job, or a prompt of a route job, is not usable."""
 
-    def __init__(self, index: int, error: RecordError) -> None:
-        super().__init__(f"examples[{index}] is unusable ({error.reason}): {error}")
+    def __init__(self, index: int, error: RecordError, *, field: str = "examples") -> None:
+        super().__init__(f"{field}[{index}] is unusable ({error.reason}): {error}")
         self.index = index
         self.reason = error.reason
 
@@ -49,14 +49,27 @@ class EvalJob:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateJob:
-    """Continue a prompt or answer a conversation; exactly one of `prompt` and `messages` is set."""
+class PromptInput:
+    """A prompt to continue or a conversation to answer; exactly one of `prompt` and `messages` is set."""
 
     prompt: str | None
     messages: tuple[Mapping[str, Any], ...] | None
-    max_new_tokens: int
     image: str | list[str] | None = None
     """In base64, as in a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateJob(PromptInput):
+    """Continue a prompt or answer a conversation."""
+
+    max_new_tokens: int = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteJob:
+    """Find the regime of each prompt, and what would answer it. Needs no weights."""
+
+    prompts: tuple[PromptInput, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +84,7 @@ class ExpertsJob:
     layer: str | None
 
 
-Job = EvalJob | GenerateJob | SnapshotJob | ExpertsJob
+Job = EvalJob | GenerateJob | RouteJob | SnapshotJob | ExpertsJob
 
 
 @dataclass(frozen=True, slots=True)

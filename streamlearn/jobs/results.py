@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict
 
+from streamlearn.adaptation.routed_input import Route
+
 
 class ApiModel(BaseModel):
     """Base class of request and response models: frozen, no unknown fields, docstrings as field descriptions."""
@@ -18,6 +20,8 @@ class ExampleResult(ApiModel):
     """Scored tokens."""
     output: str | None = None
     """Generated text; null without generate."""
+    route: Route
+    """Its regime, and what computed the loss and the output."""
 
 
 class EvalResult(ApiModel):
@@ -39,6 +43,12 @@ class EvalResult(ApiModel):
     """Share of generated answers that equal the expected one, 0 to 1; null without generate."""
     rouge_l: float | None = None
     """Mean ROUGE-L F1 of the generated answers, 0 to 1; null without generate."""
+    num_known: int
+    """Examples that a regime explains."""
+    num_unknown: int
+    """Examples that no regime explains."""
+    answered_by: dict[str, int]
+    """Number of examples by what computed them: regime, adapter or backbone."""
     per_example: tuple[ExampleResult, ...]
     """In the order of the request."""
     seconds: float
@@ -54,6 +64,19 @@ class GenerateResult(ApiModel):
     """The continuation, without the prompt."""
     tokens: int
     """Generated tokens."""
+    route: Route
+    """The prompt's regime, and what generated the text."""
+    seconds: float
+    """Time spent on the job, not counting the time in the queue."""
+
+
+class RouteResult(ApiModel):
+    """Regimes of prompts, and what would answer them."""
+
+    step: int
+    """Optimizer updates made before the prompts were routed."""
+    routes: tuple[Route, ...]
+    """In the order of the request."""
     seconds: float
     """Time spent on the job, not counting the time in the queue."""
 
@@ -118,4 +141,4 @@ class ExpertsResult(ApiModel):
     """Time spent on the job, not counting the time in the queue."""
 
 
-Result = EvalResult | GenerateResult | SnapshotResult | ExpertsResult
+Result = EvalResult | GenerateResult | RouteResult | SnapshotResult | ExpertsResult

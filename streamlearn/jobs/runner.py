@@ -4,23 +4,26 @@ A job that is unfinished when the budget is spent continues after the next step,
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+from streamlearn.adaptation.routed_input import AnsweredBy, Route
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, get_logger
-from streamlearn.jobs.evaluate import AssignSlots, evaluate
+from streamlearn.jobs.evaluate import RouteInputs, evaluate
 from streamlearn.jobs.generate import generate
-from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, JobQueue, SnapshotJob, Ticket
-from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, SnapshotResult
+from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, JobQueue, RouteJob, SnapshotJob, Ticket
+from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, RouteResult, SnapshotResult
+from streamlearn.jobs.route import route
 from streamlearn.learner.evaluation import PinnedWeights
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Decoder
 
 _log = get_logger("jobs")
 
-Work = Generator[None, None, EvalResult | GenerateResult | ExpertsResult]
+Work = Generator[None, None, EvalResult | GenerateResult | RouteResult | ExpertsResult]
 """A job in pieces: yields after each piece and returns the result."""
 
 
@@ -44,7 +47,7 @@ class JobRunner:
         jobs: JobQueue,
         learner: Learner,
         decoder: Decoder,
-        assign_slots: AssignSlots,
+        route_inputs: RouteInputs,
         experts: Callable[[ExpertsJob], Work],
         save: Callable[[], SnapshotResult],
         *,
@@ -54,12 +57,15 @@ class JobRunner:
         self._jobs = jobs
         self._learner = learner
         self._decoder = decoder
-        self._assign_slots = assign_slots
+        self._route_inputs = route_inputs
         self._experts = experts
         self._save = save
         self._pack_tokens = pack_tokens
         self._clock = clock
         self._running: _RunningJob | None = None
+        self.requests: Counter[tuple[bool, AnsweredBy]] = Counter()
+        """Prompts and examples of finished evaluations and generations, by whether a regime explained them and by what
+        answered."""
 
     @property
     def busy(self) -> bool:
@@ -84,12 +90,14 @@ class JobRunner:
         work = self._begin(ticket.job)
         self._continue(_RunningJob(ticket, work), deadline)  # the first piece runs at once: it records the step
 
-    def _begin(self, job: EvalJob | GenerateJob | ExpertsJob) -> Work:
+    def _begin(self, job: EvalJob | GenerateJob | RouteJob | ExpertsJob) -> Work:
         if isinstance(job, ExpertsJob):
             return self._experts(job)
         if isinstance(job, EvalJob):
-            return evaluate(job, self._learner, self._decoder, self._assign_slots, pack_tokens=self._pack_tokens)
-        return generate(job, self._learner, self._decoder, self._assign_slots)
+            return evaluate(job, self._learner, self._decoder, self._route_inputs, pack_tokens=self._pack_tokens)
+        if isinstance(job, RouteJob):
+            return route(job, self._learner, self._decoder, self._route_inputs)
+        return generate(job, self._learner, self._decoder, self._route_inputs)
 
     def _continue(self, job: _RunningJob, deadline: float) -> None:
         """Run pieces of a job until it is finished or cancelled, or the deadline has passed."""
@@ -102,6 +110,7 @@ class JobRunner:
                 except StopIteration as finished:
                     seconds = job.seconds + self._clock() - began
                     job.ticket.finish(finished.value.model_copy(update={"seconds": seconds}))
+                    self.requests.update((each.known, each.answered_by) for each in _answered(finished.value))
                     return
                 if self._clock() >= deadline:
                     job.weights = job.weights or PinnedWeights(self._learner.inference_state())
@@ -123,3 +132,11 @@ class JobRunner:
         except Exception as error:  # noqa: BLE001 - whatever the request caused, the client gets an error and the loop goes on
             ticket.fail(error)
             _log.exception(Event.JOB_FAILED, job=name, error=str(error))
+
+
+def _answered(result: Result) -> Iterator[Route]:
+    """The routes of what a job computed an answer to."""
+    if isinstance(result, EvalResult):
+        yield from (example.route for example in result.per_example)
+    elif isinstance(result, GenerateResult):
+        yield result.route

@@ -118,6 +118,11 @@ class Learner:
         attention = frozenset(b.name for b in self.banks if b.name.rpartition(".")[2] in ATTENTION_LINEARS)
         self.stages = Stages(settings, attention) if objective.staged else None
 
+    @property
+    def routes_by_regime(self) -> bool:
+        """Whether what a record passes through depends on its regime."""
+        return self.per_regime or self.objective.bias != "none"
+
     @torch.no_grad()
     def add_regime(self, slot: int, seed: int, *, start: int | None = None) -> None:
         """Give the regime in `slot` an adapter of its own, untrained; one that the slot had before is replaced.

@@ -8,14 +8,13 @@ made where it starts lower.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from streamlearn.adapters.routing_context import NO_REGIME
 from streamlearn.learner.evaluation import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example
 
 MAX_CANDIDATES = 8
 """Maximum number of known regimes that are tried: those whose inputs are most like the new one's."""
-NO_REGIME = -1
-"""Slot of a record that no adapter applies to."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Daemon:
             jobs,
             components.learner,
             components.decoder,
-            components.adaptation.slots_of,
+            components.adaptation.route,
             self._experts,
             self._snapshot_on_request,
             pack_tokens=components.settings.stream.batch_tokens,
@@ -294,5 +294,12 @@ class Daemon:
     def _publish(self, phase: Phase, *, ready: bool = False, reason: str = "", step: Step | None = None) -> None:
         degraded, updates = self.degradation.reason, self.learner.number
         self._publisher.publish(
-            self.state, phase, updates=updates, ready=ready, reason=reason, degraded=degraded, step=step
+            self.state,
+            phase,
+            updates=updates,
+            ready=ready,
+            reason=reason,
+            degraded=degraded,
+            step=step,
+            requests=self.job_runner.requests,
         )

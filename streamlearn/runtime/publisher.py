@@ -2,14 +2,16 @@
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 
 from streamlearn.adaptation.adaptation import Adaptation
+from streamlearn.adaptation.routed_input import AnsweredBy
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Step
 from streamlearn.runtime.run_state import RunState
 from streamlearn.status.board import Board
-from streamlearn.status.status import PartitionStatus, Phase, Status
+from streamlearn.status.status import PartitionStatus, Phase, RequestCount, Status
 from streamlearn.stream.source import Source
 
 SPEED_WINDOW_S = 30.0  # tokens/s is an average over this time
@@ -53,8 +55,12 @@ class Publisher:
         reason: str,
         degraded: str,
         step: Step | None,
+        requests: Mapping[tuple[bool, AnsweredBy], int],
     ) -> None:
-        """Publish the loop's state; `updates` is the learner's step number, `step` the one just taken, if any."""
+        """Publish the loop's state.
+
+        `updates` is the learner's step number, `step` the one just taken, if any; `requests` is `JobRunner.requests`.
+        """
         before, now = self._board.read(), time.monotonic()
         position = state.ledger.position
         lag = self._source.lag(position)
@@ -80,6 +86,7 @@ class Publisher:
             step_seconds=state.step_seconds,
             snapshot_seconds=state.snapshot_seconds,
             job_seconds=state.job_seconds,
+            requests=tuple(RequestCount(*how, number) for how, number in sorted(requests.items())),
         )
         self._board.publish(status)
         if step is not None:

@@ -12,14 +12,22 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 
 from streamlearn import __version__
-from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, Job, JobQueue, SnapshotJob
-from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, SnapshotResult
+from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, Job, JobQueue, PromptInput, RouteJob, SnapshotJob
+from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, RouteResult, SnapshotResult
 from streamlearn.serve import metrics, replies
 from streamlearn.serve.guards import guards
 from streamlearn.serve.head import HeadAsGet
 from streamlearn.serve.health import health_routes, require_ready
 from streamlearn.serve.replies import ApiError, OrjsonResponse
-from streamlearn.serve.schemas import ErrorBody, EvalRequest, GenerateRequest, SnapshotList, SnapshotRow
+from streamlearn.serve.schemas import (
+    ErrorBody,
+    EvalRequest,
+    GenerateRequest,
+    PromptRequest,
+    RouteRequest,
+    SnapshotList,
+    SnapshotRow,
+)
 from streamlearn.serve.views import (
     JobsView,
     RegimesView,
@@ -95,6 +103,7 @@ def _document_limits(app: FastAPI, settings: ServeSettings) -> None:
     """Add the configured limits to the OpenAPI document."""
     schemas = app.openapi()["components"]["schemas"]
     schemas["EvalRequest"]["properties"]["examples"]["maxItems"] = settings.max_examples
+    schemas["RouteRequest"]["properties"]["prompts"]["maxItems"] = settings.max_examples
     for name in ("EvalRequest", "GenerateRequest"):
         [number, _] = schemas[name]["properties"]["max_new_tokens"]["anyOf"]
         number["maximum"] = settings.max_new_tokens
@@ -161,10 +170,16 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
     @routes.post("/v1/generate", response_model=GenerateResult, summary="Generate text", responses=_JOB_ERRORS)
     async def generate(request: Request, body: GenerateRequest) -> Response:
         """Continue a prompt or answer a conversation with the current model, by greedy decoding."""
-        given = body.model_dump(mode="json", include={"messages", "image"})
-        messages = None if given["messages"] is None else tuple(given["messages"])
-        job = GenerateJob(body.prompt, messages, new_tokens(body.max_new_tokens), given["image"])
+        job = GenerateJob(*_prompt_of(body), max_new_tokens=new_tokens(body.max_new_tokens))
         return OrjsonResponse(await run(request, job))
+
+    @routes.post("/v1/route", response_model=RouteResult, summary="Route prompts", responses=_JOB_ERRORS)
+    async def route(request: Request, body: RouteRequest) -> Response:
+        """The regime of each prompt, whether it explains the prompt, and what would answer; without the model."""
+        _require_at_most(settings.max_examples, len(body.prompts), field="prompts", setting="max_examples")
+        return OrjsonResponse(
+            await run(request, RouteJob(tuple(PromptInput(*_prompt_of(each)) for each in body.prompts)))
+        )
 
     @routes.get("/v1/experts", response_model=ExpertsResult, summary="Expert usage", responses=_JOB_ERRORS)
     async def experts(request: Request, layer: _Layer = None) -> Response:
@@ -202,6 +217,12 @@ def _index_route(app: FastAPI) -> APIRouter:
         return Response("\n".join(lines), media_type="text/plain")
 
     return routes
+
+
+def _prompt_of(body: PromptRequest) -> tuple[str | None, tuple[dict[str, Any], ...] | None, str | list[str] | None]:
+    """Prompt, messages and image as plain values."""
+    given = body.model_dump(mode="json", include={"messages", "image"})
+    return body.prompt, None if given["messages"] is None else tuple(given["messages"]), given["image"]
 
 
 def _require_at_most(limit: int, found: int, *, field: str, setting: str) -> int:

@@ -30,7 +30,7 @@ DRAIN_S = 1.0  # for a slow client
 HEALTH_PATHS = frozenset({"/livez", "/readyz"})
 """For supervisors; they never need the token."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-QUERY_PATHS = frozenset({"/v1/eval", "/v1/generate"})
+QUERY_PATHS = frozenset({"/v1/eval", "/v1/generate", "/v1/route"})
 """POST because they have a body; they change no state."""
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, product
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from streamlearn.errors import Reason
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.status.board import Board, Clock
-from streamlearn.status.status import SHIFT_KINDS, AdaptationStatus, Phase, Status
+from streamlearn.status.status import ANSWERED_BY, SHIFT_KINDS, AdaptationStatus, Phase, Status
 from streamlearn.status.timing import BUCKETS_S, Timing
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,6 +43,7 @@ class StatusCollector(Collector):
         yield from _progress(status)
         yield from _stream(status)
         yield from _regimes(status.adaptation)
+        yield from _requests(status)
         yield from self._snapshots(status)
         yield _build(status)
 
@@ -151,6 +152,26 @@ def _regimes(adaptation: AdaptationStatus) -> Iterator[Metric]:
     yield _counter("probe_seconds", "Time spent on probing new regimes by this process.", adaptation.probe_seconds)
     scoring = "Training time spent on scoring hold-out records by this process; idle time is not counted."
     yield _counter("holdout_seconds", scoring, adaptation.holdout_seconds)
+
+
+def _requests(status: Status) -> Iterator[Metric]:
+    answered = "Prompts and examples of finished evaluations and generations, by whether a regime explained them."
+    requests = CounterMetricFamily("streamlearn_requests", answered, labels=["known", "answered_by"])
+    numbers = {(each.known, each.answered_by): each.number for each in status.requests}
+    for known, answered_by in product((True, False), ANSWERED_BY):  # zeros too: rate() needs a first sample
+        requests.add_metric([str(known).lower(), answered_by], numbers.get((known, answered_by), 0))
+    yield requests
+    fallback = status.adaptation.fallback
+    uses = "1 for what answers requests that no regime explains."
+    used = GaugeMetricFamily("streamlearn_unknown_answered_by", uses, labels=["answered_by"])
+    loss = "Loss of hold-out records as if their regime were not known, by what answers, nats per learned token."
+    losses = GaugeMetricFamily("streamlearn_unknown_loss", loss, labels=["answered_by"])
+    for name, found in {"nearest": fallback.nearest_loss, "backbone": fallback.backbone_loss}.items():
+        used.add_metric([name], float(fallback.answered_by == name))
+        if found is not None:
+            losses.add_metric([name], found)
+    yield used
+    yield losses
 
 
 def _build(status: Status) -> Metric:

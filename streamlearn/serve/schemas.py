@@ -56,7 +56,35 @@ class Message(ApiModel):
     """Text, or a list of {"type": "image"} and {"type": "text", "text": ...} parts where it contains images."""
 
 
-class GenerateRequest(ApiModel):
+_ONE_OF_TWO: JsonDict = {
+    "oneOf": [
+        {"required": ["prompt"], "properties": {"prompt": _GIVEN, "messages": _ABSENT}},
+        {"required": ["messages"], "properties": {"messages": _GIVEN, "prompt": _ABSENT}},
+    ]
+}
+
+
+class PromptRequest(ApiModel):
+    """Exactly one of a prompt to continue and a conversation to answer."""
+
+    model_config = ConfigDict(json_schema_extra=_ONE_OF_TWO)
+
+    prompt: Annotated[str, StringConstraints(min_length=1)] | None = None
+    """Text to continue."""
+    messages: Annotated[tuple[Message, ...], Field(min_length=1)] | None = None
+    """Conversation to answer."""
+    image: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """One or several JPEG, PNG or WebP images in base64. Each replaces an <image> of the prompt, or precedes it."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            found = "neither" if self.prompt is None else "both"
+            raise ValueError(f"expected exactly one of prompt and messages, found {found}")
+        return self
+
+
+class GenerateRequest(PromptRequest):
     """Exactly one of a prompt to continue and a conversation to answer."""
 
     model_config = ConfigDict(
@@ -65,28 +93,32 @@ class GenerateRequest(ApiModel):
                 {"prompt": "The capital of France is", "max_new_tokens": 8},
                 {"messages": [{"role": "user", "content": "Capital of France?"}]},
             ],
-            "oneOf": [
-                {"required": ["prompt"], "properties": {"prompt": _GIVEN, "messages": _ABSENT}},
-                {"required": ["messages"], "properties": {"messages": _GIVEN, "prompt": _ABSENT}},
-            ],
+            **_ONE_OF_TWO,
         }
     )
 
-    prompt: Annotated[str, StringConstraints(min_length=1)] | None = None
-    """Text to continue."""
-    messages: Annotated[tuple[Message, ...], Field(min_length=1)] | None = None
-    """Conversation to answer."""
-    image: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """One or several JPEG, PNG or WebP images in base64. Each replaces an <image> of the prompt, or precedes it."""
     max_new_tokens: PositiveCount | None = None
     """Maximum number of tokens to generate; serve.max_new_tokens when absent."""
 
-    @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            found = "neither" if self.prompt is None else "both"
-            raise ValueError(f"expected exactly one of prompt and messages, found {found}")
-        return self
+
+class RouteRequest(ApiModel):
+    """Prompts whose regimes are asked for."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "prompts": [
+                        {"prompt": "The capital of France is"},
+                        {"messages": [{"role": "user", "content": "Capital of France?"}]},
+                    ]
+                }
+            ]
+        }
+    )
+
+    prompts: Annotated[tuple[PromptRequest, ...], Field(min_length=1)]
+    """As in a request to /v1/generate."""
 
 
 class SnapshotRow(ApiModel):

@@ -4,7 +4,16 @@ from datetime import UTC, datetime
 
 from streamlearn.jobs.results import ApiModel
 from streamlearn.status.board import Board, Clock
-from streamlearn.status.status import SHIFT_KINDS, AdaptationStatus, Phase, RegimeStatus, ShiftStatus, Status
+from streamlearn.status.status import (
+    ANSWERED_BY,
+    SHIFT_KINDS,
+    AdaptationStatus,
+    FallbackStatus,
+    Phase,
+    RegimeStatus,
+    ShiftStatus,
+    Status,
+)
 
 
 class Liveness(ApiModel):
@@ -84,6 +93,17 @@ class ForgettingView(ApiModel):
     """Hold-out loss of each regime at its newest scoring, nats per learned token, by regime number."""
 
 
+class RequestsView(ApiModel):
+    """Prompts and examples of finished evaluations and generations of this process."""
+
+    known: int
+    """That a regime explained."""
+    unknown: int
+    """That no regime explained."""
+    answered_by: dict[str, int]
+    """Number by what answered: regime, adapter (where routing does not depend on regimes) or backbone."""
+
+
 class RegimesView(ApiModel):
     """Remembered regimes by number, and forgetting."""
 
@@ -161,6 +181,10 @@ class StatusView(ApiModel):
     """Duration of writing the last snapshot."""
     jobs: JobsView
     """The job queue."""
+    requests: RequestsView
+    """What was asked, and what answered it."""
+    unknown_requests: FallbackStatus
+    """What answers requests that no regime explains."""
     backbone: str
     """The frozen model."""
     dtype: str
@@ -218,6 +242,14 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         step_seconds=status.step_seconds.last_s,
         snapshot_write_seconds=status.snapshot_seconds.last_s,
         jobs=jobs,
+        requests=RequestsView(
+            known=sum(each.number for each in status.requests if each.known),
+            unknown=sum(each.number for each in status.requests if not each.known),
+            answered_by={
+                name: sum(each.number for each in status.requests if each.answered_by == name) for name in ANSWERED_BY
+            },
+        ),
+        unknown_requests=adaptation.fallback,
         backbone=status.backbone,
         dtype=status.dtype,
         device=status.device,

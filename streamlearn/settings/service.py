@@ -7,6 +7,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from streamlearn.settings.section import Section, is_loopback
 
+Unknown = Literal["auto", "nearest", "backbone"]
+
 
 class SnapshotSettings(Section):
     """When snapshots are written and how many are kept."""
@@ -57,6 +59,11 @@ class ServeSettings(Section):
     """Maximum number of examples per evaluation request."""
     max_new_tokens: PositiveInt = 256
     """Maximum number of tokens per generation."""
+    max_known_rejected: float = Field(default=0.01, gt=0.0, lt=1.0)
+    """Share of requests of a known regime that may be taken for unknown; calibrated on the regimes' own records."""
+    unknown: Unknown = "auto"
+    """What answers requests that no regime explains: the nearest regime, or the untouched backbone; auto compares the
+    losses of both on the hold-out records of each regime as if that regime were not known."""
 
     @model_validator(mode="after")
     def _protected_from_other_machines(self) -> Self:

@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift import state_arrays
 from streamlearn.shift.assigned_batch import AssignedBatch
+from streamlearn.shift.assignment import Assignment
 from streamlearn.shift.featurizer import Featurizer, input_of
 from streamlearn.shift.input_shift_detector import InputShiftDetector
 from streamlearn.shift.lookahead import HeldBatch, Lookahead
 from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.regime_memory import RegimeMemory
+from streamlearn.shift.request_classifier import RequestClassifier
 from streamlearn.stream.batch import Batch
 
 
@@ -37,6 +39,7 @@ class Monitor:
         self._detector = detector or InputShiftDetector(settings)
         self.lookahead = Lookahead(settings.lookahead_records)
         self._released = MonitorState(self._detector.save())
+        self._classifier: tuple[MonitorState, RequestClassifier] | None = None
 
     def update(self, batch: Batch) -> list[AssignedBatch]:
         """Read the next batch; return the batches that are decided by it, in order: none, one or several.
@@ -64,15 +67,21 @@ class Monitor:
         """The state after the last released batch was read and before the next one was."""
         return self._released
 
-    def assign(self, inputs: Sequence[NDArray[np.int32]], as_of: MonitorState | None = None) -> list[int]:
-        """Slot of the likeliest regime of each input, classified by itself; 0 before the first record.
+    def assign(
+        self, inputs: Sequence[NDArray[np.int32]], as_of: MonitorState | None = None, *, excluded: int | None = None
+    ) -> list[Assignment]:
+        """The likeliest regime of each input, classified by itself; slot 0 before the first record.
 
-        `as_of` is the state to use, `released` or an `AssignedBatch.after`; by default the current one.
+        Args:
+            inputs: Their tokens.
+            as_of: The state to use, `released` or an `AssignedBatch.after`; by default the current one.
+            excluded: Slot of a regime that is not considered; another one must be remembered.
         """
-        regimes = self._detector.regimes if as_of is None else self._regimes_of(as_of)
-        if not len(regimes):
-            return [0] * len(inputs)
-        return regimes.assign(self._featurizer.featurize(ids) for ids in inputs)
+        state = MonitorState(self._detector.save()) if as_of is None else as_of
+        if not state.detector.regimes:
+            return [Assignment(0, 1.0)] * len(inputs)
+        classifier = self._classifier_of(state)
+        return [classifier.assign(self._featurizer.featurize(ids), excluded=excluded) for ids in inputs]
 
     def rank(self, inputs: Sequence[NDArray[np.int32]], as_of: MonitorState) -> list[int]:
         """Slots of all regimes by how well they explain the inputs together, best first; `as_of`: see `assign`."""
@@ -91,6 +100,12 @@ class Monitor:
             held.append(HeldBatch(None, first, list(slots)))
             first += len(slots)
         self.lookahead.restart(held)
+
+    def _classifier_of(self, state: MonitorState) -> RequestClassifier:
+        """The classifier under a state; the last one is kept, for requests between the same two batches."""
+        if self._classifier is None or self._classifier[0] is not state:
+            self._classifier = state, RequestClassifier(self._regimes_of(state))
+        return self._classifier[1]
 
     def _regimes_of(self, state: MonitorState) -> RegimeMemory:
         regimes = RegimeMemory(self._settings.max_regimes)

@@ -57,21 +57,23 @@ class RegimeMemory:
     def __getitem__(self, slot: int) -> RegimeProfile:
         return self._profiles[slot]
 
-    def score(self, record: Features, excluded: Mapping[int, NDArray[np.float32]] | None = None) -> RegimeScores:
-        """Score a record under every regime, with the token counts in `excluded`, by slot, subtracted first."""
+    def log_ratios(
+        self, buckets: NDArray[np.uint16], excluded: Mapping[int, NDArray[np.float32]] | None = None
+    ) -> NDArray[np.float32]:
+        """Eq. (2) of `naive_bayes` under every regime, with the token counts in `excluded`, by slot, subtracted."""
         used = len(self)
-        totals_R, mean_R, deviation_R = self._columns[:, :used]
-        c_RT = self._counts_RB[:used].take(record.buckets, axis=1)
+        totals_R = self._columns[0, :used]
+        c_RT = self._counts_RB[:used].take(buckets, axis=1)
         for slot, counts_B in (excluded or {}).items():
-            c_RT[slot] = np.maximum(c_RT[slot] - counts_B[record.buckets], 0.0)
+            c_RT[slot] = np.maximum(c_RT[slot] - counts_B[buckets], 0.0)
             totals_R = np.where(np.arange(used) == slot, totals_R - counts_B.sum(), totals_R)
-        log_ratios_R = naive_bayes.log_ratios(c_RT, totals_R)
-        return RegimeScores(log_ratios_R, log_ratios_R + naive_bayes.length_scores(record, mean_R, deviation_R))
+        return naive_bayes.log_ratios(c_RT, totals_R)
 
-    def assign(self, records: Iterable[Features]) -> list[int]:
-        """Slot of the likeliest regime of each record, classified by itself (`naive_bayes`, eq. 3 and 4)."""
-        absent = naive_bayes.AbsentTokens.of(np.stack([each.token_frequency.expected for each in self._profiles]))
-        return [int((self.score(each).scores_R + absent.scores(each.buckets)).argmax()) for each in records]
+    def score(self, record: Features, excluded: Mapping[int, NDArray[np.float32]] | None = None) -> RegimeScores:
+        """Score a record under every regime; `excluded` is that of `log_ratios`."""
+        _, mean_R, deviation_R = self._columns[:, : len(self)]
+        log_ratios_R = self.log_ratios(record.buckets, excluded)
+        return RegimeScores(log_ratios_R, log_ratios_R + naive_bayes.length_scores(record, mean_R, deviation_R))
 
     def rank(self, records: Iterable[Features]) -> list[int]:
         """Slots of all regimes, the one that explains the records best first (`naive_bayes`, eq. 3)."""
@@ -82,8 +84,18 @@ class RegimeMemory:
         """Measure how well the regimes, by default all, explain their own exemplars."""
         for slot in range(len(self)) if slots is None else slots:
             if self._profiles[slot].exemplars:
-                self._profiles[slot].calibrate(self._exemplar_fits(slot))
+                self._profiles[slot].calibrate(self.exemplar_fits(slot))
                 self._saved[slot] = None
+
+    def exemplar_fits(self, slot: int) -> NDArray[np.float64]:
+        """Log ratios per bucket of a regime's exemplars, each as if it had not been counted."""
+        exemplars = self._profiles[slot].exemplars
+        c_RT = self._counts_RB[: len(self)].take(np.concatenate(exemplars), axis=1)
+        own_T = np.concatenate([naive_bayes.count_buckets(buckets)[buckets] for buckets in exemplars])
+        c_RT[slot] = np.maximum(c_RT[slot] - own_T, 0.0)
+        terms_T = naive_bayes.bucket_log_ratios(c_RT, self._columns[0, : len(self)], slot)
+        ends = np.cumsum([len(buckets) for buckets in exemplars])
+        return np.array([part.mean(dtype=np.float64) for part in np.split(terms_T, ends[:-1])])
 
     def add(self, slot: int, record: Features, ordinal: int) -> None:
         """Count a record in a slot."""
@@ -155,16 +167,6 @@ class RegimeMemory:
     def next_number(self) -> int:
         """Number of the next new regime."""
         return self._next_number
-
-    def _exemplar_fits(self, slot: int) -> NDArray[np.float64]:
-        """Log ratios per bucket of a regime's exemplars, each as if it had not been counted."""
-        exemplars = self._profiles[slot].exemplars
-        c_RT = self._counts_RB[: len(self)].take(np.concatenate(exemplars), axis=1)
-        own_T = np.concatenate([naive_bayes.count_buckets(buckets)[buckets] for buckets in exemplars])
-        c_RT[slot] = np.maximum(c_RT[slot] - own_T, 0.0)
-        terms_T = naive_bayes.bucket_log_ratios(c_RT, self._columns[0, : len(self)], slot)
-        ends = np.cumsum([len(buckets) for buckets in exemplars])
-        return np.array([part.mean(dtype=np.float64) for part in np.split(terms_T, ends[:-1])])
 
     def _make_room(self, ordinal: int, protected: Collection[int]) -> int | None:
         """Merge or drop a regime and return its slot."""

@@ -135,6 +135,39 @@ class ShiftStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class FallbackStatus:
+    """What answers requests that no regime explains."""
+
+    __pydantic_config__ = FIELD_DOCS
+
+    setting: str
+    """serve.unknown: auto, nearest or backbone."""
+    answered_by: str
+    """nearest: the likeliest regime; backbone: the untouched backbone."""
+    nearest_loss: float | None
+    """Mean loss of hold-out records under the likeliest regime other than their own, nats per token; null before it was
+    measured."""
+    backbone_loss: float | None
+    """Mean loss of the same records under the untouched backbone."""
+    records: int
+    """Number of those records."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCount:
+    """Inputs of requests that were routed alike."""
+
+    known: bool
+    """Whether a regime explained them."""
+    answered_by: str
+    """regime, adapter or backbone."""
+    number: int
+
+
+ANSWERED_BY = ("regime", "adapter", "backbone")
+
+
+@dataclass(frozen=True, slots=True)
 class AdaptationStatus:
     """Regimes, shifts, and forgetting as measured on the hold-out records."""
 
@@ -152,6 +185,7 @@ class AdaptationStatus:
     """Time spent on probes by this process."""
     holdout_seconds: float = 0.0
     """Training time spent on scoring hold-out records by this process; idle time is not counted."""
+    fallback: FallbackStatus = FallbackStatus("auto", "backbone", None, None, 0)
 
     @property
     def current(self) -> RegimeStatus | None:
@@ -199,6 +233,8 @@ class Status:
     snapshot_seconds: Timing = field(default_factory=Timing)
     job_seconds: Timing = field(default_factory=Timing)
     """Pauses of training between two steps, spent on jobs."""
+    requests: tuple[RequestCount, ...] = ()
+    """Prompts and examples of finished requests, by how they were routed."""
     backbone: str = ""
     dtype: str = ""
     device: str = ""

@@ -1,4 +1,4 @@
-"""Scoring within a time budget, and which regime is scored next. The equations are in test_regime_statistics."""
+"""Scoring, and which regime is scored next. The equations are in test_regime_statistics."""
 
 from typing import Any
 
@@ -8,33 +8,8 @@ from tests.doubles import random_examples
 from tests.learners import MakeLearner
 
 
-class SteppingClock:
-    """One second later at each reading."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
-def forgetting(learner: Any, time_share: float = 0.5) -> Forgetting:
-    return Forgetting(learner, pack_tokens=64, time_share=time_share, clock=SteppingClock())
-
-
-def test_scoring_stays_within_its_share_of_the_training_time(make_learner: MakeLearner) -> None:
-    """Idle time is free."""
-    scores, examples = forgetting(make_learner()), random_examples([6, 9])
-    assert not scores.affordable
-    scores.trained(4.0)
-    assert scores.affordable
-    scores.measure(0, examples, idle=True)
-    assert scores.seconds == 0.0
-    scores.measure(0, examples)
-    scores.measure(0, examples)
-    assert scores.seconds == 2.0
-    assert not scores.affordable
+def forgetting(learner: Any) -> Forgetting:
+    return Forgetting(learner, pack_tokens=64)
 
 
 def test_the_regime_scored_longest_ago_is_next(make_learner: MakeLearner) -> None:

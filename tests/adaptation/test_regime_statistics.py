@@ -33,7 +33,7 @@ class Learner:
 
 def forgetting() -> Forgetting:
     learner: Any = Learner()
-    return Forgetting(learner, pack_tokens=8, time_share=0.0)
+    return Forgetting(learner, pack_tokens=8)
 
 
 def statistics(scores: Forgetting | None = None) -> tuple[RegimeStatistics, HoldoutReservoirs]:
@@ -52,12 +52,12 @@ def test_a_step_rebuilds_only_the_status_of_its_own_regimes() -> None:
     for slot in range(3):
         told.entered(shift(10 - slot, slot), left=slot - 1 if slot else None)
     told.count([0, 0, 1, 2, 2], first=1)
-    before = told.status(2, 0.0)
+    before = told.status(2)
     assert [regime.number for regime in before.regimes] == [8, 9, 10]
     holdouts.take(0, example([8, 9]))
     assert holdouts.take(0, example([8, 9]))
     told.count([0], first=6)
-    after = told.status(2, 0.0)
+    after = told.status(2)
     assert [one is other for one, other in zip(before.regimes, after.regimes, strict=True)] == [True, True, False]
     changed = after.regimes[2]
     assert (changed.records, changed.first_record, changed.last_record, changed.holdout_records) == (3, 1, 6, 1)
@@ -72,7 +72,7 @@ def test_a_slot_that_is_used_again_begins_anew() -> None:
     told.entered(shift(2, 0), left=0)
     told.count([0], first=3)
     told.entered(shift(2, 0, known=True), left=1)
-    (regime,) = told.status(0, 0.0).regimes
+    (regime,) = told.status(0).regimes
     assert (regime.number, regime.visits, regime.records, regime.first_record) == (2, 2, 1, 3)
 
 
@@ -80,7 +80,7 @@ def test_records_of_a_slot_that_was_never_entered_are_not_counted() -> None:
     """No regime has the slot yet."""
     told, _ = statistics()
     told.count([3], first=1)
-    assert told.status(None, 0.0).regimes == ()
+    assert told.status(None).regimes == ()
 
 
 def test_load_is_summed_over_updates() -> None:
@@ -97,7 +97,7 @@ def test_of_very_many_shifts_the_newest_are_published_and_all_counted() -> None:
     for number in range(MAX_SHIFTS + 5):
         kind = "inputs" if number < MAX_SHIFTS else "answers"
         told.declared(replace(FIRST_SHIFT, kind=kind, previous=number or None))
-    status = told.status(None, 0.0)
+    status = told.status(None)
     assert (len(status.shifts), status.shifts[-1].kind, status.num_shifts) == (
         MAX_SHIFTS,
         "answers",
@@ -117,13 +117,13 @@ def test_forgetting_and_transfer_follow_their_equations() -> None:
         2: traced([0.5, 0.25], end=1),  # not scored since its end
         3: traced([1.0, 0.0], end=None),  # the current one
     }
-    status = told.status(3, 0.0)
+    status = told.status(3)
     assert status.average_forgetting == pytest.approx(((0.75 - 0.25) + 0) / 2)
     assert status.backward_transfer == pytest.approx(((0.25 - 0.75) + (0.5 - 0.25)) / 2)
     scores.histories[0].add(Scoring(9, 1.0, 0.75), at_end=False)
-    assert told.status(3, 0.0).average_forgetting == status.average_forgetting  # `changed` was not called
+    assert told.status(3).average_forgetting == status.average_forgetting  # `changed` was not called
     told.changed(0)
-    assert told.status(3, 0.0).average_forgetting == 0.0
+    assert told.status(3).average_forgetting == 0.0
 
 
 def test_a_lucky_draw_of_the_first_hold_out_records_is_no_best() -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import OBJECTIVES, resolve
+from streamlearn.adapters.routing_context import NO_REGIME
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.errors import Reason, RecordError
 from streamlearn.learner.decoding import decode_greedily
@@ -143,6 +144,13 @@ def test_the_vision_tower_can_be_adapted_too(folder: Path, backbone: Backbone) -
         scores = run_to_end(score(model, examples, CPU, pack_tokens=1 << 20, slots=slots))
         changed = [abs(each.loss_sum - before) > 1e-3 for each, before in zip(scores, together, strict=True)]
         assert changed == [i == number for i in range(len(examples))]
+
+    with model.disable_adapter():
+        frozen = loss_sums(learner, examples)
+    slots = [0, NO_REGIME, 0, NO_REGIME]
+    mixed = [each.loss_sum for each in run_to_end(score(model, examples, CPU, pack_tokens=1 << 20, slots=slots))]
+    assert mixed == pytest.approx([together[0], frozen[1], together[2], frozen[3]], abs=1e-3)
+    assert all(abs(found - other) > 1e-3 for found, other in zip(together, frozen, strict=True))
 
     prompts = [prompt_of(example) for example in examples]
     given = run_to_end(decode_greedily(model, prompts, [3] * 4, frozenset(), CPU, [0, 0, 1, 0]))

@@ -16,7 +16,8 @@ from tests.snapshot.kit import save
 
 RESULT = EvalResult(
     step=12_345, examples=2, tokens=1_000_000, loss=1.5, perplexity=4.4817, token_accuracy=0.25,
-    exact_match=0.5, rouge_l=None, seconds=0.125, per_example=(),
+    exact_match=0.5, rouge_l=None, seconds=0.125, per_example=(), num_known=1, num_unknown=1,
+    answered_by={"regime": 1, "backbone": 1},
 )  # fmt: skip
 
 
@@ -72,6 +73,8 @@ def test_the_table_leaves_out_what_was_not_measured(width: int) -> None:
     assert [" ".join(line.split()) for line in text.splitlines()] == [
         "step 12,345",
         "examples 2",
+        "of known regimes 1",
+        "answered by backbone 1",
         "scored tokens 1,000,000",
         "loss (nats per token) 1.500000",
         "perplexity 4.482",

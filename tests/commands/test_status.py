@@ -53,13 +53,14 @@ def row(text: str, *begins: str) -> list[str]:
 
 
 def test_the_overview_has_progress_forgetting_and_durability(daemon: Daemon) -> None:
-    """Phase, step, records, speed, loss, AF, BWT, lag and the snapshot's age."""
+    """Phase, step, records, speed, requests, loss, AF, BWT, what answers the unknown, lag and the snapshot's age."""
     lines = [" ".join(line.split()) for line in shown(daemon).splitlines()]
-    assert lines[:5] == [
+    assert lines[:6] == [
         "phase running loss (smoothed) 2.750 nats/token",
         "step 42 forgetting (AF) 0.2500",
         "records 336 trained, 14 held out, 4 dead letters transfer (BWT) -0.1250",
         "tokens/s 1,235 regime 3, 2 remembered",
+        "requests 40 known, 3 unknown unknown answered by backbone (3.250 vs 3.500)",
         "lag 7 records snapshot step 40, 10 s ago",
     ]
 
@@ -86,7 +87,9 @@ def test_of_many_shifts_the_last_ten_are_shown(daemon: Daemon) -> None:
     daemon.board.publish(replace(RUNNING, adaptation=told))
     text = shown(daemon)
     assert "last 10 of 30 shifts" in text
-    assert [line.split()[1] for line in text.splitlines() if "known" in line] == [f"{n:,}" for n in range(1021, 1031)]
+    assert [line.split()[1] for line in text.splitlines() if " known " in line and "inputs" in line] == [
+        f"{n:,}" for n in range(1021, 1031)
+    ]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])

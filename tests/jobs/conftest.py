@@ -1,9 +1,13 @@
 """A tiny learner and its decoder, for jobs without a runner."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from streamlearn.adaptation.routed_input import Route, RoutedInput
 from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import resolve
 from streamlearn.backbone.load import load, outline
@@ -31,3 +35,8 @@ def learner(learner_and_decoder: tuple[Learner, Decoder]) -> Learner:
 @pytest.fixture
 def decoder(learner_and_decoder: tuple[Learner, Decoder]) -> Decoder:
     return learner_and_decoder[1]
+
+
+def first_regime(inputs: Sequence[NDArray[np.int32]]) -> list[RoutedInput]:
+    """All inputs are known and answered by regime 1."""
+    return [RoutedInput(0, Route(1, 0.5, known=True, answered_by="regime"))] * len(inputs)

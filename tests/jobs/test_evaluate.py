@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from streamlearn.adaptation.routed_input import RoutedInput
 from streamlearn.errors import Reason
 from streamlearn.jobs.evaluate import evaluate
 from streamlearn.jobs.generate import generate
@@ -18,6 +19,7 @@ from streamlearn.learner.evaluation import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.shift.featurizer import input_of
 from streamlearn.stream.decode import Decoder
+from tests.jobs.conftest import first_regime
 
 EXAMPLES: tuple[dict[str, Any], ...] = (
     {"prompt": "what is the capital", "completion": " of France?"},
@@ -25,12 +27,10 @@ EXAMPLES: tuple[dict[str, Any], ...] = (
 )
 
 
-def no_slots(inputs: Sequence[NDArray[np.int32]]) -> list[int] | None:
-    return None
-
-
 def evaluated(learner: Learner, decoder: Decoder, job: EvalJob, **kwargs: Any) -> EvalResult:
-    return run_to_end(evaluate(job, learner, decoder, kwargs.pop("assign_slots", no_slots), pack_tokens=64, **kwargs))
+    return run_to_end(
+        evaluate(job, learner, decoder, kwargs.pop("route_inputs", first_regime), pack_tokens=64, **kwargs)
+    )
 
 
 def test_the_loss_is_that_of_transformers(learner: Learner, decoder: Decoder) -> None:
@@ -50,7 +50,7 @@ def test_the_loss_is_that_of_transformers(learner: Learner, decoder: Decoder) ->
 
 def test_an_answer_that_the_model_generates_is_an_exact_match(learner: Learner, decoder: Decoder) -> None:
     job = GenerateJob("the quick brown", None, max_new_tokens=4)
-    text = run_to_end(generate(job, learner, decoder, no_slots)).text
+    text = run_to_end(generate(job, learner, decoder, first_regime)).text
     right = {"prompt": "the quick brown", "completion": text}
     wrong = {"prompt": "the quick brown", "completion": f"{text} not"}
     result = evaluated(learner, decoder, EvalJob((right, wrong), generate=True, max_new_tokens=4))
@@ -59,15 +59,15 @@ def test_an_answer_that_the_model_generates_is_an_exact_match(learner: Learner, 
 
 
 def test_every_input_is_assigned_to_a_regime_slot(learner: Learner, decoder: Decoder) -> None:
-    """`assign_slots` receives the inputs once, in the order of the examples."""
+    """`route_inputs` receives the inputs once, in the order of the examples."""
     received: list[list[list[int]]] = []
 
-    def assign(inputs: Sequence[NDArray[np.int32]]) -> list[int]:
+    def route_inputs(inputs: Sequence[NDArray[np.int32]]) -> list[RoutedInput]:
         received.append([each.tolist() for each in inputs])
-        return [0] * len(inputs)
+        return first_regime(inputs)
 
     job = EvalJob(EXAMPLES, generate=True, max_new_tokens=1)
-    evaluated(learner, decoder, job, assign_slots=assign)
+    evaluated(learner, decoder, job, route_inputs=route_inputs)
     assert received == [[input_of(decoder.decode_value(value)).tolist() for value in EXAMPLES]]
 
 

@@ -30,6 +30,7 @@ from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSetti
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Decoder
 from tests.doubles import random_examples, tiny_backbone
+from tests.jobs.conftest import first_regime
 
 PIECE_S = 1.0  # duration of one forward pass on the runner's clock
 EXAMPLES: tuple[dict[str, Any], ...] = (
@@ -66,7 +67,7 @@ class Environment:
             self.jobs,
             self.learner,
             decoder,
-            lambda inputs: None,
+            first_regime,
             self._experts,
             self._save,
             pack_tokens=1,

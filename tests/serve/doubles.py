@@ -7,14 +7,16 @@ from datetime import UTC, datetime
 
 import httpx
 
+from streamlearn.adaptation.routed_input import Route
 from streamlearn.errors import Reason
-from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, JobQueue, Ticket
+from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, JobQueue, RouteJob, Ticket
 from streamlearn.jobs.results import (
     EvalResult,
     ExampleResult,
     ExpertsResult,
     GenerateResult,
     LayerExperts,
+    RouteResult,
     SnapshotResult,
 )
 from streamlearn.serve.app import create_app
@@ -24,9 +26,11 @@ from streamlearn.settings import ServeSettings
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import (
     AdaptationStatus,
+    FallbackStatus,
     PartitionStatus,
     Phase,
     RegimeStatus,
+    RequestCount,
     Scoring,
     ShiftStatus,
     SnapshotStatus,
@@ -38,6 +42,9 @@ from streamlearn.stream.record import TopicPartition
 TOKEN = "0123456789abcdef" * 2
 AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
 SETTINGS = ServeSettings(port=0, queue_size=2, max_body_bytes=20_000, max_examples=4, max_new_tokens=32)
+
+KNOWN = Route(3, 0.5, known=True, answered_by="regime")
+UNKNOWN = Route(1, 0.001, known=False, answered_by="backbone")
 
 FIRST_SHIFT = ShiftStatus(
     kind="inputs",
@@ -92,6 +99,7 @@ ADAPTATION = AdaptationStatus(
     backward_transfer=-0.125,
     probe_seconds=7.5,
     holdout_seconds=1.5,
+    fallback=FallbackStatus("auto", "backbone", nearest_loss=3.5, backbone_loss=3.25, records=20),
 )
 
 RUNNING = Status(
@@ -115,6 +123,10 @@ RUNNING = Status(
     snapshot=SnapshotStatus("0000000000000040", step=40, written_at=1_000_090.0),
     step_seconds=Timing().observe(0.2).observe(0.3),
     snapshot_seconds=Timing().observe(0.05),
+    requests=(
+        RequestCount(known=False, answered_by="backbone", number=3),
+        RequestCount(known=True, answered_by="regime", number=40),
+    ),
     backbone="builtin:nano",
     dtype="float32",
     device="cpu",
@@ -139,7 +151,8 @@ def finish(ticket: Ticket) -> None:
     """Finish a job with a fixed result."""
     job = ticket.job
     if isinstance(job, EvalJob):
-        scores = tuple(ExampleResult(loss=0.5, tokens=3, output="x" if job.generate else None) for _ in job.examples)
+        output = "x" if job.generate else None
+        scores = tuple(ExampleResult(loss=0.5, tokens=3, output=output, route=KNOWN) for _ in job.examples)
         rates = {"exact_match": 1.0, "rouge_l": 1.0} if job.generate else {}
         ticket.finish(
             EvalResult(
@@ -149,6 +162,9 @@ def finish(ticket: Ticket) -> None:
                 loss=0.5,
                 perplexity=1.6487,
                 token_accuracy=0.75,
+                num_known=len(scores),
+                num_unknown=0,
+                answered_by={"regime": len(scores)},
                 per_example=scores,
                 seconds=0.01,
                 **rates,
@@ -156,7 +172,11 @@ def finish(ticket: Ticket) -> None:
         )
     elif isinstance(job, GenerateJob):
         prompt = job.prompt if job.prompt is not None else repr(job.messages)
-        ticket.finish(GenerateResult(step=42, text=f"after {prompt}", tokens=job.max_new_tokens, seconds=0.01))
+        ticket.finish(
+            GenerateResult(step=42, text=f"after {prompt}", tokens=job.max_new_tokens, route=KNOWN, seconds=0.01)
+        )
+    elif isinstance(job, RouteJob):
+        ticket.finish(RouteResult(step=42, routes=(UNKNOWN,) * len(job.prompts), seconds=0.01))
     elif isinstance(job, ExpertsJob):
         layer = LayerExperts(layer=job.layer or "all", load=[[3, 1]], share=[[0.75, 0.25]], importance=None, regimes=())
         ticket.finish(

@@ -9,7 +9,16 @@ import orjson
 import pytest
 
 from streamlearn.errors import Reason, RecordError, SnapshotError
-from streamlearn.jobs.queue import EvalJob, ExampleError, ExpertsJob, LayerError, Ticket
+from streamlearn.jobs.queue import (
+    EvalJob,
+    ExampleError,
+    ExpertsJob,
+    Job,
+    LayerError,
+    PromptInput,
+    RouteJob,
+    Ticket,
+)
 from streamlearn.status.status import Phase, Status
 
 from .doubles import RUNNING, Daemon, finish
@@ -206,7 +215,9 @@ def test_eval_measures_the_examples(client: httpx.Client) -> None:
     result = client.post("/v1/eval", json={"examples": [{"text": "a"}, {"text": "b"}]}).json()
     assert (result["step"], result["examples"], result["tokens"]) == (42, 2, 6)
     assert result["exact_match"] is None
-    assert result["per_example"][0] == {"loss": 0.5, "tokens": 3, "output": None}
+    known = {"regime": 3, "score": 0.5, "known": True, "answered_by": "regime"}
+    assert result["per_example"][0] == {"loss": 0.5, "tokens": 3, "output": None, "route": known}
+    assert (result["num_known"], result["num_unknown"], result["answered_by"]) == (2, 0, {"regime": 2})
 
 
 def test_eval_with_generate_adds_text_metrics(client: httpx.Client) -> None:
@@ -229,7 +240,8 @@ def test_the_loop_receives_the_examples_unchanged(daemon: Daemon, client: httpx.
 
 def test_generate_continues_a_prompt_within_the_bound(client: httpx.Client) -> None:
     answer = client.post("/v1/generate", json={"prompt": "hello"})
-    assert answer.json() == {"step": 42, "text": "after hello", "tokens": 32, "seconds": 0.01}
+    known = {"regime": 3, "score": 0.5, "known": True, "answered_by": "regime"}
+    assert answer.json() == {"step": 42, "text": "after hello", "tokens": 32, "route": known, "seconds": 0.01}
 
 
 def test_generate_answers_messages(client: httpx.Client) -> None:
@@ -239,9 +251,42 @@ def test_generate_answers_messages(client: httpx.Client) -> None:
     assert result["tokens"] == 3
 
 
+def test_prompts_and_conversations_are_routed_together(daemon: Daemon, client: httpx.Client) -> None:
+    """Each as in a request to /v1/generate."""
+    jobs: list[Job] = []
+
+    def respond(ticket: Ticket) -> None:
+        jobs.append(ticket.job)
+        finish(ticket)
+
+    daemon.loop.respond = respond
+    turns = [{"role": "user", "content": "hi"}]
+    answer = client.post("/v1/route", json={"prompts": [{"prompt": "a", "image": "eA=="}, {"messages": turns}]})
+    route = {"regime": 1, "score": 0.001, "known": False, "answered_by": "backbone"}
+    assert answer.json() == {"step": 42, "routes": [route, route], "seconds": 0.01}
+    assert jobs == [RouteJob((PromptInput("a", None, "eA=="), PromptInput(None, tuple(turns))))]
+
+
+def test_status_counts_requests_and_says_what_answers_the_unknown(client: httpx.Client) -> None:
+    status = client.get("/v1/status").json()
+    counts = {"regime": 40, "adapter": 0, "backbone": 3}
+    assert status["requests"] == {"known": 40, "unknown": 3, "answered_by": counts}
+    assert status["unknown_requests"] == {
+        "setting": "auto",
+        "answered_by": "backbone",
+        "nearest_loss": 3.5,
+        "backbone_loss": 3.25,
+        "records": 20,
+    }
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
+        ("/v1/route", {"prompts": []}, "prompts: Tuple should have at least 1 item"),
+        ("/v1/route", {"prompts": [{"prompt": "a"}] * 5}, "prompts: expected at most 4, found 5"),
+        ("/v1/route", {"prompts": [{"promt": "a"}]}, "prompts[0].promt: unknown field, did you mean prompt?"),
+        ("/v1/route", {"prompts": [{}]}, "prompts[0]: expected exactly one of prompt and messages, found neither"),
         ("/v1/eval", {}, "examples: required, found none"),
         ("/v1/eval", {"exampels": []}, "exampels: unknown field, did you mean examples?"),
         ("/v1/eval", {"examples": []}, "examples: List should have at least 1 item"),
@@ -297,10 +342,11 @@ def test_errors_of_the_daemon_are_shown_and_unexpected_exceptions_are_hidden(
     assert "secret" not in answer.text
 
 
-@pytest.mark.parametrize("path", ["/v1/eval", "/v1/generate", "/v1/snapshots"])
+@pytest.mark.parametrize("path", ["/v1/eval", "/v1/generate", "/v1/route", "/v1/snapshots"])
 def test_no_job_is_queued_while_not_ready(daemon: Daemon, client: httpx.Client, path: str) -> None:
     daemon.board.publish(Status(phase=Phase.RESTORING))
-    answer = client.post(path, json={"prompt": "a"} if path == "/v1/generate" else ONE)
+    bodies = {"/v1/generate": {"prompt": "a"}, "/v1/route": {"prompts": [{"prompt": "a"}]}}
+    answer = client.post(path, json=bodies.get(path, ONE))
     assert answer.status_code == 503
     assert error_of(answer)["code"] == "not_ready"
     assert int(answer.headers["retry-after"]) > 0
@@ -358,7 +404,8 @@ def test_openapi_describes_every_endpoint_and_the_index_lists_it(client: httpx.C
     described = client.get("/openapi.json").json()
     paths = described["paths"]
     reading = {"/v1/status", "/v1/regimes", "/v1/shifts", "/v1/snapshots"}
-    assert set(paths) == {"/livez", "/readyz", "/metrics", *reading, "/v1/experts", "/v1/eval", "/v1/generate"}
+    jobs = {"/v1/experts", "/v1/eval", "/v1/generate", "/v1/route"}
+    assert set(paths) == {"/livez", "/readyz", "/metrics", *reading, *jobs}
     index = client.get("/").text
     for path, methods in paths.items():
         for method, operation in methods.items():

@@ -61,7 +61,7 @@ def test_a_page_on_this_machine_is_accepted(client: httpx.Client, origin: str) -
 @pytest.mark.parametrize("found", [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonp"])
 def test_a_post_must_be_json(daemon: Daemon, client: httpx.Client, found: str | None) -> None:
     headers = {} if found is None else {"content-type": found}
-    for path in ("/v1/eval", "/v1/generate"):
+    for path in ("/v1/eval", "/v1/generate", "/v1/route"):
         answer = client.post(path, content=b"{}", headers=headers)
         assert answer.status_code == 415
         assert code_of(answer) == "wrong_content_type"

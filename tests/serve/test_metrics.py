@@ -83,6 +83,20 @@ def test_every_kind_of_shift_is_exported_from_the_start(client: httpx.Client) ->
     assert (of(samples, "shifts_total", kind="inputs"), of(samples, "shifts_total", kind="answers")) == (2, 0)
 
 
+def test_requests_are_counted_by_what_answered_them(client: httpx.Client) -> None:
+    """All combinations from the start; and what answers the unknown, with the losses that decided."""
+    samples = scrape(client)
+    counts = {
+        (known, answered_by): of(samples, "requests_total", known=known, answered_by=answered_by)
+        for known in ("true", "false")
+        for answered_by in ("regime", "adapter", "backbone")
+    }
+    assert {how: count for how, count in counts.items() if count} == {("true", "regime"): 40, ("false", "backbone"): 3}
+    for answered_by, used, loss in (("nearest", 0, 3.5), ("backbone", 1, 3.25)):
+        assert of(samples, "unknown_answered_by", answered_by=answered_by) == used
+        assert of(samples, "unknown_loss", answered_by=answered_by) == loss
+
+
 def test_every_dead_letter_reason_is_exported_from_the_start(client: httpx.Client) -> None:
     samples = scrape(client)
     counts = {reason: of(samples, "records_dead_lettered_total", reason=reason) for reason in Reason}

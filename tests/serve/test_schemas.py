@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from streamlearn.jobs import results
 from streamlearn.serve import schemas, views
-from streamlearn.serve.schemas import EvalRequest, GenerateRequest
+from streamlearn.serve.schemas import EvalRequest, GenerateRequest, RouteRequest
 
 
 @pytest.mark.parametrize("number", [True, "3", 0, -1, 1.5, None])
@@ -21,7 +21,7 @@ def test_a_number_of_tokens_is_a_positive_integer(number: Any) -> None:
             GenerateRequest.model_validate(body)
 
 
-@pytest.mark.parametrize("model", [EvalRequest, GenerateRequest])
+@pytest.mark.parametrize("model", [EvalRequest, GenerateRequest, RouteRequest])
 def test_the_documented_examples_are_valid(model: type[BaseModel]) -> None:
     for example in model.model_json_schema()["examples"]:
         model.model_validate(example)

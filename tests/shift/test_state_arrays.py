@@ -5,6 +5,7 @@ import numpy as np
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift import Monitor
 from streamlearn.shift.regime_memory import RegimeMemory
+from streamlearn.shift.request_classifier import RequestClassifier
 from streamlearn.shift.state_arrays import from_arrays, profiles_from_arrays, profiles_to_arrays, to_arrays
 from tests.shift.records import features_of, memory_of
 from tests.shift.streams import VOCAB_SIZE, batches, stream
@@ -57,7 +58,7 @@ def test_a_memory_survives_its_arrays() -> None:
     for record in features_of(1, 20, seed=5):
         one, other = regimes.score(record), again.score(record)
         assert np.array_equal(one.scores_R, other.scores_R)
-        assert regimes.assign([record]) == again.assign([record]) == [1]
+        assert RequestClassifier(regimes).assign(record) == RequestClassifier(again).assign(record)
         assert regimes[1].fit(float(one.log_ratios_R[1]), record) == again[1].fit(float(one.log_ratios_R[1]), record)
 
 

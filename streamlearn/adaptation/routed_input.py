@@ -1,0 +1,34 @@
+"""How an input was routed, or would be."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from streamlearn.status.status import FIELD_DOCS
+
+AnsweredBy = Literal["regime", "adapter", "backbone"]
+"""What computes the answer: the likeliest regime's experts; the adapter, where routing does not depend on regimes; or
+the untouched backbone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The likeliest regime of an input, and what answers it."""
+
+    __pydantic_config__ = FIELD_DOCS
+
+    regime: int | None
+    """Number of the likeliest regime; null before the first record."""
+    score: float
+    """Share of the regimes' own records that are explained no better, 0 to 1 (a p-value)."""
+    known: bool
+    """Whether the regime explains the input: the score is at least serve.max_known_rejected."""
+    answered_by: AnsweredBy
+    """regime: its experts; adapter: all experts, where routing does not depend on regimes; backbone: no expert."""
+
+
+class RoutedInput(NamedTuple):
+    """A route, and the slot for the forward pass."""
+
+    slot: int
+    """Regime slot, or `NO_REGIME` for the untouched backbone."""
+    route: Route

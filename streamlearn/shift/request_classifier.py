@@ -1,0 +1,89 @@
+"""Classification of single inputs, without the stream around them: the likeliest regime, and whether it explains them.
+
+An input goes to the regime with the largest sum of eq. (3) and (4) of `naive_bayes`; `novelty_test` says how well that
+regime explains it. Exemplars, on which the test is calibrated, are classified by their tokens only: their full length
+is not kept.
+"""
+# Shape suffixes: N exemplars, R regimes, S statistics.
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamlearn.shift import naive_bayes
+from streamlearn.shift.assignment import Assignment
+from streamlearn.shift.document_frequency import COMMON, DocumentFrequency
+from streamlearn.shift.featurizer import Features
+from streamlearn.shift.novelty_test import MAX_EXEMPLARS, MIN_EXEMPLARS, NoveltyTest, Standard, leave_one_out
+from streamlearn.shift.regime_memory import RegimeMemory
+
+
+class RequestClassifier:
+    """The classifier under one state of the memory, which must not change while it is in use, nor be empty."""
+
+    def __init__(self, regimes: RegimeMemory) -> None:
+        self._regimes = regimes
+        profiles = [regimes[slot] for slot in range(len(regimes))]
+        self._absent = naive_bayes.AbsentTokens.of(np.stack([each.token_frequency.expected for each in profiles]))
+        values_NS_by_slot = [self._exemplar_values(slot) for slot in range(len(regimes))]
+        standards = [Standard.of(each) if len(each) >= MIN_EXEMPLARS else None for each in values_NS_by_slot]
+        self._test = NoveltyTest.calibrated(standards, self._calibration(values_NS_by_slot, standards))
+
+    def assign(self, record: Features, *, excluded: int | None = None) -> Assignment:
+        """Classify one input, as if the regime in the slot `excluded` were not known."""
+        scores = self._regimes.score(record)
+        total_R = scores.scores_R + self._absent.scores(record.buckets)
+        if excluded is not None:
+            total_R[excluded] = -np.inf
+        slot = int(total_R.argmax())
+        values_S = _values(self._frequency(slot), record.buckets, float(scores.log_ratios_R[slot]))
+        return Assignment(slot, self._test.p_value(slot, values_S))
+
+    def _frequency(self, slot: int) -> DocumentFrequency:
+        return self._regimes[slot].token_frequency
+
+    def _exemplar_values(self, slot: int) -> NDArray[np.float64]:
+        """The statistics of a regime's exemplars under it, (N, S), each as if it had not been counted."""
+        exemplars = self._regimes[slot].exemplars
+        if not exemplars:
+            return np.zeros((0, 3))
+        fits_N = self._regimes.exemplar_fits(slot)
+        pairs = zip(exemplars, fits_N.tolist(), strict=True)
+        without = [(self._frequency(slot).without(buckets), buckets, fit * len(buckets)) for buckets, fit in pairs]
+        return np.stack([_values(*each) for each in without])
+
+    def _calibration(
+        self, values_NS_by_slot: list[NDArray[np.float64]], standards: list[Standard | None]
+    ) -> list[float]:
+        """T of each exemplar under the regime that it is assigned to, if that one is tested."""
+        per_regime = max(MAX_EXEMPLARS // len(self._regimes), 1)
+        found = []
+        for own, values_NS in enumerate(values_NS_by_slot):
+            for index, buckets in enumerate(self._regimes[own].exemplars[:per_regime]):
+                counted = {own: naive_bayes.count_buckets(buckets)}
+                log_ratios_R = self._regimes.log_ratios(buckets, counted)
+                slot = int((log_ratios_R + self._absent.scores(buckets)).argmax())
+                standard = standards[slot]
+                if standard is None:
+                    continue
+                if slot == own:
+                    found.append(leave_one_out(values_NS, index))
+                else:
+                    values_S = _values(self._frequency(slot), buckets, float(log_ratios_R[slot]))
+                    found.append(standard.statistic(values_S))
+        return found
+
+
+def _values(frequency: DocumentFrequency, buckets: NDArray[np.uint16], log_ratio: float) -> NDArray[np.float64]:
+    """Eq. (1) to (3) of `novelty_test`, given the document frequencies of a regime and the log ratio under it."""
+    present = np.unique(buckets)
+    expected_B = frequency.expected
+    common = np.flatnonzero(expected_B >= COMMON)
+    weights = -np.log1p(-expected_B[common])
+    missing = weights[~np.isin(common, present, assume_unique=True)].sum()
+    return np.array(
+        [
+            -log_ratio / len(buckets),
+            (frequency.records_B[present] == 0).mean(),
+            missing / max(weights.sum(), 1e-9),  # a regime may have no common token
+        ]
+    )

@@ -1,0 +1,172 @@
+"""Requests to a daemon that learned two tasks of the bundled sample: of one of them, and of the third."""
+
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from streamlearn.adapters.routing_context import NO_REGIME
+from streamlearn.jobs.queue import EvalJob, GenerateJob, Job, PromptInput, RouteJob
+from streamlearn.jobs.results import EvalResult
+from streamlearn.learner.evaluation import run_to_end, score
+from streamlearn.runtime.components import Components
+from streamlearn.runtime.daemon import Daemon
+from streamlearn.settings import Settings
+from streamlearn.shift.featurizer import input_of
+from tests.runtime.test_daemon import daemon_of, opened
+
+SAMPLE = Path(__file__).parents[2] / "configs" / "sample"
+TRAINED = ("task639", "task1729")
+UNKNOWN = "task002"
+PER_TASK = 72
+MAX_LINE = 1000
+"""Of a record in the stream, characters: short records are learned faster."""
+
+
+def lines(split: str, task: str) -> list[bytes]:
+    """Those of the unknown task are longer."""
+    with gzip.open(SAMPLE / f"superni.{split}.jsonl.gz") as file:
+        found = [line for line in file if orjson.loads(line)["meta"]["task"].startswith(f"{task}_")]
+    return [line for line in found if len(line) < MAX_LINE or task == UNKNOWN]
+
+
+def requests(task: str, number: int) -> tuple[dict[str, Any], ...]:
+    """Test records."""
+    return tuple(orjson.loads(line) for line in lines("test", task)[:number])
+
+
+@dataclass
+class Trained:
+    """A daemon at the end of its stream, and the settings to open it again."""
+
+    settings: Settings
+    daemon: Daemon
+    components: Components
+
+    def result(self, job: Job) -> Any:
+        """Of a job, as the loop serves it."""
+        future = self.daemon.job_runner._jobs.submit(job)
+        self.daemon.job_runner.serve(1e9)
+        return future.result(0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    folder = tmp_path_factory.mktemp("requests")
+    (folder / "stream.jsonl").write_bytes(
+        b"".join(line for task in TRAINED for line in lines("train", task)[:PER_TASK])
+    )
+    settings = Settings.model_validate(
+        {
+            "state": folder / "state",
+            "source": {"jsonl": {"path": folder / "stream.jsonl"}},
+            "stream": {"max_tokens": 1024, "batch_tokens": 1024, "batch_records": 8},
+            "backbone": {"dtype": "float32", "device": "cpu"},
+            "learner": {"lr": 1e-3},
+            "probe": {"warmup_tokens": 512, "similarity_tokens": 256},
+            "holdout": {"every_records": 10},
+        }
+    )
+    with opened(settings) as components:
+        daemon = daemon_of(components)
+        daemon.run()
+        daemon.score_all()
+        yield Trained(settings, daemon, components)
+
+
+def test_a_learned_task_is_known_and_another_is_not(trained: Trained) -> None:
+    """By the prompts alone."""
+    prompts = {
+        task: tuple(PromptInput(value["prompt"], None) for value in requests(task, 18)) for task in (*TRAINED, UNKNOWN)
+    }
+    for number, task in enumerate(TRAINED, start=1):
+        routes = trained.result(RouteJob(prompts[task])).routes
+        assert sum(route.known and route.regime == number for route in routes) >= len(routes) - 1
+        assert {route.answered_by for route in routes if route.known} == {"regime"}
+    routes = trained.result(RouteJob(prompts[UNKNOWN])).routes
+    assert sum(not route.known for route in routes) >= len(routes) - 1
+    assert max(route.score for route in routes if not route.known) < trained.settings.serve.max_known_rejected
+
+
+def test_auto_picks_the_lower_loss(trained: Trained) -> None:
+    """Of all hold-out records, each under the other regime and without experts; the status says so."""
+    adaptation, learner = trained.components.adaptation, trained.components.learner
+    losses: dict[str, list[float]] = {"nearest": [], "backbone": []}
+    for slot in adaptation.numbers:
+        examples = adaptation.holdouts.examples(slot)
+        others = [each.slot for each in adaptation.monitor.assign([input_of(e) for e in examples], excluded=slot)]
+        assert set(others) == {1 - slot}
+        for name, slots in (("nearest", others), ("backbone", [NO_REGIME] * len(examples))):
+            scores = run_to_end(score(learner.model, examples, learner.device, pack_tokens=1024, slots=slots))
+            losses[name] += [each.loss_sum / each.tokens for each in scores]
+    means = {name: sum(values) / len(values) for name, values in losses.items()}
+    status = trained.daemon.board.read().adaptation.fallback
+    assert (status.setting, status.records) == ("auto", len(losses["nearest"]))
+    assert status.nearest_loss == pytest.approx(means["nearest"], rel=1e-4)
+    assert status.backbone_loss == pytest.approx(means["backbone"], rel=1e-4)
+    assert status.answered_by == min(means, key=lambda name: means[name])
+
+
+@pytest.mark.parametrize("setting", ["nearest", "backbone"])
+def test_the_unknown_is_answered_as_set(trained: Trained, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The untouched backbone's loss and text, bit for bit; or those of the nearest regime."""
+    monkeypatch.setattr(trained.components.adaptation.fallback, "_setting", setting)
+    [value] = requests(UNKNOWN, 1)
+    job = EvalJob((value,), generate=True, max_new_tokens=4)
+    result: EvalResult = trained.result(job)
+    [row] = result.per_example
+    assert (result.num_known, result.num_unknown) == (0, 1)
+    with trained.components.learner.model.disable_adapter():
+        frozen: EvalResult = trained.result(job)
+    if setting == "backbone":
+        assert result.answered_by == {"backbone": 1}
+        assert (result.loss, row.output) == (frozen.loss, frozen.per_example[0].output)
+    else:
+        assert result.answered_by == {"regime": 1}
+        assert result.loss != frozen.loss
+
+
+def test_known_and_unknown_are_answered_in_one_request(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each as it would be alone."""
+    monkeypatch.setattr(trained.components.adaptation.fallback, "_setting", "backbone")
+    known = [requests(task, 2)[1] for task in TRAINED]
+    values = (known[0], *requests(UNKNOWN, 1), known[1])
+    together: EvalResult = trained.result(EvalJob(values, generate=True, max_new_tokens=4))
+    assert together.answered_by == {"regime": 2, "backbone": 1}
+    for value, row in zip(values, together.per_example, strict=True):
+        [alone] = trained.result(EvalJob((value,), generate=True, max_new_tokens=4)).per_example
+        assert (row.route, row.output) == (alone.route, alone.output)
+        assert row.loss == pytest.approx(alone.loss, rel=1e-4)
+
+
+def test_requests_are_counted(trained: Trained) -> None:
+    """Evaluations and generations by example; prompts that are only routed are answered by nothing."""
+    counts = trained.daemon.job_runner.requests
+    before = counts.copy()
+    value = requests(TRAINED[1], 2)[1]
+    generated = trained.result(GenerateJob(value["prompt"], None, max_new_tokens=1))
+    assert (generated.route.regime, generated.route.known) == (2, True)
+    trained.result(RouteJob((PromptInput(value["prompt"], None),)))
+    assert counts - before == {(True, "regime"): 1}
+    trained.daemon._publish(trained.daemon.board.read().phase)
+    found = {(each.known, each.answered_by): each.number for each in trained.daemon.board.read().requests}
+    assert found == counts
+
+
+def test_a_restarted_daemon_answers_alike(trained: Trained) -> None:
+    """Profiles, exemplars and the measured losses are part of the state; snapshots of 0.1.0 have no losses."""
+    components = trained.components
+    adaptation = components.adaptation
+    values = (*requests(UNKNOWN, 4), *requests(TRAINED[0], 4))
+    inputs = [input_of(components.decoder.decode_value(value)) for value in values]
+    expected, status = adaptation.route(inputs), adaptation.fallback.status
+    tensors = {name: tensor.clone() for name, tensor in adaptation.state().items()}
+    saved = adaptation.to_json()
+    adaptation.restore(tensors, {key: value for key, value in saved.items() if key != "fallback"})
+    assert adaptation.fallback.status.records == 0
+    adaptation.restore(tensors, saved)
+    assert (adaptation.route(inputs), adaptation.fallback.status) == (expected, status)

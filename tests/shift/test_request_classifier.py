@@ -1,0 +1,69 @@
+"""Single inputs of known regimes are explained by them, others are not."""
+
+import numpy as np
+import pytest
+
+from streamlearn.shift.novelty_test import MIN_EXEMPLARS
+from streamlearn.shift.regime_memory import RegimeMemory
+from streamlearn.shift.request_classifier import RequestClassifier
+from tests.shift.records import features_of, memory_of
+
+LEVEL = 0.01
+
+
+@pytest.fixture(scope="module")
+def regimes() -> RegimeMemory:
+    """Of tasks 0, 1 and 2."""
+    return memory_of((0, 120), (1, 120), (2, 120), max_regimes=4)
+
+
+def test_records_of_known_regimes_are_explained(regimes: RegimeMemory) -> None:
+    """By their own regime; about the level of them are not."""
+    classifier = RequestClassifier(regimes)
+    for task in range(3):
+        found = [classifier.assign(each) for each in features_of(task, 200, seed=77)]
+        assert np.mean([each.slot == task for each in found]) > 0.97
+        assert np.mean([each.p_value < LEVEL for each in found]) < 5 * LEVEL
+
+
+def test_records_of_another_task_are_not_explained(regimes: RegimeMemory) -> None:
+    """By any regime."""
+    classifier = RequestClassifier(regimes)
+    found = [classifier.assign(each) for each in features_of(3, 100, seed=77)]
+    assert np.mean([each.p_value < LEVEL for each in found]) > 0.95
+
+
+def test_one_regime_is_enough_to_tell(regimes: RegimeMemory) -> None:
+    """There is nothing to compare it with but its own records."""
+    classifier = RequestClassifier(memory_of((0, 120), max_regimes=2))
+    known = [classifier.assign(each).p_value < LEVEL for each in features_of(0, 100, seed=77)]
+    unknown = [classifier.assign(each).p_value < LEVEL for each in features_of(3, 100, seed=77)]
+    assert np.mean(known) < 5 * LEVEL
+    assert np.mean(unknown) > 0.9
+
+
+def test_an_excluded_regime_is_as_unknown_as_one_that_never_was(regimes: RegimeMemory) -> None:
+    """Its records go to another one, which does not explain them."""
+    classifier = RequestClassifier(regimes)
+    found = [classifier.assign(each, excluded=1) for each in features_of(1, 100, seed=77)]
+    assert 1 not in {each.slot for each in found}
+    assert np.mean([each.p_value < LEVEL for each in found]) > 0.9
+
+
+def test_a_young_regime_explains_what_is_assigned_to_it() -> None:
+    """It has too few exemplars; the older one is tested all the same."""
+    young = MIN_EXEMPLARS - 1
+    classifier = RequestClassifier(memory_of((0, 120), (1, young), max_regimes=2))
+    found = [classifier.assign(each) for each in features_of(1, 50, seed=77)]
+    assert {each.p_value for each in found if each.slot == 1} == {1.0}
+    assert sum(each.slot == 1 for each in found) > 25
+
+
+def test_the_memory_is_not_changed(regimes: RegimeMemory) -> None:
+    """Calibration takes exemplars out of counts that the detector goes on with."""
+    before = [regimes[slot].counts_B.copy() for slot in range(3)]
+    scores = regimes.score(features_of(0, 1, seed=5)[0])
+    classifier = RequestClassifier(regimes)
+    classifier.assign(features_of(0, 1, seed=5)[0], excluded=0)
+    assert all(np.array_equal(regimes[slot].counts_B, before[slot]) for slot in range(3))
+    assert np.array_equal(regimes.score(features_of(0, 1, seed=5)[0]).scores_R, scores.scores_R)
