@@ -18,10 +18,10 @@ order 1 (`streamlearn bench learn --suite superni-1`, 200 records per task, nano
     | none: the router keeps its initialization      | .358 | .029 | 3.41 |
 
 `native` scales every update by about 1/K and learns more slowly; a trained router forgets more than a frozen one. So
-`mh-moe` uses straight_through, because its paper trains the router, and `streamlearn` lowers the router's learning rate
-to a tenth (`learner.router_lr`). Where a regime claims one expert per head the router has no choice and all three are
-equal. With two claims per head, a tenth of the learning rate and a frozen router gave AP .378 and .379, AF .002; one
-claim gave AP .378, AF .001.
+`mh-moe` uses straight_through, because its paper trains the router, and `streamlearn` with several experts per head of
+a regime lowers the router's learning rate to a tenth (`learner.router_lr`). With two, a tenth of the learning rate and a
+frozen router gave AP .378 and .379, AF .002; one, without a router, gave AP .378, AF .001 (order 1, as above, where
+regimes claimed these experts of one adapter).
 """
 # Shape suffixes: T tokens, D in features, H heads, S = D / H slice, K experts a head.
 

@@ -183,7 +183,7 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
 
     @routes.get("/v1/experts", response_model=ExpertsResult, summary="Expert usage", responses=_JOB_ERRORS)
     async def experts(request: Request, layer: _Layer = None) -> Response:
-        """Load, importance, claims, similarity and mixing of tokens (N_eff) per expert.
+        """Load, importance, similarity and mixing of tokens (N_eff) per expert.
 
         N_eff is measured on the hold-out records.
         """
