@@ -95,8 +95,8 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         )
         self.head_lora_A[adapter_name] = nn.Parameter(A_HKRS.to(device))
         self.head_lora_B[adapter_name] = nn.Parameter(torch.zeros(H, K, R, self.out_features, device=device))
-        self.head_lora_load[adapter_name] = torch.zeros(H, K, dtype=torch.long, device=device)
         if config.routed:
+            self.head_lora_load[adapter_name] = torch.zeros(H, K, dtype=torch.long, device=device)
             self.head_lora_bias[adapter_name] = torch.zeros(H, K, config.regimes, device=device)
         if config.routed and owns_router:
             router_HKS = torch.empty(H, K, S).normal_(0.0, ROUTER_STD, generator=generator)
@@ -171,11 +171,13 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
     def _select(self, name: str, native_HKT: Tensor, num: int, tokens_P: Tensor | None) -> RoutingDecision:
         """Select by native logits plus CP bias (CP-MoE eq. 10) plus, for sequences in training, noise (MoT eq. 1)."""
         config, context = self.head_lora_config[name], self.context_holder.context
-        is_vision, biased_HKT = self.head_lora_info[name].is_vision, native_HKT
-        slots_T = context.slots_of(num, per_token=config.routes == "tokens", is_vision=is_vision)
-        if config.regimes and slots_T is not None:
-            slots_P = rows_of(slots_T, tokens_P).clamp_min(0)  # a sequence without a regime is not computed
-            biased_HKT = native_HKT + self.head_lora_bias[name].index_select(2, slots_P)
+        biased_HKT = native_HKT
+        if config.regimes:
+            is_vision = self.head_lora_info[name].is_vision
+            slots_T = context.slots_of(num, per_token=config.routes == "tokens", is_vision=is_vision)
+            if slots_T is not None:
+                slots_P = rows_of(slots_T, tokens_P).clamp_min(0)  # a sequence without a regime is not computed
+                biased_HKT = native_HKT + self.head_lora_bias[name].index_select(2, slots_P)
         ranked_HKT = biased_HKT.detach()
         if config.noise and context.explore:
             ranked_HKT = ranked_HKT + config.noise * torch.rand_like(ranked_HKT)

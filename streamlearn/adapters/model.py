@@ -111,8 +111,8 @@ class Bank:
 
         None without a router: every expert gets every token of the adapter.
         """
-        load: Tensor = self.layer.head_lora_load[self.adapter]
-        return load if self.layer.head_lora_config[self.adapter].routed else None
+        loads = self.layer.head_lora_load
+        return loads[self.adapter] if self.adapter in loads else None
 
     @property
     def bias_HKN(self) -> Tensor | None:  # noqa: N802
