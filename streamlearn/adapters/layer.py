@@ -145,7 +145,9 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         if context.slots is not None and any(config.per_regime for config in self.head_lora_config.values()):
             for slot in context.slots:
                 if (name := regime_adapter(slot)) in self.head_lora_A:
-                    yield name, context.tokens_of(slot, num, is_vision=is_vision)
+                    tokens_P = context.tokens_of(slot, num, is_vision=is_vision)
+                    if tokens_P is None or len(tokens_P):  # none in the vision tower, for records without images
+                        yield name, tokens_P
         elif context.slots != ():
             tokens_P = context.tokens_with_regime(num, is_vision=is_vision)
             yield from ((name, tokens_P) for name in self.active_adapters if name in self.head_lora_A)

@@ -112,7 +112,7 @@ class Bank:
         None without a router: every expert gets every token of the adapter.
         """
         loads = self.layer.head_lora_load
-        return loads[self.adapter] if self.adapter in loads else None
+        return loads[self.adapter] if self.adapter in loads else None  # noqa: SIM401  a BufferDict has no get
 
     @property
     def bias_HKN(self) -> Tensor | None:  # noqa: N802

@@ -32,6 +32,7 @@ COMMANDS = [
     ["bench", "speed"],
     ["bench", "flood"],
     ["bench", "detect"],
+    ["bench", "abstain"],
     ["bench", "mot"],
     ["bench", "learn"],
     ["bench", "search"],

@@ -142,8 +142,10 @@ class Final:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor: adapter, optimizer and the rest of the state."""
-        adapter = load_file(self._folder / "adapter" / "adapter_model.safetensors")
-        return {**load_file(self._folder / "state.safetensors"), **{f"adapter.{k}": v for k, v in adapter.items()}}
+        files = sorted((self._folder / "adapter").rglob("adapter_model.safetensors"))
+        assert files
+        adapters = {f"{path.parent.name}.{k}": v for path in files for k, v in load_file(path).items()}
+        return {**load_file(self._folder / "state.safetensors"), **adapters}
 
     def ledger(self) -> dict[int, tuple[int, int, int]]:
         """Per partition: records trained on or held out, records dead-lettered, position."""

@@ -58,6 +58,8 @@ def settings(broker: Broker, topic: str, dead: str, backbone: Path) -> dict[str,
         **configuration(broker, topic, dead, backbone, PER_BATCH),
         "probe": {"warmup_tokens": 256, "similarity_tokens": 128},
         "snapshot": {"every_records": 80},
+        # By default losses decide what answers an unknown request, and the runs measure them at different times.
+        "serve": {"port": 0, "unknown": "nearest"},
         "log": {"style": "json", "level": "info"},
     }
 

@@ -23,8 +23,8 @@ from tests.stream.test_linger import SetClock
 
 __all__ = ["backbone", "make"]
 
-SPELL_S = 25
-"""Quiet time between two bursts: enough for two lingers of 10 s."""
+SPELL_S = 150
+"""Quiet time between two bursts: enough for two lingers of 60 s."""
 Bursts = Sequence[Sequence[bytes]]
 BURSTS = [
     stream("animals", per_task=70),
