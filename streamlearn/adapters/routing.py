@@ -19,7 +19,7 @@ order 1 (`streamlearn bench learn --suite superni-1`, 200 records per task, nano
 
 `native` scales every update by about 1/K and learns more slowly; a trained router forgets more than a frozen one. So
 `mh-moe` uses straight_through, because its paper trains the router. `streamlearn` with several experts per head lowers
-the router's learning rate to a tenth (`learner.router_lr`): with two, a tenth and a frozen router gave AP .378 and .379,
+the router's learning rate to a tenth (`learner.router_lr`): with two, a tenth and a frozen router gave AP .378, .379,
 AF .002; one, without a router, gave AP .378, AF .001 (order 1 as above, when regimes claimed experts of one adapter).
 """
 # Shape suffixes: T tokens, D in features, H heads, S = D / H slice, K experts a head.

@@ -186,7 +186,7 @@ def test_a_death_at_a_shift_changes_no_bit(
         return die_twice
 
     if where == "probe":
-        probes = {"probe": probe, "measure_head_start": measure_head_start}
+        probes: dict[str, Callable[..., Any]] = {"probe": probe, "measure_head_start": measure_head_start}
         name = "probe" if preset == "cp-moe" else "measure_head_start"
         monkeypatch.setattr(adaptation_module, name, dying(probes[name]))
     else:

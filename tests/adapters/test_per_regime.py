@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
@@ -52,7 +53,7 @@ def test_a_mixed_pass_equals_one_pass_for_each_record(config: HeadLoraConfig, sl
     x = torch.randn(sum(LENGTHS), 24, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     y, gradients = run(made, x, slots, LENGTHS)
     expected: list[Tensor] = []
-    for slot, part in zip(slots, x.split(LENGTHS), strict=True):
+    for slot, part in zip(slots, torch.split(x, list(LENGTHS)), strict=True):
         made.context_holder.context = RoutingContext(torch.zeros(len(part), dtype=torch.long), torch.tensor([slot]))
         expected.append(made(part))
         if slot not in range(3):
@@ -72,14 +73,14 @@ def test_a_regime_that_is_not_in_the_pass_gets_no_gradient() -> None:
     x = torch.randn(4, 24, dtype=torch.float64)
     made.context_holder.context = RoutingContext(torch.zeros(4, dtype=torch.long), torch.tensor([1]))
     made(x).sum().backward()
-    found = [made.head_lora_A[regime_adapter(slot)].grad is not None for slot in range(3)]
-    assert found == [False, True, False]
+    with_gradient = {name for name, p in made.named_parameters() if p.grad is not None}
+    assert with_gradient == {f"head_lora_{part}.{regime_adapter(1)}" for part in "AB"}
 
 
 def test_without_regimes_the_active_adapter_applies() -> None:
     """As PEFT's own tuners do: a regime's folder can be loaded and used without a stream."""
     made = layer(OWN)
-    made.set_adapter(regime_adapter(2))
+    BaseTunerLayer.set_adapter(made, regime_adapter(2))  # nn.Module hides its type
     x = torch.randn(4, 24, dtype=torch.float64)
     expected, _ = run(made, x, [2], [4])
     made.context_holder.context = RoutingContext()
