@@ -7,6 +7,8 @@
 3. The records of an alarm are the segment's after all, such as a burst of similar records, or those of another known
    regime that returns, or of a new one (`SegmentClassifier`).
 4. The last two are a shift: the records move to that regime and begin a new segment.
+5. A regime that received a record may turn out to be two, mixed from the beginning (`mixture_test`). The smaller part
+   becomes a regime of its own. This is a shift as well, but the segment goes on: both regimes are in the stream.
 """
 
 from collections.abc import Collection
@@ -17,6 +19,7 @@ from streamlearn.shift.assigned_record import AssignedRecord
 from streamlearn.shift.detector_state import DetectorState
 from streamlearn.shift.featurizer import Features
 from streamlearn.shift.mean_embedding_test import WINDOWS
+from streamlearn.shift.mixture_test import separate
 from streamlearn.shift.recent_record import RecentRecord
 from streamlearn.shift.record_assigner import RecordAssigner
 from streamlearn.shift.regime_memory import RegimeMemory
@@ -82,7 +85,9 @@ class InputShiftDetector:
         self._regimes.add(slot, features, self._ordinal)
         alarm = self._segment.add(RecentRecord(features, self._ordinal, slot, float(scores.log_ratios_R[slot])))
         shifted = self._handle(alarm, protected) if alarm else None
-        return shifted or AssignedRecord(slot)
+        if shifted or not self._per_record:
+            return shifted or AssignedRecord(slot)
+        return self._split(slot, protected)
 
     def _begin(self, features: Features) -> AssignedRecord:
         """Create the first regime of the stream."""
@@ -91,7 +96,7 @@ class InputShiftDetector:
         self._regimes.add(0, features, 1)
         self._segment.slot, self._num_shifts = 0, 1
         self._segment.add(RecentRecord(features, 1, 0, 0.0))
-        return AssignedRecord(0, Shift("inputs", 1, 1, 0, False, None, 1, 1, 0.0, 0.0))
+        return AssignedRecord(0, (Shift("inputs", 1, 1, 0, False, None, 1, 1, 0.0, 0.0),))
 
     def _handle(self, alarm: Alarm, protected: Collection[int]) -> AssignedRecord | None:
         """Decide on an alarm; None if its records are the segment's, too few, or there is no slot for a new regime."""
@@ -136,4 +141,58 @@ class InputShiftDetector:
             dropped=dropped,
         )
         reassigned = tuple((each.ordinal, slot) for each in found.records)
-        return AssignedRecord(slot if newest in found.records else newest.slot, shift, reassigned)
+        return AssignedRecord(slot if newest in found.records else newest.slot, (shift,), reassigned)
+
+    def _split(self, slot: int, protected: Collection[int]) -> AssignedRecord:
+        """Test whether the regime of the newest record is a mixture, and its parts in turn."""
+        shifts: list[Shift] = []
+        reassigned: list[tuple[int, int]] = []
+        untested = [slot]
+        while untested:
+            tested = untested.pop()
+            if self._regimes[tested].records < self._regimes[tested].next_test:
+                continue
+            shift = self._split_once(tested, {*protected, *(pair[1] for pair in reassigned)})
+            if shift is None:
+                self._regimes.postpone_test(tested)
+                continue
+            shifts.append(shift)
+            untested += [shift.slot, tested]
+            reassigned += [(each.ordinal, each.slot) for each in self._segment.recent_records if each.slot == shift.slot]
+        return AssignedRecord(self._segment.recent_records[-1].slot, tuple(shifts), tuple(reassigned))
+
+    def _split_once(self, slot: int, protected: Collection[int]) -> Shift | None:
+        """Split a regime in two; None if it is one, or if there is no slot for a new one."""
+        sample = self._regimes[slot].sample
+        recent = [each for each in self._segment.recent_records if each.slot == slot]
+        separation = separate([*(each.buckets for each in sample), *(each.features.buckets for each in recent)])
+        if separation is None:
+            return None
+        pairs = zip(recent, separation.is_smaller[len(sample) :], strict=True)
+        moved = [each for each, is_smaller in pairs if is_smaller]
+        onset = min((each.ordinal for each in moved), default=self._ordinal)
+        held = {slot, self._segment.slot, *self._segment.other_slots, *protected}
+        created = self._regimes.create(onset, held)
+        if created is None:
+            return None
+        new, dropped = created
+        self._regimes.divide(slot, new, separation.is_smaller[: len(sample)], self._ordinal)
+        for each in recent:
+            self._regimes.add(new if each in moved else slot, each.features, each.ordinal)
+        self._segment.split(moved, new)
+        self._regimes.calibrate()
+        self._num_shifts += 1
+        return Shift(
+            kind="inputs",
+            number=self._num_shifts,
+            regime=self._regimes[new].number,
+            slot=new,
+            known=False,
+            previous=self._regimes[self._segment.slot].number,
+            declared_at=self._ordinal,
+            onset=onset,
+            statistic=separation.statistic,
+            threshold=1.0,
+            parent=self._regimes[slot].number,
+            dropped=dropped,
+        )

@@ -54,8 +54,8 @@ class Monitor:
             held.slots.append(assigned.slot)
             for ordinal, slot in assigned.reassigned:
                 self.lookahead.correct(ordinal, slot)
-            if assigned.shift is not None:
-                self.lookahead.attach(assigned.shift)
+            for shift in assigned.shifts:
+                self.lookahead.attach(shift)
         return self._release(self.lookahead.decide(self._detector.save()))
 
     def flush(self) -> list[AssignedBatch]:

@@ -28,6 +28,6 @@ class RecordAssigner:
         margin = MARGIN * min(own_records / MATURE, 1.0)  # a young regime has no claim to ambiguous records
         if best == parent and own_records < 2 * MATURE:
             margin = MARGIN + PARENT_MARGIN * len(record.buckets)
-        is_clear = scores.scores_R[best] - scores.scores_R[here] > margin and profile.records >= MATURE
+        is_clear = scores.scores_R[best] - scores.scores_R[here] > margin and profile.is_mature
         fits = is_clear and profile.fit(float(scores.log_ratios_R[best]), record) > MIN_FIT
         return best if fits else here

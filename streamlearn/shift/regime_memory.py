@@ -9,7 +9,7 @@ The segment's regime and regimes of records that are held back are never dropped
 """
 # Shape suffixes: B buckets, R regimes, T buckets of a record.
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -109,11 +109,28 @@ class RegimeMemory:
             self._changed(old)
             self.add(new, record, ordinal)
 
+    def postpone_test(self, slot: int) -> None:
+        """The regime is no mixture, as far as its records show."""
+        self._profiles[slot].postpone_test()
+        self._saved[slot] = None
+
+    def divide(self, slot: int, new: int, is_moved: Sequence[bool], ordinal: int) -> None:
+        """Divide the sample of a regime between it and the one in `new`; both start over with their part.
+
+        Their recent records must be added again. `ordinal` is that of the newest record.
+        """
+        sample = self._profiles[slot].sample
+        pairs = list(zip(sample, is_moved, strict=True))
+        for each, moved in ((slot, False), (new, True)):
+            self._profiles[each].start_over([record for record, is_new in pairs if is_new == moved])
+            self._profiles[each].last_record = ordinal
+            self._changed(each)
+
     def settle(self, slot: int, record: Features, following_ND: NDArray[np.float32]) -> None:
         """Add a record to the slot's reference distribution for good, and offer it as an exemplar."""
         profile = self._profiles[slot]
         profile.reference.add(record.phi_D, following_ND)
-        profile.offer_exemplar(record)
+        profile.offer(record)
         self._saved[slot] = None
         if profile.reference.num_records in CALIBRATED_AT:
             self.calibrate([slot])
