@@ -2,7 +2,7 @@
 
     w_ik = sum_(b in i) log((c_kb + a p_b) / (c_k + a)) - log p_b                                           (1)
     m_i = w_(i, own) - w_(i, other)                                                                         (2)
-    T = min(median_i(m_i / n_i) / 0.75, q10_i(m_i / n_i) / 0.3, q10_i(m_i) / 20)                            (3)
+    T = min(q10_i(m_i) / 20, max(min(median_i(m_i / n_i) / 0.75, q10_i(m_i / n_i) / 0.3), d / 10))          (3)
 
 The records are divided in two by hard EM of a mixture of two multinomials (naive Bayes; Celeux & Govaert 1992): each
 record i, of n_i buckets, goes to the part k with the larger w_ik. c_kb counts bucket b in part k without record i
@@ -11,10 +11,10 @@ records' tf-idf vectors, the relaxed solution of 2-means (Ding & He 2004); the s
 
 Any division found in this way fits better than none: every task has topics. So the test does not ask whether two
 components fit better than one, but whether every record belongs to its part as clearly as records of different tasks
-do. m_i is the margin of a record that the parts have not seen, q10 the 10 % quantile; the constants lie between single
-tasks and mixtures of 2 to 20 of them, drawn from 391 tasks (SuperNI, TRACE): with definitions and 64 records, 3 single
-tasks of 391 exceed them, each of which has two forms of input, and 97 % of the mixtures do. A test at a nominal level
-would reject every real task, given enough records.
+do: by their words throughout, or by d common tokens, those that one part has more often than the other by 0.9 of its
+records, such as an instruction before long and varied texts. m_i is the margin of a record that the parts have not
+seen, and q10 the 10 % quantile. The constants lie between single tasks and mixtures of 2 to 20 of them, drawn from 391
+tasks (SuperNI, TRACE). A test at a nominal level would reject every real task, given enough records.
 
 Records that occur more than once count once; otherwise copies would vouch for each other.
 """
@@ -32,14 +32,17 @@ MIN_TESTED = 16
 """Distinct records without which nothing is tested."""
 MIN_PART = 4
 """Records of the smaller part: fewer are taken for outliers."""
-MIN_PART_SHARE = 1 / 16
-"""Share of the smaller part: a few questions on one text also stand out."""
+MIN_PART_SHARE = 1 / 8
+"""Share of the smaller part: a few questions on one text stand out as clearly as another task."""
 SMOOTHING = 200.0
 """The a of eq. (1), in tokens: less than in `naive_bayes`, since the parts have few records."""
 MEDIAN_MARGIN, LOW_MARGIN = 0.75, 0.3
 """Nats per bucket, in eq. (3)."""
 LOW_MARGIN_NATS = 20.0
-"""Nats per record, in eq. (3): short inputs reach the other two by chance."""
+"""Nats per record, in eq. (3): short inputs reach the margins per bucket by chance."""
+NUM_COMMON = 10
+"""The 10 common tokens of eq. (3). Templates within a task (a choice of two forms of question) differ in fewer."""
+COMMON_DIFFERENCE = 0.9
 LOW = 0.1
 NUM_STARTS = 4
 MAX_ITERATIONS = 20
@@ -115,23 +118,31 @@ def _starts(tokens: _Tokens) -> list[Division]:
 
 
 def _best_division(tokens: _Tokens, division_N: Division) -> tuple[float, Division] | None:
-    """EM from one start: T and the division; None if a part becomes too small."""
+    """EM from one start: T and the division; None if a part becomes too small, or none is stable."""
     least = max(MIN_PART, MIN_PART_SHARE * len(division_N))
     for _ in range(MAX_ITERATIONS):
         if not least <= division_N.sum() <= len(division_N) - least:
             return None
         lead_N = _lead(tokens, division_N)
         if ((lead_N > 0) == division_N).all():
-            break
+            return _statistic(tokens, division_N, np.abs(lead_N)), division_N
         division_N = lead_N > 0
-    margin_N = np.where(division_N, lead_N, -lead_N)
+    return None
+
+
+def _statistic(tokens: _Tokens, division_N: Division, margin_N: NDArray[np.float64]) -> float:
+    """T of eq. (3)."""
     per_bucket_N = margin_N / tokens.sizes_N
-    statistic = min(
-        float(np.median(per_bucket_N)) / MEDIAN_MARGIN,
-        float(np.quantile(per_bucket_N, LOW)) / LOW_MARGIN,
-        float(np.quantile(margin_N, LOW)) / LOW_MARGIN_NATS,
-    )
-    return statistic, division_N
+    by_words = min(np.median(per_bucket_N) / MEDIAN_MARGIN, np.quantile(per_bucket_N, LOW) / LOW_MARGIN)
+    by_common = _num_common(tokens, division_N) / NUM_COMMON
+    return float(min(np.quantile(margin_N, LOW) / LOW_MARGIN_NATS, max(by_words, by_common)))
+
+
+def _num_common(tokens: _Tokens, division_N: Division) -> int:
+    """The d of eq. (3)."""
+    weight_N = np.where(division_N, 1 / division_N.sum(), -1 / (~division_N).sum())
+    difference_V = tokens.sum_by_column(weight_N[tokens.record_T])
+    return int((np.abs(difference_V) >= COMMON_DIFFERENCE).sum())
 
 
 def _lead(tokens: _Tokens, division_N: Division) -> NDArray[np.float64]:
