@@ -163,21 +163,23 @@ class InputShiftDetector:
 
     def _split_once(self, slot: int, protected: Collection[int]) -> Shift | None:
         """Split a regime in two; None if it is one, or if there is no slot for a new one."""
-        sample = self._regimes[slot].sample
-        recent = [each for each in self._segment.recent_records if each.slot == slot]
-        separation = separate([*(each.buckets for each in sample), *(each.features.buckets for each in recent)])
+        sampled = {each.ordinal: each.buckets for each in self._regimes[slot].sample}
+        recent = {each.ordinal: each for each in self._segment.recent_records if each.slot == slot}
+        buckets = sampled | {ordinal: each.features.buckets for ordinal, each in recent.items()}
+        ordinals = sorted(buckets)
+        separation = separate([buckets[ordinal] for ordinal in ordinals])
         if separation is None:
             return None
-        pairs = zip(recent, separation.is_smaller[len(sample) :], strict=True)
-        moved = [each for each, is_smaller in pairs if is_smaller]
+        smaller = {ordinal for ordinal, is_smaller in zip(ordinals, separation.is_smaller, strict=True) if is_smaller}
+        moved = [each for ordinal, each in recent.items() if ordinal in smaller]
         onset = min((each.ordinal for each in moved), default=self._ordinal)
         held = {slot, self._segment.slot, *self._segment.other_slots, *protected}
         created = self._regimes.create(onset, held)
         if created is None:
             return None
         new, dropped = created
-        self._regimes.divide(slot, new, separation.is_smaller[: len(sample)], self._ordinal)
-        for each in recent:
+        self._regimes.divide(slot, new, smaller, self._ordinal)
+        for each in recent.values():
             self._regimes.add(new if each in moved else slot, each.features, each.ordinal)
         self._segment.split(moved, new)
         self._regimes.calibrate()

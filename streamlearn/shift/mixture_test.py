@@ -16,7 +16,8 @@ records, such as an instruction before long and varied texts. m_i is the margin 
 seen, and q10 the 10 % quantile. The constants lie between single tasks and mixtures of 2 to 20 of them, drawn from 391
 tasks (SuperNI, TRACE). A test at a nominal level would reject every real task, given enough records.
 
-Records that occur more than once count once; otherwise copies would vouch for each other.
+Records that occur more than once count once; otherwise copies would vouch for each other. A part that is a single run
+of the stream, or two, is none: that is a change, or a file in the order of its texts, for the tests of changes.
 """
 # Shape suffixes: B buckets, K parts (2), N records, T buckets of all records, V distinct buckets.
 
@@ -40,6 +41,8 @@ MEDIAN_MARGIN, LOW_MARGIN = 0.75, 0.3
 """Nats per bucket, in eq. (3)."""
 LOW_MARGIN_NATS = 20.0
 """Nats per record, in eq. (3): short inputs reach the margins per bucket by chance."""
+MIN_RUNS = 3
+"""Uninterrupted runs of the stream that the smaller part must consist of."""
 NUM_COMMON = 10
 """The 10 common tokens of eq. (3). Templates within a task (a choice of two forms of question) differ in fewer."""
 COMMON_DIFFERENCE = 0.9
@@ -62,7 +65,7 @@ class Separation:
 
 
 def separate(records: Sequence[NDArray[np.uint16]]) -> Separation | None:
-    """Divide records, given by their buckets, in two regimes; None if they are one regime's, or too few."""
+    """Divide records, given by their buckets in stream order, in two regimes; None if they are one's, or too few."""
     distinct = {each.tobytes(): each for each in records}
     if len(distinct) < MIN_TESTED:
         return None
@@ -75,7 +78,9 @@ def separate(records: Sequence[NDArray[np.uint16]]) -> Separation | None:
     is_second = np.array([side[each.tobytes()] for each in records])
     number = int(is_second.sum())
     swapped = 2 * number > len(records) or (2 * number == len(records) and is_second[0])
-    return Separation(statistic, tuple((is_second != swapped).tolist()))
+    is_smaller = is_second != swapped
+    num_runs = int(is_smaller[0]) + int((is_smaller[1:] & ~is_smaller[:-1]).sum())
+    return Separation(statistic, tuple(is_smaller.tolist())) if num_runs >= MIN_RUNS else None
 
 
 @dataclass(frozen=True, eq=False)

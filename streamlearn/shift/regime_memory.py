@@ -9,7 +9,7 @@ The segment's regime and regimes of records that are held back are never dropped
 """
 # Shape suffixes: B buckets, R regimes, T buckets of a record.
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -114,23 +114,28 @@ class RegimeMemory:
         self._profiles[slot].postpone_test()
         self._saved[slot] = None
 
-    def divide(self, slot: int, new: int, is_moved: Sequence[bool], ordinal: int) -> None:
+    def divide(self, slot: int, new: int, moved: Collection[int], ordinal: int) -> None:
         """Divide the sample of a regime between it and the one in `new`; both start over with their part.
 
-        Their recent records must be added again. `ordinal` is that of the newest record.
+        Their recent records must be added again.
+
+        Args:
+            slot: The regime's slot.
+            new: The slot of a new regime.
+            moved: Ordinals of the records that become the new one's.
+            ordinal: That of the newest record.
         """
         sample = self._profiles[slot].sample
-        pairs = list(zip(sample, is_moved, strict=True))
-        for each, moved in ((slot, False), (new, True)):
-            self._profiles[each].start_over([record for record, is_new in pairs if is_new == moved])
+        for each, is_new in ((slot, False), (new, True)):
+            self._profiles[each].start_over([record for record in sample if (record.ordinal in moved) == is_new])
             self._profiles[each].last_record = ordinal
             self._changed(each)
 
-    def settle(self, slot: int, record: Features, following_ND: NDArray[np.float32]) -> None:
-        """Add a record to the slot's reference distribution for good, and offer it as an exemplar."""
+    def settle(self, slot: int, record: Features, ordinal: int, following_ND: NDArray[np.float32]) -> None:
+        """Add a record to the slot's reference distribution for good, and offer it to its sample."""
         profile = self._profiles[slot]
         profile.reference.add(record.phi_D, following_ND)
-        profile.offer(record)
+        profile.offer(record, ordinal)
         self._saved[slot] = None
         if profile.reference.num_records in CALIBRATED_AT:
             self.calibrate([slot])

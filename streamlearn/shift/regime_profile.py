@@ -16,10 +16,8 @@ from streamlearn.shift.reference_distribution import ReferenceDistribution
 MATURE = 32
 """Records after which a regime's profile is reliable enough to claim records from another."""
 NUM_SAMPLED = 32
-"""Records kept token by token. With the recent ones they are at most 64, which `mixture_test` needs to tell 20 tasks
-apart; with more, it would also divide single tasks by their topics."""
-NUM_EXEMPLARS = 16
-"""Records of the sample that measure how well the regime explains its own records."""
+"""Records kept token by token, exemplars of how well the regime explains its own. With the recent ones they are about
+64, which `mixture_test` needs to tell 20 tasks apart; with more, it would also divide single tasks by their topics."""
 MIN_TEST_INTERVAL, MAX_TEST_INTERVAL = 16, 128
 """Bounds of the records between two tests for a mixture."""
 FIT_PRIOR = 2.0
@@ -41,8 +39,6 @@ SCALARS = (
     "length_squares",
     "fit_center",
     "fit_scale",
-    "is_separated",
-    "next_test",
 )
 """Fields that a snapshot keeps as one row of float64, exact for integers below 2^53."""
 
@@ -52,6 +48,7 @@ class SampledRecord(NamedTuple):
 
     buckets: NDArray[np.uint16]
     log_length: float
+    ordinal: int
 
 
 @dataclass(eq=False)
@@ -84,7 +81,7 @@ class RegimeProfile:
 
     def add(self, record: Features, ordinal: int) -> None:
         """Count the record's tokens and length."""
-        self._count(SampledRecord(record.buckets, record.log_length))
+        self._count(record.buckets, record.log_length)
         self.last_record = max(self.last_record, ordinal)
         if self.tokens > MAX_TOKENS:
             self.counts_B /= 2
@@ -97,20 +94,20 @@ class RegimeProfile:
         self._add_scalars(record.buckets, record.log_length, -1)
         np.maximum(self.counts_B, 0.0, out=self.counts_B)  # below 0 only if the counts were halved in between
 
-    def offer(self, record: Features) -> None:
+    def offer(self, record: Features, ordinal: int) -> None:
         """Add the record to the sample with some probability, so that the sample is uniform."""
         place = len(self.sample)
         if len(self.sample) == NUM_SAMPLED:
             place = ((self.number << 32) + self.records) * _MIX % (1 << 64) * max(self.records, 1) >> 64
         if place < NUM_SAMPLED:
             kept = list(self.sample)
-            kept[place : place + 1] = [SampledRecord(record.buckets, record.log_length)]
+            kept[place : place + 1] = [SampledRecord(record.buckets, record.log_length, ordinal)]
             self.sample = tuple(kept)
 
     @property
     def exemplars(self) -> tuple[NDArray[np.uint16], ...]:
-        """Records that measure how well the regime explains its own: a uniform sample too."""
-        return tuple(each.buckets for each in self.sample[:NUM_EXEMPLARS])
+        """The tokens of the sample, which measure how well the regime explains its own records."""
+        return tuple(each.buckets for each in self.sample)
 
     @property
     def is_mature(self) -> bool:
@@ -128,7 +125,7 @@ class RegimeProfile:
         self.reference, self.token_frequency = ReferenceDistribution(), DocumentFrequency()
         self.records, self.tokens, self.length_sum, self.length_squares = 0, 0.0, 0.0, 0.0
         for each in sample:
-            self._count(each)
+            self._count(each.buckets, each.log_length)
 
     def fit(self, log_ratio: float, record: Features) -> float:
         """Deviations by which a record's log ratio per bucket exceeds that of the regime's own records."""
@@ -161,10 +158,10 @@ class RegimeProfile:
         self.token_frequency = self.token_frequency.merged(other.token_frequency)
         self.sample = (*self.sample, *other.sample)[:NUM_SAMPLED]
 
-    def _count(self, record: SampledRecord) -> None:
-        self.counts_B += count_buckets(record.buckets)
-        self.token_frequency = self.token_frequency.after(record.buckets)
-        self._add_scalars(record.buckets, record.log_length, 1)
+    def _count(self, buckets: NDArray[np.uint16], log_length: float) -> None:
+        self.counts_B += count_buckets(buckets)
+        self.token_frequency = self.token_frequency.after(buckets)
+        self._add_scalars(buckets, log_length, 1)
 
     def _add_scalars(self, buckets: NDArray[np.uint16], log_length: float, number: int) -> None:
         self.tokens += number * len(buckets)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from streamlearn.shift.alarm import Alarm
 from streamlearn.shift.document_frequency import COMMON
-from streamlearn.shift.mean_embedding_test import MIN_REFERENCE, MeanEmbeddingTest
+from streamlearn.shift.mean_embedding_test import MeanEmbeddingTest
 from streamlearn.shift.naive_bayes import count_buckets, log_ratios
 from streamlearn.shift.recent_record import RecentRecord
 from streamlearn.shift.record_assigner import MARGIN
@@ -120,9 +120,9 @@ class SegmentClassifier:
         return np.array([each.expected[bucket] for each in frequencies], dtype=np.float32)
 
     def _is_near(self, records: Sequence[RecentRecord], slot: int) -> bool:
-        """Whether the change test takes the records for the regime's, or too few of its own are settled to tell."""
+        """Whether the change test takes the records for the regime's, or none of its own is settled yet."""
         reference = self.regimes[slot].reference
-        if reference.num_records < MIN_REFERENCE:
+        if reference.num_records < 2:
             return True
         mean_D = np.mean([each.features.phi_D for each in records], axis=0)
         return self.test.distance(mean_D, len(records), reference) < NEAR * self.test.threshold(reference)

@@ -23,7 +23,7 @@ from streamlearn.shift.segment import SegmentState
 from streamlearn.shift.segment_window import WindowState
 
 Arrays = Mapping[str, NDArray[np.generic]]
-_INTEGER_SCALARS = ("number", "visits", "records", "first_record", "last_record", "is_separated", "next_test")
+_INTEGER_SCALARS = ("number", "visits", "records", "first_record", "last_record")
 
 
 def to_arrays(state: MonitorState) -> dict[str, NDArray[np.generic]]:
@@ -89,7 +89,8 @@ def profiles_to_arrays(profiles: SavedProfiles) -> dict[str, NDArray[np.generic]
         "regimes.shares": _rows([each.records_B for each in frequencies], np.float32, NUM_BUCKETS),
         "regimes.shares.numbers": np.array([each.num_records for each in frequencies], dtype=np.float64),
         "regimes.exemplars": np.array([len(each.sample) for each in profiles], dtype=np.int64),
-        "regimes.exemplars.log_length": np.array([record.log_length for record in sampled], dtype=np.float64),
+        "regimes.sampled": _rows([np.array([each.log_length, each.ordinal]) for each in sampled], np.float64, 2),
+        "regimes.mixtures": _rows([np.array([each.is_separated, each.next_test]) for each in profiles], np.int64, 2),
         **ragged.to_arrays("regimes.exemplars", [record.buckets for record in sampled]),
     }
 
@@ -97,9 +98,12 @@ def profiles_to_arrays(profiles: SavedProfiles) -> dict[str, NDArray[np.generic]
 def profiles_from_arrays(arrays: Arrays) -> SavedProfiles:
     """Inverse of `profiles_to_arrays`."""
     buckets = ragged.from_arrays("regimes.exemplars", arrays)
-    # Without lengths, where they were not kept: estimated from the number of buckets.
-    log_lengths = arrays.get("regimes.exemplars.log_length", np.log([len(each) for each in buckets])).tolist()
-    sampled = iter([SampledRecord(*each) for each in zip(buckets, log_lengths, strict=True)])
+    if "regimes.sampled" in arrays:
+        details = arrays["regimes.sampled"].tolist()
+    else:  # written before they were kept: the length is that of the buckets, and the order is unknown
+        details = [(float(np.log(len(each))), -index) for index, each in enumerate(buckets)]
+    pairs = zip(buckets, details, strict=True)
+    sampled = iter([SampledRecord(each, log_length, int(ordinal)) for each, (log_length, ordinal) in pairs])
     return tuple(
         _profile_from_arrays(arrays, slot, tuple(islice(sampled, number)))
         for slot, number in enumerate(arrays["regimes.exemplars"].tolist())
@@ -107,14 +111,15 @@ def profiles_from_arrays(arrays: Arrays) -> SavedProfiles:
 
 
 def _profile_from_arrays(arrays: Arrays, slot: int, sample: tuple[SampledRecord, ...]) -> RegimeProfile:
-    # Older rows end before the fields that were added last, which have defaults.
-    scalars = zip(SCALARS, arrays["regimes.scalars"][slot].tolist(), strict=False)
+    scalars = zip(SCALARS, arrays["regimes.scalars"][slot].tolist(), strict=True)
     values: dict[str, Any] = {name: int(value) if name in _INTEGER_SCALARS else value for name, value in scalars}
     if "regimes.shares" in arrays:
         records_B = np.array(arrays["regimes.shares"][slot], dtype=np.float32)
         token_frequency = DocumentFrequency(records_B, float(arrays["regimes.shares.numbers"][slot]))
     else:  # written before document frequencies were kept: estimated from the sample
         token_frequency = DocumentFrequency(count_records(each.buckets for each in sample), float(len(sample)))
+    if "regimes.mixtures" in arrays:  # older snapshots lack it
+        values |= zip(("is_separated", "next_test"), arrays["regimes.mixtures"][slot].tolist(), strict=True)
     return RegimeProfile(
         counts_B=np.array(arrays["regimes.counts"][slot], dtype=np.float32),
         reference=ReferenceDistribution.from_row(np.asarray(arrays["regimes.references"][slot], dtype=np.float64)),
@@ -144,5 +149,5 @@ def _records_from_arrays(name: str, arrays: Arrays) -> tuple[RecentRecord, ...]:
     return tuple(RecentRecord(*each) for each in zip(features, *columns, strict=True))
 
 
-def _rows(rows: Sequence[NDArray[np.floating]], dtype: type, width: int) -> NDArray[np.floating]:
+def _rows(rows: Sequence[NDArray[Any]], dtype: type, width: int) -> NDArray[Any]:
     return np.array(rows, dtype=dtype).reshape(len(rows), width)

@@ -19,7 +19,7 @@ def fill(regimes: RegimeMemory, slot: int, records: list[Features], start: int) 
     for i, record in enumerate(records):
         regimes.add(slot, record, start + i)
         following = np.array([each.phi_D for each in records[i + 1 :]], dtype=np.float32)
-        regimes.settle(slot, record, following.reshape(-1, NUM_FEATURES))
+        regimes.settle(slot, record, start + i, following.reshape(-1, NUM_FEATURES))
 
 
 def memory_of(*visits: tuple[int, int], max_regimes: int) -> RegimeMemory:

@@ -29,7 +29,8 @@ NAMES = {
     "regimes.shares",
     "regimes.shares.numbers",
     "regimes.exemplars",
-    "regimes.exemplars.log_length",
+    "regimes.sampled",
+    "regimes.mixtures",
     "regimes.exemplars.sizes",
     "regimes.exemplars.values",
 }
