@@ -90,6 +90,25 @@ def measure_detection(
     detect.report(data=data, seeds=seeds, as_json=as_json, quick=quick, answers=answers)
 
 
+@app.command("mixtures")
+def measure_mixtures(
+    as_json: JsonOption = False,
+    data: DataOption = Path("../shared/data/superni"),
+    others: Annotated[
+        Path, typer.Option(help="File of texts of other tasks: {text, source}, JSON Lines, gzip.", metavar="FILE")
+    ] = Path("../shared/data/pretrain/superni_other.jsonl.gz"),
+    seeds: Annotated[int, typer.Option(min=1, help="Streams of each kind and prompt, one per seed.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Use few, short streams, as a smoke test.")] = False,
+) -> None:
+    """Measure how well producers are told apart that are mixed from the first record, or come in bursts.
+
+    Uses no model, only its tokenizer.
+    """
+    from streamlearn.bench import mixtures  # noqa: PLC0415
+
+    mixtures.report(data=data, others=others, seeds=seeds, as_json=as_json, quick=quick)
+
+
 @app.command("abstain")
 def measure_abstention(
     as_json: JsonOption = False,

@@ -19,7 +19,7 @@ from streamlearn.shift.assigned_record import AssignedRecord
 from streamlearn.shift.detector_state import DetectorState
 from streamlearn.shift.featurizer import Features
 from streamlearn.shift.mean_embedding_test import WINDOWS
-from streamlearn.shift.mixture_test import separate
+from streamlearn.shift.mixture_test import MIN_RUNS, YOUNG, separate
 from streamlearn.shift.recent_record import RecentRecord
 from streamlearn.shift.record_assigner import RecordAssigner
 from streamlearn.shift.regime_memory import RegimeMemory
@@ -167,7 +167,8 @@ class InputShiftDetector:
         recent = {each.ordinal: each for each in self._segment.recent_records if each.slot == slot}
         buckets = sampled | {ordinal: each.features.buckets for ordinal, each in recent.items()}
         ordinals = sorted(buckets)
-        separation = separate([buckets[ordinal] for ordinal in ordinals])
+        min_runs = 1 if self._regimes[slot].records <= YOUNG else MIN_RUNS
+        separation = separate([buckets[ordinal] for ordinal in ordinals], min_runs=min_runs)
         if separation is None:
             return None
         smaller = {ordinal for ordinal, is_smaller in zip(ordinals, separation.is_smaller, strict=True) if is_smaller}

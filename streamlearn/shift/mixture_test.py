@@ -17,7 +17,8 @@ seen, and q10 the 10 % quantile. The constants lie between single tasks and mixt
 tasks (SuperNI, TRACE). A test at a nominal level would reject every real task, given enough records.
 
 Records that occur more than once count once; otherwise copies would vouch for each other. A part that is a single run
-of the stream, or two, is none: that is a change, or a file in the order of its texts, for the tests of changes.
+of the stream, or two, may be a change, or a file in the order of its texts. The tests of changes decide about those,
+once the regime is old enough for them (`YOUNG`).
 """
 # Shape suffixes: B buckets, K parts (2), N records, T buckets of all records, V distinct buckets.
 
@@ -42,7 +43,9 @@ MEDIAN_MARGIN, LOW_MARGIN = 0.75, 0.3
 LOW_MARGIN_NATS = 20.0
 """Nats per record, in eq. (3): short inputs reach the margins per bucket by chance."""
 MIN_RUNS = 3
-"""Uninterrupted runs of the stream that the smaller part must consist of."""
+"""Uninterrupted runs of the stream that the smaller part must consist of, unless the regime is young."""
+YOUNG = 128
+"""Records up to which a regime is young: twice the default `shift.min_dwell_records`."""
 NUM_COMMON = 10
 """The 10 common tokens of eq. (3). Templates within a task (a choice of two forms of question) differ in fewer."""
 COMMON_DIFFERENCE = 0.9
@@ -64,7 +67,7 @@ class Separation:
     """Which of the records belong to the smaller part. Of equal parts it is the one without the first record."""
 
 
-def separate(records: Sequence[NDArray[np.uint16]]) -> Separation | None:
+def separate(records: Sequence[NDArray[np.uint16]], *, min_runs: int = MIN_RUNS) -> Separation | None:
     """Divide records, given by their buckets in stream order, in two regimes; None if they are one's, or too few."""
     distinct = {each.tobytes(): each for each in records}
     if len(distinct) < MIN_TESTED:
@@ -80,7 +83,7 @@ def separate(records: Sequence[NDArray[np.uint16]]) -> Separation | None:
     swapped = 2 * number > len(records) or (2 * number == len(records) and is_second[0])
     is_smaller = is_second != swapped
     num_runs = int(is_smaller[0]) + int((is_smaller[1:] & ~is_smaller[:-1]).sum())
-    return Separation(statistic, tuple(is_smaller.tolist())) if num_runs >= MIN_RUNS else None
+    return Separation(statistic, tuple(is_smaller.tolist())) if num_runs >= min_runs else None
 
 
 @dataclass(frozen=True, eq=False)
