@@ -158,7 +158,9 @@ class InputShiftDetector:
                 continue
             shifts.append(shift)
             untested += [shift.slot, tested]
-            reassigned += [(each.ordinal, each.slot) for each in self._segment.recent_records if each.slot == shift.slot]
+            reassigned += [
+                (each.ordinal, each.slot) for each in self._segment.recent_records if each.slot == shift.slot
+            ]
         return AssignedRecord(self._segment.recent_records[-1].slot, tuple(shifts), tuple(reassigned))
 
     def _split_once(self, slot: int, protected: Collection[int]) -> Shift | None:
