@@ -7,7 +7,7 @@
 The records are divided in two by hard EM of a mixture of two multinomials (naive Bayes; Celeux & Govaert 1992): each
 record i, of n_i buckets, goes to the part k with the larger w_ik. c_kb counts bucket b in part k without record i
 itself, and p is the background of both parts. EM starts from the signs of the leading principal components of the
-records' tf-idf vectors, the relaxed solution of 2-means (Ding & He 2004); the start that ends with the largest T counts.
+records' tf-idf vectors, the relaxed solution of 2-means (Ding & He 2004); the one that ends with the largest T counts.
 
 Any division found in this way fits better than none: every task has topics. So the test does not ask whether two
 components fit better than one, but whether every record belongs to its part as clearly as records of different tasks
