@@ -10,6 +10,7 @@ from streamlearn.settings.file import load
 from streamlearn.settings.learning import (
     AdapterSettings,
     BackboneSettings,
+    Accumulation,
     Bias,
     ConsolidateSettings,
     HoldoutSettings,
@@ -31,6 +32,7 @@ from streamlearn.settings.source import (
 __all__ = [
     "AdapterSettings",
     "BackboneSettings",
+    "Accumulation",
     "Bias",
     "ConsolidateSettings",
     "DeadLetterSettings",
