@@ -13,8 +13,8 @@ independent of d_s, which leaves only the signal:
     omega_s = mean_r sum_t -g_{t+1,rs} d_{t,rs},       E[-g_{t+1} d_t] = -G_{t+1} d_t            (2)
 
 Over the path that is the decrease of the loss, less (1/2) d' H d per step, since the gradient is taken at the end of
-each displacement and not along it: a quarter of a percent for 200 coherent steps. In a regime that goes on long after
-it has been learned, these terms add up to the importance of weights that moved less than lr sqrt(steps / 20). Batches
+each displacement and not along it: half a percent for 200 equal steps. In a regime that goes on long after it has been
+learned, these terms add up to the importance of weights that moved less than lr sqrt(steps / 20). Batches
 that resemble the batch before them (one author's records in a row) have correlated noise, and keep some of (1).
 
 What is left of the noise has mean 0. Of (2), the part above its standard error counts, as in the positive-part James
