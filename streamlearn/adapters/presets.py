@@ -107,9 +107,7 @@ SHAPES = {
 OBJECTIVES = {
     "streamlearn": Objective(router_lr=0.1),
     "mh-moe": Objective(),
-    "cp-moe": Objective(
-        bias="soft", bias_strength=0.2, anchor_strength=10.0, accumulation="sum", balance_strength=0.1
-    ),
+    "cp-moe": Objective(bias="soft", bias_strength=0.2, anchor_strength=10.0, accumulation="sum", balance_strength=0.1),
     "loramoe": Objective(localized_balance=0.1),
     "mot": Objective(staged=True),
     "lora": Objective(),

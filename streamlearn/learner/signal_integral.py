@@ -66,9 +66,7 @@ class SignalIntegral(TrainingPath):
     def importance(self, xi: float) -> dict[str, Tensor]:
         """Return eq. (4) by parameter name, (H, K, 1, S)."""
         sums = zip(self._names, self._omega, self._square, self._parameters, self._start, strict=True)
-        return {
-            name: signal(omega, square) / rank_energy(now - start, xi) for name, omega, square, now, start in sums
-        }
+        return {name: signal(omega, square) / rank_energy(now - start, xi) for name, omega, square, now, start in sums}
 
     def _sums(self) -> dict[str, list[Tensor]]:
         return {"omega": self._omega, "square": self._square, "displacement": self._displacement}

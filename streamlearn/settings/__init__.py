@@ -8,9 +8,9 @@ that suggests the nearest known one. Everything that can be checked without the 
 
 from streamlearn.settings.file import load
 from streamlearn.settings.learning import (
+    Accumulation,
     AdapterSettings,
     BackboneSettings,
-    Accumulation,
     Bias,
     ConsolidateSettings,
     HoldoutSettings,
@@ -30,9 +30,9 @@ from streamlearn.settings.source import (
 )
 
 __all__ = [
+    "Accumulation",
     "AdapterSettings",
     "BackboneSettings",
-    "Accumulation",
     "Bias",
     "ConsolidateSettings",
     "DeadLetterSettings",

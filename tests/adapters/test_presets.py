@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from streamlearn.adapters import activated_parameters, objective, resolve
+from streamlearn.adapters.presets import OBJECTIVES
 from streamlearn.errors import ConfigError
 from streamlearn.settings import AdapterSettings, Settings
 

@@ -66,7 +66,7 @@ def test_what_a_regime_contributes_is_bounded(returns: int) -> None:
 
 
 def test_the_weight_is_that_of_the_expert() -> None:
-    """h of CP-MoE eq. 13."""
+    """H of CP-MoE eq. 13."""
     store, held = made()
     h_HK = torch.rand(H, K, generator=torch.Generator().manual_seed(9))
     store.add(0, importance(1), {"bank": h_HK})

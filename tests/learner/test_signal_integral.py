@@ -1,5 +1,6 @@
 """Importance under gradient noise: what is left of it, and of a signal below it."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -129,7 +130,7 @@ def test_equals_a_loop_over_its_equations() -> None:
         for s in range(3):
             terms = [
                 sum(float(-scale * g[0, k, r, s] * d[0, k, r, s]) for r in range(R)) / R
-                for (d, _), (_, g) in zip(moves, moves[1:], strict=False)
+                for (d, _), (_, g) in pairwise(moves)
             ]
             omega, square = sum(terms), sum(term**2 for term in terms)
             signal = max(0.0, omega - square / omega) if omega > 0 else 0.0

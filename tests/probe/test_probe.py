@@ -81,7 +81,7 @@ def test_fresh_experts_have_no_similarity_and_trained_ones_have_some(make_learne
 
 @pytest.mark.parametrize("accumulation", ["sum", "per_regime"])
 def test_importance_is_optional(make_learner: MakeLearner, accumulation: str) -> None:
-    """Computed for `importance: transient` only; never negative, in the shapes that the stable experts' anchors have."""
+    """Computed for `importance: transient` only; never negative, in the shapes of the anchors' importance."""
     learner = trained(make_learner, accumulation=accumulation, anchor_strength=1.0)
     assert probed(learner, importance="path").importance == {}
     found = probed(learner, importance="transient").importance
