@@ -169,7 +169,7 @@ def learned(learner: Learner, made: Consolidator, slot: int, *, steps: int, new:
 
 def drift(learner: Learner, before: list[torch.Tensor]) -> float:
     pairs = zip(learner.optimizer.parameters(), before, strict=True)
-    return sum(float((now.detach() - then).square().sum()) for now, then in pairs) ** 0.5
+    return float(torch.stack([(now.detach() - then).square().sum() for now, then in pairs]).sum().sqrt())
 
 
 def copies(learner: Learner) -> list[torch.Tensor]:

@@ -19,6 +19,8 @@ LR, XI, NOISE = 1e-3, 1e-3, 0.03
 
 
 class Trained(NamedTuple):
+    """Means over the weights."""
+
     published: float
     """Mean importance by CP-MoE's eq. 6 and 7."""
     signal: float
