@@ -136,8 +136,9 @@ class ShiftSettings(Section):
     """Records buffered before training, so that a shift is detected before its first record is trained on."""
     min_dwell_records: PositiveInt = 64
     """Minimum records in a new regime before the stream may be found to leave it."""
-    max_regimes: int = Field(default=32, ge=2, le=256)
-    """Maximum regimes remembered; each takes about 27 kB of memory and 36 kB of a snapshot."""
+    max_regimes: int = Field(default=32, ge=2, le=4096)
+    """Maximum regimes remembered; each takes about 27 kB of memory and 36 kB of a snapshot, and three times the size of
+    its adapter where it has one of its own."""
 
 
 class HoldoutSettings(Section):

@@ -33,6 +33,7 @@ from streamlearn.status.status import Phase, Status
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 from tests.doubles import tiny_backbone
+from tests.learners import state_of
 from tests.runtime.test_daemon import daemon_of, opened
 
 PER_TASK = 90
@@ -91,7 +92,7 @@ def run(settings: Settings) -> tuple[dict[str, Tensor], Components]:
 def tensors_of(components: Components) -> dict[str, Tensor]:
     """Copies of all that a snapshot holds."""
     weights = {f"{bank.name}.{n}": p for bank in components.learner.banks for n, p in (("A", bank.A), ("B", bank.B))}
-    state = {**components.learner.state(), **components.adaptation.state(), **weights}
+    state = {**state_of(components.learner), **components.adaptation.state(), **weights}
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
