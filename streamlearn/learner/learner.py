@@ -33,8 +33,10 @@ from streamlearn.learner.loss import PackedLoss, packed_loss
 from streamlearn.learner.oom_retry import slices, with_oom_retry
 from streamlearn.learner.optimizer import Group, MaskedAdamW, state_dict
 from streamlearn.learner.packing import PackedBatch, pack
+from streamlearn.learner.signal_integral import SignalIntegral
 from streamlearn.learner.stages import Stages
-from streamlearn.settings import LearnerSettings
+from streamlearn.learner.training_path import TrainingPath
+from streamlearn.settings import Accumulation, LearnerSettings
 from streamlearn.stream.decode import Example
 
 
@@ -61,6 +63,11 @@ class PassTotals:
 
 PLAIN = Objective()
 """The task loss only."""
+INTEGRALS: Mapping[Accumulation, Callable[[Mapping[str, Tensor]], TrainingPath]] = {
+    "sum": PathIntegral,
+    "per_regime": SignalIntegral,
+}
+"""What importance is computed from, by `Objective.accumulation`."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +127,10 @@ class Learner:
         """Adapter -> a number that is another one after each change of its weights or moments; of this process only."""
         self.optimizer = MaskedAdamW(chain.from_iterable(self._groups.values()), settings)
         experts = [group for group in self.optimizer.groups if group.name in names]
-        self.anchors = Anchors(experts, objective.anchor_strength)
-        self.path = PathIntegral(_by_name(experts)) if integrate else None
-        """Path integral of the experts' own training; None unless importance is computed from it."""
+        over_rank = objective.accumulation == "per_regime"
+        self.anchors = Anchors(experts, objective.anchor_strength, over_rank=over_rank)
+        self.path = INTEGRALS[objective.accumulation](_by_name(experts)) if integrate else None
+        """Path of the experts' own training; None unless importance is computed from it."""
         attention = frozenset(b.name for b in self.banks if b.name.rpartition(".")[2] in ATTENTION_LINEARS)
         self.stages = Stages(settings, attention) if objective.staged else None
 

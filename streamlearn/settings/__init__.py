@@ -8,6 +8,7 @@ that suggests the nearest known one. Everything that can be checked without the 
 
 from streamlearn.settings.file import load
 from streamlearn.settings.learning import (
+    Accumulation,
     AdapterSettings,
     BackboneSettings,
     Bias,
@@ -29,6 +30,7 @@ from streamlearn.settings.source import (
 )
 
 __all__ = [
+    "Accumulation",
     "AdapterSettings",
     "BackboneSettings",
     "Bias",

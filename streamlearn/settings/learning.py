@@ -22,6 +22,7 @@ class BackboneSettings(Section):
 
 
 Bias = Literal["none", "soft"]
+Accumulation = Literal["sum", "per_regime"]
 
 
 class AdapterSettings(Section):
@@ -116,6 +117,11 @@ class ConsolidateSettings(Section):
     (as published in CP-MoE); invariant sums over the rank, so that rotations do not matter."""
     damping: PositiveFloat = 1e-3
     """Damping of importance; xi in CP-MoE eq. 7."""
+    accumulation: Accumulation | None = None
+    """How the importance of several regimes adds up. sum: as published in CP-MoE (eq. 6, 7, 13); it grows with every
+    step, also by gradient noise, and holds a regime that returns by its own importance. per_regime: without the part of
+    the noise, bounded for each regime however long it lasts or often it returns, and never held against the regime that
+    made it. By default sum for preset cp-moe, which is a baseline, and per_regime for the others."""
 
 
 class ShiftSettings(Section):

@@ -13,7 +13,7 @@ test regimes also route each test record with the regime of its task, an unseen 
 | joint-3 | the same in three passes |
 | lora-per-task | a fresh LoRA for each segment's tasks; test records are routed to that of their task |
 | lora-per-regime | a fresh LoRA without heads for each regime, behind the daemon's detector and router |
-| importance | one LoRA in the daemon, with importance from the path and anchors at shifts |
+| importance | one LoRA in the daemon, with importance from the path, kept apart by regime, and anchors at shifts |
 | er | `lora` with experience replay (Chaudhry et al. 2019), a memory of the size of the daemon's hold-out |
 | der++ | `lora` with replay of records and their logits (Buzzega et al. 2020), in as many bytes |
 | ewc | `lora` with elastic weight consolidation (Kirkpatrick et al. 2017) |
