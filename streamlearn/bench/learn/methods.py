@@ -133,7 +133,7 @@ def _gem(c: BaselineContext) -> Baseline:
 
 
 _plain = _built(Baseline)
-_ANCHORS = ("consolidate.anchor_strength", (1.0, 10.0, 100.0, 1000.0))
+_ANCHORS = ("consolidate.anchor_strength", (0.01, 0.1, 1.0, 10.0))
 _FISHER = ("baseline.strength", (0.001, 0.01, 0.1, 1.0))
 
 METHODS: Mapping[str, Method] = {
@@ -143,7 +143,7 @@ METHODS: Mapping[str, Method] = {
     "joint-3": Method(f"lora:{STORED}", _cosine, shuffled=True, passes=3, tuned_as="joint"),
     "lora-per-task": Method(PER_REGIME, _oracle, oracle_regimes=True),
     "lora-per-regime": Method(PER_REGIME),
-    "importance": Method(f"lora:{RANK}:consolidate.anchor_strength=1:probe.enabled=false", search=_ANCHORS),
+    "importance": Method(f"lora:{RANK}:consolidate.anchor_strength=0.1:probe.enabled=false", search=_ANCHORS),
     "er": Method(f"lora:{RANK}", _replay),
     "der++": Method(f"lora:{RANK}", _dark_replay, search=("baseline.alpha", (0.01, 0.1, 1.0, 10.0))),
     "ewc": Method(f"lora:{RANK}", _built(Ewc), search=_FISHER),
