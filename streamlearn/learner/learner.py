@@ -117,6 +117,9 @@ class Learner:
         self.objective = objective
         self.number = 0
         self.updates = 0
+        assert settings.lr is not None, "set from the adapter's default at start-up"
+        self.lr: float = settings.lr
+        """Learning rate after the warm-up."""
         self._settings = settings
         self._clock = clock
         names = {bank.name for bank in self.banks}
@@ -300,7 +303,7 @@ class Learner:
 
     def _learning_rate(self) -> float:
         warmup = self._settings.warmup_steps
-        return self._settings.lr * min(1.0, self.updates / warmup if warmup else 1.0)
+        return self.lr * min(1.0, self.updates / warmup if warmup else 1.0)
 
     def moments(self, adapter: str) -> dict[str, Tensor]:
         """Return the optimizer's state of the adapter of one regime, for a snapshot; not copied."""

@@ -60,8 +60,9 @@ class AdapterSettings(Section):
 class LearnerSettings(Section):
     """The optimizer, its objective and its safeguards."""
 
-    lr: PositiveFloat = 1e-4
-    """Learning rate."""
+    lr: PositiveFloat | None = None
+    """Learning rate. By default 0.003 where each regime has an adapter of its own, which begins untrained and sees each
+    record once, and 0.0001 for an adapter that all regimes share, which forgets more the higher the rate."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of AdamW's moments (MH-MoE A.3.4)."""
     eps: PositiveFloat = 1e-6

@@ -121,7 +121,7 @@ def _staged(c: BaselineContext) -> Baseline:
 
 
 def _sd_lora(c: BaselineContext) -> Baseline:
-    return SdLora(c.model.learner, seed=c.settings.seed, lr=c.settings.learner.lr, **c.options)
+    return SdLora(c.model.learner, seed=c.settings.seed, lr=c.model.learner.lr, **c.options)
 
 
 def _inflora(c: BaselineContext) -> Baseline:
