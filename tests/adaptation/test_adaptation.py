@@ -96,6 +96,16 @@ def tensors_of(components: Components) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
+def assert_two_deaths_change_nothing(settings: Settings, whole: dict[str, Tensor], records: int) -> None:
+    """Assert that a run that is killed twice ends with the bits of the whole one, and every record once."""
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(settings)
+    state, components = run(settings)
+    assert differences(whole, state) == []
+    assert components.state.records == records
+
+
 def differences(left: dict[str, Tensor], right: dict[str, Tensor]) -> list[str]:
     assert left.keys() == right.keys()
     return [name for name in left if not torch.equal(left[name], right[name])]
@@ -197,12 +207,7 @@ def test_a_death_at_a_shift_changes_no_bit(
         monkeypatch.setattr(adaptation_module, name, dying(probes[name]))
     else:
         monkeypatch.setattr(Consolidator, where, dying(getattr(Consolidator, where)))
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            run(settings)
-    state, components = run(settings)
-    assert differences(whole, state) == []
-    assert components.state.records == len(lines)
+    assert_two_deaths_change_nothing(settings, whole, len(lines))
 
 
 def test_a_death_among_regimes_with_importance_changes_no_bit(
@@ -225,12 +230,7 @@ def test_a_death_among_regimes_with_importance_changes_no_bit(
         return step(learner, *args, **kwargs)
 
     monkeypatch.setattr(Learner, "step", die_when_due)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            run(settings)
-    state, components = run(settings)
-    assert differences(whole, state) == []
-    assert components.state.records == len(lines)
+    assert_two_deaths_change_nothing(settings, whole, len(lines))
 
 
 def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
