@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from streamlearn.adapters.config import regime_adapter
 from streamlearn.adapters.model import SHARED, Bank, add_regime, banks, reset_load
@@ -31,7 +30,7 @@ from streamlearn.learner.balance_hooks import LoadBalance, LocalizedBalance
 from streamlearn.learner.importance import PathIntegral
 from streamlearn.learner.loss import PackedLoss, packed_loss
 from streamlearn.learner.oom_retry import slices, with_oom_retry
-from streamlearn.learner.optimizer import Group, MaskedAdamW, state_dict
+from streamlearn.learner.optimizer import Group, MaskedAdamW, parameters_of, state_dict
 from streamlearn.learner.packing import PackedBatch, pack
 from streamlearn.learner.signal_integral import SignalIntegral
 from streamlearn.learner.stages import Stages
@@ -160,7 +159,7 @@ class Learner:
         self._changed([name])
         if start is not None:
             like = self._groups[regime_adapter(start)]
-            for own, other in zip(_parameters(self._groups[name]), _parameters(like), strict=True):
+            for own, other in zip(parameters_of(self._groups[name]), parameters_of(like), strict=True):
                 own.copy_(other)
 
     def keep_regimes(self, slots: Collection[int]) -> None:
@@ -214,8 +213,8 @@ class Learner:
             refusal = None if math.isfinite(norm) else f"gradient norm is {norm}"
         # 3.
         if refusal is None:
-            self._update(clipped=max(1.0, norm / self._settings.max_grad_norm))
             self._changed(adapters)
+            self._update(clipped=max(1.0, norm / self._settings.max_grad_norm))
         self.optimizer.zero_grad()
         return Step(
             number=self.number,
@@ -268,7 +267,7 @@ class Learner:
         return tuple(balances)
 
     def _clip(self) -> float:
-        return float(torch.nn.utils.clip_grad_norm_(_parameters(self.optimizer.active), self._settings.max_grad_norm))
+        return float(torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer.active), self._settings.max_grad_norm))
 
     def _adapters_of(self, slots: Sequence[int] | None) -> list[str]:
         """The adapters that the gradients of a batch can reach, in the order that a resumed run has too."""
@@ -339,10 +338,6 @@ class Learner:
 
 def _experts(all_banks: Sequence[Bank]) -> list[Group]:
     return [Group(bank.name, {"A": bank.A, "B": bank.B}, bank.load_HK) for bank in all_banks]
-
-
-def _parameters(groups: Iterable[Group]) -> list[Parameter]:
-    return [parameter for group in groups for parameter in group.parameters.values()]
 
 
 def _routers(all_banks: Sequence[Bank], lr_scale: float) -> list[Group]:

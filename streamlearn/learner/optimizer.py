@@ -75,13 +75,12 @@ class MaskedAdamW:
 
     def parameters(self) -> list[Parameter]:
         """List all parameters in a fixed order."""
-        return [parameter for group in self.groups for parameter in group.parameters.values()]
+        return parameters_of(self.groups)
 
     def zero_grad(self) -> None:
         """Set the gradients of the active groups to None; the others have none."""
-        for group in self.active:
-            for parameter in group.parameters.values():
-                parameter.grad = None
+        for parameter in parameters_of(self.active):
+            parameter.grad = None
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
@@ -152,6 +151,11 @@ class MaskedAdamW:
         assert own.keys() == tensors.keys(), "the snapshot's manifest was checked against this adapter before"
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
+
+
+def parameters_of(groups: Iterable[Group]) -> list[Parameter]:
+    """List the parameters of some groups, in their order."""
+    return [parameter for group in groups for parameter in group.parameters.values()]
 
 
 def state_dict(groups: Iterable[Group]) -> dict[str, Tensor]:

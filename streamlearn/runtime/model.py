@@ -65,7 +65,7 @@ class Model:
             for name, revision in learner.revisions.items()
         ]
         optimizer = [
-            optimizer_part(name, learner.moments(name), revision=revision)
+            optimizer_part(name, partial(learner.moments, name), revision=revision)
             for name, revision in learner.revisions.items()
         ]
         return [state, *adapters, *optimizer]

@@ -76,9 +76,9 @@ def adapter_part(write: Callable[[Path], None], *, name: str = "", revision: int
     return SnapshotPart(f"{ADAPTER}/{name}" if name else ADAPTER, write, revision)
 
 
-def optimizer_part(name: str, tensors: Mapping[str, Tensor], *, revision: int) -> SnapshotPart:
-    """The optimizer's state of one adapter of several."""
-    return SnapshotPart(f"{OPTIMIZER}/{name}.safetensors", lambda path: tensor_file.write(path, tensors), revision)
+def optimizer_part(name: str, tensors: Callable[[], Mapping[str, Tensor]], *, revision: int) -> SnapshotPart:
+    """The optimizer's state of one adapter of several; `tensors` is only called if it is written."""
+    return SnapshotPart(f"{OPTIMIZER}/{name}.safetensors", lambda path: tensor_file.write(path, tensors()), revision)
 
 
 def _is_below(name: str, part: str) -> bool:

@@ -59,7 +59,7 @@ def parts(step: int) -> list[SnapshotPart]:
     return [
         state_part(tensors(step)),
         adapter_part(adapter(step)),
-        optimizer_part("regime1", unchanged, revision=resting(step)),
+        optimizer_part("regime1", lambda: unchanged, revision=resting(step)),
     ]
 
 

@@ -36,7 +36,9 @@ def save(store: SnapshotStore, step: int, revision: int | None = 0, content: int
         adapter_part(write(content), name="regime1", revision=revision),
     ]
     if revision is not None:
-        parts.append(optimizer_part("regime1", {"moment": torch.full((300,), float(content))}, revision=revision))
+        parts.append(
+            optimizer_part("regime1", lambda: {"moment": torch.full((300,), float(content))}, revision=revision)
+        )
     store.save(draft(step), parts)
 
 
