@@ -58,10 +58,16 @@ def make_learner(tiny: Path) -> MakeLearner:
     return make
 
 
+def state_of(learner: Learner) -> dict[str, Tensor]:
+    """All that a snapshot has of a learner besides its weights, not copied."""
+    moments = [learner.moments(adapter) for adapter in learner.revisions]
+    return {name: tensor for part in (learner.state(), *moments) for name, tensor in part.items()}
+
+
 def snapshot(learner: Learner) -> dict[str, Tensor]:
     """Copy everything that a step may change: adapter, optimizer, counts."""
     weights = {f"weight.{i}": p for i, p in enumerate(learner.optimizer.parameters())}
-    return {name: tensor.detach().clone() for name, tensor in {**weights, **learner.state()}.items()}
+    return {name: tensor.detach().clone() for name, tensor in {**weights, **state_of(learner)}.items()}
 
 
 def restore(learner: Learner, state: dict[str, Tensor]) -> None:

@@ -168,6 +168,7 @@ class Adaptation:
             self._close(self.current)
         if not shift.known:
             report = self._open(report, examples if self._is_probed(shift) else ())
+        self.consolidator.enter(shift.slot)
         self.numbers[shift.slot] = shift.regime
         self.statistics.entered(shift, self.current)
         self.current = shift.slot
@@ -467,6 +468,8 @@ class Adaptation:
         self.consolidator.load_state(tensors)
         self.numbers = {int(slot): number for slot, number in values["numbers"].items()}
         self.current = values["current"]
+        if self.current is not None:
+            self.consolidator.enter(self.current)
         self.records = values["records"]
         self.reports = deque((ShiftReport.from_json(fields) for fields in values["entries"]), maxlen=MAX_REPORTS)
         self.suspected = [Shift.from_json(fields) for fields in values["suspected"]]

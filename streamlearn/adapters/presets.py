@@ -22,6 +22,8 @@
 - CP-MoE: arXiv 2605.20247, section 4. It states no LoRA alpha. Its lambda of 5e3 refers to a scale of importance that
   it does not fix; on our scale nothing is learned after the first shift at that value (four SuperNI tasks, one seed:
   lambda 1, 10 and 100 give AP .374, .380, .371 and AF .014, .003, .010).
+  Its importance is summed over steps and regimes as published (`accumulation` sum), since it is a baseline; where
+  another preset is given anchors, importance is bounded per regime.
 - LoRAMoE: arXiv 2312.09979, section 4.1.
 - MoT requires Omega(N log N) experts for N classes.
 - `lora` has the rank at which it activates as many parameters as `mh-moe` on a gated MLP.
@@ -32,7 +34,7 @@ from typing import Any
 
 from streamlearn.adapters.config import MLP_LINEARS, Gate, HeadLoraConfig, RouterGradient, Routes
 from streamlearn.errors import ConfigError
-from streamlearn.settings import AdapterSettings, Bias, Settings
+from streamlearn.settings import Accumulation, AdapterSettings, Bias, Settings
 
 ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL_LINEARS = (*ATTENTION_LINEARS, *MLP_LINEARS)
@@ -65,6 +67,8 @@ class Objective:
     """alpha of eq. 10."""
     anchor_strength: float = 0.0
     """lambda of eq. 15."""
+    accumulation: Accumulation = "per_regime"
+    """How the importance of several regimes adds up, where anchors hold it."""
     balance_strength: float = 0.0
     """gamma of eq. 15."""
     localized_balance: float = 0.0
@@ -103,7 +107,7 @@ SHAPES = {
 OBJECTIVES = {
     "streamlearn": Objective(router_lr=0.1),
     "mh-moe": Objective(),
-    "cp-moe": Objective(bias="soft", bias_strength=0.2, anchor_strength=10.0, balance_strength=0.1),
+    "cp-moe": Objective(bias="soft", bias_strength=0.2, anchor_strength=10.0, accumulation="sum", balance_strength=0.1),
     "loramoe": Objective(localized_balance=0.1),
     "mot": Objective(staged=True),
     "lora": Objective(),

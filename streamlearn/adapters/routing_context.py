@@ -34,7 +34,7 @@ class AdaptedLayer:
     """Unit of routing."""
     scaling: float
     """Factor on the experts' output: alpha / r."""
-    adapter: str = "default"
+    adapter: str
     """PEFT's name for the adapter."""
 
 

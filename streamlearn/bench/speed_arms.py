@@ -126,7 +126,7 @@ def build_arm(name: str, make: Callable[[], Any]) -> SpeedArm:
     peft = attach(model, config, seed=0)
     if name == "mh_moe_loop":
         loop_over_experts(peft)
-    learner = Learner(peft, LearnerSettings(), torch.device("cpu"))
+    learner = Learner(peft, LearnerSettings(lr=1e-4), torch.device("cpu"))
     return SpeedArm(name, lambda batch: learner.step(batch.examples), activated_parameters(config, shapes), [])
 
 
@@ -151,7 +151,7 @@ def floor_step(model: Any) -> Callable[[Batch], None]:
 def _streamlearn_step(model: Any, regimes: int) -> Callable[[Batch], Any]:
     """The default preset in the last of its regimes."""
     peft = attach(model, resolve(AdapterSettings(preset="streamlearn")), seed=0)
-    learner = Learner(peft, LearnerSettings(), torch.device("cpu"), objective=OBJECTIVES["streamlearn"])
+    learner = Learner(peft, LearnerSettings(lr=1e-4), torch.device("cpu"), objective=OBJECTIVES["streamlearn"])
     for slot in range(regimes):
         learner.add_regime(slot, seed=slot)
     return lambda batch: learner.step(batch.examples, [regimes - 1] * len(batch.examples))

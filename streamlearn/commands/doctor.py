@@ -41,7 +41,7 @@ from streamlearn.errors import (
 from streamlearn.runtime.checkpoint import source_identity
 from streamlearn.runtime.model import adapter_of, adapter_shape
 from streamlearn.serve.token import obtain, token_path
-from streamlearn.settings import Settings, fingerprint, with_backbone_defaults
+from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot import compatibility
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.snapshot import Snapshot
@@ -133,7 +133,7 @@ class Doctor:
             self._failed.add("backbone")
             return Level.WARNING, f"{model} is not on this machine: the first start fetches it from the hub"
         shape = self._shape = outline(self.settings.backbone)
-        self.settings = with_backbone_defaults(self.settings, is_vision=shape.is_vision)
+        self.settings = with_defaults(self.settings, is_vision=shape.is_vision, per_regime=config.per_regime)
         check_adapter(config, shape.linears, shape.tower_linears)
         return Level.OK, f"{model} in {shape.folder}, adapter {self.settings.adapter.preset} fits"
 

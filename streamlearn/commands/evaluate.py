@@ -17,7 +17,7 @@ from streamlearn.jobs.queue import EvalJob
 from streamlearn.jobs.results import EvalResult
 from streamlearn.learner.evaluation import run_to_end
 from streamlearn.runtime.model import Model, adapter_of, adapter_shape
-from streamlearn.settings import Settings, fingerprint, with_backbone_defaults
+from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot import compatibility
 from streamlearn.snapshot.snapshot import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
@@ -68,7 +68,7 @@ def evaluate_snapshot(
     """
     snapshot = _find(settings, name)
     config, shape = adapter_of(settings), outline(settings.backbone)
-    settings = with_backbone_defaults(settings, is_vision=shape.is_vision)
+    settings = with_defaults(settings, is_vision=shape.is_vision, per_regime=config.per_regime)
     check(config, shape.linears, shape.tower_linears)
     compatibility.check(
         snapshot.manifest,

@@ -1,7 +1,8 @@
 """What a shift changes in the learner, apart from the probe.
 
-    close    Omega += h Omega_t for every expert; the current weights become the anchors            CP-MoE eq. 13, 14
+    close    take in the regime's importance Omega_t; the current weights become the anchors       CP-MoE eq. 13, 14
     open     give the new regime an adapter of its own, or where experts are shared its CP bias alpha h     eq. 10
+    enter    train a regime, new or returning: hold what the others need
     release  the regime's targets changed: remove its part of the importance
 
 An adapter of one regime is trained on the records of that regime only, so it needs no importance and has none.
@@ -25,8 +26,9 @@ bias so that all tasks share experts, one seed; accuracy on test tokens, forgett
 All lie on one frontier: lambda determines the trade-off, and one seed does not separate them. The simplest is the
 default: `path` measures the weights that it protects, needs no warm-up, and has no problem of coordinates.
 
-Omega is a sum over regimes. The contribution of each regime to an expert's total is kept as one number per expert and
-slot, so `release` multiplies the expert's Omega by the other regimes' fraction.
+The table is of importance that adds up as published (`accumulation: sum`, `summed_importance`). `per_regime`, the
+default of all presets but `cp-moe`, measures the path without gradient noise (`signal_integral`) and keeps regimes
+apart (`regime_importance`).
 """
 # Shape suffixes: H heads, K experts a head, N regime slots.
 
@@ -36,6 +38,10 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.model import Bank
+from streamlearn.consolidate.importance_store import ImportanceStore
+from streamlearn.consolidate.regime_importance import RegimeImportance
+from streamlearn.consolidate.summed_importance import SummedImportance
+from streamlearn.learner.importance import RANK_DIM
 from streamlearn.learner.learner import Learner
 from streamlearn.probe.probe import ProbeReport
 from streamlearn.settings import ConsolidateSettings
@@ -51,26 +57,26 @@ class Consolidator:
         device = learner.device
         self._shared: tuple[Bank, ...] = () if learner.per_regime else learner.banks
         shapes = {bank.name: bank.A.shape[:2] for bank in self._shared}
-        self.mass: dict[str, Tensor] = {
-            name: torch.zeros(*shape, regimes, device=device) for name, shape in shapes.items()
-        }
-        """Importance added by each slot to each expert, summed over the expert's weights, (H, K, N) by bank."""
+        held = learner.anchors.importance()
+        self.store: ImportanceStore = (
+            SummedImportance(held, self._shared, regimes)
+            if learner.objective.accumulation == "sum"
+            else RegimeImportance(held, {bank.name: bank.A.shape[RANK_DIM] for bank in self._shared}, settings.damping)
+        )
+        """Importance by regime."""
         self.similarity: dict[str, Tensor] = {
             name: torch.zeros(*shape, regimes, device=device) for name, shape in shapes.items()
         }
         """CKA from the probe of each slot's regime, (H, K, N) by bank."""
         transient = settings.importance == "transient" and learner.objective.anchor_strength > 0
-        self._pending: dict[str, Tensor] = {
-            f"{bank.name}.{part}": torch.zeros_like(parameter)
-            for bank in self._shared
-            for part, parameter in (("A", bank.A), ("B", bank.B))
-            if transient
-        }
+        self._pending: dict[str, Tensor] = (
+            {name: torch.zeros_like(omega) for name, omega in held.items()} if transient else {}
+        )
         """Omega_t of the current regime, to be added by `close`; empty unless it comes from the transient expert."""
 
     @torch.no_grad()
     def close(self, slot: int) -> None:
-        """End the segment of the regime in `slot`: add its importance and move the anchors."""
+        """End the segment of the regime in `slot`: take in its importance and move the anchors."""
         learner = self._learner
         if learner.anchors.strength == 0:
             return
@@ -81,10 +87,9 @@ class Consolidator:
         else:
             importance = self._pending
             weight = {name: similarity[:, :, slot] for name, similarity in self.similarity.items()}
-        learner.anchors.consolidate(importance, weight)
-        for bank in self._shared:
-            added_HK = _sums(importance[f"{bank.name}.A"]) + _sums(importance[f"{bank.name}.B"])
-            self.mass[bank.name][:, :, slot] += added_HK if weight is None else added_HK * weight[bank.name]
+        self.store.add(slot, importance, weight)
+        learner.anchors.move()
+        learner.anchors.hold()
         for omega in self._pending.values():
             omega.zero_()
 
@@ -113,17 +118,18 @@ class Consolidator:
             for name, omega in self._pending.items():
                 omega.copy_(report.importance[name])
 
+    def enter(self, slot: int) -> None:
+        """Begin a segment of the regime in `slot`, and after `load_state` go on with it."""
+        self.store.enter(slot)
+        self._learner.anchors.hold()
+
     @torch.no_grad()
     def release(self, slot: int) -> None:
         """Remove the importance of the regime in `slot`: its targets changed, and the newest are correct."""
         if self._learner.anchors.strength == 0:
             return
-        fraction = {}
-        for name, mass_HKN in self.mass.items():
-            total_HK = mass_HKN.sum(2)
-            fraction[name] = torch.where(total_HK > 0, mass_HKN[:, :, slot] / total_HK, 0.0)
-            mass_HKN[:, :, slot] = 0.0
-        self._learner.anchors.release(fraction)
+        self.store.release(slot)
+        self._learner.anchors.hold()
         if self._learner.path is not None:
             self._learner.path.restart()  # it measured the way to the old targets
 
@@ -137,16 +143,15 @@ class Consolidator:
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of a snapshot, not copied."""
-        parts = {"mass": self.mass, "similarity": self.similarity, "prospect": self._pending}  # names in snapshots
-        return {f"consolidate.{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
+        return {**self._own_state(), **self.store.state()}
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned, in place."""
-        for name, tensor in self.state().items():
+        """Restore what `state` returned; `enter` must follow."""
+        for name, tensor in self._own_state().items():
             tensor.copy_(tensors[name])
+        self.store.load_state(tensors)
 
-
-def _sums(parameter: Tensor) -> Tensor:
-    """Sum over all dimensions except heads and experts, (H, K)."""
-    return parameter.flatten(2).sum(2)
+    def _own_state(self) -> dict[str, Tensor]:
+        parts = {"similarity": self.similarity, "prospect": self._pending}  # names in snapshots
+        return {f"consolidate.{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}

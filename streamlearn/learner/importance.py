@@ -11,6 +11,8 @@ Rotating the rank dimension of an expert's A and B leaves its function unchanged
 are invariant:
 
     Omega_s = mean_r omega_rs / (mean_r (theta_Srs - theta_0rs)^2 + xi),   the same for every r (3)
+
+(1) grows with every step, also where nothing is learned: `signal_integral` says why, and has the form without it.
 """
 # Shape suffixes: H heads, K experts a head, R rank, S slice or O out features.
 
@@ -18,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from streamlearn.learner.training_path import TrainingPath
 
 RANK_DIM, RANKED_NDIM = 2, 4  # A (H, K, R, S) and B (H, K, R, O); a router (H, K, S) has no rank
 
@@ -27,34 +31,27 @@ def normalised(omega: Tensor, displacement: Tensor, xi: float) -> Tensor:
     return (omega / displacement.square().add_(xi)).clamp_min_(0.0)
 
 
+def rank_energy(displacement_HKRS: Tensor, xi: float) -> Tensor:
+    """Compute the denominator of eq. (3), (H, K, 1, S)."""
+    return displacement_HKRS.square().mean(RANK_DIM, keepdim=True).add_(xi)
+
+
 def rank_invariant(omega_HKRS: Tensor, displacement_HKRS: Tensor, xi: float) -> Tensor:
     """Compute eq. (3), expanded to the shape of `omega_HKRS`: the same value for every r."""
-    energy_HK1S = displacement_HKRS.square().mean(RANK_DIM, keepdim=True).add_(xi)
+    energy_HK1S = rank_energy(displacement_HKRS, xi)
     importance_HK1S = (omega_HKRS.mean(RANK_DIM, keepdim=True) / energy_HK1S).clamp_min_(0.0)
     return importance_HK1S.expand_as(omega_HKRS)
 
 
-class PathIntegral:
-    """Eq. (1) along a training path. Call `before` and `after` each update; neither allocates memory."""
+class PathIntegral(TrainingPath):
+    """Eq. (1) along a training path; neither `before` nor `after` allocates memory."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        self._names = tuple(parameters)
-        self._parameters = [parameter.detach() for parameter in parameters.values()]  # views, which follow the updates
+        super().__init__(parameters)
         self._omega = [torch.zeros_like(parameter) for parameter in self._parameters]
-        self._start = [parameter.clone() for parameter in self._parameters]
-        self._before = [torch.empty_like(parameter) for parameter in self._parameters]
-
-    def before(self) -> None:
-        """Store the weights that the next update starts from."""
-        torch._foreach_copy_(self._before, self._parameters)
 
     def after(self, gradients: Sequence[Tensor | None], *, scale: float = 1.0) -> None:
-        """Add the update made since `before`.
-
-        Args:
-            gradients: The gradients it was made with, in the order of the parameters; None for one without.
-            scale: Factor that undoes clipping: norm before clipping over norm after it.
-        """
+        """Add a term of eq. (1), see `TrainingPath.after`."""
         moved = [i for i, gradient in enumerate(gradients) if gradient is not None]
         if not moved:
             return
@@ -74,24 +71,8 @@ class PathIntegral:
             for name, omega, now, start in self._paths()
         }
 
-    def restart(self) -> None:
-        """Start a new path at the current weights."""
-        torch._foreach_zero_(self._omega)
-        torch._foreach_copy_(self._start, self._parameters)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return sums and starting points by name, for a snapshot between two updates; the tensors are not copied."""
-        tensors: dict[str, Tensor] = {}
-        for name, omega, _, start in self._paths():
-            tensors |= {f"{name}.omega": omega, f"{name}.start": start}
-        return tensors
-
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned, in place."""
-        own = self.state_dict()
-        assert own.keys() == tensors.keys(), "the snapshot's manifest was checked against this adapter before"
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
+    def _sums(self) -> dict[str, list[Tensor]]:
+        return {"omega": self._omega}
 
     def _paths(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
         return zip(self._names, self._omega, self._parameters, self._start, strict=True)

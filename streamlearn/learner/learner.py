@@ -13,15 +13,16 @@ CP-MoE (arXiv 2605.20247) eq. 15; for LoRAMoE the third term is beta L_lbc. The 
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from streamlearn.adapters.config import regime_adapter
-from streamlearn.adapters.model import Bank, add_regime, banks, reset_load
+from streamlearn.adapters.model import SHARED, Bank, add_regime, banks, reset_load
 from streamlearn.adapters.presets import ATTENTION_LINEARS, Objective
 from streamlearn.adapters.routing_context import routing_context
 from streamlearn.learner.anchor import Anchors
@@ -29,10 +30,12 @@ from streamlearn.learner.balance_hooks import LoadBalance, LocalizedBalance
 from streamlearn.learner.importance import PathIntegral
 from streamlearn.learner.loss import PackedLoss, packed_loss
 from streamlearn.learner.oom_retry import slices, with_oom_retry
-from streamlearn.learner.optimizer import Group, MaskedAdamW
+from streamlearn.learner.optimizer import Group, MaskedAdamW, parameters_of, state_dict
 from streamlearn.learner.packing import PackedBatch, pack
+from streamlearn.learner.signal_integral import SignalIntegral
 from streamlearn.learner.stages import Stages
-from streamlearn.settings import LearnerSettings
+from streamlearn.learner.training_path import TrainingPath
+from streamlearn.settings import Accumulation, LearnerSettings
 from streamlearn.stream.decode import Example
 
 
@@ -59,6 +62,11 @@ class PassTotals:
 
 PLAIN = Objective()
 """The task loss only."""
+INTEGRALS: Mapping[Accumulation, Callable[[Mapping[str, Tensor]], TrainingPath]] = {
+    "sum": PathIntegral,
+    "per_regime": SignalIntegral,
+}
+"""What importance is computed from, by `Objective.accumulation`."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +116,23 @@ class Learner:
         self.objective = objective
         self.number = 0
         self.updates = 0
+        assert settings.lr is not None, "set from the adapter's default at start-up"
+        self.lr: float = settings.lr
+        """Learning rate after the warm-up."""
         self._settings = settings
         self._clock = clock
-        experts = _experts(self.banks)
-        self.optimizer = MaskedAdamW([*experts, *_routers(self.banks, objective.router_lr)], settings)
-        self.anchors = Anchors(experts, objective.anchor_strength)
-        self.path = PathIntegral(_by_name(experts)) if integrate else None
-        """Path integral of the experts' own training; None unless importance is computed from it."""
+        names = {bank.name for bank in self.banks}
+        self._groups = {name: self._new_groups(name) for name in dict.fromkeys(bank.adapter for bank in self.banks)}
+        """Adapter -> the optimizer's groups of its parameters."""
+        self._changes = 0
+        self.revisions: dict[str, int] = dict.fromkeys(self._groups, 0)
+        """Adapter -> a number that is another one after each change of its weights or moments; of this process only."""
+        self.optimizer = MaskedAdamW(chain.from_iterable(self._groups.values()), settings)
+        experts = [group for group in self.optimizer.groups if group.name in names]
+        over_rank = objective.accumulation == "per_regime"
+        self.anchors = Anchors(experts, objective.anchor_strength, over_rank=over_rank)
+        self.path = INTEGRALS[objective.accumulation](_by_name(experts)) if integrate else None
+        """Path of the experts' own training; None unless importance is computed from it."""
         attention = frozenset(b.name for b in self.banks if b.name.rpartition(".")[2] in ATTENTION_LINEARS)
         self.stages = Stages(settings, attention) if objective.staged else None
 
@@ -137,13 +155,11 @@ class Learner:
         name = regime_adapter(slot)
         add_regime(self.model, slot, seed)
         self.banks = tuple(sorted(banks(self.model), key=lambda bank: bank.adapter))  # a resumed run has this order too
-        new = [bank for bank in self.banks if bank.adapter == name]
-        groups = [group for group in self.optimizer.groups if not group.name.startswith(f"{name}/")]
-        groups += [*_experts(new), *_routers(new, self.objective.router_lr)]
-        self.optimizer.groups = sorted(groups, key=lambda group: group.name)
+        self._set_groups({**self._groups, name: self._new_groups(name)})
+        self._changed([name])
         if start is not None:
-            like = [bank for bank in self.banks if bank.adapter == regime_adapter(start)]
-            for own, other in zip(_weights(new), _weights(like), strict=True):
+            like = self._groups[regime_adapter(start)]
+            for own, other in zip(parameters_of(self._groups[name]), parameters_of(like), strict=True):
                 own.copy_(other)
 
     def keep_regimes(self, slots: Collection[int]) -> None:
@@ -152,8 +168,7 @@ class Learner:
         for name in self.model.peft_config.keys() - names:
             self.model.delete_adapter(name)
         self.banks = tuple(bank for bank in self.banks if bank.adapter in names)
-        kept = {bank.name for bank in self.banks} | {f"{bank.name}.router" for bank in self.banks}
-        self.optimizer.groups = [group for group in self.optimizer.groups if group.name in kept]
+        self._set_groups({name: groups for name, groups in self._groups.items() if name in names})
 
     def step(
         self,
@@ -180,6 +195,8 @@ class Learner:
         """
         started = self._clock()
         self.number += 1
+        adapters = self._adapters_of(slots)
+        self.optimizer.active = [group for name in adapters for group in self._groups[name]]
 
         def work(parts: int) -> PassTotals:
             totals = self._pass(examples, slots, parts, on_record)
@@ -196,6 +213,7 @@ class Learner:
             refusal = None if math.isfinite(norm) else f"gradient norm is {norm}"
         # 3.
         if refusal is None:
+            self._changed(adapters)
             self._update(clipped=max(1.0, norm / self._settings.max_grad_norm))
         self.optimizer.zero_grad()
         return Step(
@@ -249,13 +267,33 @@ class Learner:
         return tuple(balances)
 
     def _clip(self) -> float:
-        return float(torch.nn.utils.clip_grad_norm_(self.optimizer.parameters(), self._settings.max_grad_norm))
+        return float(torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer.active), self._settings.max_grad_norm))
+
+    def _adapters_of(self, slots: Sequence[int] | None) -> list[str]:
+        """The adapters that the gradients of a batch can reach, in the order that a resumed run has too."""
+        if not self.per_regime or slots is None:
+            return list(self._groups)
+        return sorted({regime_adapter(slot) for slot in slots} & self._groups.keys())
+
+    def _new_groups(self, adapter: str) -> list[Group]:
+        own = [bank for bank in self.banks if bank.adapter == adapter]
+        return [*_experts(own), *_routers(own, self.objective.router_lr)]
+
+    def _set_groups(self, groups: Mapping[str, list[Group]]) -> None:
+        self._groups = dict(sorted(groups.items()))
+        self.optimizer.groups = self.optimizer.active = list(chain.from_iterable(self._groups.values()))
+        self.revisions = {name: self.revisions.get(name, 0) for name in self._groups}
+
+    def _changed(self, adapters: Iterable[str]) -> None:
+        for name in adapters:
+            self._changes += 1
+            self.revisions[name] = self._changes
 
     def _update(self, clipped: float) -> None:
         """Make the update; clipping divided the gradients by `clipped`."""
         self.updates += 1
         if self.stages is not None:
-            self.stages.apply(self.optimizer.groups, frozenset(bank.name for bank in self.banks))
+            self.stages.apply(self.optimizer.active, frozenset(bank.name for bank in self.banks))
         if self.path is not None:
             self.path.before()
         self.optimizer.step(self._learning_rate())
@@ -264,11 +302,16 @@ class Learner:
 
     def _learning_rate(self) -> float:
         warmup = self._settings.warmup_steps
-        return self._settings.lr * min(1.0, self.updates / warmup if warmup else 1.0)
+        return self.lr * min(1.0, self.updates / warmup if warmup else 1.0)
+
+    def moments(self, adapter: str) -> dict[str, Tensor]:
+        """Return the optimizer's state of the adapter of one regime, for a snapshot; not copied."""
+        return {f"optimizer.{name}": tensor for name, tensor in state_dict(self._groups[adapter]).items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that the next step depends on besides the adapter's weights, for a snapshot; not copied."""
-        parts = {"optimizer": self.optimizer.state_dict(), "anchors": self.anchors.state_dict()}
+        """Return what else the next step depends on besides the adapters' weights, for a snapshot; not copied."""
+        shared = [group for name, groups in self._groups.items() if name == SHARED for group in groups]
+        parts = {"optimizer": state_dict(shared), "anchors": self.anchors.state_dict()}
         if self.path is not None:
             parts["path"] = self.path.state_dict()
         parts["bias"] = {bank.name: bank.bias_HKN for bank in self.banks if bank.bias_HKN is not None}
@@ -279,7 +322,8 @@ class Learner:
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned, in place."""
+        """Restore what `state` returned, and `moments` of each regime's adapter, in place."""
+        self._changed(self._groups)
         self.number, self.updates = (int(count) for count in tensors["learner.counts"])
         if self.stages is not None:
             self.stages.steps = int(tensors["learner.stages"])
@@ -294,10 +338,6 @@ class Learner:
 
 def _experts(all_banks: Sequence[Bank]) -> list[Group]:
     return [Group(bank.name, {"A": bank.A, "B": bank.B}, bank.load_HK) for bank in all_banks]
-
-
-def _weights(all_banks: Sequence[Bank]) -> list[Tensor]:
-    return [p for bank in all_banks for p in (bank.A, bank.B, bank.router) if p is not None]
 
 
 def _routers(all_banks: Sequence[Bank], lr_scale: float) -> list[Group]:

@@ -69,21 +69,23 @@ class MaskedAdamW:
 
     def __init__(self, groups: Iterable[Group], settings: LearnerSettings) -> None:
         self.groups: list[Group] = list(groups)
+        self.active: Sequence[Group] = self.groups
+        """The groups that the gradients of the step in progress can reach. The others cost it nothing, however many."""
         self._settings = settings
 
     def parameters(self) -> list[Parameter]:
         """List all parameters in a fixed order."""
-        return [parameter for group in self.groups for parameter in group.parameters.values()]
+        return parameters_of(self.groups)
 
     def zero_grad(self) -> None:
-        """Set all gradients to None."""
-        for parameter in self.parameters():
+        """Set the gradients of the active groups to None; the others have none."""
+        for parameter in parameters_of(self.active):
             parameter.grad = None
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Apply eq. (1) once to every expert that was routed to; parameters without a gradient stay."""
-        for group in self.groups:
+        for group in self.active:
             if group.lr_scale == 0 or all(parameter.grad is None for parameter in group.parameters.values()):
                 continue
             routed = None if group.routed_HK is None else group.routed_HK.nonzero(as_tuple=True)
@@ -135,12 +137,8 @@ class MaskedAdamW:
         theta.mul_(1 - lr * self._settings.weight_decay).sub_(step)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return moments and step counts by name, for a snapshot; the tensors are not copied."""
-        tensors: dict[str, Tensor] = {}
-        for group in self.groups:
-            tensors |= {f"{group.name}.{name}": moment for name, moment in group.moments.items()}
-            tensors[f"{group.name}.steps"] = group.steps_HK
-        return tensors
+        """See `state_dict`, for all groups."""
+        return state_dict(self.groups)
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
@@ -153,3 +151,17 @@ class MaskedAdamW:
         assert own.keys() == tensors.keys(), "the snapshot's manifest was checked against this adapter before"
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
+
+
+def parameters_of(groups: Iterable[Group]) -> list[Parameter]:
+    """List the parameters of some groups, in their order."""
+    return [parameter for group in groups for parameter in group.parameters.values()]
+
+
+def state_dict(groups: Iterable[Group]) -> dict[str, Tensor]:
+    """Return moments and step counts by name, for a snapshot; the tensors are not copied."""
+    tensors: dict[str, Tensor] = {}
+    for group in groups:
+        tensors |= {f"{group.name}.{name}": moment for name, moment in group.moments.items()}
+        tensors[f"{group.name}.steps"] = group.steps_HK
+    return tensors

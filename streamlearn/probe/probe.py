@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.routing_context import routing_context
-from streamlearn.learner.importance import PathIntegral
-from streamlearn.learner.learner import Learner
+from streamlearn.learner.learner import INTEGRALS, Learner
 from streamlearn.learner.loss import packed_loss
 from streamlearn.learner.optimizer import Group, MaskedAdamW
 from streamlearn.learner.packing import pack
@@ -40,7 +39,8 @@ class ProbeReport:
     similarity: Mapping[str, Tensor]
     """CKA of each stable expert by bank, (H, K) in [0, 1]."""
     importance: Mapping[str, Tensor]
-    """Omega by parameter (`BANK.A`, `BANK.B`), of its shape; empty unless `consolidate.importance` is `transient`."""
+    """Omega by parameter (`BANK.A`, `BANK.B`), of the shape of `Anchors.importance`; empty unless
+    `consolidate.importance` is `transient`."""
     losses: tuple[float, ...]
     """Loss of each warm-up step, nats per learned token."""
     tokens: int
@@ -78,7 +78,7 @@ def probe(
         [Group(bank.name, {"A": expert.A[bank.name], "B": expert.B[bank.name]}, None) for bank in learner.banks],
         LearnerSettings(lr=settings.lr, weight_decay=0.0),
     )
-    path = PathIntegral(parameters) if consolidate.importance == "transient" else None
+    path = INTEGRALS[learner.objective.accumulation](parameters) if consolidate.importance == "transient" else None
     # 2.
     assert settings.warmup_tokens is not None, "set from the backbone's default at start-up"
     groups = list(_groups(examples, settings.warmup_tokens // STEPS))

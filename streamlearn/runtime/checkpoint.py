@@ -40,8 +40,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import torch
-
 from streamlearn.adapters.config import HeadLoraConfig
 from streamlearn.errors import Reason, SnapshotError
 from streamlearn.events import Event, get_logger
@@ -178,8 +176,7 @@ class Checkpoint:
         durable.sink.flush()  # 7.
         state.skip_gaps(durable.source.gaps)
         draft = self._draft(state)  # 8.
-        tensors = {**model.learner.state(), **model.adaptation.state(), "rng.torch": torch.get_rng_state()}
-        info = durable.store.save(draft, model.peft.save_pretrained, tensors)
+        info = durable.store.save(draft, model.parts())
         durable.source.commit(state.ledger.position, info.name)  # 9.
         durable.store.prune()  # 10.
         durable.journal.truncate(before_step=int(durable.store.names()[0]))

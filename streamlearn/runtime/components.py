@@ -20,7 +20,7 @@ from streamlearn.backbone.load import Outline, identity, outline
 from streamlearn.events import Event, get_logger
 from streamlearn.runtime.checkpoint import Checkpoint, Durable
 from streamlearn.runtime.model import Model, adapter_of, adapter_shape
-from streamlearn.settings import Settings, fingerprint, with_backbone_defaults
+from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot import compatibility
 from streamlearn.snapshot.crash_guard import CrashGuard
 from streamlearn.snapshot.journal import Journal
@@ -47,7 +47,7 @@ class Components:
     ) -> None:
         config = adapter_of(settings)
         shape = outline(settings.backbone)
-        self.settings = settings = with_backbone_defaults(settings, is_vision=shape.is_vision)
+        self.settings = settings = with_defaults(settings, is_vision=shape.is_vision, per_regime=config.per_regime)
         check(config, shape.linears, shape.tower_linears)
         with ExitStack() as opened:  # closes what was opened when a later check fails
             opened.enter_context(StateLock(settings.state))

@@ -250,7 +250,13 @@ class Daemon:
         self._saved_at = time.monotonic()
         written_at = datetime.fromisoformat(info.created_at).timestamp()
         self.state.saved(SnapshotStatus(info.name, info.step, written_at), self._saved_at - started)
-        _log.info(Event.SNAPSHOT_WRITTEN, name=info.name, bytes=info.bytes, seconds=round(self._saved_at - started, 3))
+        _log.info(
+            Event.SNAPSHOT_WRITTEN,
+            name=info.name,
+            bytes=info.bytes,
+            new_bytes=self.components.store.new_bytes,
+            seconds=round(self._saved_at - started, 3),
+        )
         if self.observer:
             self.observer.on_snapshot(info)
         self._publish(self.board.read().phase, ready=self.board.read().ready)

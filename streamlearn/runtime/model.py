@@ -1,6 +1,7 @@
 """Backbone, adapter and decoder: all that a snapshot needs to be used, with or without a stream."""
 
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Learner
 from streamlearn.runtime.run_state import RunState
 from streamlearn.settings import Settings
+from streamlearn.snapshot.part import SnapshotPart, adapter_part, optimizer_part, state_part
 from streamlearn.snapshot.snapshot import Snapshot
 from streamlearn.stream.decode import Decoder
 
@@ -52,6 +54,22 @@ class Model:
         trainable = sum(p.numel() for p in self.learner.optimizer.parameters())
         _log.info(Event.ADAPTER_ATTACHED, preset=settings.adapter.preset, parameters=trainable)
 
+    def parts(self) -> list[SnapshotPart]:
+        """The parts of a snapshot: everything that the next step depends on besides the position."""
+        learner = self.learner
+        state = state_part({**learner.state(), **self.adaptation.state(), "rng.torch": torch.get_rng_state()})
+        if not learner.per_regime:
+            return [state, adapter_part(self.peft.save_pretrained)]
+        adapters = [
+            adapter_part(partial(save_adapter, learner, name), name=name, revision=revision)
+            for name, revision in learner.revisions.items()
+        ]
+        optimizer = [
+            optimizer_part(name, partial(learner.moments, name), revision=revision)
+            for name, revision in learner.revisions.items()
+        ]
+        return [state, *adapters, *optimizer]
+
     def restore(self, snapshot: Snapshot) -> RunState:
         """Load a snapshot's weights, optimizer and detectors in place; return the rest of its state."""
         tensors = snapshot.tensors()
@@ -63,6 +81,18 @@ class Model:
         state = RunState.restored(manifest)
         _log.info(Event.SNAPSHOT_RESTORED, name=snapshot.name, records=state.records, position=str(manifest.position))
         return state
+
+
+def save_adapter(learner: Learner, name: str, folder: Path) -> None:
+    """Write the PEFT folder of one regime's adapter, which has its name."""
+    own = [bank for bank in learner.banks if bank.adapter == name]
+    weights = {
+        f"base_model.model.{bank.linear}.head_lora_{part}.{name}": tensor
+        for bank in own
+        for part, tensor in (("A", bank.A), ("B", bank.B), ("router", bank.router))
+        if tensor is not None
+    }  # PEFT would list the weights of all adapters otherwise
+    learner.model.save_pretrained(folder.parent, selected_adapters=[name], state_dict=weights)
 
 
 def load_adapters(learner: Learner, folder: Path) -> None:

@@ -8,6 +8,7 @@ that suggests the nearest known one. Everything that can be checked without the 
 
 from streamlearn.settings.file import load
 from streamlearn.settings.learning import (
+    Accumulation,
     AdapterSettings,
     BackboneSettings,
     Bias,
@@ -19,7 +20,7 @@ from streamlearn.settings.learning import (
 )
 from streamlearn.settings.section import section_type
 from streamlearn.settings.service import LogSettings, ServeSettings, SnapshotSettings
-from streamlearn.settings.settings import Settings, digest, fingerprint, with_backbone_defaults
+from streamlearn.settings.settings import Settings, digest, fingerprint, with_defaults
 from streamlearn.settings.source import (
     DeadLetterSettings,
     JsonlSettings,
@@ -29,6 +30,7 @@ from streamlearn.settings.source import (
 )
 
 __all__ = [
+    "Accumulation",
     "AdapterSettings",
     "BackboneSettings",
     "Bias",
@@ -50,5 +52,5 @@ __all__ = [
     "fingerprint",
     "load",
     "section_type",
-    "with_backbone_defaults",
+    "with_defaults",
 ]

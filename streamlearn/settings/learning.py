@@ -22,6 +22,7 @@ class BackboneSettings(Section):
 
 
 Bias = Literal["none", "soft"]
+Accumulation = Literal["sum", "per_regime"]
 
 
 class AdapterSettings(Section):
@@ -59,8 +60,9 @@ class AdapterSettings(Section):
 class LearnerSettings(Section):
     """The optimizer, its objective and its safeguards."""
 
-    lr: PositiveFloat = 1e-4
-    """Learning rate."""
+    lr: PositiveFloat | None = None
+    """Learning rate. By default 0.003 where each regime has an adapter of its own, which begins untrained and sees each
+    record once, and 0.0001 for an adapter that all regimes share, which forgets more the higher the rate."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of AdamW's moments (MH-MoE A.3.4)."""
     eps: PositiveFloat = 1e-6
@@ -116,6 +118,11 @@ class ConsolidateSettings(Section):
     (as published in CP-MoE); invariant sums over the rank, so that rotations do not matter."""
     damping: PositiveFloat = 1e-3
     """Damping of importance; xi in CP-MoE eq. 7."""
+    accumulation: Accumulation | None = None
+    """How the importance of several regimes adds up. sum: as published in CP-MoE (eq. 6, 7, 13); it grows with every
+    step, also by gradient noise, and holds a regime that returns by its own importance. per_regime: without the part of
+    the noise, bounded for each regime however long it lasts or often it returns, and never held against the regime that
+    made it. By default sum for preset cp-moe, which is a baseline, and per_regime for the others."""
 
 
 class ShiftSettings(Section):
@@ -130,8 +137,9 @@ class ShiftSettings(Section):
     """Records buffered before training, so that a shift is detected before its first record is trained on."""
     min_dwell_records: PositiveInt = 64
     """Minimum records in a new regime before the stream may be found to leave it."""
-    max_regimes: int = Field(default=32, ge=2, le=256)
-    """Maximum regimes remembered; each takes about 27 kB of memory and 36 kB of a snapshot."""
+    max_regimes: int = Field(default=32, ge=2, le=4096)
+    """Maximum regimes remembered; each takes about 27 kB of memory and 36 kB of a snapshot, and three times the size of
+    its adapter where it has one of its own."""
 
 
 class HoldoutSettings(Section):

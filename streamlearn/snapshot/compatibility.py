@@ -15,6 +15,10 @@ ACCEPTABLE = ("learner", "stream", "seed")
 _CLAIMS = "adapter.experts_claimed"
 """A setting of releases whose regimes claimed experts of one adapter. It says nothing about presets without claims."""
 
+_ACCUMULATION, _SUMMED = "consolidate.accumulation", "sum"
+"""A setting that releases before it had no choice of, and what they did. It is still the default of the one preset that
+has anchors by default."""
+
 _ABSENT = object()
 
 
@@ -64,6 +68,15 @@ def check(
         )
     _refuse(f"{name} holds another adapter", _changes(manifest.adapter, adapter, "adapter."))
     changes = [change for change in _changes(manifest.config, fingerprint) if change.key != _CLAIMS]
+    if _ACCUMULATION not in (before := dict(_flatten(manifest.config))):
+        changes = [change for change in changes if (change.key, change.new) != (_ACCUMULATION, _SUMMED)]
+        anchored = before.get("consolidate.anchor_strength") and before.get("adapter.preset") != "cp-moe"
+        if anchored and dict(_flatten(fingerprint)).get(_ACCUMULATION) is None:
+            raise SnapshotMismatchError(
+                f"{name} holds importance that was summed over steps and regimes, which is no longer the default: set "
+                f"{_ACCUMULATION} to {_SUMMED}, or start over with --fresh, which keeps the old snapshots in another "
+                "folder"
+            )
     if same_files:
         changes = [change for change in changes if change.key not in ("backbone.model", "backbone.revision")]
     _refuse(

@@ -13,6 +13,8 @@ from streamlearn.snapshot.manifest import FileEntry
 MANIFEST = "manifest.json"
 ADAPTER = "adapter"
 STATE = "state.safetensors"
+OPTIMIZER = "optimizer"
+"""Folder with the optimizer's state of each regime's adapter; without such adapters it is in `STATE`."""
 
 _DAMAGE = {errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EBADMSG}
 _DAMAGE.add(getattr(errno, "EUCLEAN", errno.EIO))  # exists on Linux only

@@ -21,6 +21,10 @@ class Files:
         with path.open("xb") as file:
             file.write(data)
 
+    def link(self, old: Path, new: Path) -> None:
+        """Give a file another name, which must not exist: both are the same file, which must not be written again."""
+        os.link(old, new, follow_symlinks=False)
+
     def sync(self, path: Path) -> None:
         """Make a file's content durable, or a folder's entries: new names, renames and removals.
 

@@ -7,7 +7,15 @@ from torch import Tensor
 
 from streamlearn.errors import SnapshotDamagedError
 from streamlearn.snapshot import tensors as tensor_file
-from streamlearn.snapshot.contents import ADAPTER, MANIFEST, STATE, compare, read_bounded, reading
+from streamlearn.snapshot.contents import (
+    ADAPTER,
+    MANIFEST,
+    OPTIMIZER,
+    STATE,
+    compare,
+    read_bounded,
+    reading,
+)
 from streamlearn.snapshot.manifest import MAX_BYTES, Manifest
 from streamlearn.stream.record import Position
 
@@ -47,14 +55,17 @@ class Snapshot:
         return self.path / ADAPTER
 
     def tensors(self) -> dict[str, Tensor]:
-        """Read `state.safetensors` into CPU memory.
+        """Read all tensors that are not in `adapter/` into CPU memory.
 
         Raises:
-            SnapshotDamagedError: the file changed since it was verified.
+            SnapshotDamagedError: a file changed since it was verified.
             SnapshotError: this process cannot read it.
         """
-        with reading(self.path / STATE):
-            return tensor_file.read(self.path / STATE)
+        tensors: dict[str, Tensor] = {}
+        for path in _tensor_files(self.path):
+            with reading(path):
+                tensors |= tensor_file.read(path)
+        return tensors
 
 
 def snapshot_name(step: int) -> str:
@@ -83,7 +94,7 @@ def verify(folder: Path) -> Manifest:
 
     1. The manifest against its seal.
     2. Every other file against the manifest.
-    3. The length of the tensor file's header, before anything parses it.
+    3. The length of each tensor file's header, before anything parses it.
 
     Raises:
         SnapshotDamagedError: names the file, what was expected and what was found.
@@ -92,6 +103,11 @@ def verify(folder: Path) -> Manifest:
     """
     manifest = read_manifest(folder)  # 1.
     compare(folder, manifest.files)  # 2.
-    with reading(folder / STATE):  # 3.
-        tensor_file.check_header(folder / STATE)
+    for path in _tensor_files(folder):  # 3.
+        with reading(path):
+            tensor_file.check_header(path)
     return manifest
+
+
+def _tensor_files(folder: Path) -> list[Path]:
+    return [folder / STATE, *sorted((folder / OPTIMIZER).glob("*.safetensors"))]

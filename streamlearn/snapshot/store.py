@@ -1,29 +1,32 @@
 """The folder of snapshots: one complete state per step, and the newest valid one found after any crash.
 
-    snapshots/00018204/{manifest.json, state.safetensors, adapter/...}
+    snapshots/00018204/{manifest.json, state.safetensors, adapter/..., optimizer/...}
     snapshots/.staging-00018300    being written; removed at the next start
     snapshots/.replaced-00018204   replaced by a later one of the same step; removed or put back at the next start
     snapshots/.pruned-00016000     being removed
     snapshots/damaged-00018100     moved aside
+
+What has not changed since the snapshot before the newest is not written again: the file gets another name (a hard
+link). The newest has a copy of its own, so that a damaged copy never takes the two newest snapshots with it. Only
+snapshots that this process wrote are linked from, so nothing depends on what an earlier process did.
 
 Only `prune` removes a complete snapshot. Snapshots that were moved aside are kept for the operator to examine and
 delete.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
-from torch import Tensor
 
 from streamlearn.errors import SnapshotDamagedError, SnapshotError
 from streamlearn.events import Event, get_logger
-from streamlearn.snapshot import tensors as tensor_file
-from streamlearn.snapshot.contents import ADAPTER, MANIFEST, STATE, hash_file, list_tree, reading
+from streamlearn.snapshot.contents import MANIFEST, hash_file, list_tree, reading
 from streamlearn.snapshot.files import Files
-from streamlearn.snapshot.manifest import Manifest, ManifestDraft
+from streamlearn.snapshot.manifest import FileEntry, Manifest, ManifestDraft
+from streamlearn.snapshot.part import SnapshotPart, WrittenSnapshot, make_parents
 from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo, read_manifest, snapshot_name, verify
 
 _log = get_logger("snapshot")
@@ -47,15 +50,17 @@ class SnapshotStore:
         self.folder = folder
         self.keep = keep
         self.files = files if files is not None else Files()
+        self._written: dict[str, WrittenSnapshot] = {}
+        """The existing snapshots that this process wrote, by name."""
+        self.new_bytes = 0
+        """Bytes that the last `save` wrote; what it linked is not among them."""
 
-    def save(
-        self, draft: ManifestDraft, write_adapter: Callable[[Path], None], tensors: Mapping[str, Tensor]
-    ) -> SnapshotInfo:
+    def save(self, draft: ManifestDraft, parts: Sequence[SnapshotPart]) -> SnapshotInfo:
         """Make one complete state durable. Every earlier snapshot stays untouched.
 
         0. If a snapshot of the same state exists (step, position, ledger, configuration), return it and write nothing.
-        1. Write into a staging folder beside the target: `write_adapter` fills `adapter/`, then `state.safetensors`.
-        2. fsync every file, then every folder except the staging folder.
+        1. Write every part into a staging folder beside the target, or link it.
+        2. fsync every file that is not linked, then every folder except the staging folder.
         3. Write the manifest, which names and hashes those files; fsync it, then the staging folder.
         4. Rename the staging folder to the step's name. A snapshot of the same step at another position (dead letters
            move the position without a step) is first renamed to `.replaced-*`; `newest` repairs a crash between the
@@ -69,14 +74,18 @@ class SnapshotStore:
         """
         name = snapshot_name(draft.step)
         staging = self.folder / (_STAGING + name)
+        self.new_bytes = 0
         try:
             self._make_folder()
             kept = self._same_state(name, draft)  # 0.
             if kept is not None:
                 self.files.sync(self.folder)  # the process that wrote it may have crashed between 4. and 5.
                 return SnapshotInfo.of(kept)
-            manifest = self._stage(staging, draft, write_adapter, tensors)  # 1. to 3.
+            manifest = self._stage(staging, draft, parts)  # 1. to 3.
             self._publish(staging, self.folder / name)  # 4. and 5.
+            self._written[name] = WrittenSnapshot(
+                self.folder / name, manifest, {part.name: part.revision for part in parts}
+            )
         except (OSError, SafetensorError) as error:
             raise SnapshotError(
                 f"snapshot {name} could not be written in {self.folder}: {error}; earlier snapshots are untouched. "
@@ -210,28 +219,37 @@ class SnapshotStore:
             return False
         return True
 
-    def _stage(
-        self,
-        staging: Path,
-        draft: ManifestDraft,
-        write_adapter: Callable[[Path], None],
-        tensors: Mapping[str, Tensor],
-    ) -> Manifest:
+    def _stage(self, staging: Path, draft: ManifestDraft, parts: Sequence[SnapshotPart]) -> Manifest:
         """Steps 1 to 3 of `save`."""
         if staging.exists():
             self.files.remove(staging)
         self.files.make_folder(staging)  # 1.
-        self.files.make_folder(staging / ADAPTER)
-        write_adapter(staging / ADAPTER)
-        tensor_file.write(staging / STATE, tensors)
+        linked: dict[str, FileEntry] = {}
+        earlier = self._before_newest(staging.name.removeprefix(_STAGING))
+        for part in parts:
+            same = earlier.link(part, staging, self.files) if earlier is not None else None
+            if same is None:
+                make_parents(staging / part.name, self.files)
+                part.write(staging / part.name)
+            else:
+                linked |= same
         files, folders = list_tree(staging)
-        for path in [*files.values(), *folders[:-1]]:  # 2.
+        new = {name: path for name, path in files.items() if name not in linked}
+        for path in [*new.values(), *folders[:-1]]:  # 2.
             self.files.sync(path)
-        manifest = Manifest.of(draft, {name: hash_file(path) for name, path in files.items()})  # 3.
+        entries = {name: hash_file(path) for name, path in new.items()}  # 3.
+        self.new_bytes = sum(entry.bytes for entry in entries.values())
+        manifest = Manifest.of(draft, {**linked, **entries})
         self.files.write(staging / MANIFEST, manifest.to_bytes())
         self.files.sync(staging / MANIFEST)
         self.files.sync(staging)
         return manifest
+
+    def _before_newest(self, name: str) -> WrittenSnapshot | None:
+        """The snapshot before the newest of those besides `name`, if this process wrote it."""
+        names = [each for each in self.names() if each != name]
+        self._written = {each: written for each, written in self._written.items() if each in names}
+        return self._written.get(names[-2]) if len(names) > 1 else None
 
     def _publish(self, staging: Path, target: Path) -> None:
         """Steps 4 and 5 of `save`."""

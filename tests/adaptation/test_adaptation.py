@@ -20,7 +20,7 @@ from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.events import Event
 from streamlearn.jobs.queue import ExpertsJob, JobQueue
 from streamlearn.jobs.results import ExpertsResult, Result
-from streamlearn.learner.learner import Step
+from streamlearn.learner.learner import Learner, Step
 from streamlearn.probe.head_start import HeadStart, measure_head_start
 from streamlearn.probe.probe import probe
 from streamlearn.runtime.components import Components
@@ -34,6 +34,7 @@ from streamlearn.status.status import Phase, Status
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 from tests.doubles import tiny_backbone
+from tests.learners import state_of
 from tests.runtime.test_daemon import daemon_of, opened
 
 PER_TASK = 90
@@ -92,8 +93,18 @@ def run(settings: Settings) -> tuple[dict[str, Tensor], Components]:
 def tensors_of(components: Components) -> dict[str, Tensor]:
     """Copies of all that a snapshot holds."""
     weights = {f"{bank.name}.{n}": p for bank in components.learner.banks for n, p in (("A", bank.A), ("B", bank.B))}
-    state = {**components.learner.state(), **components.adaptation.state(), **weights}
+    state = {**state_of(components.learner), **components.adaptation.state(), **weights}
     return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+def assert_two_deaths_change_nothing(settings: Settings, whole: dict[str, Tensor], records: int) -> None:
+    """Assert that a run that is killed twice ends with the bits of the whole one, and every record once."""
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(settings)
+    state, components = run(settings)
+    assert differences(whole, state) == []
+    assert components.state.records == records
 
 
 def differences(left: dict[str, Tensor], right: dict[str, Tensor]) -> list[str]:
@@ -163,14 +174,19 @@ def test_a_regime_starts_from_the_adapter_that_explains_it_best(
     assert all(starts)
 
 
-@pytest.mark.parametrize("where", ["probe", "close", "open"])
-@pytest.mark.parametrize("preset", ["streamlearn", "cp-moe"])
+SHAPES: dict[str, dict[str, Any]] = {
+    "adapter of its own": {},
+    "cp-moe": {"adapter": {"preset": "cp-moe", "num_heads": 1}, "consolidate": {"importance": "transient"}},
+    "one adapter": {"adapter": {"per_regime": False}, "consolidate": {"anchor_strength": 10.0}},
+}
+
+
+@pytest.mark.parametrize("where", ["probe", "close", "open", "enter"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_death_at_a_shift_changes_no_bit(
-    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, where: str, preset: str
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, where: str, shape: dict[str, Any]
 ) -> None:
-    """Killed while a regime is probed, closed or opened: every tensor ends as in an uninterrupted run."""
-    transient = {"importance": "transient"} if preset == "cp-moe" else {}
-    shape = {"adapter": {"preset": preset, "num_heads": 1 if preset == "cp-moe" else 4}, "consolidate": transient}
+    """Killed while a regime is probed, closed, opened or entered: every tensor ends as in an uninterrupted run."""
     lines = stream("animals", "sums", "cities")
     whole, _ = run(make(lines, "whole", **shape))
     settings = make(lines, "killed", **shape)
@@ -188,16 +204,34 @@ def test_a_death_at_a_shift_changes_no_bit(
 
     if where == "probe":
         probes: dict[str, Callable[..., Any]] = {"probe": probe, "measure_head_start": measure_head_start}
-        name = "probe" if preset == "cp-moe" else "measure_head_start"
+        name = "probe" if shape else "measure_head_start"
         monkeypatch.setattr(adaptation_module, name, dying(probes[name]))
     else:
         monkeypatch.setattr(Consolidator, where, dying(getattr(Consolidator, where)))
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            run(settings)
-    state, components = run(settings)
-    assert differences(whole, state) == []
-    assert components.state.records == len(lines)
+    assert_two_deaths_change_nothing(settings, whole, len(lines))
+
+
+def test_a_death_among_regimes_with_importance_changes_no_bit(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while a second regime, and the first after its return, is held by the other's importance."""
+    lines = stream("animals", "sums", "animals")
+    whole, components = run(make(lines, "whole", **SHAPES["one adapter"]))
+    assert [report.shift.regime for report in components.adaptation.reports] == [1, 2, 1]
+    assert components.learner.anchors.penalty() > 0
+    for slot in (0, 1):
+        assert any(omega.any() for name, omega in whole.items() if name.startswith(f"consolidate.importance.{slot}."))
+    settings = make(lines, "killed", **SHAPES["one adapter"])
+    step, due = Learner.step, [PER_TASK // 4 + 12, 2 * PER_TASK // 4 + 12]
+
+    def die_when_due(learner: Learner, *args: Any, **kwargs: Any) -> Step:
+        if due and learner.number >= due[0]:
+            due.pop(0)
+            raise KeyboardInterrupt
+        return step(learner, *args, **kwargs)
+
+    monkeypatch.setattr(Learner, "step", die_when_due)
+    assert_two_deaths_change_nothing(settings, whole, len(lines))
 
 
 def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(

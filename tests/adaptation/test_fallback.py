@@ -13,7 +13,7 @@ from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example
 from tests.doubles import random_examples
 from tests.learner.reference import train
-from tests.learners import MakeLearner
+from tests.learners import MakeLearner, state_of
 
 EXAMPLES = random_examples([9, 7, 8], prompt_length=4)
 
@@ -98,9 +98,9 @@ def test_where_routing_has_no_regimes_the_adapter_answers(learner: Learner) -> N
 
 def test_measuring_changes_no_weight(learner: Learner) -> None:
     """Nor anything else that training depends on."""
-    before = {name: tensor.clone() for name, tensor in learner.state().items()}
+    before = {name: tensor.clone() for name, tensor in state_of(learner).items()}
     fallback(learner).measure(0, EXAMPLES)
-    after = learner.state()
+    after = state_of(learner)
     assert before.keys() == after.keys()
     assert all(after[name].equal(tensor) for name, tensor in before.items())
 

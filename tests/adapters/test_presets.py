@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from streamlearn.adapters import activated_parameters, objective, resolve
+from streamlearn.adapters.presets import OBJECTIVES
 from streamlearn.errors import ConfigError
 from streamlearn.settings import AdapterSettings, Settings
 
@@ -47,6 +48,14 @@ def test_settings_override_the_objective() -> None:
     found = objective(settings)
     assert (found.bias, found.bias_strength) == ("soft", 0.2)
     assert (found.router_lr, found.balance_strength, found.anchor_strength) == (0.0, 0.3, 7.0)
+
+
+def test_importance_is_summed_for_the_baseline_only() -> None:
+    """By default as published for CP-MoE, and bounded per regime for all others; a setting overrides both."""
+    default = {preset: objective(with_preset(preset)).accumulation for preset in OBJECTIVES}
+    assert {preset for preset, accumulation in default.items() if accumulation == "sum"} == {"cp-moe"}
+    for preset, accumulation in (("cp-moe", "per_regime"), ("lora", "sum")):
+        assert objective(with_preset(preset, consolidate={"accumulation": accumulation})).accumulation == accumulation
 
 
 def test_a_bias_needs_a_router() -> None:

@@ -7,6 +7,7 @@ import torch
 
 from streamlearn.adapters.config import regime_adapter
 from streamlearn.consolidate.consolidator import Consolidator
+from streamlearn.consolidate.summed_importance import SummedImportance
 from streamlearn.learner.learner import Learner
 from streamlearn.probe.probe import ProbeReport
 from streamlearn.settings import ConsolidateSettings
@@ -28,7 +29,7 @@ def train(learner: Learner, slot: int, seeds: range = range(4)) -> None:
 def report(learner: Learner, similarity: float = 0.5, importance: float = 0.0) -> ProbeReport:
     return ProbeReport(
         {bank.name: torch.full(bank.A.shape[:2], similarity) for bank in learner.banks},
-        {f"{b.name}.{n}": torch.full_like(p, importance) for b in learner.banks for n, p in (("A", b.A), ("B", b.B))},
+        {name: torch.full_like(omega, importance) for name, omega in learner.anchors.importance().items()},
         (),
         0,
         0.0,
@@ -43,6 +44,7 @@ def test_closing_anchors_the_shared_experts(make_learner: MakeLearner) -> None:
     """Trained experts gain importance, all of it the regime's; the current weights are the anchors."""
     learner = make_learner(preset="cp-moe")
     made = consolidator(learner)
+    assert isinstance(made.store, SummedImportance)
     made.open(0, 1, None)
     train(learner, 0)
     made.close(0)
@@ -50,8 +52,8 @@ def test_closing_anchors_the_shared_experts(make_learner: MakeLearner) -> None:
         omega_A, omega_B = (learner.anchors.importance()[f"{bank.name}.{part}"] for part in "AB")
         assert omega_B.any()
         mass_HK = omega_A.flatten(2).sum(2) + omega_B.flatten(2).sum(2)
-        torch.testing.assert_close(made.mass[bank.name][:, :, 0], mass_HK)
-        assert not made.mass[bank.name][:, :, 1:].any()
+        torch.testing.assert_close(made.store.mass[bank.name][:, :, 0], mass_HK)
+        assert not made.store.mass[bank.name][:, :, 1:].any()
     assert learner.anchors.penalty() == 0.0
     made.open(1, 2, None)
     train(learner, 1)
@@ -103,19 +105,20 @@ def test_releasing_a_regime_removes_its_share_of_the_importance(make_learner: Ma
     """Of an expert that two regimes were trained on, the other regime's share stays."""
     learner = make_learner(preset="cp-moe")
     made = consolidator(learner)
+    assert isinstance(made.store, SummedImportance)
     for slot in (0, 1):
         made.open(slot, slot + 1, None)
         train(learner, slot)
         made.close(slot)
     before = {name: omega.clone() for name, omega in learner.anchors.importance().items()}
-    mass = {name: mass_HKN.clone() for name, mass_HKN in made.mass.items()}
+    mass = {name: mass_HKN.clone() for name, mass_HKN in made.store.mass.items()}
     made.release(0)
     for bank in learner.banks:
         kept_HK = 1 - mass[bank.name][:, :, 0] / mass[bank.name].sum(2).clamp_min(1e-30)
         name = f"{bank.name}.B"
         torch.testing.assert_close(learner.anchors.importance()[name], before[name] * kept_HK[:, :, None, None])
         assert 0 < kept_HK.min() < kept_HK.max() < 1
-        assert not made.mass[bank.name][:, :, 0].any()
+        assert not made.store.mass[bank.name][:, :, 0].any()
 
 
 def test_a_regime_with_an_adapter_of_its_own_changes_no_other(make_learner: MakeLearner) -> None:
@@ -154,10 +157,88 @@ def weights(learner: Learner, slot: int) -> dict[str, torch.Tensor]:
     return {f"{bank.name}.{part}": p.detach().clone() for bank in own for part, p in (("A", bank.A), ("B", bank.B))}
 
 
+def learned(learner: Learner, made: Consolidator, slot: int, *, steps: int, new: bool = True) -> None:
+    """A segment of one regime: the same records again and again, so that their loss falls in every step."""
+    if new:
+        made.open(slot, slot + 1, None)
+    made.enter(slot)
+    for _ in range(steps):
+        train(learner, slot, range(1))
+    made.close(slot)
+
+
+def drift(learner: Learner, before: list[torch.Tensor]) -> float:
+    pairs = zip(learner.optimizer.parameters(), before, strict=True)
+    return float(torch.stack([(now.detach() - then).square().sum() for now, then in pairs]).sum().sqrt())
+
+
+def copies(learner: Learner) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in learner.optimizer.parameters()]
+
+
+@pytest.mark.parametrize("accumulation", ["sum", "per_regime"])
+def test_a_long_regime_that_returns_is_held_by_the_published_sum_only(
+    make_learner: MakeLearner, accumulation: str
+) -> None:
+    """Kept apart by regime, it trains to the same bits as without anchors; the published sum freezes it."""
+    moved = {}
+    for strength in (0.0, 1e3):
+        learner = make_learner(preset="lora", changes={"anchor_strength": strength, "accumulation": accumulation})
+        made = consolidator(learner)
+        learned(learner, made, 0, steps=40)
+        assert strength == 0 or accumulation == "sum" or not total(learner)  # none of it is held against itself
+        learned(learner, made, 1, steps=0)
+        assert strength == 0 or total(learner) > 0 or accumulation == "per_regime"
+        made.enter(0)
+        before = copies(learner)
+        train(learner, 0, range(100, 110))
+        moved[strength] = (drift(learner, before), copies(learner))
+    if accumulation == "sum":
+        assert moved[1e3][0] < 0.5 * moved[0.0][0]
+    else:
+        assert all(torch.equal(one, two) for one, two in zip(moved[1e3][1], moved[0.0][1], strict=True))
+
+
+def test_another_regime_is_held_by_what_a_regime_learned(make_learner: MakeLearner) -> None:
+    """Its loss on the first regime rises less than without anchors, and less the stronger they are."""
+    losses = []
+    for strength in (0.0, 1.0, 1e3):
+        learner = make_learner(preset="lora", changes={"anchor_strength": strength})
+        made = consolidator(learner)
+        learned(learner, made, 0, steps=40)
+        made.open(1, 2, None)
+        made.enter(1)
+        for _ in range(20):
+            train(learner, 1, range(1))
+        examples = random_examples([9, 8, 7], prompt_length=3, seed=0)
+        losses.append(learner.step(examples, [0] * 3).loss)
+    assert losses[0] > 1.2 * losses[1] > 1.2 * losses[2]
+
+
+@pytest.mark.parametrize("accumulation", ["sum", "per_regime"])
+def test_returns_add_to_the_published_sum_only(make_learner: MakeLearner, accumulation: str) -> None:
+    """Ten returns with other records of random targets; a release removes all that a regime contributed."""
+    learner = make_learner(preset="lora", changes={"anchor_strength": 1e-6, "accumulation": accumulation})
+    made = consolidator(learner)
+    learned(learner, made, 0, steps=40)
+    made.enter(1)
+    once = total(learner)
+    for visit in range(1, 11):
+        made.enter(0)
+        train(learner, 0, range(100 * visit, 100 * visit + 20))
+        made.close(0)
+    made.enter(1)
+    assert once > 0
+    assert total(learner) > 10 * once if accumulation == "sum" else once <= total(learner) < 3 * once
+    made.release(0)
+    assert total(learner) == 0.0
+
+
+@pytest.mark.parametrize("accumulation", ["sum", "per_regime"])
 @pytest.mark.parametrize("importance", ["path", "transient"])
-def test_it_goes_on_from_a_saved_state(make_learner: MakeLearner, importance: str) -> None:
-    """Masses, similarities and pending importance are restored."""
-    one, two = make_learner(preset="cp-moe"), make_learner(preset="cp-moe")
+def test_it_goes_on_from_a_saved_state(make_learner: MakeLearner, importance: str, accumulation: str) -> None:
+    """Masses, importance by regime, similarities and pending importance are restored."""
+    one, two = (make_learner(preset="cp-moe", changes={"accumulation": accumulation}) for _ in range(2))
     first, second = (consolidator(learner, importance=importance) for learner in (one, two))
     first.open(0, 1, report(one, importance=1.0))
     train(one, 0)

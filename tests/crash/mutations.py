@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from streamlearn.errors import StreamlearnError
+from streamlearn.snapshot.part import adapter_part, state_part
 from streamlearn.snapshot.store import SnapshotStore
 from tests.crash.figures import percentile
 from tests.snapshot.kit import adapter, draft, tensors
@@ -152,7 +153,7 @@ class SnapshotPair:
         self._original, self._mutated = folder / "original", folder / "mutated"
         store = SnapshotStore(self._original / "snapshots", keep=2)
         for step in (OLD, NEW):
-            store.save(draft(step), adapter(step), _state(step, size))
+            store.save(draft(step), [adapter_part(adapter(step)), state_part(_state(step, size))])
         self.old, self.new = (contents(store.folder / name) for name in store.names())
         self._tensors = _state(OLD, size)
 

@@ -142,10 +142,11 @@ class Final:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor: adapter, optimizer and the rest of the state."""
-        files = sorted((self._folder / "adapter").rglob("adapter_model.safetensors"))
-        assert files
-        adapters = {f"{path.parent.name}.{k}": v for path in files for k, v in load_file(path).items()}
-        return {**load_file(self._folder / "state.safetensors"), **adapters}
+        state = self._folder / "state.safetensors"
+        others = sorted(set(self._folder.rglob("*.safetensors")) - {state})
+        assert any(path.name == "adapter_model.safetensors" for path in others)
+        named = {f"{path.relative_to(self._folder)}.{k}": v for path in others for k, v in load_file(path).items()}
+        return {**load_file(state), **named}
 
     def ledger(self) -> dict[int, tuple[int, int, int]]:
         """Per partition: records trained on or held out, records dead-lettered, position."""

@@ -23,7 +23,7 @@ def learner_and_decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Learn
     settings = BackboneSettings(model=str(folder), dtype="float32", device="cpu")
     backbone = load(settings, outline(settings))
     model = attach(backbone.model, resolve(AdapterSettings()), seed=0)
-    learner = Learner(model, LearnerSettings(), backbone.device, clock=lambda: 0.0)
+    learner = Learner(model, LearnerSettings(lr=1e-4), backbone.device, clock=lambda: 0.0)
     return learner, Decoder(backbone.tokenizer, StreamSettings(), backbone.vocab_size)
 
 

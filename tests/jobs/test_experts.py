@@ -37,7 +37,7 @@ def learner_of(backbone: Path, **adapter: Any) -> Learner:
     loaded = load(settings, outline(settings))
     config = resolve(AdapterSettings(**adapter))
     model = attach(loaded.model, config if config.per_regime else replace(config, regimes=2), seed=0)
-    return Learner(model, LearnerSettings(), loaded.device, clock=lambda: 0.0)
+    return Learner(model, LearnerSettings(lr=1e-4), loaded.device, clock=lambda: 0.0)
 
 
 def evidence(learner: Learner, holdouts: Any = HOLDOUTS, *, routed: bool = True) -> ExpertEvidence:
@@ -148,7 +148,7 @@ def test_importance_is_the_mean_over_an_experts_weights(backbone: Path) -> None:
     learner = learner_of(backbone, preset="mh-moe", num_heads=4)
     bank = learner.banks[0]
     with_anchors = Learner(
-        learner.model, LearnerSettings(), learner.device, objective=type(learner.objective)(anchor_strength=1.0)
+        learner.model, LearnerSettings(lr=1e-4), learner.device, objective=type(learner.objective)(anchor_strength=1.0)
     )
     importance = with_anchors.anchors.importance()
     importance[f"{bank.name}.A"][2, 1] = 3.0

@@ -45,20 +45,25 @@ def loop_over_eq_14(made: Group, omega: dict[str, Tensor], old: dict[str, Tensor
     return total
 
 
-def test_the_penalty_is_eq_14_with_importance_by_eq_13() -> None:
-    """Two consolidations, one weighted by h: importance is summed, the anchors are the weights at the second one."""
+def hold(anchors: Anchors, omega: dict[str, Tensor]) -> None:
+    """Write importance, as `consolidate` does, and hold it at the current weights."""
+    for name, held in anchors.importance().items():
+        held.copy_(omega[name])
+    anchors.move()
+    anchors.hold()
+
+
+def test_the_penalty_is_eq_14() -> None:
+    """The anchors are the weights when they were last moved, and 0 is the penalty there."""
     made = group()
     anchors = Anchors([made], STRENGTH)
-    h_HK = torch.rand(H, K, generator=torch.Generator().manual_seed(9))
-    anchors.consolidate(importance(1))
+    hold(anchors, importance(1))
     moved(made, 2)
-    anchors.consolidate(importance(3), {"bank": h_HK})
+    anchors.move()
     old = {name: parameter.detach().clone() for name, parameter in made.parameters.items()}
     assert anchors.penalty() == 0.0
     moved(made, 4)
-    one, two = importance(1), importance(3)
-    omega = {name: one[name] + h_HK[:, :, None, None] * two[name] for name in one}
-    assert anchors.penalty() == pytest.approx(STRENGTH * loop_over_eq_14(made, omega, old), rel=1e-5)
+    assert anchors.penalty() == pytest.approx(STRENGTH * loop_over_eq_14(made, importance(1), old), rel=1e-5)
 
 
 def test_the_optimizer_adds_the_penaltys_own_gradient() -> None:
@@ -66,7 +71,7 @@ def test_the_optimizer_adds_the_penaltys_own_gradient() -> None:
     settings = LearnerSettings(lr=1e-2)
     anchored, plain = group(), group()
     anchors = Anchors([anchored], STRENGTH)
-    anchors.consolidate(importance(1))
+    hold(anchors, importance(1))
     for made in (anchored, plain):
         moved(made, 2)
     old = group()
@@ -87,23 +92,41 @@ def test_the_optimizer_adds_the_penaltys_own_gradient() -> None:
         assert torch.equal(parameter.grad, gradient)  # type: ignore[arg-type]
 
 
-def test_release_removes_a_fraction_of_the_importance() -> None:
-    """All of it for one expert, half for another, nothing for the others."""
+def test_importance_over_the_rank_holds_every_weight_of_it() -> None:
+    """One value for all of the rank has the penalty, and the step, of that value repeated."""
+    one, repeated = group(), group()
+    omega = {name: value.mean(2, keepdim=True) for name, value in importance(1).items()}
+    narrow, wide = Anchors([one], STRENGTH, over_rank=True), Anchors([repeated], STRENGTH)
+    hold(narrow, omega)
+    hold(wide, {name: value.expand(H, K, R, -1) for name, value in omega.items()})
+    for made in (one, repeated):
+        moved(made, 2)
+        for parameter in made.parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+    assert narrow.penalty() == pytest.approx(wide.penalty())
+    made_load = torch.tensor([[1, 0, 1], [0, 0, 1]])  # some experts only: their importance is selected too
+    for made in (one, repeated):
+        made.load_HK = made_load
+        MaskedAdamW([made], LearnerSettings(lr=1e-2)).step(1e-2)
+    for name in one.parameters:
+        assert torch.equal(one.parameters[name], repeated.parameters[name])
+
+
+def test_without_importance_nothing_is_held() -> None:
+    """The penalty goes when the last importance does, and the optimizer computes none."""
     made = group()
     anchors = Anchors([made], STRENGTH)
-    anchors.consolidate(importance(1))
-    fraction = torch.zeros(H, K)
-    fraction[0, 1], fraction[1, 2] = 1.0, 0.5
-    anchors.release({"bank": fraction})
-    for name, omega in anchors.importance().items():
-        torch.testing.assert_close(omega, importance(1)[name] * (1 - fraction)[:, :, None, None])
+    hold(anchors, importance(1))
+    assert set(made.holds) == {"A", "B"}
+    hold(anchors, {name: torch.zeros_like(value) for name, value in importance(1).items()})
+    assert made.holds == {}
 
 
 def test_it_goes_on_from_a_saved_state() -> None:
     """Importance, anchors and the optimizer's penalties are restored."""
     first, second = group(), group()
     anchors, restored = Anchors([first], STRENGTH), Anchors([second], STRENGTH)
-    anchors.consolidate(importance(1))
+    hold(anchors, importance(1))
     restored.load_state_dict({name: tensor.clone() for name, tensor in anchors.state_dict().items()})
     moved(first, 2)
     moved(second, 2)
@@ -115,6 +138,7 @@ def test_without_a_strength_nothing_is_kept() -> None:
     """Lambda 0 uses no memory and adds no penalty."""
     made = group()
     anchors = Anchors([made], 0.0)
-    anchors.consolidate({})
+    anchors.move()
+    anchors.hold()
     assert anchors.state_dict() == {}
     assert made.holds == {}

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.balance import load_balance, localized_balance
+from streamlearn.adapters.model import SHARED
 from streamlearn.adapters.routing_context import AdaptedLayer, RoutingDecision
 from streamlearn.learner.balance_hooks import LoadBalance, LocalizedBalance
 from streamlearn.learner.learner import Learner
@@ -14,7 +15,7 @@ from tests.doubles import random_examples
 from tests.learners import MakeLearner
 
 EXAMPLES = random_examples([9, 7, 8], prompt_length=4)
-LAYER = AdaptedLayer("model.layers.0.mlp.up_proj", "model.layers.0.mlp.up_proj", False, "tokens", 2.0)
+LAYER = AdaptedLayer("model.layers.0.mlp.up_proj", "model.layers.0.mlp.up_proj", False, "tokens", 2.0, SHARED)
 
 
 def decision(tokens: int, seed: int) -> RoutingDecision:

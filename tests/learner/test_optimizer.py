@@ -12,7 +12,8 @@ from streamlearn.settings import LearnerSettings
 
 # Shape suffixes: H heads, K experts a head, R rank, S slice, O out features.
 H, K, R, S, O = 2, 3, 2, 4, 5  # noqa: E741 - as in the shape suffixes
-SETTINGS = LearnerSettings(lr=1e-2, weight_decay=0.1)
+LR = 1e-2
+SETTINGS = LearnerSettings(lr=LR, weight_decay=0.1)
 
 
 class Bank:
@@ -51,7 +52,7 @@ def routed_for(step: int) -> Tensor:
 
 def adamw(parameters: Sequence[Parameter]) -> torch.optim.AdamW:
     return torch.optim.AdamW(
-        parameters, lr=SETTINGS.lr, betas=SETTINGS.betas, eps=SETTINGS.eps, weight_decay=SETTINGS.weight_decay
+        parameters, lr=LR, betas=SETTINGS.betas, eps=SETTINGS.eps, weight_decay=SETTINGS.weight_decay
     )
 
 
@@ -62,7 +63,7 @@ def test_with_everything_routed_it_is_adamw(masked: bool) -> None:
     twins = [Parameter(p.detach().clone()) for p in (bank.A, bank.B)]
     reference = adamw(twins)
     for step in range(20):
-        lr = SETTINGS.lr * (1 + step % 3)  # a rate that varies, as in a warm-up
+        lr = LR * (1 + step % 3)  # a rate that varies, as in a warm-up
         bank.step(gradients_for(step), lr=lr)
         for twin, gradient in zip(twins, gradients_for(step), strict=True):
             twin.grad = gradient

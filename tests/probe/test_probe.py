@@ -79,13 +79,14 @@ def test_fresh_experts_have_no_similarity_and_trained_ones_have_some(make_learne
         assert (report.similarity[bank.name] <= 1).all()
 
 
-def test_importance_is_optional(make_learner: MakeLearner) -> None:
-    """Computed for `importance: transient` only; never negative, in the shapes of the stable experts."""
-    learner = trained(make_learner)
+@pytest.mark.parametrize("accumulation", ["sum", "per_regime"])
+def test_importance_is_optional(make_learner: MakeLearner, accumulation: str) -> None:
+    """Computed for `importance: transient` only; never negative, in the shapes of the anchors' importance."""
+    learner = trained(make_learner, accumulation=accumulation, anchor_strength=1.0)
     assert probed(learner, importance="path").importance == {}
     found = probed(learner, importance="transient").importance
     for bank in learner.banks:
-        assert found[f"{bank.name}.A"].shape == bank.A.shape
-        assert found[f"{bank.name}.B"].shape == bank.B.shape
+        for name in (f"{bank.name}.A", f"{bank.name}.B"):
+            assert found[name].shape == learner.anchors.importance()[name].shape
     assert all((omega >= 0).all() for omega in found.values())
     assert any(omega.any() for omega in found.values())

@@ -133,6 +133,12 @@ class CrashDisk(Files):
         super().write(path, data)
         self.record_changes()
 
+    def link(self, old: Path, new: Path) -> None:
+        """Do and record it."""
+        self.record_changes()
+        super().link(old, new)
+        self._name(Link(self._inode(new.parent), new.name, self._inode(old), is_folder=False))
+
     def sync(self, path: Path) -> None:
         """Do and record it."""
         self.record_changes()

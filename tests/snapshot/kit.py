@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from streamlearn.snapshot.manifest import LedgerRow, ManifestDraft
+from streamlearn.snapshot.part import SnapshotPart, adapter_part, optimizer_part, state_part
 from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.stream.record import Position, TopicPartition
@@ -45,18 +46,44 @@ def adapter(step: int) -> Callable[[Path], None]:
     """A small version of the files that PEFT writes."""
 
     def write(folder: Path) -> None:
+        folder.mkdir()
         (folder / "adapter_config.json").write_text(f'{{"r": {step}}}')
         (folder / "adapter_model.safetensors").write_bytes(bytes([step % 251]) * 40)
 
     return write
 
 
+def parts(step: int) -> list[SnapshotPart]:
+    """The state of `step`; one part of it is the same for four steps each."""
+    unchanged = {name: tensor for name, tensor in state(step).items() if name not in tensors(step)}
+    return [
+        state_part(tensors(step)),
+        adapter_part(adapter(step)),
+        optimizer_part("regime1", lambda: unchanged, revision=resting(step)),
+    ]
+
+
+def resting(step: int) -> int:
+    """The revision, and the values, of the part that changes with every fourth step only."""
+    return step // 4
+
+
 def save(store: SnapshotStore, step: int, **changed: Any) -> SnapshotInfo:
     """Save the state of `step`."""
-    return store.save(draft(step, **changed), adapter(step), tensors(step))
+    return store.save(draft(step, **changed), parts(step))
 
 
-def assert_is(snapshot: Snapshot | None, step: int, position: Position | None = None) -> None:
+def state(step: int) -> dict[str, Tensor]:
+    """All tensors of `parts`."""
+    return {**tensors(step), "resting": torch.full((3,), float(resting(step)))}
+
+
+def assert_is(
+    snapshot: Snapshot | None,
+    step: int,
+    position: Position | None = None,
+    state_of: Callable[[int], dict[str, Tensor]] = state,
+) -> None:
     """Assert that the snapshot is that of `step` (and of `position`, if given), complete and bit-equal."""
     assert snapshot is not None
     assert snapshot.manifest.step == step
@@ -64,6 +91,7 @@ def assert_is(snapshot: Snapshot | None, step: int, position: Position | None = 
     assert (snapshot.adapter / "adapter_config.json").read_text() == f'{{"r": {step}}}'
     assert (snapshot.adapter / "adapter_model.safetensors").read_bytes() == bytes([step % 251]) * 40
     found = snapshot.tensors()
-    assert found.keys() == tensors(step).keys()
-    for name, tensor in tensors(step).items():
+    expected = state_of(step)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
         assert torch.equal(found[name], tensor)  # torch.testing would take a second to import

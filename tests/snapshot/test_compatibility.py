@@ -87,3 +87,28 @@ def test_a_moved_backbone_of_the_same_files_is_the_same() -> None:
     unknown = {**BACKBONE, "digest": None}
     with pytest.raises(SnapshotMismatchError, match="another backbone"):
         check(manifest(config=old, backbone=unknown), new, {**unknown, "model": "elsewhere/a"}, ADAPTER)
+
+
+ANCHORED = {**CONFIG, "adapter": {"preset": "lora"}, "consolidate": {"anchor_strength": 1.0}}
+
+
+def test_importance_that_an_earlier_release_summed_is_summed_on() -> None:
+    """Where that is no longer the default, the configuration has to say so."""
+    old = manifest(config=ANCHORED)
+    unset = {**ANCHORED, "consolidate": {"anchor_strength": 1.0, "accumulation": None}}
+    with pytest.raises(SnapshotMismatchError, match=r"no longer the default: set consolidate\.accumulation to sum, or"):
+        check(old, unset, BACKBONE, ADAPTER)
+    summed = {**ANCHORED, "consolidate": {"anchor_strength": 1.0, "accumulation": "sum"}}
+    assert check(old, summed, BACKBONE, ADAPTER) == []
+    other = {**ANCHORED, "consolidate": {"anchor_strength": 1.0, "accumulation": "per_regime"}}
+    with pytest.raises(SnapshotMismatchError, match=r"consolidate\.accumulation is \"per_regime\" here and absent"):
+        check(old, other, BACKBONE, ADAPTER)
+    assert check(manifest(config=unset), unset, BACKBONE, ADAPTER) == []  # of a release with the setting
+
+
+@pytest.mark.parametrize(("preset", "strength"), [("cp-moe", 7.0), ("lora", None), ("lora", 0.0)])
+def test_a_run_without_another_presets_anchors_goes_on(preset: str, strength: float | None) -> None:
+    """CP-MoE's importance is still summed by default, and without anchors there is none."""
+    old = {**CONFIG, "adapter": {"preset": preset}, "consolidate": {"anchor_strength": strength}}
+    new = {**old, "consolidate": {"anchor_strength": strength, "accumulation": None}}
+    assert check(manifest(config=old), new, BACKBONE, ADAPTER) == []

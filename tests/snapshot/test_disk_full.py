@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 from streamlearn.errors import SnapshotError
 from streamlearn.snapshot.files import Files
+from streamlearn.snapshot.part import adapter_part, state_part
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.stream.record import Position, TopicPartition
 
@@ -143,7 +144,7 @@ def test_a_full_disk_in_the_adapter_is_a_snapshot_error(tmp_path: Path, write_ad
     store = SnapshotStore(tmp_path, keep=2)
     save(store, 1)
     with pytest.raises(SnapshotError, match=r"00000002 could not be written.*No space left.*untouched"):
-        store.save(draft(2), write_adapter, tensors(2))
+        store.save(draft(2), [adapter_part(write_adapter), state_part(tensors(2))])
     assert [path.name for path in store.folder.iterdir()] == ["00000001"]
 
 
@@ -151,19 +152,25 @@ def test_a_bug_in_the_adapter_is_not_a_snapshot_error(tmp_path: Path) -> None:
     """A programming error is raised unchanged, and leaves no files."""
 
     def buggy(folder: Path) -> None:
+        folder.mkdir()
         (folder / "half").write_bytes(b"x")
         raise KeyError("lora_A")
 
     store = SnapshotStore(tmp_path, keep=2)
     save(store, 1)
     with pytest.raises(KeyError):
-        store.save(draft(2), buggy, tensors(2))
+        store.save(draft(2), [adapter_part(buggy), state_part(tensors(2))])
     assert [path.name for path in store.folder.iterdir()] == ["00000001"]
 
 
 def test_a_device_or_link_in_the_adapter_is_refused_at_once(tmp_path: Path) -> None:
     """A snapshot that `verify` would refuse is not published."""
+
+    def linked(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "link").symlink_to(tmp_path)
+
     store = SnapshotStore(tmp_path / "snapshots", keep=2)
     with pytest.raises(SnapshotError, match=r"link: expected a regular file or a folder, found a symbolic link"):
-        store.save(draft(2), lambda folder: (folder / "link").symlink_to(tmp_path), tensors(2))
+        store.save(draft(2), [adapter_part(linked), state_part(tensors(2))])
     assert store.newest() is None

@@ -11,7 +11,7 @@ from streamlearn.errors import SnapshotMismatchError
 from streamlearn.snapshot.manifest import FORMAT_VERSION
 from streamlearn.snapshot.store import SnapshotStore
 
-from .kit import assert_is, draft, save
+from .kit import assert_is, draft, save, tensors
 
 GOLDEN = Path(__file__).parent / "golden"
 STEP = 3
@@ -55,7 +55,7 @@ def test_the_golden_snapshot_is_unchanged() -> None:
 def test_a_golden_snapshot_is_read_bit_for_bit(store: SnapshotStore) -> None:
     """In manifest, tensors and adapter."""
     before = contents(store.folder)
-    assert_is(store.newest(), STEP)
+    assert_is(store.newest(), STEP, state_of=tensors)
     found = store.verify(f"{STEP:08d}")
     expected = draft(STEP)
     assert {key: getattr(found, key) for key in type(expected).model_fields} == dict(expected)

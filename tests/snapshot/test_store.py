@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from streamlearn.errors import SnapshotDamagedError, SnapshotError, SnapshotMismatchError
 from streamlearn.snapshot.files import Files
+from streamlearn.snapshot.part import adapter_part, state_part
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.stream.record import Position, TopicPartition
 
@@ -60,7 +61,7 @@ def test_tensors_are_read_back_bit_for_bit_in_every_dtype_and_layout(store: Snap
         "slice": torch.arange(10.0)[2:5],
         "flags": torch.tensor([True, False]),
     }
-    store.save(draft(1), adapter(1), state)
+    store.save(draft(1), [adapter_part(adapter(1)), state_part(state)])
     snapshot = store.newest()
     assert snapshot is not None
     found = snapshot.tensors()
@@ -232,7 +233,7 @@ def test_a_name_is_looked_up_and_never_joined_to_a_path(store: SnapshotStore, na
 def test_a_header_too_large_to_be_read_is_not_written(store: SnapshotStore) -> None:
     many = {"x" * 1000 + str(number): torch.zeros(1) for number in range(8400)}
     with pytest.raises(SnapshotError, match="join small tensors"):
-        store.save(draft(1), adapter(1), many)
+        store.save(draft(1), [adapter_part(adapter(1)), state_part(many)])
     assert store.newest() is None
 
 

@@ -13,7 +13,7 @@ test regimes also route each test record with the regime of its task, an unseen 
 | joint-3 | the same in three passes |
 | lora-per-task | a fresh LoRA for each segment's tasks; test records are routed to that of their task |
 | lora-per-regime | a fresh LoRA without heads for each regime, behind the daemon's detector and router |
-| importance | one LoRA in the daemon, with importance from the path and anchors at shifts |
+| importance | one LoRA in the daemon, with importance from the path, kept apart by regime, and anchors at shifts |
 | er | `lora` with experience replay (Chaudhry et al. 2019), a memory of the size of the daemon's hold-out |
 | der++ | `lora` with replay of records and their logits (Buzzega et al. 2020), in as many bytes |
 | ewc | `lora` with elastic weight consolidation (Kirkpatrick et al. 2017) |
@@ -121,7 +121,7 @@ def _staged(c: BaselineContext) -> Baseline:
 
 
 def _sd_lora(c: BaselineContext) -> Baseline:
-    return SdLora(c.model.learner, seed=c.settings.seed, lr=c.settings.learner.lr, **c.options)
+    return SdLora(c.model.learner, seed=c.settings.seed, lr=c.model.learner.lr, **c.options)
 
 
 def _inflora(c: BaselineContext) -> Baseline:
@@ -133,7 +133,7 @@ def _gem(c: BaselineContext) -> Baseline:
 
 
 _plain = _built(Baseline)
-_ANCHORS = ("consolidate.anchor_strength", (1.0, 10.0, 100.0, 1000.0))
+_ANCHORS = ("consolidate.anchor_strength", (0.01, 0.1, 1.0, 10.0))
 _FISHER = ("baseline.strength", (0.001, 0.01, 0.1, 1.0))
 
 METHODS: Mapping[str, Method] = {
@@ -143,7 +143,7 @@ METHODS: Mapping[str, Method] = {
     "joint-3": Method(f"lora:{STORED}", _cosine, shuffled=True, passes=3, tuned_as="joint"),
     "lora-per-task": Method(PER_REGIME, _oracle, oracle_regimes=True),
     "lora-per-regime": Method(PER_REGIME),
-    "importance": Method(f"lora:{RANK}:consolidate.anchor_strength=1:probe.enabled=false", search=_ANCHORS),
+    "importance": Method(f"lora:{RANK}:consolidate.anchor_strength=0.1:probe.enabled=false", search=_ANCHORS),
     "er": Method(f"lora:{RANK}", _replay),
     "der++": Method(f"lora:{RANK}", _dark_replay, search=("baseline.alpha", (0.01, 0.1, 1.0, 10.0))),
     "ewc": Method(f"lora:{RANK}", _built(Ewc), search=_FISHER),

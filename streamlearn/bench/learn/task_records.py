@@ -32,7 +32,7 @@ def read_text_task(draw: Draw, task: str, *, bare: bool = False) -> TaskRecords:
     """Read a task's files; `bare` leaves its definition out of the prompts.
 
     Raises:
-        UsageError: no folder holds the task's file.
+        UsageError: no folder holds the task's file, or it has no records left to score.
     """
     pool, development = divide(_rows(draw, task, "train"), draw.records, _input_of)
     scored = development if draw.split == "development" else _rows(draw, task, "test")
@@ -59,6 +59,10 @@ def _task_records(
     reference: Callable[[Json], Reference],
 ) -> TaskRecords:
     train, scored = choose(pool, draw, task), scored[: draw.evaluated]
+    if not scored:
+        raise UsageError(
+            f"{task}: no {draw.split} records are left beside {len(train)} training records: lower --records-per-task"
+        )
     return TaskRecords(
         tuple(map(convert, train)),
         tuple(map(convert, scored)),

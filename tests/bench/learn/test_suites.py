@@ -10,6 +10,7 @@ import pytest
 from streamlearn.bench.learn.splits import Draw
 from streamlearn.bench.learn.suite import Reference, Suite
 from streamlearn.bench.learn.suites import ORDER_1, SUITES, UNSEEN_1, grouped, sequential
+from streamlearn.errors import UsageError
 
 RECORDS, TESTS = 6, 2
 TEXTS = {"definition": "Say it.", "output": " o ", "references": ["o", "p"]}
@@ -79,6 +80,12 @@ def test_development_records_come_from_the_training_file(folders: list[Path]) ->
     assert (suite.split, len(suite.tests["a"])) == ("development", 8 - RECORDS)
     assert all("train" in record["prompt"] for record in suite.tests["a"])
     assert not {r["prompt"] for r in suite.tests["a"]} & {r["prompt"] for r in suite.segments[0].records}
+
+
+def test_a_draw_that_leaves_nothing_to_score_is_an_error(folders: list[Path]) -> None:
+    """Before anything is trained."""
+    with pytest.raises(UsageError, match="a: no development records are left beside 8 training records: lower"):
+        sequential("one", Draw(folders, 8, 50, split="development"), ["a"])
 
 
 @pytest.mark.parametrize(

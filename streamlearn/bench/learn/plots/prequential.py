@@ -14,7 +14,7 @@ from streamlearn.bench.learn.run_files import RunResult, by_method
 
 COMPARED = ("streamlearn", "lora")
 BIN = 10
-"""Records per point; bins do not cross boundaries."""
+"""Records per point, about: bins do not cross boundaries, and those of a segment have the same size."""
 LABEL_CHARS = 16
 MARGINS = {"left": 0.07, "right": 0.86, "bottom": 0.13}
 HEIGHT = 4.8
@@ -46,14 +46,15 @@ def prequential(runs: Sequence[RunResult]) -> tuple[Figure, str, str] | None:
     _draw_segments(axis, segments, edges)
     _draw_shifts(axis, groups)
     axis.set_xlabel(
-        f"records of the stream (mean of {BIN} records; vertical lines: true boundaries; "
+        f"records of the stream (mean of about {BIN} records; vertical lines: true boundaries; "
         "triangles: declared input shifts, first seed)"
     )
     axis.set_ylabel("loss before training on a record,\nnats per answer token")
     axis.spines[["top", "right"]].set_visible(False)
     label_at_edge(axis, ends, lines=2)
     seeds = max(len(group) for group in groups.values())
-    title = f"loss before learning, along the stream (mean of {seeds} seeds, band: their range)"
+    over = f" (mean of {seeds} seeds, band: their range)" if seeds > 1 else ""
+    title = f"loss before learning, along the stream{over}"
     return figure, title, "; ".join(label.text.replace("\n", ": ") for label in ends) + " nats per answer token."
 
 
@@ -82,8 +83,8 @@ def _binned(losses: Sequence[float], edges: Any) -> tuple[Any, Any]:
     centres: list[float] = []
     means: list[float] = []
     for first, last in pairwise(edges):
-        for start in range(first, last, BIN):
-            end = min(start + BIN, last)
+        bounds = np.linspace(first, last, max(1, round((last - first) / BIN)) + 1).round().astype(int)
+        for start, end in pairwise(bounds.tolist()):
             centres.append((start + end) / 2)
             means.append(float(np.mean(losses[start:end])))
         centres.append(last)
