@@ -48,7 +48,7 @@ COLUMNS = ("purity", "assignment", "purity_later", "regimes", "us_per_record")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AssignedStream:
     """The task and the regime's slot of each record of a stream."""
 
     tasks: NDArray[np.int64]
@@ -100,7 +100,7 @@ def _outcome(
     length: int,
     seed: int,
     per_producer: int,
-) -> Outcome:
+) -> AssignedStream:
     rng = np.random.default_rng([SEED, seed, producers, length])
     drawn = rng.permutation(np.setdiff1d(np.arange(len(tasks)), suite))
     chosen = np.concatenate([rng.permutation(suite), drawn])[:producers]
@@ -125,7 +125,7 @@ def turns(rng: np.random.Generator, producers: int, length: int, num_records: in
     return np.array(order[:num_records])
 
 
-def run(tasks: NDArray[np.int64], stream: Sequence[Example]) -> Outcome:
+def run(tasks: NDArray[np.int64], stream: Sequence[Example]) -> AssignedStream:
     """Let a monitor assign the records of a stream."""
     monitor = Monitor(ShiftSettings(), vocab_size=1, seed=0)
     batches = [
@@ -134,7 +134,7 @@ def run(tasks: NDArray[np.int64], stream: Sequence[Example]) -> Outcome:
     started = time.process_time()
     assigned = [each for batch in batches for each in monitor.update(batch)] + monitor.flush()
     seconds = time.process_time() - started
-    return Outcome(tasks, np.array([slot for each in assigned for slot in each.slots]), seconds)
+    return AssignedStream(tasks, np.array([slot for each in assigned for slot in each.slots]), seconds)
 
 
 def purity(tasks: NDArray[np.int64], slots: NDArray[np.int64]) -> float:

@@ -107,10 +107,16 @@ class _Tokens:
         return cls(keys // NUM_BUCKETS, column_T, count_T.astype(np.float64), sizes_N, len(buckets))
 
     def sum_by_record(self, values_T: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.bincount(self.record_T, weights=values_T, minlength=len(self.sizes_N))
+        return _sums(self.record_T, values_T, len(self.sizes_N))
 
     def sum_by_column(self, values_T: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.bincount(self.column_T, weights=values_T, minlength=self.num_columns)
+        return _sums(self.column_T, values_T, self.num_columns)
+
+
+def _sums(index_T: NDArray[np.int64], values_T: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """Sums of the values with each index."""
+    sums: NDArray[np.float64] = np.bincount(index_T, weights=values_T, minlength=size).astype(np.float64, copy=False)
+    return sums
 
 
 def _starts(tokens: _Tokens) -> list[Division]:
@@ -160,11 +166,11 @@ def _lead(tokens: _Tokens, division_N: Division) -> NDArray[np.float64]:
     p_T = ((total_V / total_V.sum() + 1 / NUM_BUCKETS) / 2)[tokens.column_T]
     second_V = tokens.sum_by_column(np.where(in_second_T, tokens.count_T, 0.0))
     lead_T = np.zeros_like(p_T)
-    for sign, counts_V, is_own_T, is_own_N in (
+    for direction, counts_V, is_own_T, is_own_N in (
         (1, second_V, in_second_T, division_N),
         (-1, total_V - second_V, ~in_second_T, ~division_N),
     ):
         counts_T = counts_V[tokens.column_T] - np.where(is_own_T, tokens.count_T, 0.0)
         totals_N = counts_V.sum() - np.where(is_own_N, tokens.sizes_N, 0.0)
-        lead_T += sign * (np.log(counts_T + SMOOTHING * p_T) - np.log(totals_N + SMOOTHING)[tokens.record_T])
+        lead_T += direction * (np.log(counts_T + SMOOTHING * p_T) - np.log(totals_N + SMOOTHING)[tokens.record_T])
     return tokens.sum_by_record(tokens.count_T * lead_T)

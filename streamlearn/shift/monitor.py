@@ -104,7 +104,9 @@ class Monitor:
     def _classifier_of(self, state: MonitorState) -> RequestClassifier:
         """The classifier under a state; the last one is kept, for requests between the same two batches."""
         if self._classifier is None or self._classifier[0] is not state:
-            self._classifier = state, RequestClassifier(self._regimes_of(state))
+            segment = state.detector.segment
+            recent = (*segment.window.records, *segment.other_records)
+            self._classifier = state, RequestClassifier(self._regimes_of(state), recent)
         return self._classifier[1]
 
     def _regimes_of(self, state: MonitorState) -> RegimeMemory:

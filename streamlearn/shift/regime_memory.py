@@ -9,7 +9,7 @@ The segment's regime and regimes of records that are held back are never dropped
 """
 # Shape suffixes: B buckets, R regimes, T buckets of a record.
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -83,13 +83,12 @@ class RegimeMemory:
     def calibrate(self, slots: Iterable[int] | None = None) -> None:
         """Measure how well the regimes, by default all, explain their own exemplars."""
         for slot in range(len(self)) if slots is None else slots:
-            if self._profiles[slot].exemplars:
-                self._profiles[slot].calibrate(self.exemplar_fits(slot))
+            if exemplars := self._profiles[slot].exemplars:
+                self._profiles[slot].calibrate(self.exemplar_fits(slot, exemplars))
                 self._saved[slot] = None
 
-    def exemplar_fits(self, slot: int) -> NDArray[np.float64]:
-        """Log ratios per bucket of a regime's exemplars, each as if it had not been counted."""
-        exemplars = self._profiles[slot].exemplars
+    def exemplar_fits(self, slot: int, exemplars: Sequence[NDArray[np.uint16]]) -> NDArray[np.float64]:
+        """Log ratios per bucket of records of a regime, each as if it had not been counted."""
         c_RT = self._counts_RB[: len(self)].take(np.concatenate(exemplars), axis=1)
         own_T = np.concatenate([naive_bayes.count_buckets(buckets)[buckets] for buckets in exemplars])
         c_RT[slot] = np.maximum(c_RT[slot] - own_T, 0.0)

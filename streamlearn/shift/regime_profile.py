@@ -24,6 +24,8 @@ FIT_PRIOR = 2.0
 """Weight of FIT_DEVIATION, in exemplars."""
 FIT_DEVIATION = 0.1
 """Prior standard deviation of a record's log ratio per bucket, nats."""
+LOW, LOW_DEVIATIONS = 0.1, 1.2816
+"""A quantile of the lower tail, and how many deviations below the median a Gaussian has it."""
 MAX_TOKENS = float(1 << 21)
 """Counts above are halved: below 2^24 they are exact in float32, and old tokens fade."""
 _MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
@@ -41,6 +43,8 @@ SCALARS = (
     "fit_scale",
 )
 """Fields that a snapshot keeps as one row of float64, exact for integers below 2^53."""
+ADDED_SCALARS = ("is_separated", "next_test", "fit_tail")
+"""Those that snapshots keep since 0.2.0."""
 
 
 class SampledRecord(NamedTuple):
@@ -70,6 +74,9 @@ class RegimeProfile:
     length_squares: float = 0.0
     fit_center: float = 0.0
     fit_scale: float = 1.0
+    fit_tail: float = 1.0
+    """Deviation of the lower tail, at least `fit_scale`: single records of a task fit it badly more often than a
+    Gaussian's would."""
     is_separated: int = 0
     """1 if its records were told apart from another regime's one by one (`mixture_test`)."""
     next_test: int = MIN_TESTED
@@ -131,12 +138,17 @@ class RegimeProfile:
         """Deviations by which a record's log ratio per bucket exceeds that of the regime's own records."""
         return (log_ratio / len(record.buckets) - self.fit_center) / self.fit_scale
 
+    def tail_fit(self, log_ratio: float, record: Features) -> float:
+        """The same in deviations of the lower tail, to judge one record by itself."""
+        return (log_ratio / len(record.buckets) - self.fit_center) / self.fit_tail
+
     def calibrate(self, exemplar_fits: NDArray[np.float64]) -> None:
-        """Set the usual fit: median and robust deviation of the exemplars' log ratios per bucket."""
+        """Set the usual fit: median, robust deviation and lower tail of the exemplars' log ratios per bucket."""
         self.fit_center = float(np.median(exemplar_fits))
-        deviation = 1.4826 * float(np.median(np.abs(exemplar_fits - self.fit_center)))
-        squares = len(exemplar_fits) * deviation**2 + FIT_PRIOR * FIT_DEVIATION**2
-        self.fit_scale = float((squares / (len(exemplar_fits) + FIT_PRIOR)) ** 0.5)
+        robust = 1.4826 * float(np.median(np.abs(exemplar_fits - self.fit_center)))
+        tail = (self.fit_center - float(np.quantile(exemplar_fits, LOW))) / LOW_DEVIATIONS
+        self.fit_scale = _with_prior(robust, len(exemplar_fits))
+        self.fit_tail = max(self.fit_scale, _with_prior(tail, len(exemplar_fits)))
 
     @property
     def length_mean(self) -> float:
@@ -168,3 +180,8 @@ class RegimeProfile:
         self.records += number
         self.length_sum += number * log_length
         self.length_squares += number * log_length**2
+
+
+def _with_prior(deviation: float, number: int) -> float:
+    """A deviation of `number` exemplars' fits, weighted with the prior one."""
+    return float(((number * deviation**2 + FIT_PRIOR * FIT_DEVIATION**2) / (number + FIT_PRIOR)) ** 0.5)

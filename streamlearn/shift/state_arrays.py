@@ -18,12 +18,12 @@ from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.recent_record import RecentRecord, stack_phi
 from streamlearn.shift.reference_distribution import ReferenceDistribution
 from streamlearn.shift.regime_memory import SavedProfiles
-from streamlearn.shift.regime_profile import SCALARS, RegimeProfile, SampledRecord
+from streamlearn.shift.regime_profile import ADDED_SCALARS, SCALARS, RegimeProfile, SampledRecord
 from streamlearn.shift.segment import SegmentState
 from streamlearn.shift.segment_window import WindowState
 
 Arrays = Mapping[str, NDArray[np.generic]]
-_INTEGER_SCALARS = ("number", "visits", "records", "first_record", "last_record")
+_INTEGER_SCALARS = ("number", "visits", "records", "first_record", "last_record", "is_separated", "next_test")
 
 
 def to_arrays(state: MonitorState) -> dict[str, NDArray[np.generic]]:
@@ -78,19 +78,18 @@ def from_arrays(arrays: Arrays) -> MonitorState:
 
 def profiles_to_arrays(profiles: SavedProfiles) -> dict[str, NDArray[np.generic]]:
     """Regime profiles, one row per slot."""
-    scalars = [np.array([getattr(each, name) for name in SCALARS], dtype=np.float64) for each in profiles]
     references = [each.reference.to_row() for each in profiles]
     frequencies = [each.token_frequency for each in profiles]
     sampled = [record for each in profiles for record in each.sample]
     return {
         "regimes.counts": _rows([each.counts_B for each in profiles], np.float32, NUM_BUCKETS),
-        "regimes.scalars": _rows(scalars, np.float64, len(SCALARS)),
+        "regimes.scalars": _scalars(SCALARS, profiles),
         "regimes.references": _rows(references, np.float64, ReferenceDistribution.ROW),
         "regimes.shares": _rows([each.records_B for each in frequencies], np.float32, NUM_BUCKETS),
         "regimes.shares.numbers": np.array([each.num_records for each in frequencies], dtype=np.float64),
         "regimes.exemplars": np.array([len(each.sample) for each in profiles], dtype=np.int64),
         "regimes.sampled": _rows([np.array([each.log_length, each.ordinal]) for each in sampled], np.float64, 2),
-        "regimes.mixtures": _rows([np.array([each.is_separated, each.next_test]) for each in profiles], np.int64, 2),
+        "regimes.scalars.added": _scalars(ADDED_SCALARS, profiles),
         **ragged.to_arrays("regimes.exemplars", [record.buckets for record in sampled]),
     }
 
@@ -111,15 +110,17 @@ def profiles_from_arrays(arrays: Arrays) -> SavedProfiles:
 
 
 def _profile_from_arrays(arrays: Arrays, slot: int, sample: tuple[SampledRecord, ...]) -> RegimeProfile:
-    scalars = zip(SCALARS, arrays["regimes.scalars"][slot].tolist(), strict=True)
-    values: dict[str, Any] = {name: int(value) if name in _INTEGER_SCALARS else value for name, value in scalars}
+    scalars = dict(zip(SCALARS, arrays["regimes.scalars"][slot].tolist(), strict=True))
+    if "regimes.scalars.added" in arrays:
+        scalars |= zip(ADDED_SCALARS, arrays["regimes.scalars.added"][slot].tolist(), strict=True)
+    else:  # older snapshots judge single records by the one scale that they have
+        scalars["fit_tail"] = scalars["fit_scale"]
+    values: dict[str, Any] = scalars | {name: int(scalars[name]) for name in _INTEGER_SCALARS if name in scalars}
     if "regimes.shares" in arrays:
         records_B = np.array(arrays["regimes.shares"][slot], dtype=np.float32)
         token_frequency = DocumentFrequency(records_B, float(arrays["regimes.shares.numbers"][slot]))
     else:  # written before document frequencies were kept: estimated from the sample
         token_frequency = DocumentFrequency(count_records(each.buckets for each in sample), float(len(sample)))
-    if "regimes.mixtures" in arrays:  # older snapshots lack it
-        values |= zip(("is_separated", "next_test"), arrays["regimes.mixtures"][slot].tolist(), strict=True)
     return RegimeProfile(
         counts_B=np.array(arrays["regimes.counts"][slot], dtype=np.float32),
         reference=ReferenceDistribution.from_row(np.asarray(arrays["regimes.references"][slot], dtype=np.float64)),
@@ -147,6 +148,11 @@ def _records_from_arrays(name: str, arrays: Arrays) -> tuple[RecentRecord, ...]:
     features = [Features(*each) for each in summaries]
     columns = (arrays[f"{name}.{column}"].tolist() for column in ("ordinal", "slot", "log_ratio"))
     return tuple(RecentRecord(*each) for each in zip(features, *columns, strict=True))
+
+
+def _scalars(names: Sequence[str], profiles: SavedProfiles) -> NDArray[Any]:
+    values = [np.array([getattr(each, name) for name in names], dtype=np.float64) for each in profiles]
+    return _rows(values, np.float64, len(names))
 
 
 def _rows(rows: Sequence[NDArray[Any]], dtype: type, width: int) -> NDArray[Any]:

@@ -295,7 +295,8 @@ def test_a_death_at_a_split_changes_no_bit(make: Callable[..., Settings], monkey
     whole, _ = run(make(lines, "whole", **shape))
     settings = make(lines, "killed", **shape)
     for target, name in ((Consolidator, "open"), (HoldoutReservoirs, "move")):
-        really, calls = getattr(target, name), []
+        really = getattr(target, name)
+        calls: list[int] = []
 
         def die_at_the_first(*args: Any, really: Any = really, calls: list[int] = calls, **kwargs: Any) -> None:
             really(*args, **kwargs)  # what it did is lost with the process

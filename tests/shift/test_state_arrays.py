@@ -30,7 +30,7 @@ NAMES = {
     "regimes.shares.numbers",
     "regimes.exemplars",
     "regimes.sampled",
-    "regimes.mixtures",
+    "regimes.scalars.added",
     "regimes.exemplars.sizes",
     "regimes.exemplars.values",
 }
