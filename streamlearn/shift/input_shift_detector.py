@@ -8,10 +8,12 @@
    regime that returns, or of a new one (`SegmentClassifier`).
 4. The last two are a shift: the records move to that regime and begin a new segment.
 5. A regime that received a record may turn out to be two, mixed from the beginning (`mixture_test`). The smaller part
-   becomes a regime of its own. This is a shift as well, but the segment goes on: both regimes are in the stream.
+   becomes a regime of its own. This is a shift as well, but the segment goes on: both regimes are in the stream. Only
+   where the smaller part is the newest run of the stream did the stream move on, as in 4.
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.alarm import Alarm
@@ -108,30 +110,34 @@ class InputShiftDetector:
             return None
         if found.known:
             self._regimes.revisit(found.slot)
-            return self._shift(alarm, found, found.slot, NO_SLOT, None)
+            return self._shift(alarm, found, NO_SLOT, None)
         held = {self._segment.slot, *self._segment.other_slots, *protected}
         created = self._regimes.create(found.records[0].ordinal, held)
         if created is None:
             return None
         slot, dropped = created
         parent = found.slot if found.slot != self._segment.slot or alarm.token_change else NO_SLOT
-        return self._shift(alarm, found, slot, parent, dropped)
+        return self._shift(alarm, replace(found, slot=slot), parent, dropped)
 
-    def _shift(
-        self, alarm: Alarm, found: Classification, slot: int, parent: int, dropped: int | None
-    ) -> AssignedRecord:
-        """Move the records to the regime in `slot` and begin its segment with them."""
-        previous = self._regimes[self._segment.slot].number
+    def _shift(self, alarm: Alarm, found: Classification, parent: int, dropped: int | None) -> AssignedRecord:
+        """Move on to the regime of the records, and assign the newest record."""
         newest = self._segment.recent_records[-1]
+        shift = self._move_on(alarm, found, parent, dropped)
+        reassigned = tuple((each.ordinal, shift.slot) for each in found.records)
+        return AssignedRecord(shift.slot if newest in found.records else newest.slot, (shift,), reassigned)
+
+    def _move_on(self, alarm: Alarm, found: Classification, parent: int, dropped: int | None) -> Shift:
+        """Move the records to the regime in their slot and begin its segment with them."""
+        previous = self._regimes[self._segment.slot].number
         for each in found.records:
-            self._regimes.move(each.features, each.ordinal, each.slot, slot)
-        self._segment.restart(slot, parent, found.records)
+            self._regimes.move(each.features, each.ordinal, each.slot, found.slot)
+        self._segment.restart(found.slot, parent, found.records)
         self._num_shifts += 1
-        shift = Shift(
+        return Shift(
             kind="inputs",
             number=self._num_shifts,
-            regime=self._regimes[slot].number,
-            slot=slot,
+            regime=self._regimes[found.slot].number,
+            slot=found.slot,
             known=found.known,
             previous=previous,
             declared_at=self._ordinal,
@@ -140,8 +146,6 @@ class InputShiftDetector:
             threshold=alarm.threshold,
             dropped=dropped,
         )
-        reassigned = tuple((each.ordinal, slot) for each in found.records)
-        return AssignedRecord(slot if newest in found.records else newest.slot, (shift,), reassigned)
 
     def _split(self, slot: int, protected: Collection[int]) -> AssignedRecord:
         """Test whether the regime of the newest record is a mixture, and its parts in turn."""
@@ -181,6 +185,9 @@ class InputShiftDetector:
         if created is None:
             return None
         new, dropped = created
+        if slot == self._segment.slot and smaller <= recent.keys() and min(smaller) > max(set(ordinals) - smaller):
+            change = Classification(new, False, tuple(moved))  # one run, up to the newest record: no mixture
+            return self._move_on(Alarm(separation.statistic, 1.0, tuple(moved)), change, NO_SLOT, dropped)
         self._regimes.divide(slot, new, smaller, self._ordinal)
         for each in recent.values():
             self._regimes.add(new if each in moved else slot, each.features, each.ordinal)

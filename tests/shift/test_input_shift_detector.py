@@ -33,6 +33,16 @@ def test_a_burst_of_similar_records_is_no_shift() -> None:
     assert [shift.number for each in assigned for shift in each.shifts] == [1]
 
 
+@pytest.mark.parametrize("at", [20, 32])
+def test_a_change_before_the_dwell_ends_is_a_shift_and_no_split(at: int) -> None:
+    """The change tests wait for `min_dwell_records`; the newest run of a mixture is a change all the same."""
+    assigned = run(InputShiftDetector(ShiftSettings()), [*features_of(0, at), *features_of(1, 40)])
+    [change] = [shift for each in assigned[1:] for shift in each.shifts]
+    assert (change.onset, change.parent, change.known) == (at + 1, None, False)
+    assert change.declared_at < ShiftSettings().min_dwell_records
+    assert assigned[-1].slot == change.slot
+
+
 @pytest.mark.parametrize("per_record", [True, False])
 def test_interleaved_regimes_are_assigned_record_by_record(per_record: bool) -> None:
     """Only with `per_record`; without it all records get the segment's regime, right or wrong."""
