@@ -105,7 +105,12 @@ def measure_mixtures(
     as_json: JsonOption = False,
     data: DataOption = Path("../shared/data/superni"),
     others: Annotated[
-        Path, typer.Option(help="File of texts of other tasks: {text, source}, JSON Lines, gzip.", metavar="FILE")
+        Path,
+        typer.Option(
+            help="File of texts of other tasks: {text, source}, JSON Lines, gzip.",
+            metavar="FILE",
+            show_default="superni_other.jsonl.gz in ../shared/data/pretrain",
+        ),
     ] = Path("../shared/data/pretrain/superni_other.jsonl.gz"),
     seeds: Annotated[int, typer.Option(min=1, help="Streams of each kind and prompt, one per seed.")] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="Use few, short streams, as a smoke test.")] = False,

@@ -187,6 +187,7 @@ class InputShiftDetector:
         new, dropped = created
         if slot == self._segment.slot and smaller <= recent.keys() and min(smaller) > max(set(ordinals) - smaller):
             change = Classification(new, False, tuple(moved))  # one run, up to the newest record: no mixture
+            self._regimes.mark_separated((slot, new))
             return self._move_on(Alarm(separation.statistic, 1.0, tuple(moved)), change, NO_SLOT, dropped)
         self._regimes.divide(slot, new, smaller, self._ordinal)
         for each in recent.values():

@@ -113,6 +113,12 @@ class RegimeMemory:
         self._profiles[slot].postpone_test()
         self._saved[slot] = None
 
+    def mark_separated(self, slots: Iterable[int]) -> None:
+        """Each record of these regimes was told from the others'."""
+        for slot in slots:
+            self._profiles[slot].is_separated = 1
+            self._saved[slot] = None
+
     def divide(self, slot: int, new: int, moved: Collection[int], ordinal: int) -> None:
         """Divide the sample of a regime between it and the one in `new`; both start over with their part.
 
