@@ -12,7 +12,8 @@ are drawn from `--others`. Records are drawn in shuffled passes over their task.
 - regimes: number of regimes that records were assigned to
 - us_per_record: processor time to assign a record
 
-Slots are those that the learner gets: records that were released before a split keep theirs.
+Slots are those that the learner gets: records that were released before a split keep theirs. Under `single` stand the
+tasks that are split although no other task is in the stream.
 """
 
 import time
@@ -43,8 +44,17 @@ MIN_PRODUCERS = 8
 """A stream of fewer producers has as many records as one of 8."""
 MAX_TASK_RECORDS = 500
 BATCH_RECORDS = 8
+SINGLE_RECORDS = 400
 SEED = 0x3A
-COLUMNS = ("purity", "assignment", "purity_later", "regimes", "us_per_record")
+HEADINGS = {
+    "purity": "purity",
+    "purity_least": "least",
+    "purity_later": "2nd half",
+    "assignment": "one to one",
+    "regimes": "regimes",
+    "us_per_record": "us",
+}
+"""Columns of the table, described in the module's docstring; the least purity is that of the worst seed."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,13 @@ def report(*, data: Path, others: Path, seeds: int, as_json: bool, quick: bool =
     if as_json:
         print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON must not be wrapped
     else:
-        Console().print(table(result))
+        console = Console()
+        console.print(table(result))
+        for prompt in PROMPTS:
+            alone = result["single"][prompt]
+            console.print(
+                f"{prompt}: {len(alone['split'])} of {alone['tasks']} tasks are split in a stream of their own"
+            )
 
 
 def measure(data: Path, others: Path, *, seeds: int, quick: bool = False) -> dict[str, Any]:
@@ -88,8 +104,21 @@ def measure(data: Path, others: Path, *, seeds: int, quick: bool = False) -> dic
         for kind, (producers, length) in kinds.items():
             outcomes = [_outcome(tasks, suite, prompt, producers, length, seed, per_producer) for seed in range(seeds)]
             result[prompt][kind] = _summary([each.metrics() for each in outcomes])
+    result["single"] = {prompt: _single(tasks, prompt, 60 if quick else SINGLE_RECORDS) for prompt in PROMPTS}
     result["setting"] = {"seeds": seeds, "tasks": len(tasks), "suite": len(suite), **ShiftSettings().model_dump()}
     return result
+
+
+def _single(tasks: Sequence[RequestTask], prompt: Prompt, num_records: int) -> dict[str, Any]:
+    """Names of the tasks that are split in a stream of their own."""
+    found = []
+    for number, task in enumerate(tasks):
+        examples, rng = task.examples[prompt], np.random.default_rng([SEED, number])
+        order = np.concatenate([rng.permutation(len(examples)) for _ in range(-(-num_records // len(examples)))])
+        stream = [examples[i] for i in order[:num_records].tolist()]
+        if len(set(run(np.zeros(len(stream), dtype=np.int64), stream).slots.tolist())) > 1:
+            found.append(task.name)
+    return {"tasks": len(tasks), "split": found}
 
 
 def _outcome(
@@ -156,14 +185,14 @@ def _counts(tasks: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[np.in
 
 def _summary(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Means over the seeds, and the smallest purity."""
-    means = {name: round(float(np.mean([row[name] for row in rows])), 4) for name in COLUMNS}
+    means = {name: round(float(np.mean([row[name] for row in rows])), 4) for name in rows[0]}
     return {**means, "purity_least": round(min(row["purity"] for row in rows), 4)}
 
 
 def table(result: Mapping[str, Any]) -> Table:
     """The metrics, one row per prompt and kind of stream."""
-    shown = Table("prompt", "stream", *COLUMNS, "purity_least", box=None, pad_edge=False)
+    shown = Table("prompt", "stream", *HEADINGS.values(), box=None, pad_edge=False)
     for prompt in PROMPTS:
         for kind, values in result[prompt].items():
-            shown.add_row(prompt, kind, *(f"{values[name]:g}" for name in (*COLUMNS, "purity_least")))
+            shown.add_row(prompt, kind, *(f"{values[name]:.3g}" for name in HEADINGS))
     return shown
