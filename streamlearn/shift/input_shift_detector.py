@@ -21,7 +21,7 @@ from streamlearn.shift.assigned_record import AssignedRecord
 from streamlearn.shift.detector_state import DetectorState
 from streamlearn.shift.featurizer import Features
 from streamlearn.shift.mean_embedding_test import WINDOWS
-from streamlearn.shift.mixture_test import MIN_RUNS, YOUNG, separate
+from streamlearn.shift.mixture_test import LIKELY, MIN_RUNS, UNLIKELY, YOUNG, separate
 from streamlearn.shift.recent_record import RecentRecord
 from streamlearn.shift.record_assigner import RecordAssigner
 from streamlearn.shift.regime_memory import RegimeMemory
@@ -173,8 +173,10 @@ class InputShiftDetector:
         recent = {each.ordinal: each for each in self._segment.recent_records if each.slot == slot}
         buckets = sampled | {ordinal: each.features.buckets for ordinal, each in recent.items()}
         ordinals = sorted(buckets)
-        min_runs = 1 if self._regimes[slot].records <= YOUNG else MIN_RUNS
-        separation = separate([buckets[ordinal] for ordinal in ordinals], min_runs=min_runs)
+        profile = self._regimes[slot]
+        min_runs = 1 if profile.records <= YOUNG else MIN_RUNS
+        threshold = LIKELY if profile.is_separated or profile.number == 1 else UNLIKELY
+        separation = separate([buckets[ordinal] for ordinal in ordinals], threshold=threshold, min_runs=min_runs)
         if separation is None:
             return None
         smaller = {ordinal for ordinal, is_smaller in zip(ordinals, separation.is_smaller, strict=True) if is_smaller}
@@ -188,7 +190,7 @@ class InputShiftDetector:
         if slot == self._segment.slot and smaller <= recent.keys() and min(smaller) > max(set(ordinals) - smaller):
             change = Classification(new, False, tuple(moved))  # one run, up to the newest record: no mixture
             self._regimes.mark_separated((slot, new))
-            return self._move_on(Alarm(separation.statistic, 1.0, tuple(moved)), change, NO_SLOT, dropped)
+            return self._move_on(Alarm(separation.statistic, threshold, tuple(moved)), change, NO_SLOT, dropped)
         self._regimes.divide(slot, new, smaller, self._ordinal)
         for each in recent.values():
             self._regimes.add(new if each in moved else slot, each.features, each.ordinal)
@@ -205,7 +207,7 @@ class InputShiftDetector:
             declared_at=self._ordinal,
             onset=onset,
             statistic=separation.statistic,
-            threshold=1.0,
+            threshold=threshold,
             parent=self._regimes[slot].number,
             dropped=dropped,
         )

@@ -42,6 +42,9 @@ MEDIAN_MARGIN, LOW_MARGIN = 0.75, 0.3
 """Nats per bucket, in eq. (3)."""
 LOW_MARGIN_NATS = 20.0
 """Nats per record, in eq. (3): short inputs reach the margins per bucket by chance."""
+LIKELY, UNLIKELY = 1.0, 1.5
+"""Thresholds of T: of regimes that may well be mixtures, and of those that began with a change, when the stream was of
+one regime at a time. With the first for all, one in ten of the shifts between bare inputs would be a split in error."""
 MIN_RUNS = 3
 """Uninterrupted runs of the stream that the smaller part must consist of, unless the regime is young."""
 YOUNG = 128
@@ -62,12 +65,14 @@ class Separation:
     """Records that are two regimes'."""
 
     statistic: float
-    """T of eq. (3); above 1."""
+    """T of eq. (3)."""
     is_smaller: tuple[bool, ...]
     """Which of the records belong to the smaller part. Of equal parts it is the one without the first record."""
 
 
-def separate(records: Sequence[NDArray[np.uint16]], *, min_runs: int = MIN_RUNS) -> Separation | None:
+def separate(
+    records: Sequence[NDArray[np.uint16]], *, threshold: float = LIKELY, min_runs: int = MIN_RUNS
+) -> Separation | None:
     """Divide records, given by their buckets in stream order, in two regimes; None if they are one's, or too few."""
     distinct = {each.tobytes(): each for each in records}
     if len(distinct) < MIN_TESTED:
@@ -75,7 +80,7 @@ def separate(records: Sequence[NDArray[np.uint16]], *, min_runs: int = MIN_RUNS)
     tokens = _Tokens.of(list(distinct.values()))
     outcomes = [outcome for start_N in _starts(tokens) if (outcome := _best_division(tokens, start_N)) is not None]
     statistic, division_N = max(outcomes, key=lambda outcome: outcome[0], default=(0.0, None))
-    if division_N is None or statistic <= 1.0:
+    if division_N is None or statistic <= threshold:
         return None
     side = dict(zip(distinct, division_N.tolist(), strict=True))
     is_second = np.array([side[each.tobytes()] for each in records])

@@ -26,6 +26,15 @@ def test_two_tasks_are_divided(number: int) -> None:
     assert list(found.is_smaller) == [bool(task) for task in tasks]
 
 
+def test_the_threshold_bounds_the_statistic() -> None:
+    """Records that are divided at one threshold are not at another above their statistic."""
+    made = records([0, 1] * 16)
+    found = separate(made)
+    assert found is not None
+    assert separate(made, threshold=found.statistic - 0.01) == found
+    assert separate(made, threshold=found.statistic) is None
+
+
 def test_of_equal_parts_the_one_without_the_first_record_is_new() -> None:
     """So the outcome does not depend on the signs of eigenvectors."""
     found = separate(records([0, 1] * 16))
