@@ -123,6 +123,8 @@ class Adaptation:
         self.reports: deque[ShiftReport] = deque(maxlen=MAX_REPORTS)
         self.suspected: list[Shift] = []
         """Shifts of the answers that wait for confirmation."""
+        self.undivided: list[Shift] = []
+        """Splits whose regimes' hold-out records are not divided yet."""
         self.records = 0
         """Ordinal of the last record that was trained on or held out."""
         self.probe_seconds = 0.0
@@ -154,11 +156,16 @@ class Adaptation:
         return self.monitor.lookahead.examples(slot)
 
     def enter(self, shift: Shift, examples: Sequence[Example]) -> ShiftReport:
-        """Close the regime under way and open, or return to, the one of `shift`; `examples` are its first records."""
+        """Close the regime under way and open, or return to, the one of `shift`; `examples` are its first records.
+
+        A regime that was split from another goes on beside it: nothing is closed, and the stream stays where it is.
+        """
         self.suspected = [each for each in self.suspected if each.declared_at < shift.onset - CONFIRM_RECORDS]
+        report = ShiftReport(shift, self._learner.number)
+        if shift.parent is not None:
+            return self._enter_split(report)
         if self.current is not None:
             self._close(self.current)
-        report = ShiftReport(shift, self._learner.number)
         if not shift.known:
             report = self._open(report, examples if self._is_probed(shift) else ())
         self.consolidator.enter(shift.slot)
@@ -167,6 +174,24 @@ class Adaptation:
         self.current = shift.slot
         if self._learner.stages is not None:
             self._learner.stages.restart()
+        self._publish(report)
+        return report
+
+    def _enter_split(self, report: ShiftReport) -> ShiftReport:
+        """Open a regime that was split from another, with a copy of the adapter that learned the records of both.
+
+        The other one's losses are those of other records from now on. Its hold-out records are divided once the batch
+        is trained on at which the split was declared: only then are the profiles that tell them apart part of the
+        state.
+        """
+        shift = report.shift
+        parent = self._slot_of(shift.parent)
+        report = self._open(report, (), parent=parent)
+        self.numbers[shift.slot] = shift.regime
+        if parent is not None:
+            self.drift_detector.forget(parent)
+            self.undivided.append(shift)
+        self.statistics.entered(shift, self.current)
         self._publish(report)
         return report
 
@@ -192,6 +217,9 @@ class Adaptation:
         self._trained = (
             assigned.after
         )  # requests and snapshots see the regimes as of this batch, not as of the look-ahead
+        for shift in [each for each in self.undivided if each.declared_at <= self.records]:
+            self._divide_holdouts(shift)
+            self.undivided.remove(shift)
         return confirmed
 
     def route(self, inputs: Sequence[NDArray[Any]]) -> list[RoutedInput]:
@@ -238,10 +266,15 @@ class Adaptation:
             holdouts={slot: self.holdouts.examples(slot) for slot in self.numbers},
         )
 
-    def _open(self, report: ShiftReport, examples: Sequence[Example]) -> ShiftReport:
-        """Give a new regime its adapter or its bias; `examples` are the records to probe it with, if any."""
+    def _open(self, report: ShiftReport, examples: Sequence[Example], *, parent: int | None = None) -> ShiftReport:
+        """Give a new regime its adapter or its bias.
+
+        `examples` are the records to probe it with, if any; `parent` is the slot of the regime it was split from.
+        """
         shift, settings, learner = report.shift, self._settings, self._learner
-        found, start, began = None, None, time.monotonic()
+        found, start, began = None, parent, time.monotonic()
+        if parent is not None and learner.per_regime:
+            report = replace(report, started_from=self.numbers[parent])
         if examples and learner.per_regime:
             head_start = self._head_start(shift.slot, examples)
             start = head_start.slot
@@ -260,6 +293,26 @@ class Adaptation:
         self._clear(shift.slot)
         self.consolidator.open(shift.slot, shift.regime, found, start=start)
         return report
+
+    def _divide_holdouts(self, shift: Shift) -> None:
+        """Move the hold-out records of a regime that was split to the new one, where they are the new one's.
+
+        Records that other regimes explain best stay.
+        """
+        parent = self._slot_of(shift.parent)
+        if parent is None or self.numbers.get(shift.slot) != shift.regime:
+            return
+        inputs = [input_of(each) for each in self.holdouts.examples(parent)]
+        assigned = self.monitor.assign(inputs, self._trained)
+        self.holdouts.move(parent, shift.slot, [each.slot == shift.slot for each in assigned])
+        for slot in (parent, shift.slot):  # their scores were those of other records
+            self.forgetting.forget(slot)
+            self.fallback.forget(slot)
+            self.statistics.changed(slot)
+
+    def _slot_of(self, number: int | None) -> int | None:
+        """Slot of the regime with this number; None if it was forgotten."""
+        return next((slot for slot, own in self.numbers.items() if own == number), None)
 
     def _head_start(self, slot: int, examples: Sequence[Example]) -> HeadStart:
         """Compare the starts of the regime that takes `slot`."""
@@ -286,7 +339,7 @@ class Adaptation:
 
     def _is_probed(self, shift: Shift) -> bool:
         """Whether this shift's regime is compared with what is known; the first of all has nothing to compare with."""
-        if shift.known or not self._settings.probe.enabled:
+        if shift.known or shift.parent is not None or not self._settings.probe.enabled:
             return False
         if self._learner.per_regime:
             return shift.previous is not None
@@ -362,6 +415,7 @@ class Adaptation:
             kind=shift.kind,
             regime=shift.regime,
             known=shift.known,
+            parent=shift.parent,
             step=report.step,
             declared_at=shift.declared_at,
             onset=shift.onset,
@@ -394,6 +448,7 @@ class Adaptation:
             "records": self.records,
             "entries": [report.to_json() for report in self.reports],
             "suspected": [shift.to_json() for shift in self.suspected],
+            "undivided": [shift.to_json() for shift in self.undivided],
             "forgetting": self.forgetting.to_json(),
             "fallback": self.fallback.to_json(),
             "chronicle": self.statistics.to_json(),
@@ -418,6 +473,7 @@ class Adaptation:
         self.records = values["records"]
         self.reports = deque((ShiftReport.from_json(fields) for fields in values["entries"]), maxlen=MAX_REPORTS)
         self.suspected = [Shift.from_json(fields) for fields in values["suspected"]]
+        self.undivided = [Shift.from_json(fields) for fields in values.get("undivided", [])]  # older snapshots: none
         self.forgetting.load_json(values["forgetting"])
         self.fallback.load_json(values.get("fallback", {}))  # older snapshots have none
         self.statistics.restore(tensors, values["chronicle"], [report.status for report in self.reports])

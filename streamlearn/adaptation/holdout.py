@@ -60,6 +60,18 @@ class HoldoutReservoirs:
         """The sample of one regime; empty until a record was held out."""
         return tuple(self._kept.get(slot, ()))
 
+    def move(self, slot: int, new: int, is_moved: Sequence[bool]) -> None:
+        """Move records of one regime's sample, and as large a part of its count, to another regime's."""
+        pairs = list(zip(self._kept.get(slot, []), is_moved, strict=True))
+        moved = [example for example, flag in pairs if flag]
+        if not moved:
+            return
+        self._kept[slot] = [example for example, flag in pairs if not flag]
+        self._kept[new] = [*moved, *self._kept.get(new, [])][: self._settings.records_per_regime]
+        number = int(self._seen[slot]) * len(moved) // len(pairs)
+        self._seen[slot] -= number
+        self._seen[new] += number
+
     def clear(self, slot: int) -> None:
         """Drop a regime's sample: its slot has another regime now, or its answers are outdated."""
         self._kept.pop(slot, None)

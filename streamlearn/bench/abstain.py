@@ -17,9 +17,9 @@ that differ in one word of the definition, and by bare inputs some cannot be tol
 
 import gzip
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from scipy.stats import rankdata
 
 from streamlearn.backbone.load import load_tokenizer, outline
 from streamlearn.bench.streams import PROMPTS, Prompt
-from streamlearn.bench.superni import to_chat, to_record
+from streamlearn.bench.superni import read_texts, to_chat, to_record
 from streamlearn.errors import UsageError
 from streamlearn.settings import BackboneSettings, ServeSettings, ShiftSettings, StreamSettings
 from streamlearn.shift.assignment import Assignment
@@ -188,7 +188,11 @@ def read_tasks(data: Path, others: Path, backbone: Path | None, limit: int) -> t
     shape = outline(settings)
     decoder = Decoder(load_tokenizer(shape), StreamSettings(), shape.config.get_text_config().vocab_size)
     form = to_record if backbone is None else to_chat
-    rows_by_task = {**_rows_of_folder(data, limit), **_rows_of_texts(others, limit)}
+    rows_by_task = _rows_of_folder(data, limit)
+    texts = {task: rows[:limit] for task, rows in read_texts(others).items() if len(rows) >= MIN_RECORDS}
+    if not texts:
+        raise UsageError(f"{others}: expected a task of at least {MIN_RECORDS} texts, found none; set --others")
+    rows_by_task |= texts
     tasks = [
         RequestTask(
             name,
@@ -212,33 +216,6 @@ def _rows_of_folder(folder: Path, limit: int) -> dict[str, list[dict[str, Any]]]
         with gzip.open(file) as lines:
             found[file.name.split(".")[0]] = [orjson.loads(line) for line in islice(lines, limit)]
     return found
-
-
-def _rows_of_texts(file: Path, limit: int) -> dict[str, list[dict[str, Any]]]:
-    """Rows of texts in the form that `to_record` gives them, by their `source`."""
-    if not file.is_file():
-        raise UsageError(f"{file}: no such file; set the file of other tasks with --others")
-    rows = sorted(_split_texts(file), key=lambda row: row["task"])
-    grouped = {task: list(group) for task, group in groupby(rows, key=lambda row: row["task"])}
-    found = {task: group[:limit] for task, group in grouped.items() if len(group) >= MIN_RECORDS}
-    if not found:
-        raise UsageError(f"{file}: expected a task of at least {MIN_RECORDS} texts, found none; set --others")
-    return found
-
-
-def _split_texts(file: Path) -> Iterator[dict[str, Any]]:
-    with gzip.open(file) as lines:
-        for number, line in enumerate(lines):
-            value = orjson.loads(line)
-            definition, _, rest = value["text"].partition("\n\nInput: ")
-            question, _, answer = rest.rpartition("\n\nOutput: ")
-            yield {
-                "id": f"{number}",
-                "task": value["source"],
-                "definition": definition.removeprefix("Definition: "),
-                "input": question,
-                "output": answer,
-            }
 
 
 def table(result: Mapping[str, Any]) -> Table:

@@ -14,6 +14,8 @@ counts neither way. The metrics:
 - record_assignment: records in the regime of their task, under the best one-to-one matching of tasks and regimes
 - single_assignment: the same for records that were not in the stream, each classified by itself
 
+`--others` adds streams of other tasks, and false alarms beside the asked level (`bench/detect_others.py`).
+
 A detector's headline metrics come from the abrupt streams; `recurrence_recall` comes from the recurring streams and
 `record_assignment` from all streams of several tasks. `kinds` holds all metrics of each kind of stream, and `answers`
 holds shifts of the answers in real training (`bench/concept.py`).
@@ -33,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import linear_sum_assignment
 
-from streamlearn.bench import concept
+from streamlearn.bench import concept, detect_others
 from streamlearn.bench.streams import PROMPTS, RAMP, Boundary, Maker, Stream, Task, read_tasks
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.assigned_batch import AssignedBatch
@@ -115,12 +117,27 @@ class Tally:
         }
 
 
-def report(*, data: Path, seeds: int, as_json: bool, quick: bool = False, answers: bool = True) -> None:
+@dataclass(frozen=True)
+class Others:
+    """What is measured on other tasks."""
+
+    file: Path
+    records: int
+    """Stationary records of each order."""
+    asked: tuple[float, ...]
+    """Levels, false alarms per million records."""
+
+
+def report(
+    *, data: Path, seeds: int, as_json: bool, quick: bool = False, answers: bool = True, others: Others | None = None
+) -> None:
     """Measure every detector on the same streams and print the metrics.
 
     `quick` uses short streams. `answers` also trains on tasks whose labels are exchanged, which takes twenty minutes.
     """
     result = measure(data, seeds=seeds, quick=quick)
+    if others is not None:
+        result["others"] = measure_others(others, seeds)
     if answers:
         result["answers"] = concept.measure_all(data, range(1 if quick else min(seeds, CONCEPT_SEEDS)))
     if as_json:
@@ -154,6 +171,23 @@ def measure(data: Path, *, seeds: int, quick: bool = False) -> dict[str, Any]:
         **ShiftSettings().model_dump(),
     }
     return result
+
+
+def measure_others(others: Others, seeds: int) -> dict[str, Any]:
+    """Boundaries between other tasks, and the rate of false alarms at each asked level."""
+    tasks, vocab_size = detect_others.read_tasks(others.file)
+    run = detectors(ShiftSettings(), vocab_size)["default"]
+    tallies: dict[str, Tally] = {prompt: Tally() for prompt in PROMPTS}
+    for stream, subset in detect_others.boundary_streams(tasks, seeds):
+        detection = run(stream, subset)
+        detection.assign = None  # slots are reused: there are more tasks than regimes remembered
+        count(tallies[stream.prompt], stream, detection, subset)
+    shown = ("records", "boundaries", "recall", "precision", "mean_delay_records", "late_delay_records")
+    return {
+        "tasks": len(tasks),
+        "boundaries": {prompt: {name: tally.metrics()[name] for name in shown} for prompt, tally in tallies.items()},
+        "level": {f"{asked:g}": detect_others.measure_level(tasks, asked, others.records) for asked in others.asked},
+    }
 
 
 def detectors(settings: ShiftSettings, vocab_size: int) -> dict[str, Run]:
@@ -253,7 +287,7 @@ def assignment(tasks: Sequence[int], slots: Sequence[int]) -> dict[int, int]:
 def table(result: dict[str, Any]) -> Table:
     """The headline metrics of every detector, then the default detector's on each kind of stream."""
     shown = Table("", *HEADINGS.values(), box=None, pad_edge=False)
-    for detector in (name for name in result if name not in ("setting", "answers")):
+    for detector in (name for name in result if name not in ("setting", "answers", "others")):
         shown.add_row(detector, *(_cell(result[detector].get(name)) for name in HEADINGS))
     shown.add_row()
     for kind, values in result["default"]["kinds"].items():

@@ -98,7 +98,11 @@ def read_tasks(folder: Path, limit: int | None = None) -> tuple[list[Task], int]
 
 def _read(file: Path, decoder: Decoder, limit: int | None) -> Task:
     with gzip.open(file) as lines:
-        rows = [orjson.loads(line) for line in lines][:limit]
+        return to_task(file.name.split(".")[0], [orjson.loads(line) for line in lines][:limit], decoder)
+
+
+def to_task(name: str, rows: Sequence[Mapping[str, Any]], decoder: Decoder) -> Task:
+    """Decode rows in the layout of `bench/superni.py`."""
     forms: Mapping[Prompt, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
         "definition": to_record,
         "bare": lambda row: to_record(row) | {"prompt": row["input"]},
@@ -106,7 +110,7 @@ def _read(file: Path, decoder: Decoder, limit: int | None) -> Task:
     starts = [row["input"][:PASSAGE_CHARS] for row in rows]
     numbers = {start: i for i, start in enumerate(dict.fromkeys(starts))}
     return Task(
-        file.name.split(".")[0],
+        name,
         {prompt: [decoder.decode_value(form(row)) for row in rows] for prompt, form in forms.items()},
         [numbers[start] for start in starts],
     )

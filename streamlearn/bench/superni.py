@@ -11,11 +11,13 @@ import argparse
 import gzip
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
+
+from streamlearn.errors import UsageError
 
 Split = Literal["train", "dev", "test"]
 
@@ -61,6 +63,31 @@ def read_rows(folder: Path, task: str, split: Split) -> Iterator[dict[str, Any]]
     with gzip.open(files[0]) as lines:
         for line in lines:
             yield orjson.loads(line)
+
+
+def read_texts(file: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of a file of texts by task: "Definition: ...", "Input: ..." and "Output: ..." in one string.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    if not file.is_file():
+        raise UsageError(f"{file}: no such file; set the file of other tasks with --others")
+    with gzip.open(file) as lines:
+        rows = sorted((_split_text(i, orjson.loads(line)) for i, line in enumerate(lines)), key=lambda row: row["task"])
+    return {task: list(group) for task, group in groupby(rows, key=lambda row: row["task"])}
+
+
+def _split_text(number: int, value: Mapping[str, Any]) -> dict[str, Any]:
+    definition, _, rest = value["text"].partition("\n\nInput: ")
+    question, _, answer = rest.rpartition("\n\nOutput: ")
+    return {
+        "id": f"{number}",
+        "task": value["source"],
+        "definition": definition.removeprefix("Definition: "),
+        "input": question,
+        "output": answer,
+    }
 
 
 def read_task(folder: Path, task: str, split: Split, limit: int | None = None) -> Iterator[dict[str, Any]]:

@@ -80,6 +80,15 @@ def measure_detection(
     seeds: Annotated[int, typer.Option(min=1, help="Streams of each kind and prompt, one per seed.")] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="Use short streams of few records, as a smoke test.")] = False,
     answers: Annotated[bool, typer.Option(help="Also train on tasks with swapped labels. Takes minutes.")] = True,
+    others: Annotated[
+        Path | None, typer.Option(help="Also measure on the texts of other tasks in this file.", metavar="FILE")
+    ] = None,
+    records: Annotated[
+        int, typer.Option(min=1000, help="With --others: stationary records per order and level. 1,000 take 0.2 s.")
+    ] = 100_000,
+    asked: Annotated[
+        list[float] | None, typer.Option(help="With --others: asked false alarms per million. Repeatable.")
+    ] = None,
 ) -> None:
     """Measure shift detection: delay, misses, false alarms.
 
@@ -87,7 +96,32 @@ def measure_detection(
     """
     from streamlearn.bench import detect  # noqa: PLC0415
 
-    detect.report(data=data, seeds=seeds, as_json=as_json, quick=quick, answers=answers)
+    on_others = detect.Others(others, records, tuple(asked or (1.0,))) if others is not None else None
+    detect.report(data=data, seeds=seeds, as_json=as_json, quick=quick, answers=answers, others=on_others)
+
+
+@app.command("mixtures")
+def measure_mixtures(
+    as_json: JsonOption = False,
+    data: DataOption = Path("../shared/data/superni"),
+    others: Annotated[
+        Path,
+        typer.Option(
+            help="File of texts of other tasks: {text, source}, JSON Lines, gzip.",
+            metavar="FILE",
+            show_default="superni_other.jsonl.gz in ../shared/data/pretrain",
+        ),
+    ] = Path("../shared/data/pretrain/superni_other.jsonl.gz"),
+    seeds: Annotated[int, typer.Option(min=1, help="Streams of each kind and prompt, one per seed.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Use few, short streams, as a smoke test.")] = False,
+) -> None:
+    """Measure how well producers are told apart that are mixed from the first record, or come in bursts.
+
+    Uses no model, only its tokenizer.
+    """
+    from streamlearn.bench import mixtures  # noqa: PLC0415
+
+    mixtures.report(data=data, others=others, seeds=seeds, as_json=as_json, quick=quick)
 
 
 @app.command("abstain")

@@ -101,7 +101,7 @@ class Consolidator:
             slot: The regime's slot; what it had before is forgotten.
             number: The regime's number, which seeds the weights of its adapter.
             report: Its probe; None without one.
-            start: Slot of the regime whose adapter it starts from; None: from nothing.
+            start: Slot of the regime whose adapter or bias it starts from; None: from nothing.
         """
         self.forget(slot)
         if self._learner.per_regime:
@@ -110,6 +110,8 @@ class Consolidator:
             similarity_HKN = self.similarity[bank.name]
             if report is not None:
                 similarity_HKN[:, :, slot] = report.similarity[bank.name]
+            elif start is not None:
+                similarity_HKN[:, :, slot] = similarity_HKN[:, :, start]
             if bank.bias_HKN is not None:
                 bank.bias_HKN[:, :, slot] = self._learner.objective.bias_strength * similarity_HKN[:, :, slot]
         if report is not None:

@@ -136,10 +136,11 @@ class ShiftSettings(Section):
     lookahead_records: NonNegativeInt = 16
     """Records buffered before training, so that a shift is detected before its first record is trained on."""
     min_dwell_records: PositiveInt = 64
-    """Minimum records in a new regime before the stream may be found to leave it."""
+    """Minimum records in a new regime before the tests of changes may find that the stream left it. Two regimes as
+    unlike as tasks with different instructions are told apart before."""
     max_regimes: int = Field(default=32, ge=2, le=4096)
-    """Maximum regimes remembered; each takes about 27 kB of memory and 36 kB of a snapshot, and three times the size of
-    its adapter where it has one of its own."""
+    """Maximum regimes remembered; each takes about 60 kB of memory and of a snapshot, more where records are long, and
+    three times the size of its adapter where it has one of its own."""
 
 
 class HoldoutSettings(Section):

@@ -20,6 +20,11 @@ class AssignedBatch:
     after: MonitorState | None = field(default=None, compare=False, repr=False)
     """The monitor's state before it read the next batch; an argument for `Monitor.state`."""
 
+    @property
+    def moves_on(self) -> bool:
+        """Whether the stream moves to another regime in the batch. A regime that is split goes on."""
+        return any(shift.parent is None for shift in self.shifts)
+
     def without(self, indices: Collection[int]) -> tuple[Batch, tuple[int, ...]]:
         """Return the batch without the records at `indices`, and the slots of the remaining records."""
         kept = [i for i in range(len(self.slots)) if i not in indices]

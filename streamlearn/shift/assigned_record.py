@@ -7,9 +7,9 @@ from streamlearn.shift.shift import Shift
 
 @dataclass(frozen=True)
 class AssignedRecord:
-    """A record's regime, and the shift that was declared at it."""
+    """A record's regime, and the shifts that were declared at it."""
 
     slot: int
-    shift: Shift | None = None
+    shifts: tuple[Shift, ...] = ()
     reassigned: tuple[tuple[int, int], ...] = ()
-    """Ordinal and new slot of each record that the shift moves to its regime."""
+    """Ordinal and new slot of each record that a shift moves to its regime; the last one counts."""

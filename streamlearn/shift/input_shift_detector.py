@@ -7,9 +7,13 @@
 3. The records of an alarm are the segment's after all, such as a burst of similar records, or those of another known
    regime that returns, or of a new one (`SegmentClassifier`).
 4. The last two are a shift: the records move to that regime and begin a new segment.
+5. A regime that received a record may turn out to be two, mixed from the beginning (`mixture_test`). The smaller part
+   becomes a regime of its own. This is a shift as well, but the segment goes on: both regimes are in the stream. Only
+   where the smaller part is the newest run of the stream did the stream move on, as in 4.
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.alarm import Alarm
@@ -17,6 +21,7 @@ from streamlearn.shift.assigned_record import AssignedRecord
 from streamlearn.shift.detector_state import DetectorState
 from streamlearn.shift.featurizer import Features
 from streamlearn.shift.mean_embedding_test import WINDOWS
+from streamlearn.shift.mixture_test import LIKELY, MIN_RUNS, UNLIKELY, YOUNG, separate
 from streamlearn.shift.recent_record import RecentRecord
 from streamlearn.shift.record_assigner import RecordAssigner
 from streamlearn.shift.regime_memory import RegimeMemory
@@ -82,7 +87,9 @@ class InputShiftDetector:
         self._regimes.add(slot, features, self._ordinal)
         alarm = self._segment.add(RecentRecord(features, self._ordinal, slot, float(scores.log_ratios_R[slot])))
         shifted = self._handle(alarm, protected) if alarm else None
-        return shifted or AssignedRecord(slot)
+        if shifted or not self._per_record:
+            return shifted or AssignedRecord(slot)
+        return self._split(slot, protected)
 
     def _begin(self, features: Features) -> AssignedRecord:
         """Create the first regime of the stream."""
@@ -91,7 +98,7 @@ class InputShiftDetector:
         self._regimes.add(0, features, 1)
         self._segment.slot, self._num_shifts = 0, 1
         self._segment.add(RecentRecord(features, 1, 0, 0.0))
-        return AssignedRecord(0, Shift("inputs", 1, 1, 0, False, None, 1, 1, 0.0, 0.0))
+        return AssignedRecord(0, (Shift("inputs", 1, 1, 0, False, None, 1, 1, 0.0, 0.0),))
 
     def _handle(self, alarm: Alarm, protected: Collection[int]) -> AssignedRecord | None:
         """Decide on an alarm; None if its records are the segment's, too few, or there is no slot for a new regime."""
@@ -103,30 +110,34 @@ class InputShiftDetector:
             return None
         if found.known:
             self._regimes.revisit(found.slot)
-            return self._shift(alarm, found, found.slot, NO_SLOT, None)
+            return self._shift(alarm, found, NO_SLOT, None)
         held = {self._segment.slot, *self._segment.other_slots, *protected}
         created = self._regimes.create(found.records[0].ordinal, held)
         if created is None:
             return None
         slot, dropped = created
         parent = found.slot if found.slot != self._segment.slot or alarm.token_change else NO_SLOT
-        return self._shift(alarm, found, slot, parent, dropped)
+        return self._shift(alarm, replace(found, slot=slot), parent, dropped)
 
-    def _shift(
-        self, alarm: Alarm, found: Classification, slot: int, parent: int, dropped: int | None
-    ) -> AssignedRecord:
-        """Move the records to the regime in `slot` and begin its segment with them."""
-        previous = self._regimes[self._segment.slot].number
+    def _shift(self, alarm: Alarm, found: Classification, parent: int, dropped: int | None) -> AssignedRecord:
+        """Move on to the regime of the records, and assign the newest record."""
         newest = self._segment.recent_records[-1]
+        shift = self._move_on(alarm, found, parent, dropped)
+        reassigned = tuple((each.ordinal, shift.slot) for each in found.records)
+        return AssignedRecord(shift.slot if newest in found.records else newest.slot, (shift,), reassigned)
+
+    def _move_on(self, alarm: Alarm, found: Classification, parent: int, dropped: int | None) -> Shift:
+        """Move the records to the regime in their slot and begin its segment with them."""
+        previous = self._regimes[self._segment.slot].number
         for each in found.records:
-            self._regimes.move(each.features, each.ordinal, each.slot, slot)
-        self._segment.restart(slot, parent, found.records)
+            self._regimes.move(each.features, each.ordinal, each.slot, found.slot)
+        self._segment.restart(found.slot, parent, found.records)
         self._num_shifts += 1
-        shift = Shift(
+        return Shift(
             kind="inputs",
             number=self._num_shifts,
-            regime=self._regimes[slot].number,
-            slot=slot,
+            regime=self._regimes[found.slot].number,
+            slot=found.slot,
             known=found.known,
             previous=previous,
             declared_at=self._ordinal,
@@ -135,5 +146,68 @@ class InputShiftDetector:
             threshold=alarm.threshold,
             dropped=dropped,
         )
-        reassigned = tuple((each.ordinal, slot) for each in found.records)
-        return AssignedRecord(slot if newest in found.records else newest.slot, shift, reassigned)
+
+    def _split(self, slot: int, protected: Collection[int]) -> AssignedRecord:
+        """Test whether the regime of the newest record is a mixture, and its parts in turn."""
+        shifts: list[Shift] = []
+        reassigned: list[tuple[int, int]] = []
+        untested = [slot]
+        while untested:
+            tested = untested.pop()
+            if self._regimes[tested].records < self._regimes[tested].next_test:
+                continue
+            shift = self._split_once(tested, {*protected, *(pair[1] for pair in reassigned)})
+            if shift is None:
+                self._regimes.postpone_test(tested)
+                continue
+            shifts.append(shift)
+            untested += [shift.slot, tested]
+            reassigned += [
+                (each.ordinal, each.slot) for each in self._segment.recent_records if each.slot == shift.slot
+            ]
+        return AssignedRecord(self._segment.recent_records[-1].slot, tuple(shifts), tuple(reassigned))
+
+    def _split_once(self, slot: int, protected: Collection[int]) -> Shift | None:
+        """Split a regime in two; None if it is one, or if there is no slot for a new one."""
+        sampled = {each.ordinal: each.buckets for each in self._regimes[slot].sample}
+        recent = {each.ordinal: each for each in self._segment.recent_records if each.slot == slot}
+        buckets = sampled | {ordinal: each.features.buckets for ordinal, each in recent.items()}
+        ordinals = sorted(buckets)
+        profile = self._regimes[slot]
+        min_runs = 1 if profile.records <= YOUNG else MIN_RUNS
+        threshold = LIKELY if profile.is_separated or profile.number == 1 else UNLIKELY
+        separation = separate([buckets[ordinal] for ordinal in ordinals], threshold=threshold, min_runs=min_runs)
+        if separation is None:
+            return None
+        smaller = {ordinal for ordinal, is_smaller in zip(ordinals, separation.is_smaller, strict=True) if is_smaller}
+        moved = [each for ordinal, each in recent.items() if ordinal in smaller]
+        onset = min((each.ordinal for each in moved), default=self._ordinal)
+        held = {slot, self._segment.slot, *self._segment.other_slots, *protected}
+        created = self._regimes.create(onset, held)
+        if created is None:
+            return None
+        new, dropped = created
+        if slot == self._segment.slot and smaller <= recent.keys() and min(smaller) > max(set(ordinals) - smaller):
+            change = Classification(new, False, tuple(moved))  # one run, up to the newest record: no mixture
+            self._regimes.mark_separated((slot, new))
+            return self._move_on(Alarm(separation.statistic, threshold, tuple(moved)), change, NO_SLOT, dropped)
+        self._regimes.divide(slot, new, smaller, self._ordinal)
+        for each in recent.values():
+            self._regimes.add(new if each in moved else slot, each.features, each.ordinal)
+        self._segment.split(moved, new)
+        self._regimes.calibrate()
+        self._num_shifts += 1
+        return Shift(
+            kind="inputs",
+            number=self._num_shifts,
+            regime=self._regimes[new].number,
+            slot=new,
+            known=False,
+            previous=self._regimes[self._segment.slot].number,
+            declared_at=self._ordinal,
+            onset=onset,
+            statistic=separation.statistic,
+            threshold=threshold,
+            parent=self._regimes[slot].number,
+            dropped=dropped,
+        )

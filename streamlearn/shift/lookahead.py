@@ -117,9 +117,9 @@ class Lookahead:
         return self._taken
 
     def examples(self, slot: int) -> list[Example]:
-        """Records of the regime in `slot` from the batch taken last up to the next shift, for its probe."""
+        """Records of the regime in `slot` from the batch taken last until the stream moves on, for its probe."""
         taken = () if self._taken is None else (self._taken,)
-        return _examples(chain(taken, takewhile(lambda later: not later.shifts, self._decided)), slot)
+        return _examples(chain(taken, takewhile(lambda later: not later.moves_on, self._decided)), slot)
 
     def assigned(self, batch: Batch, held: HeldBatch) -> AssignedBatch:
         """The batch as it leaves, with its slots and shifts."""
@@ -146,8 +146,8 @@ class Lookahead:
     def _can_probe(self, probe_tokens: Callable[[Shift], int]) -> bool:
         oldest = self._decided[0]
         probed = [shift for shift in oldest.shifts if probe_tokens(shift) > 0]
-        if not probed or any(later.shifts for later in islice(self._decided, 1, None)):
-            return True  # no more records of this regime will follow before the next shift
+        if not probed or any(later.moves_on for later in islice(self._decided, 1, None)):
+            return True  # no more records of this regime will follow in this segment
         tokens = sum(map(len, _examples(self._decided, probed[-1].slot)))
         return tokens >= probe_tokens(probed[-1])
 

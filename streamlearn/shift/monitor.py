@@ -54,8 +54,8 @@ class Monitor:
             held.slots.append(assigned.slot)
             for ordinal, slot in assigned.reassigned:
                 self.lookahead.correct(ordinal, slot)
-            if assigned.shift is not None:
-                self.lookahead.attach(assigned.shift)
+            for shift in assigned.shifts:
+                self.lookahead.attach(shift)
         return self._release(self.lookahead.decide(self._detector.save()))
 
     def flush(self) -> list[AssignedBatch]:
@@ -104,7 +104,9 @@ class Monitor:
     def _classifier_of(self, state: MonitorState) -> RequestClassifier:
         """The classifier under a state; the last one is kept, for requests between the same two batches."""
         if self._classifier is None or self._classifier[0] is not state:
-            self._classifier = state, RequestClassifier(self._regimes_of(state))
+            segment = state.detector.segment
+            recent = (*segment.window.records, *segment.other_records)
+            self._classifier = state, RequestClassifier(self._regimes_of(state), recent)
         return self._classifier[1]
 
     def _regimes_of(self, state: MonitorState) -> RegimeMemory:

@@ -31,8 +31,9 @@ from numpy.typing import NDArray
 
 NUM_STATISTICS = 3
 """Eq. (1) to (3)."""
-MIN_EXEMPLARS = 8
-"""Exemplars without which a regime is not tested, and explains what is assigned to it."""
+MIN_EXEMPLARS = 4
+"""Exemplars without which a regime is not tested, and explains what is assigned to it: as many as the smaller part of a
+regime that is split has (`mixture_test`)."""
 MAX_EXEMPLARS = 512
 """Maximum exemplars of all regimes together that eq. (5) is calibrated on: it bounds the time, which grows with their
 number times that of the regimes."""

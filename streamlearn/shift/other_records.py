@@ -20,7 +20,7 @@ class OtherRecords:
         if len(self.records) > SIZE:
             oldest, self.records = self.records[0], self.records[1:]
             following_ND = stack_phi(each for each in self.records if each.slot == oldest.slot)
-            regimes.settle(oldest.slot, oldest.features, following_ND)
+            regimes.settle(oldest.slot, oldest.features, oldest.ordinal, following_ND)
 
     def majority_since(self, ordinal: int) -> tuple[RecentRecord, ...]:
         """The records of the most frequent regime from `ordinal` on."""

@@ -9,7 +9,7 @@ from streamlearn.shift.regime_profile import MATURE
 MARGIN = 8.0
 """Nats by which another regime must explain a record better than its own to take it."""
 MIN_FIT = -2.5
-"""Deviations from a regime's usual fit below which a single record does not belong to it."""
+"""Deviations of the lower tail of a regime's fit below which a single record does not belong to it."""
 PARENT_MARGIN = 0.25
 """Nats per bucket, in addition to `MARGIN`, by which a young regime's parent must explain a record better."""
 
@@ -28,6 +28,6 @@ class RecordAssigner:
         margin = MARGIN * min(own_records / MATURE, 1.0)  # a young regime has no claim to ambiguous records
         if best == parent and own_records < 2 * MATURE:
             margin = MARGIN + PARENT_MARGIN * len(record.buckets)
-        is_clear = scores.scores_R[best] - scores.scores_R[here] > margin and profile.records >= MATURE
-        fits = is_clear and profile.fit(float(scores.log_ratios_R[best]), record) > MIN_FIT
+        is_clear = scores.scores_R[best] - scores.scores_R[here] > margin and profile.is_mature
+        fits = is_clear and profile.tail_fit(float(scores.log_ratios_R[best]), record) > MIN_FIT
         return best if fits else here

@@ -9,7 +9,7 @@ The segment's regime and regimes of records that are held back are never dropped
 """
 # Shape suffixes: B buckets, R regimes, T buckets of a record.
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -83,13 +83,12 @@ class RegimeMemory:
     def calibrate(self, slots: Iterable[int] | None = None) -> None:
         """Measure how well the regimes, by default all, explain their own exemplars."""
         for slot in range(len(self)) if slots is None else slots:
-            if self._profiles[slot].exemplars:
-                self._profiles[slot].calibrate(self.exemplar_fits(slot))
+            if exemplars := self._profiles[slot].exemplars:
+                self._profiles[slot].calibrate(self.exemplar_fits(slot, exemplars))
                 self._saved[slot] = None
 
-    def exemplar_fits(self, slot: int) -> NDArray[np.float64]:
-        """Log ratios per bucket of a regime's exemplars, each as if it had not been counted."""
-        exemplars = self._profiles[slot].exemplars
+    def exemplar_fits(self, slot: int, exemplars: Sequence[NDArray[np.uint16]]) -> NDArray[np.float64]:
+        """Log ratios per bucket of records of a regime, each as if it had not been counted."""
         c_RT = self._counts_RB[: len(self)].take(np.concatenate(exemplars), axis=1)
         own_T = np.concatenate([naive_bayes.count_buckets(buckets)[buckets] for buckets in exemplars])
         c_RT[slot] = np.maximum(c_RT[slot] - own_T, 0.0)
@@ -109,11 +108,39 @@ class RegimeMemory:
             self._changed(old)
             self.add(new, record, ordinal)
 
-    def settle(self, slot: int, record: Features, following_ND: NDArray[np.float32]) -> None:
-        """Add a record to the slot's reference distribution for good, and offer it as an exemplar."""
+    def postpone_test(self, slot: int) -> None:
+        """The regime is no mixture, as far as its records show."""
+        self._profiles[slot].postpone_test()
+        self._saved[slot] = None
+
+    def mark_separated(self, slots: Iterable[int]) -> None:
+        """Each record of these regimes was told from the others'."""
+        for slot in slots:
+            self._profiles[slot].is_separated = 1
+            self._saved[slot] = None
+
+    def divide(self, slot: int, new: int, moved: Collection[int], ordinal: int) -> None:
+        """Divide the sample of a regime between it and the one in `new`; both start over with their part.
+
+        Their recent records must be added again.
+
+        Args:
+            slot: The regime's slot.
+            new: The slot of a new regime.
+            moved: Ordinals of the records that become the new one's.
+            ordinal: That of the newest record.
+        """
+        sample = self._profiles[slot].sample
+        for each, is_new in ((slot, False), (new, True)):
+            self._profiles[each].start_over([record for record in sample if (record.ordinal in moved) == is_new])
+            self._profiles[each].last_record = ordinal
+            self._changed(each)
+
+    def settle(self, slot: int, record: Features, ordinal: int, following_ND: NDArray[np.float32]) -> None:
+        """Add a record to the slot's reference distribution for good, and offer it to its sample."""
         profile = self._profiles[slot]
         profile.reference.add(record.phi_D, following_ND)
-        profile.offer_exemplar(record)
+        profile.offer(record, ordinal)
         self._saved[slot] = None
         if profile.reference.num_records in CALIBRATED_AT:
             self.calibrate([slot])

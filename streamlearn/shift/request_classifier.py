@@ -2,9 +2,11 @@
 
 An input goes to the regime with the largest sum of eq. (3) and (4) of `naive_bayes`; `novelty_test` says how well that
 regime explains it. Exemplars, on which the test is calibrated, are classified by their tokens only: their full length
-is not kept.
+is not kept. They are the sample of each regime, completed by its recent records, which are not settled yet.
 """
 # Shape suffixes: N exemplars, R regimes, S statistics.
+
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +16,21 @@ from streamlearn.shift.assignment import Assignment
 from streamlearn.shift.document_frequency import COMMON, DocumentFrequency
 from streamlearn.shift.featurizer import Features
 from streamlearn.shift.novelty_test import MAX_EXEMPLARS, MIN_EXEMPLARS, NoveltyTest, Standard, leave_one_out
+from streamlearn.shift.recent_record import RecentRecord
 from streamlearn.shift.regime_memory import RegimeMemory
+from streamlearn.shift.regime_profile import NUM_SAMPLED
 
 
 class RequestClassifier:
     """The classifier under one state of the memory, which must not change while it is in use, nor be empty."""
 
-    def __init__(self, regimes: RegimeMemory) -> None:
+    def __init__(self, regimes: RegimeMemory, recent: Iterable[RecentRecord] = ()) -> None:
+        """Calibrate the test; `recent` are records that are counted in the memory, but not offered to a sample yet."""
         self._regimes = regimes
+        self._exemplars = [[each.buckets for each in regimes[slot].sample] for slot in range(len(regimes))]
+        for each in recent:
+            if len(self._exemplars[each.slot]) < NUM_SAMPLED:
+                self._exemplars[each.slot].append(each.features.buckets)
         profiles = [regimes[slot] for slot in range(len(regimes))]
         self._absent = naive_bayes.AbsentTokens.of(np.stack([each.token_frequency.expected for each in profiles]))
         values_NS_by_slot = [self._exemplar_values(slot) for slot in range(len(regimes))]
@@ -43,10 +52,10 @@ class RequestClassifier:
 
     def _exemplar_values(self, slot: int) -> NDArray[np.float64]:
         """The statistics of a regime's exemplars under it, (N, S), each as if it had not been counted."""
-        exemplars = self._regimes[slot].exemplars
+        exemplars = self._exemplars[slot]
         if not exemplars:
             return np.zeros((0, 3))
-        fits_N = self._regimes.exemplar_fits(slot)
+        fits_N = self._regimes.exemplar_fits(slot, exemplars)
         pairs = zip(exemplars, fits_N.tolist(), strict=True)
         without = [(self._frequency(slot).without(buckets), buckets, fit * len(buckets)) for buckets, fit in pairs]
         return np.stack([_values(*each) for each in without])
@@ -58,7 +67,7 @@ class RequestClassifier:
         per_regime = max(MAX_EXEMPLARS // len(self._regimes), 1)
         found = []
         for own, values_NS in enumerate(values_NS_by_slot):
-            for index, buckets in enumerate(self._regimes[own].exemplars[:per_regime]):
+            for index, buckets in enumerate(self._exemplars[own][:per_regime]):
                 counted = {own: naive_bayes.count_buckets(buckets)}
                 log_ratios_R = self._regimes.log_ratios(buckets, counted)
                 slot = int((log_ratios_R + self._absent.scores(buckets)).argmax())

@@ -99,6 +99,23 @@ class Segment:
         self._num_records, self._cooldown = len(records), 0
         self._window = SegmentWindow(WindowState(tuple(replace(each, slot=slot) for each in records)))
 
+    def split(self, moved: Collection[RecentRecord], new: int) -> None:
+        """Move recent records to the regime in `new`, which occurs in between those of their own. The segment goes on.
+
+        Its statistics held the records of both regimes, so they begin anew.
+        """
+        newest = self.recent_records[-1].ordinal
+        staying = tuple(each for each in self._window.records if each not in moved)
+        kept = [each for each in self._others.records if each not in moved]
+        others = sorted([*kept, *(replace(each, slot=new) for each in moved)], key=lambda each: each.ordinal)
+        if len(staying) < len(self._window.records):
+            self._num_records, self._cooldown, self.parent = len(staying), 0, NO_SLOT
+            self._window = SegmentWindow(WindowState(staying))
+            self._absence.restart([each.ordinal for each in staying], newest)
+        self._others = OtherRecords()
+        for each in others:
+            self._others.append(each, self._regimes)
+
     def _add_own(self, record: RecentRecord) -> Alarm | None:
         self._window.append(record, self._regimes)
         self._num_records += 1

@@ -120,8 +120,10 @@ class SegmentClassifier:
         return np.array([each.expected[bucket] for each in frequencies], dtype=np.float32)
 
     def _is_near(self, records: Sequence[RecentRecord], slot: int) -> bool:
-        """Whether the change test takes the records for the regime's."""
+        """Whether the change test takes the records for the regime's, or none of its own is settled yet."""
         reference = self.regimes[slot].reference
+        if reference.num_records < 2:
+            return True
         mean_D = np.mean([each.features.phi_D for each in records], axis=0)
         return self.test.distance(mean_D, len(records), reference) < NEAR * self.test.threshold(reference)
 

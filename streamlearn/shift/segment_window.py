@@ -63,13 +63,13 @@ class SegmentWindow:
         staying = [each for each in self.records if each not in moved]
         phi_ND = stack_phi(staying)
         for i, each in enumerate(staying):
-            regimes.settle(each.slot, each.features, phi_ND[i + 1 :])
+            regimes.settle(each.slot, each.features, each.ordinal, phi_ND[i + 1 :])
 
     def _settle_oldest(self, regimes: RegimeMemory) -> None:
         oldest, self.records = self.records[0], self.records[1:]
         fit, self.phi_ND = self.fits.pop(0), self.phi_ND[1:]
         remove_record(self.token_records_B, oldest.features.buckets)
         self.tokens_before = self.tokens_before.after(oldest.features.buckets)
-        regimes.settle(oldest.slot, oldest.features, self.phi_ND)
+        regimes.settle(oldest.slot, oldest.features, oldest.ordinal, self.phi_ND)
         if regimes[oldest.slot].records >= 2 * MATURE:  # the fit of a young regime's records still rises
             self.fits_before = self.fits_before.after(fit)

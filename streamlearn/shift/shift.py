@@ -27,6 +27,8 @@ class Shift:
     """Estimated ordinal of its first record."""
     statistic: float
     threshold: float
+    parent: int | None = None
+    """Number of the regime that it was split from, which goes on beside it; None if the stream moved to it."""
     dropped: int | None = None
     """Number of the regime that was dropped, or merged into another, to free the slot."""
 

@@ -18,12 +18,12 @@ from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.recent_record import RecentRecord, stack_phi
 from streamlearn.shift.reference_distribution import ReferenceDistribution
 from streamlearn.shift.regime_memory import SavedProfiles
-from streamlearn.shift.regime_profile import SCALARS, RegimeProfile
+from streamlearn.shift.regime_profile import ADDED_SCALARS, SCALARS, RegimeProfile, SampledRecord
 from streamlearn.shift.segment import SegmentState
 from streamlearn.shift.segment_window import WindowState
 
 Arrays = Mapping[str, NDArray[np.generic]]
-_INTEGER_SCALARS = ("number", "visits", "records", "first_record", "last_record")
+_INTEGER_SCALARS = ("number", "visits", "records", "first_record", "last_record", "is_separated", "next_test")
 
 
 def to_arrays(state: MonitorState) -> dict[str, NDArray[np.generic]]:
@@ -78,42 +78,54 @@ def from_arrays(arrays: Arrays) -> MonitorState:
 
 def profiles_to_arrays(profiles: SavedProfiles) -> dict[str, NDArray[np.generic]]:
     """Regime profiles, one row per slot."""
-    scalars = [np.array([getattr(each, name) for name in SCALARS], dtype=np.float64) for each in profiles]
     references = [each.reference.to_row() for each in profiles]
     frequencies = [each.token_frequency for each in profiles]
+    sampled = [record for each in profiles for record in each.sample]
     return {
         "regimes.counts": _rows([each.counts_B for each in profiles], np.float32, NUM_BUCKETS),
-        "regimes.scalars": _rows(scalars, np.float64, len(SCALARS)),
+        "regimes.scalars": _scalars(SCALARS, profiles),
         "regimes.references": _rows(references, np.float64, ReferenceDistribution.ROW),
         "regimes.shares": _rows([each.records_B for each in frequencies], np.float32, NUM_BUCKETS),
         "regimes.shares.numbers": np.array([each.num_records for each in frequencies], dtype=np.float64),
-        "regimes.exemplars": np.array([len(each.exemplars) for each in profiles], dtype=np.int64),
-        **ragged.to_arrays("regimes.exemplars", [buckets for each in profiles for buckets in each.exemplars]),
+        "regimes.exemplars": np.array([len(each.sample) for each in profiles], dtype=np.int64),
+        "regimes.sampled": _rows([np.array([each.log_length, each.ordinal]) for each in sampled], np.float64, 2),
+        "regimes.scalars.added": _scalars(ADDED_SCALARS, profiles),
+        **ragged.to_arrays("regimes.exemplars", [record.buckets for record in sampled]),
     }
 
 
 def profiles_from_arrays(arrays: Arrays) -> SavedProfiles:
     """Inverse of `profiles_to_arrays`."""
-    exemplars = iter(ragged.from_arrays("regimes.exemplars", arrays))
+    buckets = ragged.from_arrays("regimes.exemplars", arrays)
+    if "regimes.sampled" in arrays:
+        details = arrays["regimes.sampled"].tolist()
+    else:  # written before they were kept: the length is that of the buckets, and the order is unknown
+        details = [(float(np.log(len(each))), -index) for index, each in enumerate(buckets)]
+    pairs = zip(buckets, details, strict=True)
+    sampled = iter([SampledRecord(each, log_length, int(ordinal)) for each, (log_length, ordinal) in pairs])
     return tuple(
-        _profile_from_arrays(arrays, slot, tuple(islice(exemplars, number)))
+        _profile_from_arrays(arrays, slot, tuple(islice(sampled, number)))
         for slot, number in enumerate(arrays["regimes.exemplars"].tolist())
     )
 
 
-def _profile_from_arrays(arrays: Arrays, slot: int, exemplars: tuple[NDArray[np.uint16], ...]) -> RegimeProfile:
-    scalars = zip(SCALARS, arrays["regimes.scalars"][slot].tolist(), strict=True)
-    values: dict[str, Any] = {name: int(value) if name in _INTEGER_SCALARS else value for name, value in scalars}
+def _profile_from_arrays(arrays: Arrays, slot: int, sample: tuple[SampledRecord, ...]) -> RegimeProfile:
+    scalars = dict(zip(SCALARS, arrays["regimes.scalars"][slot].tolist(), strict=True))
+    if "regimes.scalars.added" in arrays:
+        scalars |= zip(ADDED_SCALARS, arrays["regimes.scalars.added"][slot].tolist(), strict=True)
+    else:  # older snapshots judge single records by the one scale that they have
+        scalars["fit_tail"] = scalars["fit_scale"]
+    values: dict[str, Any] = scalars | {name: int(scalars[name]) for name in _INTEGER_SCALARS if name in scalars}
     if "regimes.shares" in arrays:
         records_B = np.array(arrays["regimes.shares"][slot], dtype=np.float32)
         token_frequency = DocumentFrequency(records_B, float(arrays["regimes.shares.numbers"][slot]))
-    else:  # written before document frequencies were kept: estimated from the exemplars
-        token_frequency = DocumentFrequency(count_records(exemplars), float(len(exemplars)))
+    else:  # written before document frequencies were kept: estimated from the sample
+        token_frequency = DocumentFrequency(count_records(each.buckets for each in sample), float(len(sample)))
     return RegimeProfile(
         counts_B=np.array(arrays["regimes.counts"][slot], dtype=np.float32),
         reference=ReferenceDistribution.from_row(np.asarray(arrays["regimes.references"][slot], dtype=np.float64)),
         token_frequency=token_frequency,
-        exemplars=exemplars,
+        sample=sample,
         **values,
     )
 
@@ -138,5 +150,10 @@ def _records_from_arrays(name: str, arrays: Arrays) -> tuple[RecentRecord, ...]:
     return tuple(RecentRecord(*each) for each in zip(features, *columns, strict=True))
 
 
-def _rows(rows: Sequence[NDArray[np.floating]], dtype: type, width: int) -> NDArray[np.floating]:
+def _scalars(names: Sequence[str], profiles: SavedProfiles) -> NDArray[Any]:
+    values = [np.array([getattr(each, name) for name in names], dtype=np.float64) for each in profiles]
+    return _rows(values, np.float64, len(names))
+
+
+def _rows(rows: Sequence[NDArray[Any]], dtype: type, width: int) -> NDArray[Any]:
     return np.array(rows, dtype=dtype).reshape(len(rows), width)

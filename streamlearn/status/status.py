@@ -120,6 +120,8 @@ class ShiftStatus:
     """Test statistic."""
     threshold: float
     """Threshold of the test."""
+    parent: int | None
+    """Regime that was found to be two and was split; it goes on beside the new one. Null if the stream moved on."""
     dropped: int | None
     """Regime that was forgotten, or merged into another one, to make room."""
     step: int

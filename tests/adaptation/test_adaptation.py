@@ -15,6 +15,7 @@ from torch import Tensor
 
 from streamlearn.adaptation import adaptation as adaptation_module
 from streamlearn.adaptation.adaptation import ShiftReport
+from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.events import Event
 from streamlearn.jobs.queue import ExpertsJob, JobQueue
@@ -256,6 +257,60 @@ def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
     life[0] = "c"
     state, _ = run(settings)
     assert differences(whole, state) == []
+
+
+MIXED = (
+    "Look at the animals of the wood and say where number {} of them met the old dog last night:",
+    "Add these two amounts without a calculator, {0} and {0}, then write their sum as one figure below.",
+)
+
+
+def mixed(number: int) -> list[bytes]:
+    """Records of two producers in turns, from the first record on."""
+    prompts = [MIXED[i * 7 % 5 % 2].format(1000 + 7919 * i % 9000) for i in range(number)]
+    return [orjson.dumps({"prompt": prompt, "completion": " yes"}) for prompt in prompts]
+
+
+@pytest.mark.parametrize("preset", ["streamlearn", "cp-moe"])
+def test_a_split_regime_starts_from_the_adapter_of_both(make: Callable[..., Settings], preset: str) -> None:
+    """The stream stays in the old regime, nothing is probed, and each regime has its own hold-out records."""
+    shape = {"holdout": {"every_records": 4}, "stream": {"max_tokens": 256, "batch_tokens": 512}}
+    settings = make(mixed(160), adapter={"preset": preset, "num_heads": 1}, **shape)
+    _, components = run(settings)
+    adaptation = components.adaptation
+    first, split = adaptation.reports
+    assert (split.shift.parent, split.shift.previous, split.shift.known) == (1, 1, False)
+    assert split.started_from == (1 if preset == "streamlearn" else None)
+    assert (first.probe_tokens, split.probe_tokens) == (0, 0)
+    assert (adaptation.current, adaptation.undivided) == (0, [])
+    lengths = [{len(each) for each in adaptation.holdouts.examples(slot)} for slot in (0, 1)]
+    assert all(lengths)
+    assert not lengths[0] & lengths[1]
+
+
+def test_a_death_at_a_split_changes_no_bit(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while the new regime is opened, and while hold-out records are divided."""
+    lines = mixed(160)
+    shape = {"holdout": {"every_records": 4}, "snapshot": {"every_records": 12}}
+    whole, _ = run(make(lines, "whole", **shape))
+    settings = make(lines, "killed", **shape)
+    for target, name in ((Consolidator, "open"), (HoldoutReservoirs, "move")):
+        really = getattr(target, name)
+        calls: list[int] = []
+
+        def die_at_the_first(*args: Any, really: Any = really, calls: list[int] = calls, **kwargs: Any) -> None:
+            really(*args, **kwargs)  # what it did is lost with the process
+            calls.append(1)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(target, name, die_at_the_first)
+        with pytest.raises(KeyboardInterrupt):
+            run(settings)
+        monkeypatch.setattr(target, name, really)
+    state, components = run(settings)
+    assert differences(whole, state) == []
+    assert components.state.records == len(lines)
 
 
 def test_scrambling_meta_changes_no_bit(make: Callable[..., Settings]) -> None:

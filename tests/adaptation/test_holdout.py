@@ -69,3 +69,15 @@ def test_a_cleared_slot_starts_over() -> None:
     held.clear(0)
     assert held.examples(0) == ()
     assert take(held, 0, 4) == [3]
+
+
+def test_records_that_move_take_their_part_of_the_count_along() -> None:
+    """A third of the sample moves, and with it a third of the records that were counted."""
+    held = reservoirs(every=4, size=3)
+    take(held, 0, 12)
+    one, other, third = kept(held, 0)
+    held.move(0, 1, [False, True, False])
+    assert (kept(held, 0), kept(held, 1)) == ([one, third], [other])
+    assert held.state()["seen"].tolist() == [8, 4]
+    held.move(0, 1, [False, False])
+    assert held.state()["seen"].tolist() == [8, 4]

@@ -33,6 +33,7 @@ COMMANDS = [
     ["bench", "flood"],
     ["bench", "detect"],
     ["bench", "abstain"],
+    ["bench", "mixtures"],
     ["bench", "mot"],
     ["bench", "learn"],
     ["bench", "search"],

@@ -56,6 +56,7 @@ FIRST_SHIFT = ShiftStatus(
     onset=1,
     statistic=0.0,
     threshold=0.0,
+    parent=None,
     dropped=None,
     step=0,
     probe_tokens=0,

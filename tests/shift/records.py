@@ -19,16 +19,16 @@ def fill(regimes: RegimeMemory, slot: int, records: list[Features], start: int) 
     for i, record in enumerate(records):
         regimes.add(slot, record, start + i)
         following = np.array([each.phi_D for each in records[i + 1 :]], dtype=np.float32)
-        regimes.settle(slot, record, following.reshape(-1, NUM_FEATURES))
+        regimes.settle(slot, record, start + i, following.reshape(-1, NUM_FEATURES))
 
 
-def memory_of(*visits: tuple[int, int], max_regimes: int) -> RegimeMemory:
+def memory_of(*visits: tuple[int, int], max_regimes: int, seed: int = 0) -> RegimeMemory:
     """A memory of consecutive visits (task, records), each in a slot of its own."""
     regimes, ordinal = RegimeMemory(max_regimes), 1
-    for seed, (task, number) in enumerate(visits):
+    for i, (task, number) in enumerate(visits):
         created = regimes.create(ordinal, ())
         assert created is not None
-        fill(regimes, created[0], features_of(task, number, seed=seed), ordinal)
+        fill(regimes, created[0], features_of(task, number, seed=1000 * seed + i), ordinal)
         ordinal += number
     regimes.calibrate()
     return regimes

@@ -1,5 +1,6 @@
 """The monitor finds regimes without task ids, ahead of training, and resumes exactly from its state."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -83,6 +84,41 @@ def test_each_record_of_two_producers_gets_its_own_regime() -> None:
     assert np.mean([slot == task for slot, task in zip(slots, tasks, strict=True)]) > 0.97
 
 
+@pytest.mark.parametrize("num_tasks", [2, 3, 5])
+def test_producers_that_are_mixed_from_the_first_record_are_told_apart(num_tasks: int) -> None:
+    """Each gets a regime of its own, split from one that goes on, and nearly every record is assigned to it."""
+    tasks = np.random.default_rng(0).integers(0, num_tasks, size=800).tolist()
+    assigned = assigned_batches(batches(stream(tasks)))
+    splits = [shift for shift in shifts_of(assigned) if shift.parent is not None]
+    assert len(splits) == num_tasks - 1
+    assert not any(shift.known for shift in splits)
+    assert {shift.parent for shift in splits} <= {1, *(shift.regime for shift in splits)}
+    slots = slots_of(assigned)
+    best = [Counter(slot for slot, each in zip(slots, tasks, strict=True) if each == task) for task in range(num_tasks)]
+    assert len({each.most_common(1)[0][0] for each in best}) == num_tasks
+    assert sum(each.most_common(1)[0][1] for each in best) / len(tasks) > 0.9
+
+
+@pytest.mark.parametrize("length", [4, 8, 16])
+def test_producers_that_come_in_bursts_are_told_apart(length: int) -> None:
+    """Although no burst is long enough for a test of changes."""
+    tasks = np.repeat(np.random.default_rng(1).permutation(4 * list(range(200 // length))) % 4, length).tolist()
+    slots = slots_of(assigned_batches(batches(stream(tasks))))
+    by_slot = [Counter(task for slot, task in zip(slots, tasks, strict=True) if slot == each) for each in set(slots)]
+    assert sum(each.most_common(1)[0][1] for each in by_slot) / len(tasks) > 0.9
+    assert len(by_slot) <= 5
+
+
+def test_a_split_precedes_the_records_of_its_regime() -> None:
+    """No released batch has a slot whose shift comes with a later batch."""
+    entered: set[int] = set()
+    assigned = assigned_batches(batches(stream([i * 7 % 4 for i in range(400)])))
+    for each in assigned:
+        entered |= {shift.slot for shift in each.shifts}
+        assert set(each.slots) <= entered
+    assert sum(shift.parent is not None for shift in shifts_of(assigned)) == 3
+
+
 def test_a_producer_that_joins_makes_a_regime_of_its_own_records() -> None:
     """Records that the old regime explains stay with it."""
     rng = np.random.default_rng(0)
@@ -158,8 +194,9 @@ def flushed_batches(
     [
         (stream(runs((0, 70), (1, 60), (2, 60), (0, 60), (3, 60))), 3),
         (questions([True] * 110 + [False] * 110 + [True] * 60), 2),
+        (stream([i * 7 % 3 for i in range(200)]), 3),
     ],
-    ids=["tasks", "tokens"],
+    ids=["tasks", "tokens", "mixed"],
 )
 def test_a_killed_monitor_repeats_itself(
     examples: list[Example], max_regimes: int, flushes: tuple[int, ...], lookahead: int
@@ -170,7 +207,7 @@ def test_a_killed_monitor_repeats_itself(
     settings = ShiftSettings(max_regimes=max_regimes, lookahead_records=lookahead)
     whole = new_monitor(settings)
     expected = flushed_batches(whole, made, flushes)
-    assert any(shift.dropped or shift.known for shift in shifts_of(expected))
+    assert any(shift.dropped or shift.known or shift.parent for shift in shifts_of(expected))
     for died in sorted({*range(0, len(made), 3), *flushes}):
         life = new_monitor(settings)
         assigned = flushed_batches(life, made[: died + 1], flushes)

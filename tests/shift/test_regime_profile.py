@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from streamlearn.shift.regime_profile import NUM_EXEMPLARS, RegimeProfile
+from streamlearn.shift.regime_profile import NUM_SAMPLED, RegimeProfile
 from tests.shift.records import features_of, memory_of
 
 
@@ -19,16 +19,16 @@ def test_a_regimes_own_records_fit_it() -> None:
     assert fits[1] < -3
 
 
-def test_exemplars_are_a_bounded_sample_of_all_records() -> None:
-    """Half of a stream contributes about half of them."""
-    places = []
+def test_the_sample_is_bounded_and_uniform() -> None:
+    """Half of a stream contributes about half of it."""
+    shares = []
     for number in range(1, 41):
         profile = RegimeProfile(number, 1)
         for i, record in enumerate(features_of(0, 64, seed=number)):
             profile.add(record, i + 1)
-            profile.offer_exemplar(record)
+            profile.offer(record, i + 1)
             if i == 31:
                 half = profile.exemplars
-        assert len(profile.exemplars) == NUM_EXEMPLARS
-        places += [any(each is old for old in half) for each in profile.exemplars]
-    assert 0.4 < np.mean(places) < 0.6
+        assert len(profile.sample) == NUM_SAMPLED
+        shares += [any(each is old for old in half) for each in profile.exemplars]
+    assert 0.4 < np.mean(shares) < 0.6

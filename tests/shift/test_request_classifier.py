@@ -17,13 +17,17 @@ def regimes() -> RegimeMemory:
     return memory_of((0, 120), (1, 120), (2, 120), max_regimes=4)
 
 
-def test_records_of_known_regimes_are_explained(regimes: RegimeMemory) -> None:
-    """By their own regime; about the level of them are not."""
-    classifier = RequestClassifier(regimes)
-    for task in range(3):
-        found = [classifier.assign(each) for each in features_of(task, 200, seed=77)]
-        assert np.mean([each.slot == task for each in found]) > 0.97
-        assert np.mean([each.p_value < LEVEL for each in found]) < 5 * LEVEL
+def test_records_of_known_regimes_are_explained() -> None:
+    """By their own regime; about the level of them are not. A sample calibrates it, so the share varies by memory."""
+    rejected = []
+    for seed in range(8):
+        regimes = memory_of((0, 120), (1, 120), (2, 120), max_regimes=4, seed=seed)
+        classifier = RequestClassifier(regimes)
+        for task in range(3):
+            found = [classifier.assign(each) for each in features_of(task, 100, seed=77 + seed)]
+            assert np.mean([each.slot == task for each in found]) > 0.97
+            rejected += [each.p_value < LEVEL for each in found]
+    assert np.mean(rejected) < 2 * LEVEL
 
 
 def test_records_of_another_task_are_not_explained(regimes: RegimeMemory) -> None:

@@ -29,6 +29,8 @@ NAMES = {
     "regimes.shares",
     "regimes.shares.numbers",
     "regimes.exemplars",
+    "regimes.sampled",
+    "regimes.scalars.added",
     "regimes.exemplars.sizes",
     "regimes.exemplars.values",
 }
@@ -63,12 +65,12 @@ def test_a_memory_survives_its_arrays() -> None:
 
 
 def test_arrays_without_document_frequencies_are_read() -> None:
-    """Snapshots from before they were kept: the exemplars stand for all records."""
+    """Snapshots from before they were kept: the sample stands for all records."""
     arrays = profiles_to_arrays(memory_of((0, 50), max_regimes=4).save())
     old = {name: array for name, array in arrays.items() if not name.startswith("regimes.shares")}
     (profile,) = profiles_from_arrays(old)
-    assert profile.token_frequency.num_records == len(profile.exemplars) == 16
-    assert profile.token_frequency.records_B.max() <= 16
-    assert profile.token_frequency.records_B.max() > 8
+    assert profile.token_frequency.num_records == len(profile.sample) == 32
+    assert profile.token_frequency.records_B.max() <= 32
+    assert profile.token_frequency.records_B.max() > 16
     (whole,) = profiles_from_arrays(arrays)
     assert whole.token_frequency.num_records == 50

@@ -10,6 +10,7 @@
 | recurring | five tasks, each visited three times with a third of its records |
 | interleaved | eight tasks, two or three at a time; one joins with each segment, and others leave |
 | grouped | eight tasks in groups of two and three, one group after another |
+| mixed | eight tasks at random from the first record to the last |
 | images | nine kinds of questions about images (`backbone/image_tasks`), on `builtin:nano-vl` |
 
 A folder of task files is a suite as well: its tasks one after another, by name or in a given order.
@@ -90,6 +91,13 @@ def grouped(draw: Draw, tasks: Sequence[str] = ORDER_1, widths: Sequence[int] = 
     return _suite("grouped", draw, segments, records)
 
 
+def mixed(draw: Draw, tasks: Sequence[str] = ORDER_1) -> Suite:
+    """Build a suite of one segment, in which every record is of a random task."""
+    records = _read(draw, tasks)
+    segment = _mixture(draw, 0, tasks, [record for task in tasks for record in records[task].train])
+    return _suite("mixed", draw, [segment], records)
+
+
 def long(draw: Draw) -> Suite:
     """Build a suite of 23 tasks on one adapter budget; all tasks seen are evaluated after 8, 15 and 23 of them."""
     suite = sequential("long", draw, (*ORDER_1, *UNSEEN_1, *TRACE))
@@ -123,6 +131,7 @@ SUITES: Mapping[str, Callable[[Draw], Suite]] = {
     "recurring": recurring,
     "interleaved": interleaved,
     "grouped": grouped,
+    "mixed": mixed,
     "images": images,
 }
 """Suite name -> its builder."""

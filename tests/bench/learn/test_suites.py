@@ -9,7 +9,7 @@ import pytest
 
 from streamlearn.bench.learn.splits import Draw
 from streamlearn.bench.learn.suite import Reference, Suite
-from streamlearn.bench.learn.suites import ORDER_1, SUITES, UNSEEN_1, grouped, sequential
+from streamlearn.bench.learn.suites import ORDER_1, SUITES, UNSEEN_1, grouped, mixed, sequential
 from streamlearn.errors import UsageError
 
 RECORDS, TESTS = 6, 2
@@ -63,6 +63,14 @@ def test_a_grouped_suite_mixes_two_and_three_at_a_time(folders: list[Path]) -> N
         names = [record["meta"]["task"] for record in segment.records]
         assert sorted(names) == sorted(segment.tasks * RECORDS)
         assert names != sorted(names)
+
+
+def test_a_mixed_suite_has_all_tasks_from_the_first_record_on(folders: list[Path]) -> None:
+    """One segment, in no order of tasks."""
+    [segment] = mixed(Draw(folders, RECORDS, 1), ["a", "b", "c", "t"]).segments
+    names = [record["meta"]["task"] for record in segment.records]
+    assert sorted(names) == sorted(segment.tasks * RECORDS)
+    assert names != sorted(names)
 
 
 def test_every_record_has_its_references(folders: list[Path]) -> None:
@@ -127,7 +135,7 @@ def order_1(tmp_path: Path) -> list[Path]:
     return [tmp_path]
 
 
-@pytest.mark.parametrize("name", ["superni-1", "superni-1-bare", "recurring", "interleaved", "grouped"])
+@pytest.mark.parametrize("name", ["superni-1", "superni-1-bare", "recurring", "interleaved", "grouped", "mixed"])
 @pytest.mark.parametrize("split", ["development", "test"])
 def test_a_named_suite_streams_every_training_record_once(order_1: list[Path], name: str, split: Any) -> None:
     """Everything seen is evaluated at the end only; every task has scored records with references."""

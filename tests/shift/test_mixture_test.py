@@ -1,0 +1,98 @@
+"""Records of two regimes are divided; those of one are not, whatever their topics."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from streamlearn.shift import mixture_test
+from streamlearn.shift.mixture_test import MIN_RUNS, MIN_TESTED, SMOOTHING, separate
+from tests.shift.records import features_of
+
+Buckets = NDArray[np.uint16]
+
+
+def records(tasks: list[int]) -> list[Buckets]:
+    drawn = {task: iter(features_of(task, len(tasks), seed=task)) for task in set(tasks)}
+    return [next(drawn[task]).buckets for task in tasks]
+
+
+@pytest.mark.parametrize("number", [24, 32, 64])
+def test_two_tasks_are_divided(number: int) -> None:
+    """Every record into the part of its task; the smaller part is marked."""
+    tasks = [int(i % 5 < 2) for i in range(number)]
+    found = separate(records(tasks))
+    assert found is not None
+    assert found.statistic > 1.0
+    assert list(found.is_smaller) == [bool(task) for task in tasks]
+
+
+def test_the_threshold_bounds_the_statistic() -> None:
+    """Records that are divided at one threshold are not at another above their statistic."""
+    made = records([0, 1] * 16)
+    found = separate(made)
+    assert found is not None
+    assert separate(made, threshold=found.statistic - 0.01) == found
+    assert separate(made, threshold=found.statistic) is None
+
+
+def test_of_equal_parts_the_one_without_the_first_record_is_new() -> None:
+    """So the outcome does not depend on the signs of eigenvectors."""
+    found = separate(records([0, 1] * 16))
+    assert found is not None
+    assert list(found.is_smaller) == [False, True] * 16
+
+
+def test_one_task_is_not_divided() -> None:
+    """Nor are too few records of two."""
+    assert all(separate(records([task] * 64)) is None for task in range(5))
+    assert separate(records([0, 1] * (MIN_TESTED // 2))[:-1]) is None
+
+
+def test_copies_count_once() -> None:
+    """Two records that occur 32 times each are two records, and do not vouch for each other."""
+    one, other = records([0, 1])
+    assert separate([one, other] * 32) is None
+
+
+def test_a_part_that_is_one_run_of_the_stream_is_no_mixture() -> None:
+    """It may be a change; only where `min_runs` allows it, for a young regime, is it divided."""
+    once, thrice = records([0] * 40 + [1] * 20), records(([0] * 8 + [1] * 4) * MIN_RUNS)
+    assert separate(once) is None
+    assert separate(once, min_runs=1) is not None
+    assert separate(thrice) is not None
+
+
+def test_common_tokens_divide_long_and_varied_records() -> None:
+    """Two instructions of twenty tokens before two hundred of any text; two of three tokens are too short."""
+    rng = np.random.default_rng(0)
+
+    def instructed(length: int) -> list[Buckets]:
+        starts = (np.arange(length), 100 + np.arange(length))
+        texts = [200 + rng.integers(0, 3000, size=200) for _ in range(64)]
+        return [np.append(starts[i % 2], text).astype(np.uint16) for i, text in enumerate(texts)]
+
+    found = separate(instructed(20))
+    assert found is not None
+    assert list(found.is_smaller) == [False, True] * 32
+    assert separate(instructed(3)) is None
+
+
+def test_margins_are_those_of_the_equations() -> None:
+    """Eq. (1), spelled out: each record is scored without itself."""
+    made = records([0, 1] * 8)
+    tokens = mixture_test._Tokens.of(made)
+    division_N = np.arange(16) % 3 == 0
+    pooled = np.concatenate(made)
+    expected = []
+    for i, own in enumerate(made):
+        scores = []
+        for part in (False, True):
+            others = [each for j, each in enumerate(made) if division_N[j] == part and j != i]
+            counted = np.concatenate(others).tolist()
+            score = 0.0
+            for bucket in own.tolist():
+                p = ((pooled == bucket).mean() + 1 / 4096) / 2
+                score += np.log((counted.count(bucket) + SMOOTHING * p) / (len(counted) + SMOOTHING)) - np.log(p)
+            scores.append(score)
+        expected.append(scores[1] - scores[0])
+    np.testing.assert_allclose(mixture_test._lead(tokens, division_N), expected, rtol=1e-9)
