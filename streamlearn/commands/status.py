@@ -117,6 +117,13 @@ def _regimes(regimes: tuple[RegimeStatus, ...]) -> FittedTable:
     )
 
 
+def _origin(shift: ShiftStatus) -> str:
+    """Whether the regime is known, new, or was split from another."""
+    if shift.known:
+        return "known"
+    return "new" if shift.parent is None else "split"
+
+
 def _shifts(shifts: tuple[ShiftStatus, ...], title: str) -> FittedTable:
     is_first = [shift.previous is None for shift in shifts]  # the first regime is no shift and needs no evidence
     probed = [bool(shift.probe_tokens) for shift in shifts]
@@ -127,7 +134,7 @@ def _shifts(shifts: tuple[ShiftStatus, ...], title: str) -> FittedTable:
             FittedColumn("kind", ["start" if first else shift.kind for shift, first in evidence], 9, is_text=True),
             FittedColumn("declared\nat", [f"{shift.declared_at:,}" for shift in shifts], 8),
             FittedColumn("first\nrecord", [f"{shift.onset:,}" for shift in shifts], 9),
-            FittedColumn("regime", [f"{shift.regime} {'known' if shift.known else 'new':5}" for shift in shifts], 9),
+            FittedColumn("regime", [f"{shift.regime} {_origin(shift):5}" for shift in shifts], 9),
             FittedColumn("statistic", ["-" if first else f"{shift.statistic:.3g}" for shift, first in evidence], 6),
             FittedColumn("threshold", ["-" if first else f"{shift.threshold:.3g}" for shift, first in evidence], 5),
             FittedColumn("probe\ntokens", [f"{shift.probe_tokens:,}" if done else "-" for shift, done in probes], 3),

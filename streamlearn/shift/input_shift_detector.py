@@ -12,7 +12,7 @@
    where the smaller part is the newest run of the stream did the stream move on, as in 4.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from streamlearn.settings import ShiftSettings
@@ -128,24 +128,11 @@ class InputShiftDetector:
 
     def _move_on(self, alarm: Alarm, found: Classification, parent: int, dropped: int | None) -> Shift:
         """Move the records to the regime in their slot and begin its segment with them."""
-        previous = self._regimes[self._segment.slot].number
+        shift = self._declare(replace(alarm, records=found.records), found.slot, known=found.known, dropped=dropped)
         for each in found.records:
             self._regimes.move(each.features, each.ordinal, each.slot, found.slot)
         self._segment.restart(found.slot, parent, found.records)
-        self._num_shifts += 1
-        return Shift(
-            kind="inputs",
-            number=self._num_shifts,
-            regime=self._regimes[found.slot].number,
-            slot=found.slot,
-            known=found.known,
-            previous=previous,
-            declared_at=self._ordinal,
-            onset=found.records[0].ordinal,
-            statistic=alarm.statistic,
-            threshold=alarm.threshold,
-            dropped=dropped,
-        )
+        return shift
 
     def _split(self, slot: int, protected: Collection[int]) -> AssignedRecord:
         """Test whether the regime of the newest record is a mixture, and its parts in turn."""
@@ -169,45 +156,61 @@ class InputShiftDetector:
 
     def _split_once(self, slot: int, protected: Collection[int]) -> Shift | None:
         """Split a regime in two; None if it is one, or if there is no slot for a new one."""
-        sampled = {each.ordinal: each.buckets for each in self._regimes[slot].sample}
         recent = {each.ordinal: each for each in self._segment.recent_records if each.slot == slot}
-        buckets = sampled | {ordinal: each.features.buckets for ordinal, each in recent.items()}
-        ordinals = sorted(buckets)
+        found = self._separate(slot, recent)
+        if found is None:
+            return None
+        alarm, smaller, larger = found
+        held = {slot, self._segment.slot, *self._segment.other_slots, *protected}
+        created = self._regimes.create(min(smaller & recent.keys(), default=self._ordinal), held)
+        if created is None:
+            return None
+        new, dropped = created
+        if slot == self._segment.slot and smaller <= recent.keys() and min(smaller) > max(larger):
+            self._regimes.mark_separated((slot, new))  # one run, up to the newest record: no mixture
+            return self._move_on(alarm, Classification(new, False, alarm.records), NO_SLOT, dropped)
+        self._regimes.divide(slot, new, smaller, self._ordinal)
+        for each in recent.values():
+            self._regimes.add(new if each in alarm.records else slot, each.features, each.ordinal)
+        self._segment.split(alarm.records, new)
+        self._regimes.calibrate()
+        return self._declare(alarm, new, known=False, parent=self._regimes[slot].number, dropped=dropped)
+
+    def _separate(self, slot: int, recent: Mapping[int, RecentRecord]) -> tuple[Alarm, set[int], set[int]] | None:
+        """Divide the sample and the recent records of a regime; None if it is one regime.
+
+        Returns:
+            The recent records of the smaller part, with the statistic, and the ordinals of both parts.
+        """
         profile = self._regimes[slot]
+        buckets = {each.ordinal: each.buckets for each in profile.sample}
+        buckets |= {ordinal: each.features.buckets for ordinal, each in recent.items()}
+        ordinals = sorted(buckets)
         min_runs = 1 if profile.records <= YOUNG else MIN_RUNS
         threshold = LIKELY if profile.is_separated or profile.number == 1 else UNLIKELY
         separation = separate([buckets[ordinal] for ordinal in ordinals], threshold=threshold, min_runs=min_runs)
         if separation is None:
             return None
         smaller = {ordinal for ordinal, is_smaller in zip(ordinals, separation.is_smaller, strict=True) if is_smaller}
-        moved = [each for ordinal, each in recent.items() if ordinal in smaller]
-        onset = min((each.ordinal for each in moved), default=self._ordinal)
-        held = {slot, self._segment.slot, *self._segment.other_slots, *protected}
-        created = self._regimes.create(onset, held)
-        if created is None:
-            return None
-        new, dropped = created
-        if slot == self._segment.slot and smaller <= recent.keys() and min(smaller) > max(set(ordinals) - smaller):
-            change = Classification(new, False, tuple(moved))  # one run, up to the newest record: no mixture
-            self._regimes.mark_separated((slot, new))
-            return self._move_on(Alarm(separation.statistic, threshold, tuple(moved)), change, NO_SLOT, dropped)
-        self._regimes.divide(slot, new, smaller, self._ordinal)
-        for each in recent.values():
-            self._regimes.add(new if each in moved else slot, each.features, each.ordinal)
-        self._segment.split(moved, new)
-        self._regimes.calibrate()
+        moved = tuple(each for ordinal, each in recent.items() if ordinal in smaller)
+        return Alarm(separation.statistic, threshold, moved), smaller, set(ordinals) - smaller
+
+    def _declare(
+        self, alarm: Alarm, slot: int, *, known: bool, dropped: int | None, parent: int | None = None
+    ) -> Shift:
+        """The shift to the regime in `slot`; the segment may move on after it."""
         self._num_shifts += 1
         return Shift(
             kind="inputs",
             number=self._num_shifts,
-            regime=self._regimes[new].number,
-            slot=new,
-            known=False,
+            regime=self._regimes[slot].number,
+            slot=slot,
+            known=known,
             previous=self._regimes[self._segment.slot].number,
             declared_at=self._ordinal,
-            onset=onset,
-            statistic=separation.statistic,
-            threshold=threshold,
-            parent=self._regimes[slot].number,
+            onset=alarm.records[0].ordinal if alarm.records else self._ordinal,
+            statistic=alarm.statistic,
+            threshold=alarm.threshold,
+            parent=parent,
             dropped=dropped,
         )

@@ -17,7 +17,7 @@ from streamlearn.commands.client import request
 from streamlearn.errors import SourceError, UsageError
 from streamlearn.settings import Settings
 from streamlearn.status.status import Phase, Status
-from tests.serve.doubles import ADAPTATION, RUNNING, SECOND_SHIFT, Daemon
+from tests.serve.doubles import ADAPTATION, FIRST_SHIFT, RUNNING, SECOND_SHIFT, Daemon
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +78,13 @@ def test_shifts_show_evidence_and_cost(daemon: Daemon) -> None:
     assert row(text, "start", "1") == ["start", "1", "1", "1", "new", "-", "-", "-", "-", "-"]
     found = row(text, "inputs", "104")
     assert found == ["inputs", "104", "101", "3", "new", "5.5", "3.25", "10,240", "7.5", "0.125"]
+
+
+def test_a_split_is_told_from_a_new_regime(daemon: Daemon) -> None:
+    """The stream did not move on: the regime that it was split from is still in it."""
+    told = replace(ADAPTATION, shifts=(FIRST_SHIFT, replace(SECOND_SHIFT, parent=1)))
+    daemon.board.publish(replace(RUNNING, adaptation=told))
+    assert row(shown(daemon), "inputs", "104")[3:5] == ["3", "split"]
 
 
 def test_of_many_shifts_the_last_ten_are_shown(daemon: Daemon) -> None:
