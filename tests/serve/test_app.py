@@ -152,6 +152,7 @@ def test_shifts_are_listed_oldest_first_with_the_result_of_the_probe(client: htt
         "onset": 101,
         "statistic": 5.5,
         "threshold": 3.25,
+        "parent": None,
         "dropped": 2,
         "step": 13,
         "probe_tokens": 10_240,
