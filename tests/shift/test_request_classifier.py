@@ -6,7 +6,7 @@ import pytest
 from streamlearn.shift.novelty_test import MIN_EXEMPLARS
 from streamlearn.shift.regime_memory import RegimeMemory
 from streamlearn.shift.request_classifier import RequestClassifier
-from tests.shift.records import features_of, memory_of
+from tests.shift.records import features_of, memory_of, recent
 
 LEVEL = 0.01
 
@@ -71,3 +71,17 @@ def test_the_memory_is_not_changed(regimes: RegimeMemory) -> None:
     classifier.assign(features_of(0, 1, seed=5)[0], excluded=0)
     assert all(np.array_equal(regimes[slot].counts_B, before[slot]) for slot in range(3))
     assert np.array_equal(regimes.score(features_of(0, 1, seed=5)[0]).scores_R, scores.scores_R)
+
+
+def test_records_that_are_not_settled_count_as_exemplars() -> None:
+    """A regime of six recent records is tested, so it does not explain another task's requests."""
+    regimes = memory_of((0, 120), max_regimes=2)
+    assert regimes.create(121, ()) == (1, None)
+    newest = recent(features_of(1, 6), 1, start=121, regimes=regimes)
+    requests = features_of(3, 50, seed=77)
+    classifiers = (RequestClassifier(regimes, newest), RequestClassifier(regimes))
+    tested, untested = ([each.assign(request) for request in requests] for each in classifiers)
+    assert {each.p_value for each in untested if each.slot == 1} == {1.0}
+    unknown = [each.p_value < LEVEL for each in tested if each.slot == 1]
+    assert len(unknown) > 10
+    assert np.mean(unknown) > 0.5
