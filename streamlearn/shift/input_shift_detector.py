@@ -21,7 +21,7 @@ from streamlearn.shift.assigned_record import AssignedRecord
 from streamlearn.shift.detector_state import DetectorState
 from streamlearn.shift.featurizer import Features
 from streamlearn.shift.mean_embedding_test import WINDOWS
-from streamlearn.shift.mixture_test import LIKELY, MIN_RUNS, UNLIKELY, YOUNG, separate
+from streamlearn.shift.mixture_test import LIKELY, UNLIKELY, YOUNG, separate
 from streamlearn.shift.recent_record import RecentRecord
 from streamlearn.shift.record_assigner import RecordAssigner
 from streamlearn.shift.regime_memory import RegimeMemory
@@ -186,9 +186,9 @@ class InputShiftDetector:
         buckets = {each.ordinal: each.buckets for each in profile.sample}
         buckets |= {ordinal: each.features.buckets for ordinal, each in recent.items()}
         ordinals = sorted(buckets)
-        min_runs = 1 if profile.records <= YOUNG else MIN_RUNS
+        is_young = profile.records <= YOUNG
         threshold = LIKELY if profile.is_separated or profile.number == 1 else UNLIKELY
-        separation = separate([buckets[ordinal] for ordinal in ordinals], threshold=threshold, min_runs=min_runs)
+        separation = separate([buckets[ordinal] for ordinal in ordinals], threshold=threshold, is_young=is_young)
         if separation is None:
             return None
         smaller = {ordinal for ordinal, is_smaller in zip(ordinals, separation.is_smaller, strict=True) if is_smaller}

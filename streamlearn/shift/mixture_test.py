@@ -18,10 +18,12 @@ tasks (SuperNI, TRACE). A test at a nominal level would reject every real task, 
 
 Records that occur more than once count once; otherwise copies would vouch for each other. A part that is a single run
 of the stream, or two, may be a change, or a file in the order of its texts. The tests of changes decide about those,
-once the regime is old enough for them (`YOUNG`).
+once the regime is old enough for them (`YOUNG`), or if its records begin with the same instruction: then the parts are
+rather texts about which one task asks.
 """
 # Shape suffixes: B buckets, K parts (2), N records, T buckets of all records, V distinct buckets.
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,6 +51,8 @@ MIN_RUNS = 3
 """Uninterrupted runs of the stream that the smaller part must consist of, unless the regime is young."""
 YOUNG = 128
 """Records up to which a regime is young: twice the default `shift.min_dwell_records`."""
+SAME_INSTRUCTION = 16
+"""First tokens that records of one instruction share; "Definition: In this task, you are given a" has fewer."""
 NUM_COMMON = 10
 """The 10 common tokens of eq. (3). Templates within a task (a choice of two forms of question) differ in fewer."""
 COMMON_DIFFERENCE = 0.9
@@ -71,9 +75,12 @@ class Separation:
 
 
 def separate(
-    records: Sequence[NDArray[np.uint16]], *, threshold: float = LIKELY, min_runs: int = MIN_RUNS
+    records: Sequence[NDArray[np.uint16]], *, threshold: float = LIKELY, is_young: bool = False
 ) -> Separation | None:
-    """Divide records, given by their buckets in stream order, in two regimes; None if they are one's, or too few."""
+    """Divide records, given by their buckets in stream order, in two regimes; None if they are one's, or too few.
+
+    `is_young`: whether their regime is; a part may then be any number of runs.
+    """
     distinct = {each.tobytes(): each for each in records}
     if len(distinct) < MIN_TESTED:
         return None
@@ -88,7 +95,15 @@ def separate(
     swapped = 2 * number > len(records) or (2 * number == len(records) and is_second[0])
     is_smaller = is_second != swapped
     num_runs = int(is_smaller[0]) + int((is_smaller[1:] & ~is_smaller[:-1]).sum())
-    return Separation(statistic, tuple(is_smaller.tolist())) if num_runs >= min_runs else None
+    if num_runs < MIN_RUNS and (not is_young or _begin_alike(records)):
+        return None
+    return Separation(statistic, tuple(is_smaller.tolist()))
+
+
+def _begin_alike(records: Sequence[NDArray[np.uint16]]) -> bool:
+    """Whether the records have the same instruction; some may have lost it, where long inputs are cut."""
+    [(_, number)] = Counter(each[:SAME_INSTRUCTION].tobytes() for each in records).most_common(1)
+    return number >= (1 - LOW) * len(records)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from streamlearn.shift import mixture_test
-from streamlearn.shift.mixture_test import MIN_RUNS, MIN_TESTED, SMOOTHING, separate
+from streamlearn.shift.mixture_test import MIN_RUNS, MIN_TESTED, SAME_INSTRUCTION, SMOOTHING, separate
 from tests.shift.records import features_of
 
 Buckets = NDArray[np.uint16]
@@ -55,11 +55,24 @@ def test_copies_count_once() -> None:
 
 
 def test_a_part_that_is_one_run_of_the_stream_is_no_mixture() -> None:
-    """It may be a change; only where `min_runs` allows it, for a young regime, is it divided."""
+    """It may be a change; only a young regime's is divided, for which the tests of changes have too few records."""
     once, thrice = records([0] * 40 + [1] * 20), records(([0] * 8 + [1] * 4) * MIN_RUNS)
     assert separate(once) is None
-    assert separate(once, min_runs=1) is not None
+    assert separate(once, is_young=True) is not None
     assert separate(thrice) is not None
+
+
+def test_questions_on_one_text_after_the_same_instruction_are_no_regime() -> None:
+    """As in a file in the order of its texts; two producers with one system prompt are still told apart."""
+    instruction = np.arange(SAME_INSTRUCTION, dtype=np.uint16)
+
+    def instructed(tasks: list[int], length: int) -> list[Buckets]:
+        return [np.concatenate([instruction[:length], each]) for each in records(tasks)]
+
+    texts, producers = [0] * 20 + [1] * 12, [0, 1] * 16
+    assert separate(instructed(texts, SAME_INSTRUCTION), is_young=True) is None
+    assert separate(instructed(texts, SAME_INSTRUCTION - 1), is_young=True) is not None
+    assert separate(instructed(producers, SAME_INSTRUCTION), is_young=True) is not None
 
 
 def test_common_tokens_divide_long_and_varied_records() -> None:
