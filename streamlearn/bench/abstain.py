@@ -30,16 +30,15 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import rankdata
 
-from streamlearn.backbone.load import load_tokenizer, outline
-from streamlearn.bench.streams import PROMPTS, Prompt
+from streamlearn.bench.streams import PROMPTS, Prompt, text_decoder
 from streamlearn.bench.superni import read_texts, to_chat, to_record
 from streamlearn.errors import UsageError
-from streamlearn.settings import BackboneSettings, ServeSettings, ShiftSettings, StreamSettings
+from streamlearn.settings import ServeSettings, ShiftSettings
 from streamlearn.shift.assignment import Assignment
 from streamlearn.shift.featurizer import input_of
 from streamlearn.shift.monitor import Monitor
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Decoder, Example
+from streamlearn.stream.decode import Example
 
 TRAIN_RECORDS = 80
 """Maximum records of a task in the stream."""
@@ -184,9 +183,7 @@ def read_tasks(data: Path, others: Path, backbone: Path | None, limit: int) -> t
     Raises:
         UsageError: the folder or the file holds no task.
     """
-    settings = BackboneSettings() if backbone is None else BackboneSettings(model=str(backbone.resolve()))
-    shape = outline(settings)
-    decoder = Decoder(load_tokenizer(shape), StreamSettings(), shape.config.get_text_config().vocab_size)
+    decoder, _ = text_decoder(backbone)
     form = to_record if backbone is None else to_chat
     rows_by_task = _rows_of_folder(data, limit)
     texts = {task: rows[:limit] for task, rows in read_texts(others).items() if len(rows) >= MIN_RECORDS}

@@ -29,14 +29,12 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import chi2
 
-from streamlearn.backbone.load import load, outline
-from streamlearn.bench.streams import PROMPTS, Maker, Stream, Task, to_task
+from streamlearn.bench.streams import PROMPTS, Maker, Stream, Task, text_decoder, to_task
 from streamlearn.bench.superni import read_texts
 from streamlearn.errors import UsageError
-from streamlearn.settings import BackboneSettings, ShiftSettings, StreamSettings
+from streamlearn.settings import ShiftSettings
 from streamlearn.shift.featurizer import Features, Featurizer, input_of
 from streamlearn.shift.input_shift_detector import InputShiftDetector
-from streamlearn.stream.decode import Decoder
 
 NUM_BOUNDARIES = 100
 STREAM_RECORDS = 1000
@@ -91,10 +89,8 @@ def read_tasks(file: Path) -> tuple[list[Task], int]:
             f"{file} must hold more than {NUM_BOUNDARIES} tasks of {MIN_RECORDS} records, found {len(texts)}; set "
             "another file with --others"
         )
-    settings = BackboneSettings()
-    backbone = load(settings, outline(settings))
-    decoder = Decoder(backbone.tokenizer, StreamSettings(), backbone.vocab_size)
-    return [to_task(name, rows, decoder) for name, rows in texts.items()], backbone.vocab_size
+    decoder, vocab_size = text_decoder()
+    return [to_task(name, rows, decoder) for name, rows in texts.items()], vocab_size
 
 
 def boundary_streams(tasks: Sequence[Task], seeds: int) -> list[tuple[Stream, list[Task]]]:

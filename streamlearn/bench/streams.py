@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 
-from streamlearn.backbone.load import load, outline
+from streamlearn.backbone.load import load_tokenizer, outline
 from streamlearn.bench.superni import to_record
 from streamlearn.errors import UsageError
 from streamlearn.settings import BackboneSettings, StreamSettings
@@ -90,10 +90,15 @@ def read_tasks(folder: Path, limit: int | None = None) -> tuple[list[Task], int]
             f"{folder} must hold at least {MIN_TASKS} task files NAME.train.jsonl.gz, found {len(files)}; set the "
             "folder with --data"
         )
-    settings = BackboneSettings()
-    backbone = load(settings, outline(settings))
-    decoder = Decoder(backbone.tokenizer, StreamSettings(), backbone.vocab_size)
-    return [_read(file, decoder, limit) for file in files], backbone.vocab_size
+    decoder, vocab_size = text_decoder()
+    return [_read(file, decoder, limit) for file in files], vocab_size
+
+
+def text_decoder(backbone: Path | None = None) -> tuple[Decoder, int]:
+    """Return the decoder of the backbone in a folder, the bundled one for None, and the size of its vocabulary."""
+    shape = outline(BackboneSettings() if backbone is None else BackboneSettings(model=str(backbone.resolve())))
+    vocab_size = shape.config.get_text_config().vocab_size
+    return Decoder(load_tokenizer(shape), StreamSettings(), vocab_size), vocab_size
 
 
 def _read(file: Path, decoder: Decoder, limit: int | None) -> Task:
