@@ -24,7 +24,7 @@ from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.adaptation.regime_statistics import RegimeStatistics
 from streamlearn.adaptation.routed_input import AnsweredBy, Route, RoutedInput
 from streamlearn.adaptation.time_budget import TimeBudget
-from streamlearn.adapters.routing_context import NO_REGIME
+from streamlearn.adapters.routing_context import NO_REGIME, Slot
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Learner, Step
@@ -105,7 +105,7 @@ class Adaptation:
         self.fallback = Fallback(
             learner,
             settings.serve.unknown,
-            self._assign_to_other,
+            self,
             has_regimes=learner.routes_by_regime,
             pack_tokens=settings.stream.batch_tokens,
         )
@@ -231,9 +231,18 @@ class Adaptation:
             return [RoutedInput(NO_REGIME, Route(None, 0.0, known=False, answered_by="backbone"))] * len(inputs)
         return [self._routed(each) for each in self.monitor.assign(inputs, self._trained)]
 
-    def slots_of(self, inputs: Sequence[NDArray[Any]]) -> list[int]:
-        """The slot that each input is routed with, see `RoutedInput`."""
+    def slots_of(self, inputs: Sequence[NDArray[Any]]) -> list[Slot]:
+        """What adapts each input, see `RoutedInput`."""
         return [each.slot for each in self.route(inputs)]
+
+    def assign_to_other(self, inputs: Sequence[NDArray[Any]], slot: int) -> list[int]:
+        """See `fallback.Regimes`."""
+        return [each.slot for each in self.monitor.assign(inputs, self._trained, excluded=slot)]
+
+    def by_records(self) -> list[int]:
+        """See `fallback.Regimes`."""
+        visits = self.statistics.visits_by_slot
+        return sorted(visits, key=lambda slot: (-visits[slot].records, visits[slot].number))
 
     def score_stalest(self, *, idle: bool) -> bool:
         """Score the hold-out records of one regime when the time budget allows; return whether one was scored."""
@@ -328,14 +337,12 @@ class Adaptation:
     def _routed(self, assigned: Assignment) -> RoutedInput:
         known = assigned.p_value >= self._settings.serve.max_known_rejected
         number = self.numbers[assigned.slot]
-        if not known and self.fallback.uses_backbone:
-            return RoutedInput(NO_REGIME, Route(number, assigned.p_value, known=False, answered_by="backbone"))
         answered_by: AnsweredBy = "regime" if self._learner.routes_by_regime else "adapter"
-        return RoutedInput(assigned.slot, Route(number, assigned.p_value, known=known, answered_by=answered_by))
-
-    def _assign_to_other(self, inputs: Sequence[NDArray[Any]], slot: int) -> list[int]:
-        """The likeliest regime of each input other than the one in `slot`."""
-        return [each.slot for each in self.monitor.assign(inputs, self._trained, excluded=slot)]
+        if known or self.fallback.answered_by == "nearest":
+            return RoutedInput(assigned.slot, Route(number, assigned.p_value, known=known, answered_by=answered_by))
+        answered_by = self.fallback.answered_by
+        route = Route(number, assigned.p_value, known=False, answered_by=answered_by)
+        return RoutedInput(self.fallback.slot_for(assigned.slot), route)
 
     def _is_probed(self, shift: Shift) -> bool:
         """Whether this shift's regime is compared with what is known; the first of all has nothing to compare with."""

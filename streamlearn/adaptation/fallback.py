@@ -1,23 +1,23 @@
-"""What answers requests that no regime explains: the nearest regime, or the untouched backbone.
+"""What answers requests that no regime explains: a mean of the regimes' adapters, the nearest one, or the backbone.
 
-Neither is better on every backbone: a weak one gains from experts of a similar task, a strong one is disturbed by
-them. So the daemon measures it on the hold-out records of each regime, as if that regime were not known:
+None is best on every backbone and stream. A weak backbone gains from the experts of a similar task, a strong one is
+disturbed by them. What many tasks have in common, such as the form of an answer, remains when their adapters are
+averaged. So the daemon measures it on the hold-out records of each regime, as if that regime were not known:
 
-    l_nearest = mean loss of the hold-out records of all regimes, each under the likeliest other regime      (1)
-    l_backbone = mean loss of the same records without experts                                               (2)
+    l_a = mean loss of the hold-out records of all regimes, each answered by a without its own regime       (1)
 
-The loss of a record is its mean over the learned tokens, in nats. The lower of (1) and (2) wins. While only one regime
-is remembered there is no other, and the backbone answers.
+The loss of a record is its mean over the learned tokens, in nats. The lowest wins. While only one regime is remembered
+there is no other, and the backbone answers. Where regimes share their experts there are no adapters to average.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamlearn.adapters.routing_context import NO_REGIME
+from streamlearn.adapters.routing_context import NO_REGIME, Slot
 from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.settings.service import Unknown
@@ -25,18 +25,26 @@ from streamlearn.shift.featurizer import input_of
 from streamlearn.status.status import FallbackStatus
 from streamlearn.stream.decode import Example
 
-AssignToOther = Callable[[Sequence[NDArray[np.int32]], int], list[int]]
-"""Slots of the likeliest regimes of inputs other than the one in the given slot."""
+MAX_AVERAGED = 16
+"""Adapters in the mean: those of the regimes with the most records. Each takes time in every forward pass."""
+Alternative = Literal["backbone", "mean", "nearest"]
+
+
+class Regimes(Protocol):
+    """The regimes that are remembered."""
+
+    def assign_to_other(self, inputs: Sequence[NDArray[np.int32]], slot: int) -> list[int]:
+        """The likeliest regime of each input other than the one in `slot`."""
+
+    def by_records(self) -> list[int]:
+        """Slots of all regimes, the one with the most records first."""
 
 
 @dataclass(frozen=True)
-class LossPair:
+class RegimeLosses:
     """The losses of one regime's hold-out records, summed over the records."""
 
-    other: float
-    """Under the likeliest other regime."""
-    backbone: float
-    """Without experts."""
+    losses: dict[Alternative, float]
     records: int
 
 
@@ -47,7 +55,7 @@ class Fallback:
         self,
         learner: Learner,
         setting: Unknown,
-        assign_to_other: AssignToOther,
+        regimes: Regimes,
         *,
         has_regimes: bool,
         pack_tokens: int,
@@ -55,10 +63,13 @@ class Fallback:
         """`has_regimes`: whether routing depends on the regime; if not, the adapter answers unless set otherwise."""
         self._learner = learner
         self._setting = setting
-        self._assign_to_other = assign_to_other
+        self._regimes = regimes
         self._has_regimes = has_regimes
         self._pack_tokens = pack_tokens
-        self._pairs: dict[int, LossPair] = {}
+        self._alternatives: tuple[Alternative, ...] = (
+            ("backbone", "mean", "nearest") if learner.per_regime else ("backbone", "nearest")
+        )
+        self._measured: dict[int, RegimeLosses] = {}
 
     @property
     def is_measured(self) -> bool:
@@ -66,52 +77,73 @@ class Fallback:
         return self._setting == "auto" and self._has_regimes
 
     @property
-    def uses_backbone(self) -> bool:
-        """Whether the untouched backbone answers; if not, the nearest regime does."""
-        if not self.is_measured:
-            return self._setting == "backbone"
-        pairs = self._pairs.values()
-        return sum(pair.backbone for pair in pairs) <= sum(pair.other for pair in pairs)
+    def answered_by(self) -> Alternative:
+        """What answers. Where all regimes share the adapter and its routing, `nearest` is the adapter."""
+        if self._setting != "auto":
+            return self._setting
+        if not self._has_regimes:
+            return "nearest"
+        means = self._mean_losses()
+        return min(self._alternatives, key=means.__getitem__) if means else "backbone"
 
     @property
     def status(self) -> FallbackStatus:
-        """The decision, and eq. (1) and (2)."""
-        pairs = self._pairs.values()
-        records = sum(pair.records for pair in pairs)
+        """The decision, and eq. (1)."""
+        means = self._mean_losses()
         return FallbackStatus(
             setting=self._setting,
-            answered_by="backbone" if self.uses_backbone else "nearest",
-            nearest_loss=sum(pair.other for pair in pairs) / records if records else None,
-            backbone_loss=sum(pair.backbone for pair in pairs) / records if records else None,
-            records=records,
+            answered_by=self.answered_by,
+            mean_loss=means.get("mean"),
+            nearest_loss=means.get("nearest"),
+            backbone_loss=means.get("backbone"),
+            records=sum(each.records for each in self._measured.values()),
         )
 
+    def slot_for(self, nearest: int) -> Slot:
+        """What adapts an input that no regime explains, and which the regime in the slot `nearest` explains best."""
+        return self._slot(self.answered_by, nearest)
+
     def measure(self, slot: int, examples: Sequence[Example]) -> None:
-        """Compare both on the hold-out records of the regime in `slot`, under the present weights."""
-        others = self._assign_to_other([input_of(example) for example in examples], slot)
-        work = score(
-            self._learner.model,
-            [*examples, *examples],
-            self._learner.device,
-            pack_tokens=self._pack_tokens,
-            slots=[*others, *[NO_REGIME] * len(examples)],
-        )
-        scores = run_to_end(work)
-        self._pairs[slot] = LossPair(
-            _sum_of_means(scores[: len(examples)]), _sum_of_means(scores[len(examples) :]), len(examples)
-        )
+        """Compare the alternatives on the hold-out records of the regime in `slot`, under the present weights."""
+        others = self._regimes.assign_to_other([input_of(example) for example in examples], slot)
+        losses: dict[Alternative, float] = {}
+        for alternative in self._alternatives:
+            slots = [self._slot(alternative, each, without=slot) for each in others]
+            work = score(
+                self._learner.model, examples, self._learner.device, pack_tokens=self._pack_tokens, slots=slots
+            )
+            losses[alternative] = _sum_of_means(run_to_end(work))
+        self._measured[slot] = RegimeLosses(losses, len(examples))
 
     def forget(self, slot: int) -> None:
         """Drop a regime's losses: the slot has another regime, or its hold-out answers are outdated."""
-        self._pairs.pop(slot, None)
+        self._measured.pop(slot, None)
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest."""
-        return {str(slot): asdict(pair) for slot, pair in self._pairs.items()}
+        return {str(slot): asdict(each) for slot, each in self._measured.items()}
 
     def load_json(self, rows: Mapping[str, Any]) -> None:
-        """The inverse of `to_json`."""
-        self._pairs = {int(slot): LossPair(**row) for slot, row in rows.items()}
+        """The inverse of `to_json`. Rows of older snapshots lack an alternative; their regimes are measured again."""
+        self._measured = {
+            int(slot): RegimeLosses(**row)
+            for slot, row in rows.items()
+            if row.get("losses", {}).keys() == set(self._alternatives)
+        }
+
+    def _mean_losses(self) -> dict[Alternative, float]:
+        """Eq. (1) of each alternative; empty before a measurement."""
+        measured = self._measured.values()
+        records = sum(each.records for each in measured)
+        return {a: sum(each.losses[a] for each in measured) / records for a in self._alternatives if records}
+
+    def _slot(self, alternative: Alternative, nearest: int, *, without: int | None = None) -> Slot:
+        """What adapts an input under an alternative, as if the regime in the slot `without` were not known."""
+        if alternative == "backbone":
+            return NO_REGIME
+        if alternative == "nearest":
+            return nearest
+        return tuple([slot for slot in self._regimes.by_records() if slot != without][:MAX_AVERAGED])
 
 
 def _sum_of_means(scores: Sequence[ExampleScore]) -> float:

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from streamlearn.adapters.routing_context import Slot
 from streamlearn.status.status import FIELD_DOCS
 
-AnsweredBy = Literal["regime", "adapter", "backbone"]
-"""What computes the answer: the likeliest regime's experts; the adapter, where routing does not depend on regimes; or
-the untouched backbone."""
+AnsweredBy = Literal["regime", "adapter", "mean", "backbone"]
+"""What computes the answer: the likeliest regime's experts; the adapter, where routing does not depend on regimes; the
+mean of the nearest regimes' adapters; or the untouched backbone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,12 @@ class Route:
     known: bool
     """Whether the regime explains the input: the score is at least serve.max_known_rejected."""
     answered_by: AnsweredBy
-    """regime: its experts; adapter: all experts, where routing does not depend on regimes; backbone: no expert."""
+    """regime: its experts; adapter: all experts, where routing does not depend on regimes; mean: the adapters of the
+    nearest regimes, averaged; backbone: no expert."""
 
 
 class RoutedInput(NamedTuple):
     """A route, and the slot for the forward pass."""
 
-    slot: int
-    """Regime slot, or `NO_REGIME` for the untouched backbone."""
+    slot: Slot
     route: Route

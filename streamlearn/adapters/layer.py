@@ -9,7 +9,8 @@ mask in the bottleneck (zero where not selected), and all B are applied in one p
 static, and the gradient of an expert that no token selected is exactly zero.
 
 All regimes share one adapter, or each has its own (`HeadLoraConfig.per_regime`), which applies to the tokens of that
-regime only. So the cost of a pass does not depend on the number of regimes.
+regime only. So the cost of a pass does not depend on the number of regimes. For records that no regime explains, a pass
+may apply several adapters to the same tokens; the sums of eq. (2) are then averaged.
 """
 # Shape suffixes: T tokens, P tokens of one adapter, B sequences, N regimes, D in features, O out features, H heads,
 # S = D / H slice, K experts a head, R rank.
@@ -110,21 +111,21 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         if self.disable_adapters:
             return y
         x = x.to(y.dtype)
-        for name, tokens_P in self._adapters(x):
-            y = self.experts(name, x, y, tokens_P)
+        for name, tokens_P, weight in self._adapters(x):
+            y = self.experts(name, x, y, tokens_P, weight)
         parallel_adapter = self.context_holder.context.parallel_adapter
         if parallel_adapter is None:
             return y
         return parallel_adapter(self.head_lora_info[self.active_adapters[0]], x, y)
 
-    def experts(self, name: str, x: Tensor, y: Tensor, tokens_P: Tensor | None) -> Tensor:
+    def experts(self, name: str, x: Tensor, y: Tensor, tokens_P: Tensor | None, weight: float = 1.0) -> Tensor:
         """Compute eq. (2) with `y` as W x, in place and in the dtype of `y`.
 
-        `tokens_P` are the indices of the tokens that the adapter applies to; None: all.
+        `tokens_P` are the indices of the tokens that the adapter applies to; None: all. `weight` is a factor.
         """
         config, A_HKRS, B_HKRO = self.head_lora_config[name], self.head_lora_A[name], self.head_lora_B[name]
         gate_HKP = self.route(name, x, tokens_P) if config.routed else None
-        return add_experts(y, x, A_HKRS, B_HKRO, gate_HKP, tokens_P, scaling=config.scaling)
+        return add_experts(y, x, A_HKRS, B_HKRO, gate_HKP, tokens_P, scaling=weight * config.scaling)
 
     def route(self, name: str, x: Tensor, tokens_P: Tensor | None = None) -> Tensor:
         """Compute the gates (H, K, P), zero where not selected; in training passes, also count each expert's load."""
@@ -134,23 +135,25 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         gate_HKT = self._route_sequences(name, x)
         return gate_HKT if tokens_P is None else gate_HKT[:, :, tokens_P]
 
-    def _adapters(self, x: Tensor) -> Iterator[tuple[str, Tensor | None]]:
-        """The adapters of this pass, each with the indices of its tokens, None for all.
+    def _adapters(self, x: Tensor) -> Iterator[tuple[str, Tensor | None, float]]:
+        """The adapters of this pass, each with the indices of its tokens, None for all, and its weight.
 
-        Where regimes have adapters of their own, a sequence gets that of its regime; one whose regime has none, and one
-        without a regime, get the frozen linear alone. Without regimes in the context, PEFT's active adapters apply.
+        Where regimes have adapters of their own, a sequence gets that of its regime, or several at equal weights; one
+        whose regime has none, and one without a regime, get the frozen linear alone. Without regimes in the context,
+        PEFT's active adapters apply.
         """
         context, num = self.context_holder.context, x.shape[:-1].numel()
         is_vision = next(iter(self.head_lora_info.values())).is_vision
         if context.slots is not None and any(config.per_regime for config in self.head_lora_config.values()):
             for slot in context.slots:
-                if (name := regime_adapter(slot)) in self.head_lora_A:
-                    tokens_P = context.tokens_of(slot, num, is_vision=is_vision)
-                    if tokens_P is None or len(tokens_P):  # none in the vision tower, for records without images
-                        yield name, tokens_P
+                slots, weight = context.adapters_of(slot)
+                names = [name for name in map(regime_adapter, slots) if name in self.head_lora_A]
+                tokens_P = context.tokens_of(slot, num, is_vision=is_vision) if names else None
+                if tokens_P is None or len(tokens_P):  # none in the vision tower, for records without images
+                    yield from ((name, tokens_P, weight / len(names)) for name in names)
         elif context.slots != ():
             tokens_P = context.tokens_with_regime(num, is_vision=is_vision)
-            yield from ((name, tokens_P) for name in self.active_adapters if name in self.head_lora_A)
+            yield from ((name, tokens_P, 1.0) for name in self.active_adapters if name in self.head_lora_A)
 
     def _route_sequences(self, name: str, x: Tensor) -> Tensor:
         """One gate per block: its first layer decides for each sequence, the others follow (MoT eq. 1)."""

@@ -152,8 +152,8 @@ def objective(settings: Settings) -> Objective:
     """Combine the preset's objective with the settings that override it.
 
     Raises:
-        ConfigError: a bias is configured for a preset without a router, or a bias or anchors for experts that no two
-            regimes share.
+        ConfigError: a bias for a preset without a router, a bias or anchors for experts that no two regimes share, or a
+            mean of adapters where regimes have none of their own.
     """
     defaults = OBJECTIVES[settings.adapter.preset]
     given: dict[str, Any] = {}
@@ -167,7 +167,13 @@ def objective(settings: Settings) -> Objective:
     if SHAPES[settings.adapter.preset].gate == "none" and given.get("bias", "none") != "none":
         raise ConfigError(f"adapter.bias: preset {settings.adapter.preset} has no router to bias; remove the key")
     wanted = Objective(**{**asdict(defaults), **given})
-    if wanted.compares and resolve(settings.adapter).per_regime:
+    per_regime = resolve(settings.adapter).per_regime
+    if settings.serve.unknown == "mean" and not per_regime:
+        raise ConfigError(
+            "serve.unknown: mean averages the adapters of regimes, and here all regimes share one; set it to auto, "
+            "nearest or backbone"
+        )
+    if wanted.compares and per_regime:
         key = "adapter.bias" if wanted.bias != "none" else "consolidate.anchor_strength"
         raise ConfigError(
             f"{key}: acts on experts that regimes share, and here each regime has its own; remove the key, or set "

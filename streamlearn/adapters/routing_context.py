@@ -6,7 +6,7 @@ so there is no "current" CP bias that one of them could leave set for the next.
 """
 # Shape suffixes: T tokens, B sequences, D in features, O out features, H heads, K experts a head.
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,6 +18,16 @@ from streamlearn.adapters.config import Routes
 
 NO_REGIME = -1
 """Slot of a sequence that the untouched backbone computes: its tokens get nothing from any expert."""
+
+Slot = int | tuple[int, ...]
+"""What adapts a sequence: the regime in a slot, `NO_REGIME`, or, where regimes have adapters of their own, the mean of
+the adapters in several slots, at `MEAN_WEIGHT`."""
+MEAN_WEIGHT = 0.5
+"""Weight of a mean of adapters: half way between the backbone and what it was trained to (WiSE-FT, arXiv 2109.01903,
+recommends this where no data can choose)."""
+
+
+_FIRST_MEAN = NO_REGIME - 1
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,8 @@ class RoutingContext:
     segment_ids_T: Tensor | None = None
     """(T,) index of the sequence that each token of the flattened input belongs to; None: each input row is one."""
     slots_B: Tensor | None = None
-    """(B,) regime slot of each sequence, which selects its adapter or its CP bias, or `NO_REGIME`; None: no regimes."""
+    """(B,) regime slot of each sequence, which selects its adapter or its CP bias, or `NO_REGIME`; -2 - i: the slots
+    `means[i]`; None: no regimes."""
     prompt_T: Tensor | None = None
     """(T,) bool, tokens before the first learned one. Sequences are routed by these only; None: by all."""
     vision_units_B: Tensor | None = None
@@ -84,17 +95,23 @@ class RoutingContext:
     decoding: bool = False
     """Whether sequences are decoded token by token: each keeps the experts selected for its prompt."""
     hooks: tuple[RoutingHook, ...] = ()
+    means: tuple[tuple[int, ...], ...] = ()
+    """Slots of each mean of adapters in the pass, see `slots_B`."""
     parallel_adapter: ParallelAdapter | None = None
     block_decisions: dict[str, RoutingDecision] = field(default_factory=dict)
     """Where one gate serves a block: the decision of its first layer, for the layers after it."""
 
     @property
     def slots(self) -> tuple[int, ...] | None:
-        """The distinct regime slots, read from the device once for all layers; None without regimes.
+        """The distinct values of `slots_B` but `NO_REGIME`, read from the device once for all layers; None without.
 
         Empty if every sequence is computed by the untouched backbone.
         """
         return None if self.slots_B is None else tuple(slot for slot in self._distinct if slot != NO_REGIME)
+
+    def adapters_of(self, slot: int) -> tuple[tuple[int, ...], float]:
+        """The slots whose adapters one of `slots` stands for, and the weight of their mean."""
+        return ((slot,), 1.0) if slot >= 0 else (self.means[_FIRST_MEAN - slot], MEAN_WEIGHT)
 
     def slots_of(self, num: int, *, per_token: bool, is_vision: bool = False) -> Tensor | None:
         """Return the regime slot of each of `num` routed items, (num,); None without regimes.
@@ -151,6 +168,13 @@ class RoutingContext:
     _slots_T: Tensor | None = field(default=None, init=False)
     _distinct_slots: tuple[int, ...] | None = field(default=None, init=False)
     _found_tokens: dict[tuple[int | None, int, bool], Tensor] = field(default_factory=dict, init=False)
+
+
+def encode_slots(slots: Sequence[Slot], device: torch.device) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
+    """Return `slots_B` and `means` of a context for sequences adapted by `slots`."""
+    means = tuple(dict.fromkeys(slot for slot in slots if isinstance(slot, tuple)))
+    codes = {slot: _FIRST_MEAN - index for index, slot in enumerate(means)}
+    return torch.tensor([codes[slot] if isinstance(slot, tuple) else slot for slot in slots], device=device), means
 
 
 def vision_segment_ids(vision_units_B: Tensor, num: int) -> Tensor:

@@ -15,9 +15,9 @@ from streamlearn.adapters import HeadLoraLinear
 class LoopedHeadLoraLinear(HeadLoraLinear):
     """`HeadLoraLinear` with a loop over heads and experts instead of batched products."""
 
-    def experts(self, name: str, x: Tensor, y: Tensor, tokens_P: Tensor | None) -> Tensor:
+    def experts(self, name: str, x: Tensor, y: Tensor, tokens_P: Tensor | None, weight: float = 1.0) -> Tensor:
         """Add the output of all experts to `y` by eq. (1)."""
-        assert tokens_P is None, "the loop is measured with experts that all regimes share"
+        assert (tokens_P, weight) == (None, 1.0), "the loop is measured with experts that all regimes share"
         x_TD, y_TO = x.reshape(-1, self.in_features), y.view(-1, self.out_features)
         A_HKRS, B_HKRO = self.head_lora_A[name].to(y_TO.dtype), self.head_lora_B[name].to(y_TO.dtype)
         H, K, _, S = A_HKRS.shape

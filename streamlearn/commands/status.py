@@ -89,12 +89,12 @@ def _overview(status: StatusView) -> _Pairs:
 
 
 def _unknown(fallback: FallbackStatus) -> str:
-    """What answers them, and the losses that decided: its own, and that of the alternative."""
-    losses = {"nearest": fallback.nearest_loss, "backbone": fallback.backbone_loss}
-    own = losses.pop(fallback.answered_by)
-    [other] = losses.values()
-    measured = "" if own is None or other is None else f" ({own:.3f} vs {other:.3f})"
-    return fallback.answered_by + measured
+    """What answers them, and the losses that decided: its own, and that of the best alternative."""
+    losses = {name: loss for name, loss in fallback.losses.items() if loss is not None}
+    own = losses.pop(fallback.answered_by, None)
+    if own is None or not losses:
+        return fallback.answered_by
+    return f"{fallback.answered_by} ({own:.3f} vs {min(losses.values()):.3f})"
 
 
 def _regimes(regimes: tuple[RegimeStatus, ...]) -> FittedTable:

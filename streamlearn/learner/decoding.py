@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from streamlearn.adapters.routing_context import RoutingContext, RoutingDecision, routing_context
+from streamlearn.adapters.routing_context import RoutingContext, RoutingDecision, Slot, encode_slots, routing_context
 from streamlearn.learner.loss import arguments
 from streamlearn.learner.packing import joined_features, positions, vision_units
 from streamlearn.stream.decode import Prompt
@@ -32,7 +32,7 @@ def decode_greedily(
     limits: Sequence[int],
     stop: frozenset[int],
     device: torch.device,
-    slots: Sequence[int] | None = None,
+    slots: Sequence[Slot] | None = None,
     *,
     max_prompts: int = DECODE_BATCH,
     max_tokens: int | None = None,
@@ -47,7 +47,7 @@ def decode_greedily(
         limits: Maximum new tokens of each prompt.
         stop: Tokens that end a text; they are not part of it.
         device: Where the model is.
-        slots: Regime slot of each prompt; None without regimes.
+        slots: What adapts each prompt; None without regimes.
         max_prompts: Maximum number of prompts decoded together.
         max_tokens: Maximum tokens of prompts and texts decoded together, with padding; None: any number. A longer
             prompt is decoded separately.
@@ -58,9 +58,13 @@ def decode_greedily(
     outputs: list[list[int]] = [[] for _ in prompts]
     order = sorted((i for i in range(len(prompts)) if limits[i] > 0), key=lambda i: len(prompts[i].ids))
     for indices in _batches(order, prompts, limits, max_prompts, max_tokens):
-        slots_B = None if slots is None else torch.tensor([slots[i] for i in indices], device=device)
         finished = yield from _decode_batch(
-            model, [prompts[i] for i in indices], [limits[i] for i in indices], stop, device, slots_B
+            model,
+            [prompts[i] for i in indices],
+            [limits[i] for i in indices],
+            stop,
+            device,
+            None if slots is None else [slots[i] for i in indices],
         )
         for i, output in zip(indices, finished, strict=True):
             outputs[i] = output
@@ -118,9 +122,9 @@ def _decode_batch(
     limits: Sequence[int],
     stop: frozenset[int],
     device: torch.device,
-    slots_B: Tensor | None,
+    slots: Sequence[Slot] | None,
 ) -> Generator[None, None, list[list[int]]]:
-    texts = _read(model, prompts, device, slots_B)
+    texts = _read(model, prompts, device, slots)
     outputs: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # the prompt of each row that is still decoded
     unchecked = [texts.last_B1[:, 0]]
@@ -141,17 +145,19 @@ def _decode_batch(
 
 
 @torch.no_grad()
-def _read(model: Any, prompts: Sequence[Prompt], device: torch.device, slots_B: Tensor | None) -> _Texts:
+def _read(model: Any, prompts: Sequence[Prompt], device: torch.device, slots: Sequence[Slot] | None) -> _Texts:
     """Read the prompts in one packed pass and find the first token of each text."""
     forward, lengths = model.get_base_model(), [len(prompt.ids) for prompt in prompts]
     ends = list(accumulate(lengths))
     rows_B, lengths_B = torch.arange(len(prompts), device=device), torch.tensor(lengths, device=device)
+    slots_B, means = (None, ()) if slots is None else encode_slots(slots, device)
     packed = DynamicCache()  # without sliding windows, which would end in another record
     context = RoutingContext(
         segment_ids_T=rows_B.repeat_interleave(lengths_B, output_size=ends[-1]),
         slots_B=slots_B,
         vision_units_B=vision_units([prompt.images for prompt in prompts], device),
         decoding=True,
+        means=means,
     )
     positions_T = torch.from_numpy(positions(prompts)).to(device)
     features = joined_features([image for prompt in prompts for image in prompt.images], device)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.routing_context import RoutingHook, routing_context
+from streamlearn.adapters.routing_context import RoutingHook, Slot, routing_context
 from streamlearn.learner.loss import packed_loss
 from streamlearn.learner.packing import pack
 from streamlearn.stream.decode import Example, Prompt
@@ -62,7 +62,7 @@ def score(
     device: torch.device,
     *,
     pack_tokens: int,
-    slots: Sequence[int] | None = None,
+    slots: Sequence[Slot] | None = None,
     hooks: tuple[RoutingHook, ...] = (),
 ) -> Generator[None, None, list[ExampleScore]]:
     """Compute loss and accuracy of each example; yields after every forward pass.
@@ -72,7 +72,7 @@ def score(
         examples: What to score.
         device: Where the model is.
         pack_tokens: Maximum tokens per forward pass; a longer example gets a pass of its own.
-        slots: Regime slot of each example; None without regimes.
+        slots: What adapts each example; None without regimes.
         hooks: Routing hooks of every pass.
 
     Returns:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamlearn.adapters.routing_context import RoutingContext, RoutingHook
+from streamlearn.adapters.routing_context import RoutingContext, RoutingHook, Slot, encode_slots
 from streamlearn.stream.decode import Example, Prompt
 from streamlearn.stream.encode import IGNORED
 from streamlearn.stream.images import RecordImage
@@ -40,7 +40,9 @@ class PackedBatch:
     prompt_T: Tensor
     """Bool, whether a token precedes the first learned one of its record."""
     slots_B: Tensor | None
-    """Regime slot of each record; None without regimes."""
+    """What adapts each record, see `RoutingContext`; None without regimes."""
+    means: tuple[tuple[int, ...], ...]
+    """See `RoutingContext`."""
     vision_units_B: Tensor | None
     """Share of each record in the input of the vision tower, see `RoutingContext`; None without images."""
     features: Mapping[str, Tensor]
@@ -49,7 +51,13 @@ class PackedBatch:
     def context(self, *, explore: bool = False, hooks: tuple[RoutingHook, ...] = ()) -> RoutingContext:
         """Build the routing context of a forward pass over these records."""
         return RoutingContext(
-            self.segment_ids_T, self.slots_B, self.prompt_T, self.vision_units_B, explore=explore, hooks=hooks
+            self.segment_ids_T,
+            self.slots_B,
+            self.prompt_T,
+            self.vision_units_B,
+            explore=explore,
+            hooks=hooks,
+            means=self.means,
         )
 
     @property
@@ -58,8 +66,8 @@ class PackedBatch:
         return len(self.cu_seqlens) - 1
 
 
-def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[int] | None = None) -> PackedBatch:
-    """Pack examples, of which there is at least one, on `device`; `slots` are their regime slots."""
+def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[Slot] | None = None) -> PackedBatch:
+    """Pack examples, of which there is at least one, on `device`; `slots` say what adapts each."""
     lengths = [len(example.input_ids) for example in examples]
     labels_T = np.concatenate([example.labels for example in examples])
     segment_ids_T = np.repeat(np.arange(len(examples)), lengths)
@@ -67,6 +75,8 @@ def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[int]
     images = [image for example in examples for image in example.images]
     prompts_B = np.array([example.prompt_length for example in examples])
     labelled_L = np.flatnonzero((labels_T != IGNORED) & (positions_T > 0))
+
+    slots_B, means = (None, ()) if slots is None else encode_slots(slots, device)
 
     def tensor(values: np.ndarray, dtype: torch.dtype = torch.long) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device=device, dtype=dtype)
@@ -80,7 +90,8 @@ def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[int]
         segment_ids_L=tensor(segment_ids_T[labelled_L]),
         segment_ids_T=tensor(segment_ids_T),
         prompt_T=tensor(positions_T < np.maximum(prompts_B, 1)[segment_ids_T], torch.bool),
-        slots_B=None if slots is None else torch.tensor(slots, device=device),
+        slots_B=slots_B,
+        means=means,
         vision_units_B=vision_units([example.images for example in examples], device),
         features=joined_features(images, device),
     )

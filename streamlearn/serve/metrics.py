@@ -166,7 +166,7 @@ def _requests(status: Status) -> Iterator[Metric]:
     used = GaugeMetricFamily("streamlearn_unknown_answered_by", uses, labels=["answered_by"])
     loss = "Loss of hold-out records as if their regime were not known, by what answers, nats per learned token."
     losses = GaugeMetricFamily("streamlearn_unknown_loss", loss, labels=["answered_by"])
-    for name, found in {"nearest": fallback.nearest_loss, "backbone": fallback.backbone_loss}.items():
+    for name, found in fallback.losses.items():
         used.add_metric([name], float(fallback.answered_by == name))
         if found is not None:
             losses.add_metric([name], found)

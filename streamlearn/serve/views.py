@@ -101,7 +101,8 @@ class RequestsView(ApiModel):
     unknown: int
     """That no regime explained."""
     answered_by: dict[str, int]
-    """Number by what answered: regime, adapter (where routing does not depend on regimes) or backbone."""
+    """Number by what answered: regime, adapter (where routing does not depend on regimes), mean or
+    backbone."""
 
 
 class RegimesView(ApiModel):

@@ -143,16 +143,24 @@ class FallbackStatus:
     __pydantic_config__ = FIELD_DOCS
 
     setting: str
-    """serve.unknown: auto, nearest or backbone."""
+    """serve.unknown: auto, mean, nearest or backbone."""
     answered_by: str
-    """nearest: the likeliest regime; backbone: the untouched backbone."""
+    """mean: the adapters of the nearest regimes, averaged; nearest: the likeliest regime; backbone: the untouched
+    backbone."""
+    mean_loss: float | None
+    """Mean loss of hold-out records under the mean of the nearest regimes' adapters, without that of their own, nats
+    per token; null before it was measured, and where regimes have no adapters of their own."""
     nearest_loss: float | None
-    """Mean loss of hold-out records under the likeliest regime other than their own, nats per token; null before it was
-    measured."""
+    """Mean loss of the same records under the likeliest regime other than their own."""
     backbone_loss: float | None
     """Mean loss of the same records under the untouched backbone."""
     records: int
     """Number of those records."""
+
+    @property
+    def losses(self) -> dict[str, float | None]:
+        """The mean losses by what answers."""
+        return {"mean": self.mean_loss, "nearest": self.nearest_loss, "backbone": self.backbone_loss}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +170,11 @@ class RequestCount:
     known: bool
     """Whether a regime explained them."""
     answered_by: str
-    """regime, adapter or backbone."""
+    """regime, adapter, mean or backbone."""
     number: int
 
 
-ANSWERED_BY = ("regime", "adapter", "backbone")
+ANSWERED_BY = ("regime", "adapter", "mean", "backbone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +195,7 @@ class AdaptationStatus:
     """Time spent on probes by this process."""
     holdout_seconds: float = 0.0
     """Training time spent on scoring hold-out records by this process; idle time is not counted."""
-    fallback: FallbackStatus = FallbackStatus("auto", "backbone", None, None, 0)
+    fallback: FallbackStatus = FallbackStatus("auto", "backbone", None, None, None, 0)
 
     @property
     def current(self) -> RegimeStatus | None:

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from streamlearn.adapters.routing_context import NO_REGIME
+from streamlearn.adapters.routing_context import NO_REGIME, Slot
 from streamlearn.jobs.queue import EvalJob, GenerateJob, Job, PromptInput, RouteJob
 from streamlearn.jobs.results import EvalResult
 from streamlearn.learner.evaluation import run_to_end, score
@@ -93,27 +93,31 @@ def test_a_learned_task_is_known_and_another_is_not(trained: Trained) -> None:
 
 
 def test_auto_picks_the_lower_loss(trained: Trained) -> None:
-    """Of all hold-out records, each under the other regime and without experts; the status says so."""
+    """Of all hold-out records, each under the other regime, also at half weight, and without experts."""
     adaptation, learner = trained.components.adaptation, trained.components.learner
-    losses: dict[str, list[float]] = {"nearest": [], "backbone": []}
+    losses: dict[str, list[float]] = {"mean": [], "nearest": [], "backbone": []}
     for slot in adaptation.numbers:
         examples = adaptation.holdouts.examples(slot)
         others = [each.slot for each in adaptation.monitor.assign([input_of(e) for e in examples], excluded=slot)]
         assert set(others) == {1 - slot}
-        for name, slots in (("nearest", others), ("backbone", [NO_REGIME] * len(examples))):
+        answered: dict[str, list[Slot]] = {
+            "mean": [(1 - slot,)] * len(examples),
+            "nearest": [*others],
+            "backbone": [NO_REGIME] * len(examples),
+        }
+        for name, slots in answered.items():
             scores = run_to_end(score(learner.model, examples, learner.device, pack_tokens=1024, slots=slots))
             losses[name] += [each.loss_sum / each.tokens for each in scores]
     means = {name: sum(values) / len(values) for name, values in losses.items()}
     status = trained.daemon.board.read().adaptation.fallback
     assert (status.setting, status.records) == ("auto", len(losses["nearest"]))
-    assert status.nearest_loss == pytest.approx(means["nearest"], rel=1e-4)
-    assert status.backbone_loss == pytest.approx(means["backbone"], rel=1e-4)
+    assert status.losses == pytest.approx(means, rel=1e-4)
     assert status.answered_by == min(means, key=lambda name: means[name])
 
 
-@pytest.mark.parametrize("setting", ["nearest", "backbone"])
+@pytest.mark.parametrize("setting", ["mean", "nearest", "backbone"])
 def test_the_unknown_is_answered_as_set(trained: Trained, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The untouched backbone's loss and text, bit for bit; or those of the nearest regime."""
+    """The untouched backbone's loss and text, bit for bit; or those of the nearest regime, or of the mean of all."""
     monkeypatch.setattr(trained.components.adaptation.fallback, "_setting", setting)
     [value] = requests(UNKNOWN, 1)
     job = EvalJob((value,), generate=True, max_new_tokens=4)
@@ -126,8 +130,12 @@ def test_the_unknown_is_answered_as_set(trained: Trained, setting: str, monkeypa
         assert result.answered_by == {"backbone": 1}
         assert (result.loss, row.output) == (frozen.loss, frozen.per_example[0].output)
     else:
-        assert result.answered_by == {"regime": 1}
+        assert result.answered_by == {"regime" if setting == "nearest" else "mean": 1}
         assert result.loss != frozen.loss
+    if setting == "mean":
+        learner, example = trained.components.learner, trained.components.decoder.decode_value(value)
+        [scored] = run_to_end(score(learner.model, [example], learner.device, pack_tokens=1024, slots=[(0, 1)]))
+        assert result.loss == pytest.approx(scored.loss_sum / scored.tokens)
 
 
 def test_known_and_unknown_are_answered_in_one_request(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:

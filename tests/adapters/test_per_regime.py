@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
 from streamlearn.adapters.config import regime_adapter
 from streamlearn.adapters.model import add_regime, attach
-from streamlearn.adapters.routing_context import RoutingContext, RoutingContextHolder, routing_context
+from streamlearn.adapters.routing_context import (
+    NO_REGIME,
+    RoutingContext,
+    RoutingContextHolder,
+    encode_slots,
+    routing_context,
+)
 from streamlearn.backbone.load import load, outline
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings
@@ -65,6 +71,26 @@ def test_a_mixed_pass_equals_one_pass_for_each_record(config: HeadLoraConfig, sl
     wanted = torch.autograd.grad(total, parameters, allow_unused=True)
     for parameter, gradient, each in zip(parameters, gradients[1:], wanted, strict=True):
         torch.testing.assert_close(gradient, torch.zeros_like(parameter) if each is None else each)
+
+
+@pytest.mark.parametrize("config", [OWN, ROUTED], ids=["one expert", "tokens choose among three"])
+def test_a_sequence_may_have_the_mean_of_adapters(config: HeadLoraConfig) -> None:
+    """Half the mean of what each adds, of those that exist; other sequences of the pass are not touched by it."""
+    made = layer(config)
+    x = torch.randn(sum(LENGTHS), 24, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    parts = torch.split(x, list(LENGTHS))
+
+    def added(slot: int, part: Tensor) -> Tensor:
+        made.context_holder.context = RoutingContext(slots_B=torch.tensor([slot]))
+        y: Tensor = made(part[None]) - made.base_layer(part[None])
+        return y[0]
+
+    expected = [added(1, parts[0]), (added(0, parts[1]) + added(2, parts[1])) / 4, 0 * added(0, parts[2])]
+    expected.append(added(1, parts[3]) / 2)
+    slots_B, means = encode_slots([1, (0, 2), NO_REGIME, (1, 7)], x.device)
+    segment_ids = torch.arange(4).repeat_interleave(torch.tensor(LENGTHS))
+    made.context_holder.context = RoutingContext(segment_ids, slots_B, means=means)
+    torch.testing.assert_close(made(x) - made.base_layer(x), torch.cat(expected))
 
 
 def test_a_regime_that_is_not_in_the_pass_gets_no_gradient() -> None:

@@ -60,7 +60,7 @@ def test_the_overview_has_progress_forgetting_and_durability(daemon: Daemon) -> 
         "step 42 forgetting (AF) 0.2500",
         "records 336 trained, 14 held out, 4 dead letters transfer (BWT) -0.1250",
         "tokens/s 1,235 regime 3, 2 remembered",
-        "requests 40 known, 3 unknown unknown answered by backbone (3.250 vs 3.500)",
+        "requests 40 known, 3 unknown unknown answered by backbone (3.250 vs 3.375)",
         "lag 7 records snapshot step 40, 10 s ago",
     ]
 

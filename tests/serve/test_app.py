@@ -271,11 +271,12 @@ def test_prompts_and_conversations_are_routed_together(daemon: Daemon, client: h
 
 def test_status_counts_requests_and_says_what_answers_the_unknown(client: httpx.Client) -> None:
     status = client.get("/v1/status").json()
-    counts = {"regime": 40, "adapter": 0, "backbone": 3}
+    counts = {"regime": 40, "adapter": 0, "mean": 0, "backbone": 3}
     assert status["requests"] == {"known": 40, "unknown": 3, "answered_by": counts}
     assert status["unknown_requests"] == {
         "setting": "auto",
         "answered_by": "backbone",
+        "mean_loss": 3.375,
         "nearest_loss": 3.5,
         "backbone_loss": 3.25,
         "records": 20,

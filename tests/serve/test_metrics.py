@@ -3,7 +3,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamlearn.errors import Reason
-from streamlearn.status.status import Phase, Status
+from streamlearn.status.status import ANSWERED_BY, Phase, Status
 
 from .doubles import Daemon
 
@@ -89,10 +89,10 @@ def test_requests_are_counted_by_what_answered_them(client: httpx.Client) -> Non
     counts = {
         (known, answered_by): of(samples, "requests_total", known=known, answered_by=answered_by)
         for known in ("true", "false")
-        for answered_by in ("regime", "adapter", "backbone")
+        for answered_by in ANSWERED_BY
     }
     assert {how: count for how, count in counts.items() if count} == {("true", "regime"): 40, ("false", "backbone"): 3}
-    for answered_by, used, loss in (("nearest", 0, 3.5), ("backbone", 1, 3.25)):
+    for answered_by, used, loss in (("mean", 0, 3.375), ("nearest", 0, 3.5), ("backbone", 1, 3.25)):
         assert of(samples, "unknown_answered_by", answered_by=answered_by) == used
         assert of(samples, "unknown_loss", answered_by=answered_by) == loss
 

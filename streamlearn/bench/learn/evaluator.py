@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from streamlearn.adapters.routing_context import Slot
 from streamlearn.bench.learn.suite import Suite
 from streamlearn.bench.learn.task_metrics import Metric, metric_of, score_answer
 from streamlearn.learner.decoding import decode_greedily
@@ -31,8 +32,8 @@ class AnswerBatch:
 ANSWER_BATCHES: Mapping[str, AnswerBatch] = {"cpu": AnswerBatch(64, 16384), "cuda": AnswerBatch(512, 65536)}
 """By type of device. The cache of SmolLM2-135M takes 23 kB a token in bfloat16: 1.5 GB for 65536."""
 
-SlotsOf = Callable[[str, Sequence[Example]], list[int] | None]
-"""Maps a task's scored records to the regime slots that they are routed with; None: no regime bias."""
+SlotsOf = Callable[[str, Sequence[Example]], Sequence[Slot] | None]
+"""Maps a task's scored records to what adapts them; None: no regime bias."""
 
 
 @dataclass(frozen=True)
