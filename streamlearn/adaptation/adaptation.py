@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamlearn.adaptation.expert_evidence import ExpertEvidence
-from streamlearn.adaptation.fallback import Fallback
+from streamlearn.adaptation.fallback import MAX_AVERAGED, Fallback
 from streamlearn.adaptation.forgetting import Forgetting
 from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.adaptation.regime_statistics import RegimeStatistics
@@ -102,13 +102,7 @@ class Adaptation:
         self.budget = TimeBudget(settings.holdout.time_share)
         """For scoring hold-out records."""
         self.forgetting = Forgetting(learner, pack_tokens=settings.stream.batch_tokens)
-        self.fallback = Fallback(
-            learner,
-            settings.serve.unknown,
-            self,
-            has_regimes=learner.routes_by_regime,
-            pack_tokens=settings.stream.batch_tokens,
-        )
+        self.fallback = Fallback(settings.serve.unknown, has_regimes=learner.routes_by_regime)
         self.consolidator = Consolidator(
             learner,
             settings.consolidate,
@@ -235,15 +229,6 @@ class Adaptation:
         """What adapts each input, see `RoutedInput`."""
         return [each.slot for each in self.route(inputs)]
 
-    def assign_to_other(self, inputs: Sequence[NDArray[Any]], slot: int) -> list[int]:
-        """See `fallback.Regimes`."""
-        return [each.slot for each in self.monitor.assign(inputs, self._trained, excluded=slot)]
-
-    def by_records(self) -> list[int]:
-        """See `fallback.Regimes`."""
-        visits = self.statistics.visits_by_slot
-        return sorted(visits, key=lambda slot: (-visits[slot].records, visits[slot].number))
-
     def score_stalest(self, *, idle: bool) -> bool:
         """Score the hold-out records of one regime when the time budget allows; return whether one was scored."""
         if not (idle or self.budget.affordable):
@@ -253,8 +238,6 @@ class Adaptation:
             return False
         with self.budget.spending(idle=idle):
             self._score(slot, idle=idle)
-            if self.fallback.is_measured and len(self.numbers) > 1:
-                self.fallback.measure(slot, self.holdouts.examples(slot))
         return True
 
     def status(self) -> AdaptationStatus:
@@ -284,21 +267,21 @@ class Adaptation:
         found, start, began = None, parent, time.monotonic()
         if parent is not None and learner.per_regime:
             report = replace(report, started_from=self.numbers[parent])
-        if examples and learner.per_regime:
+        if examples and self.numbers and learner.routes_by_regime:
             head_start = self._head_start(shift.slot, examples)
-            start = head_start.slot
-            report = replace(
-                report,
-                probe_tokens=head_start.tokens,
-                probe_seconds=time.monotonic() - began,
-                started_from=None if start is None else self.numbers[start],
-            )
-        elif examples:
+            self.fallback.add(head_start)
+            if learner.per_regime:
+                start = head_start.slot
+                started_from = None if start is None else self.numbers[start]
+                report = replace(report, probe_tokens=head_start.tokens, started_from=started_from)
+        if examples and not learner.per_regime:
             seed = settings.seed * 1_000_003 + shift.regime
             found = probe(learner, examples, settings.probe, settings.consolidate, seed=seed)
             similarity = float(torch.stack([each.mean() for each in found.similarity.values()]).mean())
-            report = replace(report, probe_tokens=found.tokens, probe_seconds=found.seconds, mean_similarity=similarity)
-        self.probe_seconds += report.probe_seconds
+            report = replace(report, probe_tokens=found.tokens, mean_similarity=similarity)
+        if examples:
+            report = replace(report, probe_seconds=time.monotonic() - began)
+            self.probe_seconds += report.probe_seconds
         self._clear(shift.slot)
         self.consolidator.open(shift.slot, shift.regime, found, start=start)
         return report
@@ -316,7 +299,6 @@ class Adaptation:
         self.holdouts.move(parent, shift.slot, [each.slot == shift.slot for each in assigned])
         for slot in (parent, shift.slot):  # their scores were those of other records
             self.forgetting.forget(slot)
-            self.fallback.forget(slot)
             self.statistics.changed(slot)
 
     def _slot_of(self, number: int | None) -> int | None:
@@ -324,14 +306,19 @@ class Adaptation:
         return next((slot for slot, own in self.numbers.items() if own == number), None)
 
     def _head_start(self, slot: int, examples: Sequence[Example]) -> HeadStart:
-        """Compare the starts of the regime that takes `slot`."""
+        """Compare what answers the first records of the regime that takes `slot`."""
         records = first_tokens(examples, self._settings.probe.similarity_tokens)
         assert self._trained is not None, "a regime is under way"
         # As of the last trained batch: what was read since may differ after a restart.
         likely = self.monitor.rank([input_of(example) for example in records], self._trained)
         known = [other for other in dict.fromkeys([*likely, *self.numbers]) if other in self.numbers and other != slot]
+        per_regime = self._learner.per_regime
         return measure_head_start(
-            self._learner, records, known[:MAX_CANDIDATES], pack_tokens=self._settings.stream.batch_tokens
+            self._learner,
+            records,
+            known[: MAX_CANDIDATES if per_regime else 1],
+            tuple([other for other in self._by_records() if other != slot][:MAX_AVERAGED]) if per_regime else (),
+            pack_tokens=self._settings.stream.batch_tokens,
         )
 
     def _routed(self, assigned: Assignment) -> RoutedInput:
@@ -342,7 +329,12 @@ class Adaptation:
             return RoutedInput(assigned.slot, Route(number, assigned.p_value, known=known, answered_by=answered_by))
         answered_by = self.fallback.answered_by
         route = Route(number, assigned.p_value, known=False, answered_by=answered_by)
-        return RoutedInput(self.fallback.slot_for(assigned.slot), route)
+        return RoutedInput(self.fallback.slot_for(assigned.slot, self._by_records()), route)
+
+    def _by_records(self) -> list[int]:
+        """Slots of all regimes, the one with the most records first."""
+        visits = self.statistics.visits_by_slot
+        return sorted(self.numbers, key=lambda slot: (-visits[slot].records, visits[slot].number))
 
     def _is_probed(self, shift: Shift) -> bool:
         """Whether this shift's regime is compared with what is known; the first of all has nothing to compare with."""
@@ -367,7 +359,6 @@ class Adaptation:
     def _clear(self, slot: int) -> None:
         self.holdouts.clear(slot)
         self.forgetting.forget(slot)
-        self.fallback.forget(slot)
         self.drift_detector.forget(slot)
 
     def _detect_drift(self, assigned: AssignedBatch, held_out: Collection[int], losses: Sequence[float]) -> None:
@@ -391,7 +382,6 @@ class Adaptation:
             self.consolidator.release(each.slot)
             self.holdouts.clear(each.slot)
             self.forgetting.forget(each.slot)
-            self.fallback.forget(each.slot)
             self.statistics.changed(each.slot)
             report = ShiftReport(replace(each, declared_at=self.records), self._learner.number)
             self._publish(report)
@@ -457,7 +447,7 @@ class Adaptation:
             "suspected": [shift.to_json() for shift in self.suspected],
             "undivided": [shift.to_json() for shift in self.undivided],
             "forgetting": self.forgetting.to_json(),
-            "fallback": self.fallback.to_json(),
+            "unknown": self.fallback.to_json(),
             "chronicle": self.statistics.to_json(),
         }
 
@@ -482,5 +472,5 @@ class Adaptation:
         self.suspected = [Shift.from_json(fields) for fields in values["suspected"]]
         self.undivided = [Shift.from_json(fields) for fields in values.get("undivided", [])]  # older snapshots: none
         self.forgetting.load_json(values["forgetting"])
-        self.fallback.load_json(values.get("fallback", {}))  # older snapshots have none
+        self.fallback.load_json(values.get("unknown", []))  # older snapshots have none
         self.statistics.restore(tensors, values["chronicle"], [report.status for report in self.reports])

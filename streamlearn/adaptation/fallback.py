@@ -2,79 +2,39 @@
 
 None is best on every backbone and stream. A weak backbone gains from the experts of a similar task, a strong one is
 disturbed by them. What many tasks have in common, such as the form of an answer, remains when their adapters are
-averaged. So the daemon measures it on the hold-out records of each regime, as if that regime were not known:
+averaged. The daemon measures it where it meets the unknown itself: the first records of every new regime are scored
+under each alternative, before anything is learned from them (`probe.head_start`).
 
-    l_a = mean loss of the hold-out records of all regimes, each answered by a without its own regime       (1)
+    l_a = mean over new regimes of the loss of their first records, answered by a, nats per learned token   (1)
 
-The loss of a record is its mean over the learned tokens, in nats. The lowest wins. While only one regime is remembered
-there is no other, and the backbone answers. Where regimes share their experts there are no adapters to average.
+The lowest wins. Until a second regime begins there is nothing to compare, and the backbone answers.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal
 
 from streamlearn.adapters.routing_context import NO_REGIME, Slot
-from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
-from streamlearn.learner.learner import Learner
+from streamlearn.probe.head_start import HeadStart
 from streamlearn.settings.service import Unknown
-from streamlearn.shift.featurizer import input_of
 from streamlearn.status.status import FallbackStatus
-from streamlearn.stream.decode import Example
 
 MAX_AVERAGED = 16
 """Adapters in the mean: those of the regimes with the most records. Each takes time in every forward pass."""
+MAX_REGIMES = 32
+"""New regimes that eq. (1) is over, the newest. With the number of known regimes the alternatives change."""
 Alternative = Literal["backbone", "mean", "nearest"]
-
-
-class Regimes(Protocol):
-    """The regimes that are remembered."""
-
-    def assign_to_other(self, inputs: Sequence[NDArray[np.int32]], slot: int) -> list[int]:
-        """The likeliest regime of each input other than the one in `slot`."""
-
-    def by_records(self) -> list[int]:
-        """Slots of all regimes, the one with the most records first."""
-
-
-@dataclass(frozen=True)
-class RegimeLosses:
-    """The losses of one regime's hold-out records, summed over the records."""
-
-    losses: dict[Alternative, float]
-    records: int
+ALTERNATIVES: tuple[Alternative, ...] = ("backbone", "mean", "nearest")
 
 
 class Fallback:
-    """Measures one regime at a time. Measuring changes nothing that training depends on."""
+    """Keeps the losses, and decides."""
 
-    def __init__(
-        self,
-        learner: Learner,
-        setting: Unknown,
-        regimes: Regimes,
-        *,
-        has_regimes: bool,
-        pack_tokens: int,
-    ) -> None:
+    def __init__(self, setting: Unknown, *, has_regimes: bool) -> None:
         """`has_regimes`: whether routing depends on the regime; if not, the adapter answers unless set otherwise."""
-        self._learner = learner
         self._setting = setting
-        self._regimes = regimes
         self._has_regimes = has_regimes
-        self._pack_tokens = pack_tokens
-        self._alternatives: tuple[Alternative, ...] = (
-            ("backbone", "mean", "nearest") if learner.per_regime else ("backbone", "nearest")
-        )
-        self._measured: dict[int, RegimeLosses] = {}
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether the losses decide."""
-        return self._setting == "auto" and self._has_regimes
+        self._losses: deque[dict[Alternative, float]] = deque(maxlen=MAX_REGIMES)
 
     @property
     def answered_by(self) -> Alternative:
@@ -84,7 +44,7 @@ class Fallback:
         if not self._has_regimes:
             return "nearest"
         means = self._mean_losses()
-        return min(self._alternatives, key=means.__getitem__) if means else "backbone"
+        return min(means, key=means.__getitem__, default="backbone")
 
     @property
     def status(self) -> FallbackStatus:
@@ -96,55 +56,39 @@ class Fallback:
             mean_loss=means.get("mean"),
             nearest_loss=means.get("nearest"),
             backbone_loss=means.get("backbone"),
-            records=sum(each.records for each in self._measured.values()),
+            regimes=len(self._losses),
         )
 
-    def slot_for(self, nearest: int) -> Slot:
-        """What adapts an input that no regime explains, and which the regime in the slot `nearest` explains best."""
-        return self._slot(self.answered_by, nearest)
+    def slot_for(self, nearest: int, by_records: Sequence[int]) -> Slot:
+        """What adapts an input that no regime explains.
 
-    def measure(self, slot: int, examples: Sequence[Example]) -> None:
-        """Compare the alternatives on the hold-out records of the regime in `slot`, under the present weights."""
-        others = self._regimes.assign_to_other([input_of(example) for example in examples], slot)
-        losses: dict[Alternative, float] = {}
-        for alternative in self._alternatives:
-            slots = [self._slot(alternative, each, without=slot) for each in others]
-            work = score(
-                self._learner.model, examples, self._learner.device, pack_tokens=self._pack_tokens, slots=slots
-            )
-            losses[alternative] = _sum_of_means(run_to_end(work))
-        self._measured[slot] = RegimeLosses(losses, len(examples))
+        Args:
+            nearest: Slot of the likeliest regime.
+            by_records: Slots of all regimes, the one with the most records first.
+        """
+        if self.answered_by == "backbone":
+            return NO_REGIME
+        return tuple(by_records[:MAX_AVERAGED]) if self.answered_by == "mean" else nearest
 
-    def forget(self, slot: int) -> None:
-        """Drop a regime's losses: the slot has another regime, or its hold-out answers are outdated."""
-        self._measured.pop(slot, None)
-
-    def to_json(self) -> dict[str, Any]:
-        """For the manifest."""
-        return {str(slot): asdict(each) for slot, each in self._measured.items()}
-
-    def load_json(self, rows: Mapping[str, Any]) -> None:
-        """The inverse of `to_json`. Rows of older snapshots lack an alternative; their regimes are measured again."""
-        self._measured = {
-            int(slot): RegimeLosses(**row)
-            for slot, row in rows.items()
-            if row.get("losses", {}).keys() == set(self._alternatives)
+    def add(self, found: HeadStart) -> None:
+        """Take in the losses of a new regime's first records."""
+        losses: dict[Alternative, float | None] = {
+            "backbone": found.backbone_loss,
+            "mean": found.mean_loss,
+            "nearest": next(iter(found.losses.values()), None),
         }
+        if losses["nearest"] is not None:  # else the new regime took the slot of the only one
+            self._losses.append({name: loss for name, loss in losses.items() if loss is not None})
+
+    def to_json(self) -> list[dict[Alternative, float]]:
+        """For the manifest."""
+        return [*self._losses]
+
+    def load_json(self, rows: Sequence[dict[Alternative, float]]) -> None:
+        """The inverse of `to_json`."""
+        self._losses = deque(rows, maxlen=MAX_REGIMES)
 
     def _mean_losses(self) -> dict[Alternative, float]:
         """Eq. (1) of each alternative; empty before a measurement."""
-        measured = self._measured.values()
-        records = sum(each.records for each in measured)
-        return {a: sum(each.losses[a] for each in measured) / records for a in self._alternatives if records}
-
-    def _slot(self, alternative: Alternative, nearest: int, *, without: int | None = None) -> Slot:
-        """What adapts an input under an alternative, as if the regime in the slot `without` were not known."""
-        if alternative == "backbone":
-            return NO_REGIME
-        if alternative == "nearest":
-            return nearest
-        return tuple([slot for slot in self._regimes.by_records() if slot != without][:MAX_AVERAGED])
-
-
-def _sum_of_means(scores: Sequence[ExampleScore]) -> float:
-    return sum(each.loss_sum / each.tokens for each in scores)
+        known = [name for name in ALTERNATIVES if any(name in losses for losses in self._losses)]
+        return {name: sum(losses[name] for losses in self._losses) / len(self._losses) for name in known}

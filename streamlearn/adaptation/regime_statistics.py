@@ -1,4 +1,4 @@
-"""Counts of what happened to regimes and experts, mostly for the status. Nothing that learns reads them.
+"""Counts of what happened to regimes and experts, for the status. Nothing that learns reads them.
 
 A step changes only the regimes of its own records, so only their published status is rebuilt after it.
 """

@@ -8,7 +8,7 @@ from streamlearn.status.status import FIELD_DOCS
 
 AnsweredBy = Literal["regime", "adapter", "mean", "backbone"]
 """What computes the answer: the likeliest regime's experts; the adapter, where routing does not depend on regimes; the
-mean of the nearest regimes' adapters; or the untouched backbone."""
+mean of all regimes' adapters; or the untouched backbone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class Route:
     known: bool
     """Whether the regime explains the input: the score is at least serve.max_known_rejected."""
     answered_by: AnsweredBy
-    """regime: its experts; adapter: all experts, where routing does not depend on regimes; mean: the adapters of the
-    nearest regimes, averaged; backbone: no expert."""
+    """regime: its experts; adapter: all experts, where routing does not depend on regimes; mean: the adapters of all
+    regimes, averaged; backbone: no expert."""
 
 
 class RoutedInput(NamedTuple):

@@ -102,7 +102,7 @@ def table(result: EvalResult) -> Table:
         "step": f"{result.step:,}",
         "examples": f"{result.examples:,}",
         "of known regimes": f"{result.num_known:,}",
-        "answered by": ", ".join(f"{name} {number:,}" for name, number in sorted(result.answered_by.items())),
+        **{f"answered by {name}": f"{number:,}" for name, number in sorted(result.answered_by.items())},
         "scored tokens": f"{result.tokens:,}",
         "loss (nats per token)": f"{result.loss:.6f}",
         "perplexity": f"{result.perplexity:.3f}",

@@ -2,13 +2,14 @@
 
 The first records of the regime are scored under the frozen backbone and under the adapters of known regimes, before
 anything is learned from them. The lowest loss wins. An adapter without training equals the backbone, so a copy is only
-made where it starts lower.
+made where it starts lower. The mean of all adapters is scored as well, for `adaptation.fallback`; a start from it, as
+an adapter of the same rank, gained nothing over the best copy.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamlearn.adapters.routing_context import NO_REGIME
+from streamlearn.adapters.routing_context import NO_REGIME, Slot
 from streamlearn.learner.evaluation import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example
@@ -24,7 +25,9 @@ class HeadStart:
     backbone_loss: float
     """Under the frozen backbone, nats per learned token."""
     losses: dict[int, float]
-    """Under the adapter of each known regime, by slot."""
+    """Under each known regime, by slot, the likeliest first."""
+    mean_loss: float | None
+    """Under the mean of all adapters; None where regimes share their experts."""
     tokens: int
     """Tokens of the records."""
 
@@ -36,20 +39,31 @@ class HeadStart:
 
 
 def measure_head_start(
-    learner: Learner, examples: Sequence[Example], known: Sequence[int], *, pack_tokens: int
+    learner: Learner,
+    examples: Sequence[Example],
+    known: Sequence[int],
+    averaged: tuple[int, ...],
+    *,
+    pack_tokens: int,
 ) -> HeadStart:
     """Score the first records of a new regime under each start; changes nothing.
 
     Args:
-        learner: Each regime has an adapter of its own in it.
+        learner: Its routing depends on the regime.
         examples: The records, at least one.
-        known: Slots of the regimes to try.
+        known: Slots of the regimes to try, the likeliest first.
+        averaged: Slots of the regimes to average; empty: none.
         pack_tokens: Maximum tokens per forward pass.
     """
 
-    def loss(slot: int) -> float:
+    def loss(slot: Slot) -> float:
         work = score(learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=[slot] * len(examples))
         scores = run_to_end(work)
         return sum(each.loss_sum for each in scores) / sum(each.tokens for each in scores)
 
-    return HeadStart(loss(NO_REGIME), {slot: loss(slot) for slot in known}, sum(map(len, examples)))
+    return HeadStart(
+        loss(NO_REGIME),
+        {slot: loss(slot) for slot in known},
+        loss(averaged) if averaged else None,
+        sum(map(len, examples)),
+    )

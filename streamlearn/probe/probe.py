@@ -11,8 +11,7 @@ ten steps of gradient descent from B = 0 make no progress. Eq. 6 holds along any
 eq. 5.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -45,8 +44,6 @@ class ProbeReport:
     """Loss of each warm-up step, nats per learned token."""
     tokens: int
     """Warm-up tokens."""
-    seconds: float
-    """Duration of the probe."""
 
 
 def probe(
@@ -56,7 +53,6 @@ def probe(
     consolidate: ConsolidateSettings,
     *,
     seed: int,
-    clock: Callable[[], float] = time.monotonic,
 ) -> ProbeReport:
     """Probe the regime of `examples`.
 
@@ -68,9 +64,7 @@ def probe(
         settings: Warm-up and comparison sizes, learning rate; `warmup_tokens` must be set.
         consolidate: Kind of importance and coordinates of the transient expert.
         seed: Seed of the transient expert.
-        clock: Seconds, monotonic.
     """
-    started = clock()
     # 1.
     expert = TransientExpert(learner.banks, consolidate.coordinates, seed)
     parameters = expert.parameters()
@@ -111,7 +105,6 @@ def probe(
         importance=importance,
         losses=tuple(losses),
         tokens=sum(len(example) for group in groups for example in group),
-        seconds=clock() - started,
     )
 
 

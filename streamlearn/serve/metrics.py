@@ -164,7 +164,7 @@ def _requests(status: Status) -> Iterator[Metric]:
     fallback = status.adaptation.fallback
     uses = "1 for what answers requests that no regime explains."
     used = GaugeMetricFamily("streamlearn_unknown_answered_by", uses, labels=["answered_by"])
-    loss = "Loss of hold-out records as if their regime were not known, by what answers, nats per learned token."
+    loss = "Loss of the first records of new regimes, by what answers, nats per learned token."
     losses = GaugeMetricFamily("streamlearn_unknown_loss", loss, labels=["answered_by"])
     for name, found in fallback.losses.items():
         used.add_metric([name], float(fallback.answered_by == name))

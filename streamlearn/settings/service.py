@@ -62,9 +62,9 @@ class ServeSettings(Section):
     max_known_rejected: float = Field(default=0.01, gt=0.0, lt=1.0)
     """Share of requests of a known regime that may be taken for unknown; calibrated on the regimes' own records."""
     unknown: Unknown = "auto"
-    """What answers requests that no regime explains: the mean of the nearest regimes' adapters, the nearest regime, or
-    the untouched backbone; auto compares their losses on the hold-out records of each regime as if that regime were not
-    known."""
+    """What answers requests that no regime explains: the mean of the regimes' adapters, the nearest regime, or the
+    untouched backbone; auto compares their losses on the first records of new regimes, before anything is learned from
+    them."""
 
     @model_validator(mode="after")
     def _protected_from_other_machines(self) -> Self:

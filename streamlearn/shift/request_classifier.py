@@ -37,12 +37,10 @@ class RequestClassifier:
         standards = [Standard.of(each) if len(each) >= MIN_EXEMPLARS else None for each in values_NS_by_slot]
         self._test = NoveltyTest.calibrated(standards, self._calibration(values_NS_by_slot, standards))
 
-    def assign(self, record: Features, *, excluded: int | None = None) -> Assignment:
-        """Classify one input, as if the regime in the slot `excluded` were not known."""
+    def assign(self, record: Features) -> Assignment:
+        """Classify one input."""
         scores = self._regimes.score(record)
         total_R = scores.scores_R + self._absent.scores(record.buckets)
-        if excluded is not None:
-            total_R[excluded] = -np.inf
         slot = int(total_R.argmax())
         values_S = _values(self._frequency(slot), record.buckets, float(scores.log_ratios_R[slot]))
         return Assignment(slot, self._test.p_value(slot, values_S))

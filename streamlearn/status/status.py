@@ -145,17 +145,17 @@ class FallbackStatus:
     setting: str
     """serve.unknown: auto, mean, nearest or backbone."""
     answered_by: str
-    """mean: the adapters of the nearest regimes, averaged; nearest: the likeliest regime; backbone: the untouched
+    """mean: the adapters of all regimes, averaged; nearest: the likeliest regime; backbone: the untouched
     backbone."""
     mean_loss: float | None
-    """Mean loss of hold-out records under the mean of the nearest regimes' adapters, without that of their own, nats
-    per token; null before it was measured, and where regimes have no adapters of their own."""
+    """Loss of the first records of new regimes, before anything is learned from them, under the mean of the adapters,
+    nats per token; null before it was measured, and where regimes have no adapters of their own."""
     nearest_loss: float | None
-    """Mean loss of the same records under the likeliest regime other than their own."""
+    """Loss of the same records under the likeliest known regime."""
     backbone_loss: float | None
-    """Mean loss of the same records under the untouched backbone."""
-    records: int
-    """Number of those records."""
+    """Loss of the same records under the untouched backbone."""
+    regimes: int
+    """Number of those new regimes."""
 
     @property
     def losses(self) -> dict[str, float | None]:

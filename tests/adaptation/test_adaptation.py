@@ -161,9 +161,11 @@ def test_a_regime_starts_from_the_adapter_that_explains_it_best(
                 {bank.linear: torch.equal(bank.A, other.A) and torch.equal(bank.B, other.B) for bank, other in pairs}
             )
 
-    def measured(learner: Any, examples: Sequence[Example], known: Sequence[int], *, pack_tokens: int) -> HeadStart:
-        found = measure_head_start(learner, examples, known, pack_tokens=pack_tokens)
-        assert set(found.losses) == set(known)
+    def measured(
+        learner: Any, examples: Sequence[Example], known: Sequence[int], averaged: tuple[int, ...], *, pack_tokens: int
+    ) -> HeadStart:
+        found = measure_head_start(learner, examples, known, averaged, pack_tokens=pack_tokens)
+        assert set(found.losses) == set(known) == set(averaged)
         return replace(found, losses={slot: 0.1 + abs(slot - 1) for slot in known}, backbone_loss=5.0)
 
     monkeypatch.setattr(Consolidator, "open", opened_with)

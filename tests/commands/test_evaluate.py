@@ -75,6 +75,7 @@ def test_the_table_leaves_out_what_was_not_measured(width: int) -> None:
         "examples 2",
         "of known regimes 1",
         "answered by backbone 1",
+        "answered by regime 1",
         "scored tokens 1,000,000",
         "loss (nats per token) 1.500000",
         "perplexity 4.482",

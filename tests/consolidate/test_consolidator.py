@@ -32,7 +32,6 @@ def report(learner: Learner, similarity: float = 0.5, importance: float = 0.0) -
         {name: torch.full_like(omega, importance) for name, omega in learner.anchors.importance().items()},
         (),
         0,
-        0.0,
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from streamlearn.adapters.routing_context import NO_REGIME
+from streamlearn.adapters.routing_context import NO_REGIME, Slot
 from streamlearn.learner.evaluation import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.probe.head_start import HeadStart, measure_head_start
@@ -25,16 +25,18 @@ def learner(make_learner: MakeLearner) -> Learner:
     return made
 
 
-def mean_loss(learner: Learner, slot: int) -> float:
+def mean_loss(learner: Learner, slot: Slot) -> float:
     scores = run_to_end(score(learner.model, RECORDS, learner.device, pack_tokens=99, slots=[slot] * len(RECORDS)))
     return sum(each.loss_sum for each in scores) / sum(each.tokens for each in scores)
 
 
 def test_the_regime_that_knows_the_records_is_the_start(learner: Learner) -> None:
     """Losses are means over the learned tokens; an adapter without training has the backbone's."""
-    found = measure_head_start(learner, RECORDS, [0, 1, 2], pack_tokens=16)
+    found = measure_head_start(learner, RECORDS, [0, 1, 2], (0, 1), pack_tokens=16)
     assert found.losses == pytest.approx({slot: mean_loss(learner, slot) for slot in (0, 1, 2)}, rel=1e-4)
     assert found.backbone_loss == pytest.approx(mean_loss(learner, NO_REGIME), rel=1e-4)
+    assert found.mean_loss == pytest.approx(mean_loss(learner, (0, 1)), rel=1e-4)
+    assert found.mean_loss != pytest.approx(found.backbone_loss, rel=1e-3)
     assert found.losses[2] == pytest.approx(found.backbone_loss, rel=1e-5)
     assert found.losses[1] < found.backbone_loss
     assert (found.slot, found.tokens) == (1, 35)
@@ -43,7 +45,7 @@ def test_the_regime_that_knows_the_records_is_the_start(learner: Learner) -> Non
 def test_measuring_changes_nothing(learner: Learner) -> None:
     """Weights, optimizer, counts and random state."""
     before, rng = snapshot(learner), torch.get_rng_state()
-    measure_head_start(learner, RECORDS, [0, 1], pack_tokens=64)
+    measure_head_start(learner, RECORDS, [0, 1], (0, 1), pack_tokens=64)
     after = snapshot(learner)
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
     assert torch.equal(torch.get_rng_state(), rng)
@@ -54,7 +56,7 @@ def test_measuring_changes_nothing(learner: Learner) -> None:
 )
 def test_a_copy_must_beat_the_backbone(losses: dict[int, float], start: int | None) -> None:
     """Starting from nothing is starting from the backbone, so a tie starts from nothing."""
-    assert HeadStart(2.0, losses, 10).slot == start
+    assert HeadStart(2.0, losses, None, 10).slot == start
 
 
 def test_a_copy_has_the_same_weights_and_moves_alone(learner: Learner) -> None:

@@ -61,7 +61,7 @@ def test_a_snapshot_of_an_earlier_release_is_loaded_to_the_last_bit(config: Path
         entries = [{**entry, "started_from": None} for entry in regimes["entries"]]  # that release copied no adapter
         for entry in entries:
             entry["shift"] = {**entry["shift"], "parent": None}  # and split no regime
-        added: dict[str, Any] = {"fallback": {}, "undivided": []}  # losses of answers to unknown requests; splits
+        added: dict[str, Any] = {"unknown": [], "undivided": []}  # losses of answers to unknown requests; splits
         assert after.manifest.components["regimes"] == {**regimes, "entries": entries, **added}
 
 

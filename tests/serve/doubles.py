@@ -100,7 +100,7 @@ ADAPTATION = AdaptationStatus(
     backward_transfer=-0.125,
     probe_seconds=7.5,
     holdout_seconds=1.5,
-    fallback=FallbackStatus("auto", "backbone", mean_loss=3.375, nearest_loss=3.5, backbone_loss=3.25, records=20),
+    fallback=FallbackStatus("auto", "backbone", mean_loss=3.375, nearest_loss=3.5, backbone_loss=3.25, regimes=20),
 )
 
 RUNNING = Status(

@@ -279,7 +279,7 @@ def test_status_counts_requests_and_says_what_answers_the_unknown(client: httpx.
         "mean_loss": 3.375,
         "nearest_loss": 3.5,
         "backbone_loss": 3.25,
-        "records": 20,
+        "regimes": 20,
     }
 
 

@@ -46,14 +46,6 @@ def test_one_regime_is_enough_to_tell(regimes: RegimeMemory) -> None:
     assert np.mean(unknown) > 0.9
 
 
-def test_an_excluded_regime_is_as_unknown_as_one_that_never_was(regimes: RegimeMemory) -> None:
-    """Its records go to another one, which does not explain them."""
-    classifier = RequestClassifier(regimes)
-    found = [classifier.assign(each, excluded=1) for each in features_of(1, 100, seed=77)]
-    assert 1 not in {each.slot for each in found}
-    assert np.mean([each.p_value < LEVEL for each in found]) > 0.9
-
-
 def test_a_young_regime_explains_what_is_assigned_to_it() -> None:
     """It has too few exemplars; the older one is tested all the same."""
     young = MIN_EXEMPLARS - 1
@@ -68,7 +60,7 @@ def test_the_memory_is_not_changed(regimes: RegimeMemory) -> None:
     before = [regimes[slot].counts_B.copy() for slot in range(3)]
     scores = regimes.score(features_of(0, 1, seed=5)[0])
     classifier = RequestClassifier(regimes)
-    classifier.assign(features_of(0, 1, seed=5)[0], excluded=0)
+    classifier.assign(features_of(0, 1, seed=5)[0])
     assert all(np.array_equal(regimes[slot].counts_B, before[slot]) for slot in range(3))
     assert np.array_equal(regimes.score(features_of(0, 1, seed=5)[0]).scores_R, scores.scores_R)
 
