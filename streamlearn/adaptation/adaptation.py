@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from typing import Any
 
 import torch
@@ -223,7 +224,8 @@ class Adaptation:
         """
         if not self.numbers:
             return [RoutedInput(NO_REGIME, Route(None, 0.0, known=False, answered_by="backbone"))] * len(inputs)
-        return [self._routed(each) for each in self.monitor.assign(inputs, self._trained)]
+        averaged = self._averaged()
+        return [self._routed(each, averaged) for each in self.monitor.assign(inputs, self._trained)]
 
     def slots_of(self, inputs: Sequence[NDArray[Any]]) -> list[Slot]:
         """What adapts each input, see `RoutedInput`."""
@@ -317,11 +319,11 @@ class Adaptation:
             self._learner,
             records,
             known[: MAX_CANDIDATES if per_regime else 1],
-            tuple([other for other in self._by_records() if other != slot][:MAX_AVERAGED]) if per_regime else (),
+            self._averaged(without=slot) if per_regime else (),
             pack_tokens=self._settings.stream.batch_tokens,
         )
 
-    def _routed(self, assigned: Assignment) -> RoutedInput:
+    def _routed(self, assigned: Assignment, averaged: tuple[int, ...]) -> RoutedInput:
         known = assigned.p_value >= self._settings.serve.max_known_rejected
         number = self.numbers[assigned.slot]
         answered_by: AnsweredBy = "regime" if self._learner.routes_by_regime else "adapter"
@@ -329,12 +331,13 @@ class Adaptation:
             return RoutedInput(assigned.slot, Route(number, assigned.p_value, known=known, answered_by=answered_by))
         answered_by = self.fallback.answered_by
         route = Route(number, assigned.p_value, known=False, answered_by=answered_by)
-        return RoutedInput(self.fallback.slot_for(assigned.slot, self._by_records()), route)
+        return RoutedInput(self.fallback.slot_for(assigned.slot, averaged), route)
 
-    def _by_records(self) -> list[int]:
-        """Slots of all regimes, the one with the most records first."""
+    def _averaged(self, *, without: int | None = None) -> tuple[int, ...]:
+        """Slots of the regimes with the most records, whose adapters the mean is of."""
         visits = self.statistics.visits_by_slot
-        return sorted(self.numbers, key=lambda slot: (-visits[slot].records, visits[slot].number))
+        others = [slot for slot in self.numbers if slot != without]
+        return tuple(nsmallest(MAX_AVERAGED, others, lambda slot: (-visits[slot].records, visits[slot].number)))
 
     def _is_probed(self, shift: Shift) -> bool:
         """Whether this shift's regime is compared with what is known; the first of all has nothing to compare with."""

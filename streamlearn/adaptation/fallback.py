@@ -59,16 +59,11 @@ class Fallback:
             regimes=len(self._losses),
         )
 
-    def slot_for(self, nearest: int, by_records: Sequence[int]) -> Slot:
-        """What adapts an input that no regime explains.
-
-        Args:
-            nearest: Slot of the likeliest regime.
-            by_records: Slots of all regimes, the one with the most records first.
-        """
+    def slot_for(self, nearest: int, averaged: tuple[int, ...]) -> Slot:
+        """What adapts an input that no regime explains; the likeliest is in `nearest`, the mean is of `averaged`."""
         if self.answered_by == "backbone":
             return NO_REGIME
-        return tuple(by_records[:MAX_AVERAGED]) if self.answered_by == "mean" else nearest
+        return averaged if self.answered_by == "mean" else nearest
 
     def add(self, found: HeadStart) -> None:
         """Take in the losses of a new regime's first records."""

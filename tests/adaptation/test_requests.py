@@ -123,6 +123,16 @@ def test_the_unknown_is_answered_as_set(trained: Trained, setting: str, monkeypa
         assert result.loss == pytest.approx(scored.loss_sum / scored.tokens)
 
 
+def test_the_mean_is_of_the_regimes_with_the_most_records(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request takes bounded time, however many are remembered; the one that is being opened is not among them."""
+    adaptation = trained.components.adaptation
+    most = max(adaptation.numbers, key=lambda slot: adaptation.statistics.visits_by_slot[slot].records)
+    assert adaptation._averaged() == (most, 1 - most)
+    assert adaptation._averaged(without=most) == (1 - most,)
+    monkeypatch.setattr("streamlearn.adaptation.adaptation.MAX_AVERAGED", 1)
+    assert adaptation._averaged() == (most,)
+
+
 def test_known_and_unknown_are_answered_in_one_request(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each as it would be alone."""
     monkeypatch.setattr(trained.components.adaptation.fallback, "_setting", "backbone")
