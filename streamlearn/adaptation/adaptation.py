@@ -325,13 +325,12 @@ class Adaptation:
 
     def _routed(self, assigned: Assignment, averaged: tuple[int, ...]) -> RoutedInput:
         known = assigned.p_value >= self._settings.serve.max_known_rejected
-        number = self.numbers[assigned.slot]
         answered_by: AnsweredBy = "regime" if self._learner.routes_by_regime else "adapter"
-        if known or self.fallback.answered_by == "nearest":
-            return RoutedInput(assigned.slot, Route(number, assigned.p_value, known=known, answered_by=answered_by))
-        answered_by = self.fallback.answered_by
-        route = Route(number, assigned.p_value, known=False, answered_by=answered_by)
-        return RoutedInput(self.fallback.slot_for(assigned.slot, averaged), route)
+        if not known and self.fallback.answered_by != "nearest":
+            answered_by = self.fallback.answered_by
+        slot = assigned.slot if known else self.fallback.slot_for(assigned.slot, averaged)
+        number = self.numbers[assigned.slot]
+        return RoutedInput(slot, Route(number, assigned.p_value, known=known, answered_by=answered_by))
 
     def _averaged(self, *, without: int | None = None) -> tuple[int, ...]:
         """Slots of the regimes with the most records, whose adapters the mean is of."""

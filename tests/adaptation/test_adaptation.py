@@ -183,6 +183,18 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize(("shape", "regimes"), [("adapter of its own", 2), ("cp-moe", 2), ("one adapter", 0)])
+def test_what_answers_the_unknown_is_measured_when_a_regime_begins(
+    make: Callable[..., Settings], shape: str, regimes: int
+) -> None:
+    """By the first records of every regime but the first; a mean needs adapters, and a choice needs regimes."""
+    _, components = run(make(stream("animals", "sums", "cities"), **SHAPES[shape]))
+    status = components.adaptation.fallback.status
+    measured = {name for name, loss in status.losses.items() if loss is not None}
+    expected = {"adapter of its own": {"mean", "nearest", "backbone"}, "cp-moe": {"nearest", "backbone"}}
+    assert (status.regimes, measured) == (regimes, expected.get(shape, set()))
+
+
 @pytest.mark.parametrize("where", ["probe", "close", "open", "enter"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_death_at_a_shift_changes_no_bit(

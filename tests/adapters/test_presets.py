@@ -58,6 +58,15 @@ def test_importance_is_summed_for_the_baseline_only() -> None:
         assert objective(with_preset(preset, consolidate={"accumulation": accumulation})).accumulation == accumulation
 
 
+def test_a_mean_needs_adapters_to_average() -> None:
+    """Before the daemon answers the first request that nothing explains."""
+    with pytest.raises(
+        ConfigError, match=r"serve.unknown: mean averages the adapters of regimes, and here all regimes"
+    ):
+        objective(with_preset("lora", serve={"unknown": "mean"}))
+    assert objective(with_preset("streamlearn", serve={"unknown": "mean"})).bias == "none"
+
+
 def test_a_bias_needs_a_router() -> None:
     """Preset `lora` has none."""
     with pytest.raises(ConfigError, match=re.escape("adapter.bias: preset lora has no router to bias")):
