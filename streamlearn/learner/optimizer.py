@@ -6,9 +6,14 @@
 Loshchilov and Hutter 2019, algorithm 2. Plain AdamW moves an expert that got no token too, through momentum and weight
 decay, which is a form of forgetting. Here (1) is applied to an expert only in steps in which at least one token was
 routed to it, and t counts those steps; otherwise its weights, its moments and its t stay bit-equal. Routers, and
-anything else that is not an expert, are updated in every step.
+anything else that is not an expert, are updated in every step. lr falls with t where it is set to:
 
-    g <- g + 2 lambda Omega (theta - anchor)                                                  (2)
+    lr <- lr * max(1 / 10, min(1, sqrt(T / t)))        T: learner.lr_decay_updates            (2)
+
+An expert of one regime has its own t, so an old regime is refined while a new one learns quickly, and the lower bound
+lets an old one follow when its targets change.
+
+    g <- g + 2 lambda Omega (theta - anchor)                                                  (3)
 
 adds the gradient of CP-MoE's L_reg (arXiv 2605.20247, eq. 14 and 15). It is added here so that `grad` is the gradient
 of the task loss only.
@@ -25,6 +30,8 @@ from torch.nn import Parameter
 
 from streamlearn.settings import LearnerSettings
 
+MIN_DECAY = 0.1
+
 
 class Hold(NamedTuple):
     """A penalty on one parameter: strength * sum importance * (theta - anchor)^2."""
@@ -32,6 +39,17 @@ class Hold(NamedTuple):
     importance: Tensor
     anchor: Tensor
     strength: float
+
+
+class _Factors(NamedTuple):
+    """Of each expert of a group in one update; they broadcast to its parameters."""
+
+    kept: Tensor | float
+    """1 - lr w."""
+    step_size: Tensor
+    """lr / (1 - b1^t)."""
+    correction: Tensor
+    """1 - b2^t."""
 
 
 @dataclass
@@ -46,7 +64,7 @@ class Group:
     lr_scale: float = 1.0
     """Factor on the optimizer's learning rate; 0 freezes the group."""
     holds: dict[str, Hold] = field(default_factory=dict)
-    """Eq. (2) by parameter; a parameter that is not in it has no penalty."""
+    """Eq. (3) by parameter; a parameter that is not in it has no penalty."""
     moments: dict[str, Tensor] = field(default_factory=dict)
     steps_HK: Tensor = field(default_factory=lambda: torch.zeros(0))
 
@@ -94,47 +112,57 @@ class MaskedAdamW:
             if routed is not None and len(routed[0]) == 0:
                 continue
             group.steps_HK[... if routed is None else routed] += 1.0
+            steps = group.steps_HK if routed is None else group.steps_HK[routed]
+            inner = next(iter(group.parameters.values())).ndim - group.steps_HK.ndim
+            factors = self._factors(steps.view(*steps.shape, *[1] * inner), lr * group.lr_scale)
             for name, parameter in group.parameters.items():
                 if parameter.grad is not None:
-                    self._update(group, name, parameter, routed, lr * group.lr_scale)
+                    self._update(group, name, parameter, routed, factors)
+
+    def _factors(self, steps: Tensor, lr: float) -> "_Factors":
+        """The factors of eq. (1) and (2) for the experts of a group, from the t of each."""
+        settings = self._settings
+        beta1, beta2 = settings.betas
+        rate: Tensor | float = lr
+        if settings.lr_decay_updates:
+            rate = lr * (settings.lr_decay_updates / steps).sqrt_().clamp_(MIN_DECAY, 1.0)
+        return _Factors(1 - rate * settings.weight_decay, rate / (1 - beta1**steps), 1 - beta2**steps)
 
     def _update(
-        self, group: Group, name: str, parameter: Parameter, routed: tuple[Tensor, ...] | None, lr: float
+        self, group: Group, name: str, parameter: Parameter, routed: tuple[Tensor, ...] | None, factors: "_Factors"
     ) -> None:
         """Update the experts with the indices `routed`, all for None; the others keep every bit."""
         live = (group.moments[f"{name}.exp_avg"], group.moments[f"{name}.exp_avg_sq"], parameter)
         part = live if routed is None else tuple(tensor[routed] for tensor in live)
-        grad, steps = self._gradient(group, name, parameter, routed)
-        self._apply(part, grad, steps, lr)
+        grad = self._gradient(group, name, parameter, routed)
+        self._apply(part, grad, factors)
         if routed is not None:
             for target, value in zip(live, part, strict=True):
                 target[routed] = value
 
-    def _gradient(
-        self, group: Group, name: str, parameter: Parameter, routed: tuple[Tensor, ...] | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the gradient with eq. (2), and t of each expert, broadcast to its shape."""
+    def _gradient(self, group: Group, name: str, parameter: Parameter, routed: tuple[Tensor, ...] | None) -> Tensor:
+        """Return the gradient with eq. (3)."""
 
         def of_routed(tensor: Tensor) -> Tensor:
             return tensor if routed is None else tensor[routed]
 
         assert parameter.grad is not None
-        grad, steps = of_routed(parameter.grad), of_routed(group.steps_HK)
+        grad = of_routed(parameter.grad)
         hold = group.holds.get(name)
         if hold is not None:
             away = of_routed(parameter) - of_routed(hold.anchor)
             grad = torch.addcmul(grad, of_routed(hold.importance), away, value=2 * hold.strength)
-        return grad, steps.view(*steps.shape, *[1] * (grad.ndim - steps.ndim))
+        return grad
 
-    def _apply(self, part: Sequence[Tensor], grad: Tensor, steps: Tensor, lr: float) -> None:
+    def _apply(self, part: Sequence[Tensor], grad: Tensor, factors: "_Factors") -> None:
         """Compute eq. (1) in place on m, v and theta."""
         exp_avg, exp_avg_sq, theta = part
         beta1, beta2 = self._settings.betas
         exp_avg.lerp_(grad, 1 - beta1)
         exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        denominator = (exp_avg_sq / (1 - beta2**steps)).sqrt_().add_(self._settings.eps)
-        step = torch.div(exp_avg, denominator, out=denominator).mul_(lr / (1 - beta1**steps))
-        theta.mul_(1 - lr * self._settings.weight_decay).sub_(step)
+        denominator = (exp_avg_sq / factors.correction).sqrt_().add_(self._settings.eps)
+        step = torch.div(exp_avg, denominator, out=denominator).mul_(factors.step_size)
+        theta.mul_(factors.kept).sub_(step)
 
     def state_dict(self) -> dict[str, Tensor]:
         """See `state_dict`, for all groups."""

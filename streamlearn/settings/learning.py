@@ -63,6 +63,9 @@ class LearnerSettings(Section):
     lr: PositiveFloat | None = None
     """Learning rate. By default 0.003 where each regime has an adapter of its own, which begins untrained and sees each
     record once, and 0.0001 for an adapter that all regimes share, which forgets more the higher the rate."""
+    lr_decay_updates: NonNegativeInt | None = None
+    """Updates of an adapter after which its rate falls with the square root of their number, to a tenth at the lowest;
+    0: never. By default 20 where each regime has an adapter of its own, and 0 for an adapter that all regimes share."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of AdamW's moments (MH-MoE A.3.4)."""
     eps: PositiveFloat = 1e-6

@@ -19,13 +19,13 @@ SETTINGS = LearnerSettings(lr=LR, weight_decay=0.1)
 class Bank:
     """Parameters of one bank with a MaskedAdamW."""
 
-    def __init__(self, *, masked: bool = True) -> None:
+    def __init__(self, *, masked: bool = True, settings: LearnerSettings = SETTINGS) -> None:
         draw = torch.Generator().manual_seed(1)
         self.A = Parameter(torch.randn(H, K, R, S, generator=draw))
         self.B = Parameter(torch.randn(H, K, R, O, generator=draw))
         self.routed_HK = torch.ones(H, K, dtype=torch.bool) if masked else None
         self.group = Group("bank", {"A": self.A, "B": self.B}, self.routed_HK)
-        self.optimizer = MaskedAdamW([self.group], SETTINGS)
+        self.optimizer = MaskedAdamW([self.group], settings)
 
     def step(self, gradients: Sequence[Tensor], routed: Tensor | None = None, lr: float = 1e-2) -> None:
         for parameter, gradient in zip((self.A, self.B), gradients, strict=True):
@@ -71,6 +71,30 @@ def test_with_everything_routed_it_is_adamw(masked: bool) -> None:
         reference.step()
         for found, expected in zip((bank.A, bank.B), twins, strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_rate_of_each_expert_falls_with_its_own_updates() -> None:
+    """As an AdamW of its own whose rate is constant, then falls with the square root, to a tenth at the lowest."""
+    bank = Bank(settings=SETTINGS.model_copy(update={"lr_decay_updates": 2}))
+    expected = [[Parameter(bank.expert(h, k)[name]) for name in "AB"] for h in range(H) for k in range(K)]
+    references, ages = [adamw(each) for each in expected], [0] * (H * K)
+    for step in range(450):
+        routed = routed_for(step)
+        bank.step(gradients_for(step), routed)
+        for index, each in enumerate(expected):
+            h, k = divmod(index, K)
+            if not routed[h, k]:
+                continue
+            ages[index] += 1
+            references[index].param_groups[0]["lr"] = LR * max(0.1, min(1.0, (2 / ages[index]) ** 0.5))
+            for parameter, gradient in zip(each, gradients_for(step), strict=True):
+                parameter.grad = gradient[h, k].clone()
+            references[index].step()
+    assert min(ages) > 200, "each reached the lower bound"
+    for index, each in enumerate(expected):
+        found = bank.expert(*divmod(index, K))
+        for name, parameter in zip("AB", each, strict=True):
+            torch.testing.assert_close(found[name], parameter.detach(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("garbage", [0.0, 1.0, torch.inf, torch.nan])
