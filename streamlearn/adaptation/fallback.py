@@ -59,11 +59,11 @@ class Fallback:
             regimes=len(self._losses),
         )
 
-    def slot_for(self, nearest: int, averaged: tuple[int, ...]) -> Slot:
-        """What adapts an input that no regime explains; the likeliest is in `nearest`, the mean is of `averaged`."""
+    def slot_for(self, likeliest: int, averaged: tuple[int, ...]) -> Slot:
+        """What adapts an input that no regime explains: the slot of the likeliest one, those of the mean, or none."""
         if self.answered_by == "backbone":
             return NO_REGIME
-        return averaged if self.answered_by == "mean" else nearest
+        return averaged if self.answered_by == "mean" else likeliest
 
     def add(self, found: HeadStart) -> None:
         """Take in the losses of a new regime's first records."""

@@ -20,10 +20,10 @@ import orjson
 from streamlearn.bench.superni import read_texts
 from streamlearn.errors import UsageError
 
-Row = Mapping[str, Any]
+Json = Mapping[str, Any]
 
 
-def divide(rows: Sequence[Row], tests: int) -> tuple[list[Row], list[Row]]:
+def divide(rows: Sequence[Json], tests: int) -> tuple[list[Json], list[Json]]:
     """Return the training rows and `tests` test rows; they have no input in common."""
     order = list(rows)
     random.Random("test").shuffle(order)
@@ -63,7 +63,7 @@ def write_folder(file: Path, folder: Path, *, tasks: int, records: int, tests: i
     return names
 
 
-def _write(file: Path, rows: Iterable[Row]) -> None:
+def _write(file: Path, rows: Iterable[Json]) -> None:
     with gzip.open(file, "wb") as lines:
         lines.writelines(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
 
