@@ -21,6 +21,7 @@ class Event(StrEnum):
     STOP_REQUESTED = "stop_requested"
     DTYPE_CHOSEN = "dtype_chosen"
     ADAPTER_ATTACHED = "adapter_attached"
+    ADAPTER_NOT_WRITTEN = "adapter_not_written"
     SOURCE_OPENED = "source_opened"
     POSITION_SET = "position_set"
     SOURCE_EXHAUSTED = "source_exhausted"

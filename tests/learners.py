@@ -12,6 +12,7 @@ from torch import Tensor
 from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import OBJECTIVES, resolve
 from streamlearn.backbone.load import load, outline
+from streamlearn.learner.adapter_cache import AdapterCache
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings
 from tests.doubles import tiny_backbone
@@ -24,7 +25,13 @@ class MakeLearner(Protocol):
     """Factory of learners; `changes` override the preset's objective, `settings` the learner settings."""
 
     def __call__(
-        self, *, preset: Any = "mh-moe", seed: int = 0, changes: Mapping[str, Any] | None = None, **settings: Any
+        self,
+        *,
+        preset: Any = "mh-moe",
+        seed: int = 0,
+        changes: Mapping[str, Any] | None = None,
+        cache: AdapterCache | None = None,
+        **settings: Any,
     ) -> Learner: ...
 
 
@@ -36,7 +43,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def make_learner(tiny: Path) -> MakeLearner:
     def make(
-        *, preset: Any = "mh-moe", seed: int = 0, changes: Mapping[str, Any] | None = None, **settings: Any
+        *,
+        preset: Any = "mh-moe",
+        seed: int = 0,
+        changes: Mapping[str, Any] | None = None,
+        cache: AdapterCache | None = None,
+        **settings: Any,
     ) -> Learner:
         backbone_settings = BackboneSettings(model=str(tiny), dtype="float32", device="cpu")
         backbone = load(backbone_settings, outline(backbone_settings))
@@ -50,6 +62,7 @@ def make_learner(tiny: Path) -> MakeLearner:
             clock=lambda: 0.0,
             objective=merged,
             integrate=merged.anchor_strength > 0,
+            cache=cache,
         )
         for slot in range(REGIMES if learner.per_regime else 0):
             learner.add_regime(slot, seed + slot)
@@ -66,16 +79,20 @@ def state_of(learner: Learner) -> dict[str, Tensor]:
 
 def snapshot(learner: Learner) -> dict[str, Tensor]:
     """Copy everything that a step may change: adapter, optimizer, counts."""
-    weights = {f"weight.{i}": p for i, p in enumerate(learner.optimizer.parameters())}
+    weights = {
+        f"{adapter}: {name}": weight
+        for adapter in learner.revisions
+        for name, weight in learner.weights(adapter).items()
+    }
     return {name: tensor.detach().clone() for name, tensor in {**weights, **state_of(learner)}.items()}
 
 
 def restore(learner: Learner, state: dict[str, Tensor]) -> None:
     """Restore such copies in another learner."""
-    with torch.no_grad():
-        for i, parameter in enumerate(learner.optimizer.parameters()):
-            parameter.copy_(state[f"weight.{i}"])
-    learner.load_state({name: tensor for name, tensor in state.items() if not name.startswith("weight.")})
+    for adapter in learner.revisions:
+        weights = {name: state[f"{adapter}: {name}"] for name in learner.weights(adapter)}
+        learner.load_adapter(adapter, weights, {name: state[name] for name in learner.moments(adapter)})
+    learner.load_state({name: state[name] for name in learner.state()})
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -82,7 +82,7 @@ class RegimeStatistics:
 
     def trained(self) -> None:
         """An update was made: add up what each expert received, before the next step resets it."""
-        loads = {bank.name: bank.load_HK for bank in self._learner.banks if bank.load_HK is not None}
+        loads = {bank.name: bank.load_HK for bank in self._learner.active_banks if bank.load_HK is not None}
         if loads:
             totals = [self.load.setdefault(name, torch.zeros_like(load_HK)) for name, load_HK in loads.items()]
             torch._foreach_add_(totals, list(loads.values()))

@@ -7,7 +7,7 @@ then `attach` it to the loaded model.
 from streamlearn.adapters.check import activated_parameters, check, linear_shapes
 from streamlearn.adapters.config import HeadLoraConfig
 from streamlearn.adapters.layer import HeadLoraLinear
-from streamlearn.adapters.model import Bank, HeadLoraModel, add_regime, attach, banks, reset_load
+from streamlearn.adapters.model import Bank, HeadLoraModel, add_regime, attach, banks
 from streamlearn.adapters.presets import OBJECTIVES, SHAPES, Objective, objective, resolve
 from streamlearn.adapters.routing_context import RoutingContext, routing_context
 
@@ -27,7 +27,6 @@ __all__ = [
     "check",
     "linear_shapes",
     "objective",
-    "reset_load",
     "resolve",
     "routing_context",
 ]

@@ -192,11 +192,6 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         gate_HKT = routing.gate(biased_HKT, selected_HKT, config)
         return RoutingDecision(native_HKT, selected_HKT, gate_HKT, tokens_P)
 
-    def reset_load(self) -> None:
-        """Set every expert's load to zero."""
-        for load in self.head_lora_load.values():
-            load.zero_()
-
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Refuse to merge: the experts that apply depend on the token."""
         raise NotImplementedError(NO_MERGE)

@@ -2,7 +2,6 @@
 
 import re
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -114,6 +113,11 @@ class Bank:
         loads = self.layer.head_lora_load
         return loads[self.adapter] if self.adapter in loads else None  # noqa: SIM401  a BufferDict has no get
 
+    def reset_load(self) -> None:
+        """Set every expert's load to zero; called at the start of a step, before its first forward pass."""
+        if self.load_HK is not None:
+            self.load_HK.zero_()
+
     @property
     def bias_HKN(self) -> Tensor | None:  # noqa: N802
         """CP bias of every regime slot, added to the logits; None where routing does not depend on the regime."""
@@ -171,25 +175,20 @@ def _decoder_prefix(model: nn.Module) -> str:
     return next(f"{name}." for name, module in model.named_modules() if module is decoder)
 
 
-def banks(model: nn.Module) -> list[Bank]:
-    """List the banks in the order of the backbone's modules."""
-    return list(_banks(model))
-
-
-def reset_load(model: nn.Module) -> None:
-    """Set every expert's load to zero; call it at the start of a step, before its first forward pass."""
-    for layer in model.modules():
-        if isinstance(layer, HeadLoraLinear):
-            layer.reset_load()
-
-
-def _banks(model: nn.Module) -> Iterator[Bank]:
-    for name, layer in model.named_modules():
-        if not isinstance(layer, HeadLoraLinear):
-            continue
-        linear = name.removeprefix("base_model.model.")
-        for adapter, A in layer.head_lora_A.items():
-            yield Bank(linear, adapter, layer, A, layer.head_lora_B[adapter], layer.head_lora_router.get(adapter))
+def banks(model: nn.Module, adapter: str = SHARED) -> list[Bank]:
+    """List the banks of an adapter, named as PEFT does, in the order of the backbone's modules."""
+    return [
+        Bank(
+            name.removeprefix("base_model.model."),
+            adapter,
+            layer,
+            layer.head_lora_A[adapter],
+            layer.head_lora_B[adapter],
+            layer.head_lora_router.get(adapter),
+        )
+        for name, layer in model.named_modules()
+        if isinstance(layer, HeadLoraLinear) and adapter in layer.head_lora_A
+    ]
 
 
 def _block_of(key: str) -> str:

@@ -6,7 +6,7 @@ so there is no "current" CP bias that one of them could leave set for the next.
 """
 # Shape suffixes: T tokens, B sequences, D in features, O out features, H heads, K experts a head.
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -109,6 +109,12 @@ class RoutingContext:
         """
         return None if self.slots_B is None else tuple(slot for slot in self._distinct if slot != NO_REGIME)
 
+    @property
+    def adapted_slots(self) -> tuple[int, ...]:
+        """The distinct slots whose adapters the pass uses, those of means among them."""
+        found = (each for slot in self.slots or () for each in self.adapters_of(slot)[0])
+        return tuple(dict.fromkeys(found))
+
     def adapters_of(self, slot: int) -> tuple[tuple[int, ...], float]:
         """The slots whose adapters one of `slots` stands for, and the weight of their mean."""
         return ((slot,), 1.0) if slot >= 0 else (self.means[_FIRST_MEAN - slot], MEAN_WEIGHT)
@@ -188,12 +194,16 @@ class RoutingContextHolder:
 
     def __init__(self) -> None:
         self.context = RoutingContext()
+        self.before_pass: Callable[[RoutingContext], None] | None = None
+        """Called when a context is set; it may bring the adapters that the passes use into memory."""
 
 
 @contextmanager
 def routing_context(model: Any, context: RoutingContext) -> Iterator[RoutingContext]:
     """Run the forward passes of the PEFT `model` inside the block under `context`."""
     context_holder: RoutingContextHolder = model.base_model.context_holder
+    if context_holder.before_pass is not None:
+        context_holder.before_pass(context)
     before, context_holder.context = context_holder.context, context
     try:
         yield context

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
@@ -77,11 +78,12 @@ def evaluate_snapshot(
         adapter_shape(config),
         accept=True,
     )
-    model = Model(settings, shape, config, snapshot.manifest.dtype)
-    model.restore(snapshot)
     job = EvalJob(tuple(examples), generate=generate, max_new_tokens=max_new_tokens)
-    work = evaluate(job, model.learner, model.decoder, model.adaptation.route, pack_tokens=settings.stream.batch_tokens)
-    return run_to_end(work)
+    with TemporaryDirectory(prefix="streamlearn-") as folder:
+        model = Model(settings, shape, config, snapshot.manifest.dtype, Path(folder) / "resting")
+        model.restore(snapshot)
+        pack_tokens = settings.stream.batch_tokens
+        return run_to_end(evaluate(job, model.learner, model.decoder, model.adaptation.route, pack_tokens=pack_tokens))
 
 
 def _find(settings: Settings, name: str) -> Snapshot:

@@ -17,8 +17,8 @@ from streamlearn.jobs.generate import generate
 from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, JobQueue, RouteJob, SnapshotJob, Ticket
 from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, RouteResult, SnapshotResult
 from streamlearn.jobs.route import route
-from streamlearn.learner.evaluation import PinnedWeights
 from streamlearn.learner.learner import Learner
+from streamlearn.learner.pinned_weights import PinnedWeights
 from streamlearn.stream.decode import Decoder
 
 _log = get_logger("jobs")
@@ -113,7 +113,7 @@ class JobRunner:
                     self.requests.update((each.known, each.answered_by) for each in _answered(finished.value))
                     return
                 if self._clock() >= deadline:
-                    job.weights = job.weights or PinnedWeights(self._learner.inference_state())
+                    job.weights = job.weights or self._learner.pin()
                     job.seconds += self._clock() - began
                     self._running = job
                     return

@@ -1,17 +1,15 @@
 """Evaluation between training steps, without effect on training.
 
 It and `decoding` are generators that yield after every forward pass, so that the loop can return to training when the
-time budget is spent. A job that spans several training steps sees the weights of one step: `PinnedWeights` keeps a copy
-and swaps it in for each pass. Nothing here draws a random number or computes a gradient.
+time budget is spent. A job that spans several training steps sees the weights of one step (`pinned_weights`). Nothing
+here draws a random number or computes a gradient.
 """
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from streamlearn.adapters.routing_context import RoutingHook, Slot, routing_context
 from streamlearn.learner.loss import packed_loss
@@ -32,28 +30,6 @@ class ExampleScore:
     """Learned tokens that were the most probable token."""
     tokens: int
     """Learned tokens."""
-
-
-class PinnedWeights:
-    """A copy of the current weights, to be swapped in temporarily."""
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._parameters = parameters
-        self._copies = [parameter.detach().clone() for parameter in parameters]
-
-    @contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Use the copy inside the block; after it, or after an error, parameters point to their own memory again."""
-        live = [parameter.data for parameter in self._parameters]
-        try:
-            self._point_at(self._copies)
-            yield
-        finally:
-            self._point_at(live)
-
-    def _point_at(self, tensors: Sequence[Tensor]) -> None:
-        for parameter, tensor in zip(self._parameters, tensors, strict=True):
-            parameter.data = tensor
 
 
 def score(

@@ -13,25 +13,28 @@ CP-MoE (arXiv 2605.20247) eq. 15; for LoRAMoE the third term is beta L_lbc. The 
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from streamlearn.adapters.config import regime_adapter
-from streamlearn.adapters.model import SHARED, Bank, add_regime, banks, reset_load
+from streamlearn.adapters.model import SHARED, Bank, add_regime, banks
 from streamlearn.adapters.presets import ATTENTION_LINEARS, Objective
-from streamlearn.adapters.routing_context import routing_context
+from streamlearn.adapters.routing_context import RoutingContext, routing_context
+from streamlearn.learner.adapter_cache import AdapterCache
 from streamlearn.learner.anchor import Anchors
 from streamlearn.learner.balance_hooks import LoadBalance, LocalizedBalance
 from streamlearn.learner.importance import PathIntegral
 from streamlearn.learner.loss import PackedLoss, packed_loss
 from streamlearn.learner.oom_retry import slices, with_oom_retry
-from streamlearn.learner.optimizer import Group, MaskedAdamW, parameters_of, state_dict
+from streamlearn.learner.optimizer import Group, MaskedAdamW, load_state_dict, parameters_of, state_dict
 from streamlearn.learner.packing import PackedBatch, pack
+from streamlearn.learner.pinned_weights import PinnedWeights
 from streamlearn.learner.signal_integral import SignalIntegral
 from streamlearn.learner.stages import Stages
 from streamlearn.learner.training_path import TrainingPath
@@ -104,12 +107,18 @@ class Learner:
         *,
         objective: Objective = PLAIN,
         integrate: bool = False,
+        cache: AdapterCache | None = None,
     ) -> None:
         self.model = model
         """The PEFT model, for operations on the adapter."""
         self.forward = model.get_base_model()
         """The same backbone and adapter without the PEFT wrapper, for forward passes."""
-        self.banks: tuple[Bank, ...] = tuple(banks(model))
+        self.cache = AdapterCache() if cache is None else cache
+        """Where the weights and moments of each adapter are. By default all stay in memory."""
+        self._banks = {name: banks(model, name) for name in sorted(model.peft_config)}
+        """By adapter; a resumed run has the same order."""
+        self.active_banks: Sequence[Bank] = self.banks
+        """Those that the gradients of the newest step could reach."""
         self.per_regime: bool = next(iter(model.peft_config.values())).per_regime
         """Whether each regime has an adapter of its own."""
         self.device = device
@@ -122,8 +131,12 @@ class Learner:
         self._settings = settings
         self._clock = clock
         names = {bank.name for bank in self.banks}
-        self._groups = {name: self._new_groups(name) for name in dict.fromkeys(bank.adapter for bank in self.banks)}
+        self._groups = {name: self._new_groups(name) for name in self._banks}
         """Adapter -> the optimizer's groups of its parameters."""
+        for name, groups in self._groups.items():
+            self.cache.add(name, groups)
+        model.base_model.context_holder.before_pass = self._use_adapters if self.per_regime else None
+        self._pins: WeakSet[PinnedWeights] = WeakSet()
         self._changes = 0
         self.revisions: dict[str, int] = dict.fromkeys(self._groups, 0)
         """Adapter -> a number that is another one after each change of its weights or moments; of this process only."""
@@ -135,6 +148,11 @@ class Learner:
         """Path of the experts' own training; None unless importance is computed from it."""
         attention = frozenset(b.name for b in self.banks if b.name.rpartition(".")[2] in ATTENTION_LINEARS)
         self.stages = Stages(settings, attention) if objective.staged else None
+
+    @property
+    def banks(self) -> tuple[Bank, ...]:
+        """All banks, by adapter, in the order of the backbone's modules."""
+        return tuple(chain.from_iterable(self._banks.values()))
 
     @property
     def routes_by_regime(self) -> bool:
@@ -153,21 +171,25 @@ class Learner:
             start: Slot of another regime, whose weights are copied instead.
         """
         name = regime_adapter(slot)
-        add_regime(self.model, slot, seed)
-        self.banks = tuple(sorted(banks(self.model), key=lambda bank: bank.adapter))  # a resumed run has this order too
-        self._set_groups({**self._groups, name: self._new_groups(name)})
-        self._changed([name])
-        if start is not None:
-            like = self._groups[regime_adapter(start)]
-            for own, other in zip(parameters_of(self._groups[name]), parameters_of(like), strict=True):
-                own.copy_(other)
+        copied = [] if start is None else [regime_adapter(start)]
+        with self.cache.holding(copied):
+            add_regime(self.model, slot, seed)
+            self._banks = dict(sorted({**self._banks, name: banks(self.model, name)}.items()))
+            self._set_groups({**self._groups, name: self._new_groups(name)})
+            self._changed([name])
+            self.cache.add(name, self._groups[name])
+            for source in copied:
+                pairs = zip(parameters_of(self._groups[name]), parameters_of(self._groups[source]), strict=True)
+                for own, other in pairs:
+                    own.copy_(other)
 
     def keep_regimes(self, slots: Collection[int]) -> None:
         """Delete the adapters of all other regimes, for a rollback to when they did not exist."""
         names = {regime_adapter(slot) for slot in slots}
         for name in self.model.peft_config.keys() - names:
             self.model.delete_adapter(name)
-        self.banks = tuple(bank for bank in self.banks if bank.adapter in names)
+            self.cache.remove(name)
+        self._banks = {name: own for name, own in self._banks.items() if name in names}
         self._set_groups({name: groups for name, groups in self._groups.items() if name in names})
 
     def step(
@@ -197,6 +219,7 @@ class Learner:
         self.number += 1
         adapters = self._adapters_of(slots)
         self.optimizer.active = [group for name in adapters for group in self._groups[name]]
+        self.active_banks = [bank for name in adapters for bank in self._banks[name]]
 
         def work(parts: int) -> PassTotals:
             totals = self._pass(examples, slots, parts, on_record)
@@ -204,18 +227,19 @@ class Learner:
                 torch.autograd.backward(penalty())
             return totals
 
-        # 1.
-        totals = with_oom_retry(work, parts, len(examples), self.optimizer.zero_grad)
-        refusal, norm = (None, math.nan) if math.isfinite(totals.loss) else (f"loss is {totals.loss}", math.nan)
-        # 2.
-        if refusal is None:
-            norm = self._clip()
-            refusal = None if math.isfinite(norm) else f"gradient norm is {norm}"
-        # 3.
-        if refusal is None:
-            self._changed(adapters)
-            self._update(clipped=max(1.0, norm / self._settings.max_grad_norm))
-        self.optimizer.zero_grad()
+        with self.cache.holding(adapters):
+            # 1.
+            totals = with_oom_retry(work, parts, len(examples), self.optimizer.zero_grad)
+            refusal, norm = (None, math.nan) if math.isfinite(totals.loss) else (f"loss is {totals.loss}", math.nan)
+            # 2.
+            if refusal is None:
+                norm = self._clip()
+                refusal = None if math.isfinite(norm) else f"gradient norm is {norm}"
+            # 3.
+            if refusal is None:
+                self._changed(adapters)
+                self._update(clipped=max(1.0, norm / self._settings.max_grad_norm))
+            self.optimizer.zero_grad()
         return Step(
             number=self.number,
             loss=totals.loss,
@@ -232,7 +256,8 @@ class Learner:
         self, examples: Sequence[Example], slots: Sequence[int] | None, parts: int, on_record: Callable[[int], None]
     ) -> PassTotals:
         """Run forward and backward (`oom_retry`, eq. 1); if the loss is not finite the gradients are incomplete."""
-        reset_load(self.model)
+        for bank in self.active_banks:
+            bank.reset_load()
         learned = sum(each.num_learned for each in examples)
         totals = PassTotals()
         for part in slices(len(examples), parts):
@@ -251,10 +276,20 @@ class Learner:
         """Count a batch from which every record was removed, so that its snapshot gets its own number."""
         self.number += 1
 
-    def inference_state(self) -> list[Tensor]:
-        """List the tensors that inference depends on besides the backbone: weights and CP biases."""
-        biases = [bank.bias_HKN for bank in self.banks if bank.bias_HKN is not None]
-        return [*self.optimizer.parameters(), *biases]
+    def pin(self) -> PinnedWeights:
+        """Pin what inference depends on besides the backbone, weights and CP biases, as it is now."""
+        tensors: dict[str, list[Tensor]] = {name: [*parameters_of(groups)] for name, groups in self._groups.items()}
+        shared = [bank.bias_HKN for bank in self._banks.get(SHARED, ()) if bank.bias_HKN is not None]
+        pinned = PinnedWeights(tensors | ({SHARED: [*tensors[SHARED], *shared]} if shared else {}), self.cache)
+        if shared:
+            pinned.before_change([SHARED])  # a shift changes biases without a step
+        self._pins.add(pinned)
+        return pinned
+
+    def _use_adapters(self, context: RoutingContext) -> None:
+        """Have the adapters of a pass in memory before it begins."""
+        names = self.model.active_adapters if context.slots is None else map(regime_adapter, context.adapted_slots)
+        self.cache.use(list(names))
 
     def _balances(self, packed: PackedBatch, examples: Sequence[Example]) -> tuple[LoadBalance | LocalizedBalance, ...]:
         balances: list[LoadBalance | LocalizedBalance] = []
@@ -276,7 +311,7 @@ class Learner:
         return sorted({regime_adapter(slot) for slot in slots} & self._groups.keys())
 
     def _new_groups(self, adapter: str) -> list[Group]:
-        own = [bank for bank in self.banks if bank.adapter == adapter]
+        own = self._banks[adapter]
         return [*_experts(own), *_routers(own, self.objective.router_lr)]
 
     def _set_groups(self, groups: Mapping[str, list[Group]]) -> None:
@@ -284,7 +319,11 @@ class Learner:
         self.optimizer.groups = self.optimizer.active = list(chain.from_iterable(self._groups.values()))
         self.revisions = {name: self.revisions.get(name, 0) for name in self._groups}
 
-    def _changed(self, adapters: Iterable[str]) -> None:
+    def _changed(self, adapters: Collection[str]) -> None:
+        """The weights or moments of these adapters are about to change."""
+        for pinned in self._pins:
+            pinned.before_change(adapters)
+        self.cache.changed(adapters)
         for name in adapters:
             self._changes += 1
             self.revisions[name] = self._changes
@@ -304,14 +343,28 @@ class Learner:
         warmup = self._settings.warmup_steps
         return self.lr * min(1.0, self.updates / warmup if warmup else 1.0)
 
+    def weights(self, adapter: str) -> dict[str, Tensor]:
+        """Return the weights of an adapter by their names in a PEFT folder; not to be changed."""
+        stored = self.cache.tensors(adapter)
+        return {
+            f"base_model.model.{bank.linear}.head_lora_{part}": stored[f"{group}.{key}"]
+            for bank in self._banks[adapter]
+            for part, group, key in (
+                ("A", bank.name, "A"),
+                ("B", bank.name, "B"),
+                ("router", f"{bank.name}.router", "weight"),
+            )
+            if f"{group}.{key}" in stored
+        }
+
     def moments(self, adapter: str) -> dict[str, Tensor]:
-        """Return the optimizer's state of the adapter of one regime, for a snapshot; not copied."""
-        return {f"optimizer.{name}": tensor for name, tensor in state_dict(self._groups[adapter]).items()}
+        """Return the optimizer's state of the adapter of one regime, for a snapshot; not to be changed."""
+        stored, live = self.cache.tensors(adapter), state_dict(self._groups[adapter])
+        return {f"optimizer.{name}": stored.get(name, tensor) for name, tensor in live.items()}
 
     def state(self) -> dict[str, Tensor]:
         """Return what else the next step depends on besides the adapters' weights, for a snapshot; not copied."""
-        shared = [group for name, groups in self._groups.items() if name == SHARED for group in groups]
-        parts = {"optimizer": state_dict(shared), "anchors": self.anchors.state_dict()}
+        parts = {"optimizer": state_dict(self._groups.get(SHARED, ())), "anchors": self.anchors.state_dict()}
         if self.path is not None:
             parts["path"] = self.path.state_dict()
         parts["bias"] = {bank.name: bank.bias_HKN for bank in self.banks if bank.bias_HKN is not None}
@@ -321,13 +374,24 @@ class Learner:
         return {**tensors, "learner.counts": torch.tensor([self.number, self.updates])}
 
     @torch.no_grad()
+    def load_adapter(self, adapter: str, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
+        """Restore, in place, what `weights` and, of the adapter of one regime, `moments` returned."""
+        with self.cache.holding([adapter]):
+            self._changed([adapter])
+            own = self.weights(adapter)
+            assert own.keys() == weights.keys(), "the snapshot's manifest was checked against this adapter before"
+            for name, tensor in own.items():
+                tensor.copy_(weights[name])
+            if self.per_regime:
+                load_state_dict(self._groups[adapter], _part(moments, "optimizer."))
+
+    @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned, and `moments` of each regime's adapter, in place."""
-        self._changed(self._groups)
+        """Restore what `state` returned, in place."""
         self.number, self.updates = (int(count) for count in tensors["learner.counts"])
         if self.stages is not None:
             self.stages.steps = int(tensors["learner.stages"])
-        self.optimizer.load_state_dict(_part(tensors, "optimizer."))
+        load_state_dict(self._groups.get(SHARED, ()), _part(tensors, "optimizer."))
         self.anchors.load_state_dict(_part(tensors, "anchors."))
         if self.path is not None:
             self.path.load_state_dict(_part(tensors, "path."))

@@ -164,22 +164,6 @@ class MaskedAdamW:
         step = torch.div(exp_avg, denominator, out=denominator).mul_(factors.step_size)
         theta.mul_(factors.kept).sub_(step)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """See `state_dict`, for all groups."""
-        return state_dict(self.groups)
-
-    @torch.no_grad()
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned, in place.
-
-        Raises:
-            AssertionError: the names are not those of this optimizer.
-        """
-        own = self.state_dict()
-        assert own.keys() == tensors.keys(), "the snapshot's manifest was checked against this adapter before"
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
-
 
 def parameters_of(groups: Iterable[Group]) -> list[Parameter]:
     """List the parameters of some groups, in their order."""
@@ -193,3 +177,16 @@ def state_dict(groups: Iterable[Group]) -> dict[str, Tensor]:
         tensors |= {f"{group.name}.{name}": moment for name, moment in group.moments.items()}
         tensors[f"{group.name}.steps"] = group.steps_HK
     return tensors
+
+
+@torch.no_grad()
+def load_state_dict(groups: Iterable[Group], tensors: Mapping[str, Tensor]) -> None:
+    """Restore what `state_dict` returned, in place.
+
+    Raises:
+        AssertionError: the names are not those of these groups.
+    """
+    own = state_dict(groups)
+    assert own.keys() == tensors.keys(), "the snapshot's manifest was checked against this adapter before"
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])

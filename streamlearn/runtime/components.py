@@ -75,7 +75,9 @@ class Components:
         snapshot = self.store.newest()
         if snapshot is not None:
             _check_compatible(snapshot, settings, shape, config, accept=accept)
-        self.model = Model(settings, shape, config, snapshot.manifest.dtype if snapshot is not None else None)
+        dtype = snapshot.manifest.dtype if snapshot is not None else None
+        self.model = Model(settings, shape, config, dtype, settings.state / "resting")
+        opened.callback(self.model.learner.cache.clear_folder)
         self.learner = self.model.learner
         self.decoder = self.model.decoder
         self.adaptation = self.model.adaptation

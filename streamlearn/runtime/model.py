@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from peft.utils import set_peft_model_state_dict
-from safetensors.torch import load_file
 
 from streamlearn.adaptation.adaptation import Adaptation
-from streamlearn.adapters.config import HeadLoraConfig, regime_adapter, slot_of
+from streamlearn.adapters.config import HeadLoraConfig, slot_of
 from streamlearn.adapters.model import SHARED, attach
 from streamlearn.adapters.presets import objective, resolve
 from streamlearn.backbone.load import Backbone, Outline, load
 from streamlearn.events import Event, get_logger
+from streamlearn.learner.adapter_cache import AdapterCache
 from streamlearn.learner.learner import Learner
 from streamlearn.runtime.run_state import RunState
 from streamlearn.settings import Settings
@@ -30,8 +29,18 @@ _log = get_logger("daemon")
 class Model:
     """A loaded backbone with its adapter, the learner that owns both, and the decoder for its records."""
 
-    def __init__(self, settings: Settings, shape: Outline, config: HeadLoraConfig, dtype: str | None) -> None:
-        """`dtype` is that of the snapshot to resume, so that `backbone.dtype: auto` repeats the same bits."""
+    def __init__(
+        self, settings: Settings, shape: Outline, config: HeadLoraConfig, dtype: str | None, resting: Path
+    ) -> None:
+        """Load the backbone.
+
+        Args:
+            settings: The configuration.
+            shape: The backbone's.
+            config: The adapter.
+            dtype: That of the snapshot to resume, so that `backbone.dtype: auto` repeats the same bits.
+            resting: Folder for the adapters of regimes beyond `adapter.max_in_memory`; emptied.
+        """
         torch.manual_seed(settings.seed)
         self.backbone: Backbone = load(settings.backbone, shape, dtype=dtype)
         arithmetic = self.backbone.arithmetic
@@ -44,6 +53,7 @@ class Model:
             self.backbone.device,
             objective=wanted,
             integrate=wanted.anchor_strength > 0 and settings.consolidate.importance == "path",
+            cache=AdapterCache(resting, settings.adapter.max_in_memory),
         )
         types = settings.learner.sample_types if wanted.localized_balance else ()
         backbone = self.backbone
@@ -73,7 +83,7 @@ class Model:
     def restore(self, snapshot: Snapshot) -> RunState:
         """Load a snapshot's weights, optimizer and detectors in place; return the rest of its state."""
         tensors = snapshot.tensors()
-        load_adapters(self.learner, snapshot.adapter)
+        load_adapters(self.learner, snapshot)
         torch.set_rng_state(tensors.pop("rng.torch"))
         self.learner.load_state(tensors)
         manifest = snapshot.manifest
@@ -85,37 +95,24 @@ class Model:
 
 def save_adapter(learner: Learner, name: str, folder: Path) -> None:
     """Write the PEFT folder of one regime's adapter, which has its name."""
-    own = [bank for bank in learner.banks if bank.adapter == name]
-    weights = {
-        f"base_model.model.{bank.linear}.head_lora_{part}.{name}": tensor
-        for bank in own
-        for part, tensor in (("A", bank.A), ("B", bank.B), ("router", bank.router))
-        if tensor is not None
-    }  # PEFT would list the weights of all adapters otherwise
+    # PEFT would list the weights of all adapters otherwise.
+    weights = {f"{key}.{name}": tensor for key, tensor in learner.weights(name).items()}
     learner.model.save_pretrained(folder.parent, selected_adapters=[name], state_dict=weights)
 
 
-def load_adapters(learner: Learner, folder: Path) -> None:
-    """Copy the weights of the PEFT folder of a snapshot into the live adapter.
+def load_adapters(learner: Learner, snapshot: Snapshot) -> None:
+    """Restore the weights of a snapshot's adapters, and the moments of those of one regime.
 
-    Where regimes have adapters of their own, the folder has one PEFT folder for each; those regimes and no others have
-    an adapter then.
+    Where regimes have adapters of their own, those of the snapshot and no others have one then.
     """
     if not learner.per_regime:
-        _load_adapter(learner.model, folder, SHARED)
+        learner.load_adapter(SHARED, snapshot.weights(), {})
         return
-    slots = sorted(slot_of(path.name) for path in folder.iterdir() if path.is_dir())
-    for slot in slots:
-        learner.add_regime(slot, seed=0)  # every weight is replaced
-    learner.keep_regimes(slots)
-    for slot in slots:
-        _load_adapter(learner.model, folder / regime_adapter(slot), regime_adapter(slot))
-
-
-def _load_adapter(model: PeftModel, folder: Path, name: str) -> None:
-    weights = load_file(folder / "adapter_model.safetensors")
-    outcome = set_peft_model_state_dict(model, weights, adapter_name=name)
-    assert not outcome.unexpected_keys, "the manifest was checked against this adapter before"
+    names = snapshot.adapters()
+    for name in names:
+        learner.add_regime(slot_of(name), seed=0)  # every weight is replaced
+        learner.load_adapter(name, snapshot.weights(name), snapshot.moments(name))
+    learner.keep_regimes([slot_of(name) for name in names])
 
 
 def adapter_of(settings: Settings) -> HeadLoraConfig:

@@ -55,6 +55,9 @@ class AdapterSettings(Section):
     """Strength of the soft bias; alpha in CP-MoE eq. 10."""
     per_regime: bool | None = None
     """Whether each regime gets an adapter of its own; if not, all share one. By default the preset's."""
+    max_in_memory: PositiveInt = 32
+    """Maximum adapters of regimes in memory, with the optimizer's moments. The least recently used rest in files in the
+    folder state and are read back when they are needed. It does not change what is learned."""
 
 
 class LearnerSettings(Section):

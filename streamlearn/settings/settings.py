@@ -128,9 +128,9 @@ def fingerprint(settings: Settings) -> dict[str, Any]:
     """The values of the fingerprinted sections, JSON-ready, as a snapshot's manifest stores them.
 
     The device is left out: a run may continue on another machine, though not bit for bit. So is the linger: a replay
-    takes flushes from the journal.
+    takes flushes from the journal. Where adapters rest changes no bit of them.
     """
-    left_out = {"backbone": {"device"}, "stream": {"linger_s"}}
+    left_out = {"backbone": {"device"}, "stream": {"linger_s"}, "adapter": {"max_in_memory"}}
     return settings.model_dump(mode="json", include=set(FINGERPRINTED), exclude=left_out)
 
 

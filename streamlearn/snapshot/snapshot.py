@@ -55,17 +55,30 @@ class Snapshot:
         return self.path / ADAPTER
 
     def tensors(self) -> dict[str, Tensor]:
-        """Read all tensors that are not in `adapter/` into CPU memory.
+        """Read the tensors of `STATE` into CPU memory. Raises like `weights`."""
+        return self._read(self.path / STATE)
+
+    def adapters(self) -> list[str]:
+        """Names of the adapters, where each has its own folder in `adapter/`; else empty."""
+        return sorted(path.name for path in self.adapter.iterdir() if path.is_dir())
+
+    def weights(self, adapter: str = "") -> dict[str, Tensor]:
+        """Read the weights of one of `adapters`, or where there is only one, its own.
 
         Raises:
-            SnapshotDamagedError: a file changed since it was verified.
+            SnapshotDamagedError: the file changed since it was verified.
             SnapshotError: this process cannot read it.
         """
-        tensors: dict[str, Tensor] = {}
-        for path in _tensor_files(self.path):
-            with reading(path):
-                tensors |= tensor_file.read(path)
-        return tensors
+        return self._read(self.adapter / adapter / "adapter_model.safetensors")
+
+    def moments(self, adapter: str) -> dict[str, Tensor]:
+        """Read the optimizer's state of one of `adapters`. Raises like `weights`."""
+        return self._read(self.path / OPTIMIZER / f"{adapter}.safetensors")
+
+    @staticmethod
+    def _read(path: Path) -> dict[str, Tensor]:
+        with reading(path):
+            return tensor_file.read(path)
 
 
 def snapshot_name(step: int) -> str:

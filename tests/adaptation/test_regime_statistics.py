@@ -27,7 +27,7 @@ class Bank:
 class Learner:
     """Has one bank; nothing is scored here but by hand."""
 
-    banks = (Bank(),)
+    active_banks = (Bank(),)
     device = torch.device("cpu")
 
 

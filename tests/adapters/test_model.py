@@ -10,7 +10,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from streamlearn.adapters import SHAPES, Bank, HeadLoraConfig, attach, banks, reset_load, resolve
+from streamlearn.adapters import SHAPES, Bank, HeadLoraConfig, attach, banks, resolve
 from streamlearn.errors import ConfigError
 from streamlearn.settings import AdapterSettings
 
@@ -75,7 +75,7 @@ def test_the_backward_pass_ends_at_the_first_layer(preset: Any, tmp_path: Path) 
     """Layers below get no experts and what they compute needs no gradient; a saved adapter is loaded the same."""
     model = backbone()
     adapted = attach(model, resolve(AdapterSettings(preset=preset, first_layer=1)), seed=1)
-    assert {bank.linear.split(".")[2] for bank in banks(adapted)} == {"1"}
+    assert {bank.linear.split(".")[2] for bank in banks(adapted, adapted.active_adapter)} == {"1"}
     needed: dict[int, bool] = {}
     layers = [(0, model.model.layers[0]), (1, model.model.layers[1])]
     for number, layer in layers:
@@ -140,7 +140,8 @@ def test_routing_is_recorded_until_the_reset() -> None:
     assert not any(load(bank).any() for bank in banks(adapted))
     train(adapted, 1)
     assert all(load(bank).any(1).all() for bank in banks(adapted))
-    reset_load(adapted)
+    for bank in banks(adapted):
+        bank.reset_load()
     assert not any(load(bank).any() for bank in banks(adapted))
 
 

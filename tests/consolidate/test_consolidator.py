@@ -146,7 +146,7 @@ def test_a_reused_slot_starts_anew(make_learner: MakeLearner) -> None:
     consolidator(other).open(1, 9, None)
     assert all(torch.equal(value, weights(other, 1)[name]) for name, value in weights(learner, 1).items())
     assert not any(B.any() for name, B in weights(learner, 1).items() if name.endswith(".B"))
-    moments = {name: tensor for name, tensor in learner.optimizer.state_dict().items() if name.startswith("regime1/")}
+    moments = learner.moments(regime_adapter(1))
     assert moments
     assert not any(tensor.any() for tensor in moments.values())
 

@@ -1,6 +1,6 @@
 """Jobs between training steps: their weights, their time budget and their failures."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 from torch import Tensor
-from torch.nn import Parameter
 
 from streamlearn.adaptation.expert_evidence import ExpertEvidence
 from streamlearn.adapters.model import attach
@@ -19,13 +18,12 @@ from streamlearn.adapters.presets import resolve
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.errors import Reason, RecordError, SnapshotError
 from streamlearn.events import Event
-from streamlearn.jobs import runner as module
 from streamlearn.jobs.experts import experts
 from streamlearn.jobs.queue import EvalJob, ExampleError, ExpertsJob, GenerateJob, Job, JobQueue, SnapshotJob
 from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, SnapshotResult
 from streamlearn.jobs.runner import JobRunner
-from streamlearn.learner.evaluation import PinnedWeights
 from streamlearn.learner.learner import Learner
+from streamlearn.learner.pinned_weights import PinnedWeights
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Decoder
@@ -138,14 +136,14 @@ def test_a_job_spread_over_steps_gives_the_figures_of_its_start(env: Environment
 
 def test_a_job_names_the_step_of_its_weights(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if copying the weights uses up the budget: the step is the one at which they were copied."""
+    pin = env.learner.pin
 
-    class SlowCopy(PinnedWeights):
-        def __init__(self, parameters: Sequence[Parameter]) -> None:
-            super().__init__(parameters)
-            env.now += 10 * PIECE_S
+    def slow_pin() -> PinnedWeights:
+        env.now += 10 * PIECE_S
+        return pin()
 
     wanted = env.run_to_end(SCORE)
-    monkeypatch.setattr(module, "PinnedWeights", SlowCopy)
+    monkeypatch.setattr(env.learner, "pin", slow_pin)
     assert untimed(env.spread(SCORE)) == untimed(wanted)
 
 

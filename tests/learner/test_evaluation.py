@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from streamlearn.learner import evaluation
 from streamlearn.learner.decoding import decode_greedily
-from streamlearn.learner.evaluation import PinnedWeights, prompt_of, reference_of, run_to_end, score
+from streamlearn.learner.evaluation import prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example, Prompt
 from streamlearn.stream.encode import IGNORED
@@ -75,7 +75,7 @@ def test_evaluation_changes_no_bit_of_training(make_learner: MakeLearner) -> Non
         train(evaluated, [step])
         before = torch.get_rng_state()
         routed = [group.routed_HK.clone() for group in evaluated.optimizer.groups if group.routed_HK is not None]
-        with PinnedWeights(evaluated.optimizer.parameters()).swapped_in():
+        with evaluated.pin().swapped_in():
             scores_of(evaluated)
             run_to_end(decode_greedily(evaluated.model, PROMPTS, [3] * len(PROMPTS), NEVER, CPU))
         assert torch.equal(torch.get_rng_state(), before)
@@ -89,9 +89,11 @@ def test_pinned_weights_give_the_very_tensors_back(learner: Learner) -> None:
     """After the block, or an error in it, parameters use their own memory again."""
     parameters = learner.optimizer.parameters()
     addresses = [parameter.data_ptr() for parameter in parameters]
+    pinned = learner.pin()
+    train(learner, [1])
 
     def fail() -> None:
-        with PinnedWeights(parameters).swapped_in():
+        with pinned.swapped_in():
             assert [parameter.data_ptr() for parameter in parameters] != addresses
             raise KeyError
 
@@ -102,7 +104,7 @@ def test_pinned_weights_give_the_very_tensors_back(learner: Learner) -> None:
 
 def interleaved(learner: Learner, work: Generator[None, None, Any]) -> Any:
     """Run a job with a training step after each forward pass."""
-    pinned, number = PinnedWeights(learner.optimizer.parameters()), 50
+    pinned, number = learner.pin(), 50
     while True:
         with pinned.swapped_in():
             try:

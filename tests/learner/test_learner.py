@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamlearn.adapters import SHAPES, routing_context
+from streamlearn.adapters.model import SHARED
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import packed_loss
 from streamlearn.learner.packing import pack
@@ -84,12 +85,12 @@ def test_only_experts_that_got_a_token_move(make_learner: MakeLearner) -> None:
             assert torch.equal(moved, group.routed_HK)
         kept += int((~group.routed_HK).sum())
     assert kept > 0  # two tokens cannot reach every expert
-    ids = {id(p): i for i, p in enumerate(learner.optimizer.parameters())}
-    for group in learner.optimizer.groups:
-        for parameter in group.parameters.values():
-            if group.routed_HK is not None:
-                changed = (parameter != before[f"weight.{ids[id(parameter)]}"]).flatten(2).any(-1)
-                assert torch.equal(changed, group.routed_HK)
+    after = snapshot(learner)
+    for bank in learner.banks:
+        assert bank.load_HK is not None
+        for part in "AB":
+            name = f"{SHARED}: base_model.model.{bank.linear}.head_lora_{part}"
+            assert torch.equal((after[name] != before[name]).flatten(2).any(-1), bank.load_HK > 0)
 
 
 def spoil_logits(change: Callable[[Tensor], Tensor]) -> Callable[[Learner], Any]:

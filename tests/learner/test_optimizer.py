@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from streamlearn.learner.optimizer import Group, MaskedAdamW
+from streamlearn.learner.optimizer import Group, MaskedAdamW, load_state_dict, state_dict
 from streamlearn.settings import LearnerSettings
 
 # Shape suffixes: H heads, K experts a head, R rank, S slice, O out features.
@@ -165,7 +165,8 @@ def test_it_goes_on_from_its_state_bit_for_bit() -> None:
     with torch.no_grad():
         second.A.copy_(first.A)
         second.B.copy_(first.B)
-    second.optimizer.load_state_dict({name: tensor.clone() for name, tensor in first.optimizer.state_dict().items()})
+    moments = {name: tensor.clone() for name, tensor in state_dict(first.optimizer.groups).items()}
+    load_state_dict(second.optimizer.groups, moments)
     for step in range(5, 10):
         for bank in (first, second):
             bank.step(gradients_for(step), routed_for(step))
@@ -180,8 +181,8 @@ def test_it_goes_on_from_its_state_bit_for_bit() -> None:
 )
 def test_state_of_another_shape_is_an_error(damage: Callable[[dict[str, Tensor]], object]) -> None:
     """Missing or extra names mean that the caller did not check the snapshot."""
-    optimizer = Bank().optimizer
-    state = optimizer.state_dict()
+    groups = Bank().optimizer.groups
+    state = state_dict(groups)
     damage(state)
     with pytest.raises(AssertionError, match="manifest was checked"):
-        optimizer.load_state_dict(state)
+        load_state_dict(groups, state)

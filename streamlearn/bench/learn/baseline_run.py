@@ -31,7 +31,7 @@ def train_baseline(
     """
     assert method.baseline is not None
     settings = arm.settings
-    model = Model(settings, outline(settings.backbone), adapter_of(settings), None)
+    model = Model(settings, outline(settings.backbone), adapter_of(settings), None, settings.state / "resting")
     reuse_lower_layers(model, reuse)
     recorder = RunRecorder(
         suite, Evaluator(suite, model.decoder), progress, answer_after=method.trained and not method.shuffled
