@@ -146,6 +146,31 @@ def measure_abstention(
     abstain.report(data=data, others=others, backbone=backbone, as_json=as_json, quick=quick)
 
 
+@app.command("regimes")
+def measure_regimes(
+    as_json: JsonOption = False,
+    others: Annotated[
+        Path, typer.Option(help="File of texts of tasks: {text, source}, JSON Lines, gzip.", metavar="FILE")
+    ] = Path("../shared/data/pretrain/superni_other.jsonl.gz"),
+    tasks: Annotated[int, typer.Option(min=2, help="Tasks, one after another.")] = 300,
+    records: Annotated[int, typer.Option(min=8, help="Records of a task, and again of its return.")] = 30,
+    backbone: BackboneOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="Draws tasks and records.")] = 0,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also plot to this file: .png, .pdf or .svg.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Measure what many regimes cost: speed, memory, snapshots; and how many returns are recognised.
+
+    The daemon learns the tasks, then all return once.
+    """
+    from streamlearn.bench.many_regimes import benchmark  # noqa: PLC0415
+
+    benchmark.report(
+        others=others, tasks=tasks, records=records, backbone=backbone, seed=seed, as_json=as_json, plot=plot
+    )
+
+
 @app.command("mot")
 def measure_mot(
     as_json: JsonOption = False,

@@ -144,7 +144,7 @@ class ShiftSettings(Section):
     min_dwell_records: PositiveInt = 64
     """Minimum records in a new regime before the tests of changes may find that the stream left it. Two regimes as
     unlike as tasks with different instructions are told apart before."""
-    max_regimes: int = Field(default=32, ge=2, le=4096)
+    max_regimes: int = Field(default=256, ge=2, le=4096)
     """Maximum regimes remembered; each takes about 60 kB of memory and of a snapshot, more where records are long, and
     three times the size of its adapter where it has one of its own."""
 

@@ -1,7 +1,5 @@
 """The `bench mot` command: figures as JSON, as tables, and as a plot."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,7 @@ from rich.table import Table
 
 from streamlearn.bench.mot.compare import ComparisonSettings
 from streamlearn.bench.mot.figures import figures
-from streamlearn.errors import UsageError
-
-PLOT_FORMATS = (".png", ".pdf", ".svg")
+from streamlearn.bench.plot_option import drawing
 
 
 def report(*, num_seeds: int, as_json: bool, plot: Path | None) -> None:
@@ -22,7 +18,7 @@ def report(*, num_seeds: int, as_json: bool, plot: Path | None) -> None:
     Raises:
         UsageError: the plot cannot be written; raised before anything is measured.
     """
-    draw = None if plot is None else drawing(plot)
+    draw = None if plot is None else drawing(plot, "streamlearn.bench.mot.plot")
     result = figures(ComparisonSettings(seeds=range(num_seeds)))
     if draw is not None:
         draw(result)
@@ -30,17 +26,6 @@ def report(*, num_seeds: int, as_json: bool, plot: Path | None) -> None:
         print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON is printed unformatted
     else:
         show(result, Console())
-
-
-def drawing(path: Path) -> Callable[[dict[str, Any]], None]:
-    """Return the function that draws a result to `path`."""
-    if path.suffix not in PLOT_FORMATS or not path.absolute().parent.is_dir():
-        raise UsageError(f"--plot: expected a file {', '.join(PLOT_FORMATS)} in an existing folder, found {path}")
-    try:
-        from streamlearn.bench.mot.plot import draw  # noqa: PLC0415 - matplotlib is an extra
-    except ImportError as error:
-        raise UsageError("--plot: needs matplotlib; pip install 'streamlearn[bench]'") from error
-    return partial(draw, path=path)
 
 
 def show(result: dict[str, Any], console: Console) -> None:

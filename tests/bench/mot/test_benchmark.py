@@ -8,10 +8,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from streamlearn.bench.mot.benchmark import both_fits, drawing, show
+from streamlearn.bench.mot.benchmark import both_fits, show
 from streamlearn.bench.mot.compare import MODELS, ComparisonSettings
 from streamlearn.bench.mot.figures import figures
 from streamlearn.bench.mot.training import Hyperparameters
+from streamlearn.bench.plot_option import drawing
 from streamlearn.errors import UsageError
 from tests.bench.mot.models import SHORT
 
@@ -34,7 +35,7 @@ def test_a_short_comparison_runs_to_the_end(tmp_path: Path) -> None:
     show(result, console)
     assert "multi-head transformer" in console.export_text()
     pytest.importorskip("matplotlib")
-    drawing(tmp_path / "mot.png")(result)
+    drawing(tmp_path / "mot.png", "streamlearn.bench.mot.plot")(result)
     assert (tmp_path / "mot.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -42,7 +43,7 @@ def test_a_short_comparison_runs_to_the_end(tmp_path: Path) -> None:
 def test_a_plot_that_cannot_be_written_is_refused_at_once(tmp_path: Path, name: str) -> None:
     """It is refused before anything is measured."""
     with pytest.raises(UsageError, match=r"--plot: expected a file .* in an existing folder"):
-        drawing(tmp_path / name)
+        drawing(tmp_path / name, "streamlearn.bench.mot.plot")
 
 
 def test_both_fits_have_their_signs() -> None:

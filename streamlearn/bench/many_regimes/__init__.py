@@ -1,0 +1,1 @@
+"""What many regimes cost, measured in the daemon."""
