@@ -248,6 +248,8 @@ class Adaptation:
             self.statistics.status(self.current),
             probe_seconds=self.probe_seconds,
             holdout_seconds=self.budget.spent_s,
+            adapters_in_memory=self._learner.cache.num_in_memory,
+            adapter_reads=self._learner.cache.num_reads,
             fallback=self.fallback.status,
         )
 

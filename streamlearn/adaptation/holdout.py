@@ -95,7 +95,9 @@ class HoldoutReservoirs:
 
     def load_state(self, arrays: Arrays) -> None:
         """The inverse of `state`."""
-        self._seen = arrays["seen"].copy()
+        seen = arrays["seen"]
+        self._seen[:] = 0
+        self._seen[: len(seen)] = seen  # `shift.max_regimes` may have grown
         self._kept = {}
         cuts = np.cumsum(arrays["lengths"])[:-1]
         pieces = zip(

@@ -64,6 +64,11 @@ def activated_parameters(config: HeadLoraConfig, shapes: LinearShapes) -> int:
     return sum(per_head * (i + config.num_heads * o) for i, o in decoder_targets(config, shapes).values())
 
 
+def adapter_bytes(config: HeadLoraConfig, shapes: LinearShapes) -> int:
+    """Bytes of A and B and of the optimizer's two moments, all in float32; routers take little beside them."""
+    return activated_parameters(config, shapes) * config.num_experts // config.selected * 3 * 4
+
+
 def _check_names(key: str, names: Sequence[str], shapes: LinearShapes) -> None:
     for target in names:
         if not targets([target], shapes):

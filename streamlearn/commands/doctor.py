@@ -20,10 +20,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+import torch
 from rich.table import Table
 from rich.text import Text
 
 from connectors.open import open_dead_letters, open_source
+from streamlearn.adapters.check import adapter_bytes
 from streamlearn.adapters.check import check as check_adapter
 from streamlearn.backbone.arithmetic import choose
 from streamlearn.backbone.load import Outline, device_of, locate, outline
@@ -54,6 +56,8 @@ STATE_FILES = ("journal.jsonl", "in-hand", "deaths.json")
 """Files of the state folder that a start opens for writing; the lock is checked by taking it."""
 SPARE = 2
 """Snapshots beyond snapshot.keep that may be on disk: the one being written, and the one that it replaces."""
+COPIES = 3
+"""Of each regime's adapter on disk while it rests: two in snapshots, of which the others are links, and its file."""
 POLL_S, PATIENCE_S = 3.0, 10.0
 EARLIEST_CLOCK = 1_767_225_600  # 2026: a clock that was never set reads 1970
 UNKNOWN_BYTES = 1 << 30
@@ -100,6 +104,7 @@ class Doctor:
             ("state folder", self._state, ()),
             ("snapshots", self._snapshots, ("state folder", "backbone")),
             ("disk", self._disk, ("state folder",)),
+            ("regimes", self._regimes, ("backbone", "state folder")),
             ("codecs", self._codecs, ()),
             ("source", self._source, ("snapshots",)),
             ("dead letters", self._dead_letters, ("state folder",)),
@@ -197,7 +202,7 @@ class Doctor:
 
     def _disk(self) -> tuple[Level, str]:
         folder = self.settings.state
-        free = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
+        free = _free_disk(folder)
         store = SnapshotStore(folder / "snapshots", keep=self.settings.snapshot.keep)
         try:
             largest = max((info.bytes for info in store.infos()), default=UNKNOWN_BYTES)
@@ -208,6 +213,23 @@ class Doctor:
         if free < largest * SPARE:
             raise ConfigError(f"{folder}: {text}; free some space, or set state to a folder on another disk")
         return (Level.OK if free >= wanted else Level.WARNING), text
+
+    def _regimes(self) -> tuple[Level, str]:
+        config, limit = adapter_of(self.settings), self.settings.shift.max_regimes
+        if not config.per_regime:
+            return Level.OK, f"at most {limit}, which share one adapter"
+        assert self._shape is not None, "the check of the backbone came before"
+        one = adapter_bytes(config, self._shape.linears)
+        in_memory = min(limit, self.settings.adapter.max_in_memory)
+        disk, memory = one * limit * COPIES, one * in_memory
+        text = f"at most {limit} adapters of {one / 2**20:.1f} MiB: {_gib(disk)} of disk, "
+        text += f"{_gib(memory)} of memory for {in_memory} of them"
+        free, total = _free_disk(self.settings.state), _total_memory(device_of(self.settings.backbone))
+        if disk > free:
+            return Level.WARNING, f"{text}; {_gib(free)} of disk are free: lower shift.max_regimes"
+        if memory > total:
+            return Level.WARNING, f"{text}; the device has {_gib(total)} of memory: lower adapter.max_in_memory"
+        return Level.OK, text
 
     def _codecs(self) -> tuple[Level, str]:
         if self.settings.source.kafka is None:
@@ -266,6 +288,22 @@ class Doctor:
         if self._locked:
             return Level.OK, "in use by the running daemon"
         return Level.OK, ", ".join(_check_port(*port) for port in ports)
+
+
+def _free_disk(folder: Path) -> int:
+    """Bytes free on the disk of a folder that may not exist yet."""
+    return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
+
+
+def _total_memory(device: torch.device) -> int:
+    """Bytes of the memory that adapters are in."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _gib(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB"
 
 
 def _obstacle_to_create(path: Path) -> str | None:

@@ -17,6 +17,7 @@ from streamlearn.settings import Settings
 from streamlearn.status.status import FallbackStatus, RegimeStatus, ShiftStatus
 
 SHOWN_SHIFTS = 10
+SHOWN_REGIMES = 20
 
 PATHS = {"status": "/v1/status", "regimes": "/v1/regimes", "shifts": "/v1/shifts"}
 
@@ -97,7 +98,10 @@ def _unknown(fallback: FallbackStatus) -> str:
     return f"{fallback.answered_by} ({own:.3f} vs {min(losses.values()):.3f})"
 
 
-def _regimes(regimes: tuple[RegimeStatus, ...]) -> FittedTable:
+def _regimes(remembered: tuple[RegimeStatus, ...]) -> FittedTable:
+    """The regimes with the newest records, by number."""
+    newest = sorted(remembered, key=lambda regime: regime.last_record or 0)[-SHOWN_REGIMES:]
+    regimes = sorted(newest, key=lambda regime: regime.number)
     scored = [regime.now for regime in regimes]
     return FittedTable(
         [
@@ -111,7 +115,7 @@ def _regimes(regimes: tuple[RegimeStatus, ...]) -> FittedTable:
             FittedColumn("accuracy\nat end", [_number(regime.end_accuracy, "{:.3f}") for regime in regimes], 5),
             FittedColumn("scored\nat step", [f"{now.step:,}" if now else "-" for now in scored], 4),
         ],
-        title="regimes",
+        title=f"last {len(regimes)} of {len(remembered)} regimes" if len(remembered) > len(regimes) else "regimes",
         caption="* current regime. Loss (nats per token) and accuracy are of hold-out records.",
         bold_rows=frozenset(number for number, regime in enumerate(regimes) if regime.current),
     )

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.model import Bank
+from streamlearn.adapters.slots import copy_slots
 from streamlearn.consolidate.importance_store import ImportanceStore
 from streamlearn.consolidate.regime_importance import RegimeImportance
 from streamlearn.consolidate.summed_importance import SummedImportance
@@ -45,6 +46,9 @@ from streamlearn.learner.importance import RANK_DIM
 from streamlearn.learner.learner import Learner
 from streamlearn.probe.probe import ProbeReport
 from streamlearn.settings import ConsolidateSettings
+
+_SIMILARITY, _PENDING = "consolidate.similarity.", "consolidate.prospect."
+"""Prefixes of names in snapshots."""
 
 
 class Consolidator:
@@ -143,15 +147,15 @@ class Consolidator:
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of a snapshot, not copied."""
-        return {**self._own_state(), **self.store.state()}
+        similarity = {f"{_SIMILARITY}{name}": tensor for name, tensor in self.similarity.items()}
+        pending = {f"{_PENDING}{name}": tensor for name, tensor in self._pending.items()}
+        return {**similarity, **pending, **self.store.state()}
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned; `enter` must follow."""
-        for name, tensor in self._own_state().items():
-            tensor.copy_(tensors[name])
+        for name, similarity_HKN in self.similarity.items():
+            copy_slots(similarity_HKN, tensors[f"{_SIMILARITY}{name}"])
+        for name, omega in self._pending.items():
+            omega.copy_(tensors[f"{_PENDING}{name}"])
         self.store.load_state(tensors)
-
-    def _own_state(self) -> dict[str, Tensor]:
-        parts = {"similarity": self.similarity, "prospect": self._pending}  # names in snapshots
-        return {f"consolidate.{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}

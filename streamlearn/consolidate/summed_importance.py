@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.model import Bank
+from streamlearn.adapters.slots import copy_slots
 from streamlearn.consolidate.importance_store import bank_of, expanded, expert_sums
 
 
@@ -61,4 +62,4 @@ class SummedImportance:
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned, in place."""
         for name, tensor in self.state().items():
-            tensor.copy_(tensors[name])
+            copy_slots(tensor, tensors[name])

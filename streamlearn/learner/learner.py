@@ -26,6 +26,7 @@ from streamlearn.adapters.config import regime_adapter
 from streamlearn.adapters.model import SHARED, Bank, add_regime, banks
 from streamlearn.adapters.presets import ATTENTION_LINEARS, Objective
 from streamlearn.adapters.routing_context import RoutingContext, routing_context
+from streamlearn.adapters.slots import copy_slots
 from streamlearn.learner.adapter_cache import AdapterCache
 from streamlearn.learner.anchor import Anchors
 from streamlearn.learner.balance_hooks import LoadBalance, LocalizedBalance
@@ -397,7 +398,7 @@ class Learner:
             self.path.load_state_dict(_part(tensors, "path."))
         for bank in self.banks:
             if bank.bias_HKN is not None:
-                bank.bias_HKN.copy_(tensors[f"bias.{bank.name}"])
+                copy_slots(bank.bias_HKN, tensors[f"bias.{bank.name}"])
 
 
 def _experts(all_banks: Sequence[Bank]) -> list[Group]:

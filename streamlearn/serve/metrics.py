@@ -128,6 +128,10 @@ def _regimes(adaptation: AdaptationStatus) -> Iterator[Metric]:
     yield _gauge("regimes", "Remembered regimes.", len(adaptation.regimes))
     if adaptation.current is not None:
         yield _gauge("current_regime", "Number of the regime that the stream is in.", adaptation.current.number)
+    in_memory = "Adapters in memory; those of the other regimes rest in files."
+    yield _gauge("adapters_in_memory", in_memory, adaptation.adapters_in_memory)
+    reads = "Adapters read back from their files by this process."
+    yield _counter("adapter_reads", reads, adaptation.adapter_reads)
     detected = "Detected shifts of the stream, by kind; the first regime is not counted."
     shifts = CounterMetricFamily("streamlearn_shifts", detected, labels=["kind"])
     for kind in SHIFT_KINDS:  # zeros too: rate() needs a first sample

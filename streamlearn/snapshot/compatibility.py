@@ -15,6 +15,9 @@ ACCEPTABLE = ("learner", "stream", "seed")
 _CLAIMS = "adapter.experts_claimed"
 """A setting of releases whose regimes claimed experts of one adapter. It says nothing about presets without claims."""
 
+_MAX_REGIMES = "shift.max_regimes"
+"""It may grow: what is remembered stays where it is."""
+
 _ACCUMULATION, _SUMMED = "consolidate.accumulation", "sum"
 """A setting that releases before it had no choice of, and what they did. It is still the default of the one preset that
 has anchors by default."""
@@ -36,7 +39,7 @@ class Change:
     @property
     def acceptable(self) -> bool:
         """Whether `--accept-config-change` covers it."""
-        return self.key.partition(".")[0] in ACCEPTABLE
+        return self.key.partition(".")[0] in ACCEPTABLE or (self.key == _MAX_REGIMES and self.new > self.old)
 
 
 def check(

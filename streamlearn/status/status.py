@@ -195,6 +195,10 @@ class AdaptationStatus:
     """Time spent on probes by this process."""
     holdout_seconds: float = 0.0
     """Training time spent on scoring hold-out records by this process; idle time is not counted."""
+    adapters_in_memory: int = 0
+    """Adapters that are not at rest in files; 1 where regimes share one."""
+    adapter_reads: int = 0
+    """Adapters read back from their files by this process."""
     fallback: FallbackStatus = FallbackStatus("auto", "backbone", None, None, None, 0)
 
     @property

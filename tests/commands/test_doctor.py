@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from connectors.jsonl import JsonlSource
+from streamlearn.commands import doctor
 from streamlearn.commands.doctor import STATE_FILES, Doctor, Finding, Level, finding_row
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.runtime.components import Components
@@ -77,6 +78,7 @@ def test_a_healthy_setup_is_found_healthy_and_left_as_it_was(make: Make, tmp_pat
             "state folder",
             "snapshots",
             "disk",
+            "regimes",
             "codecs",
             "source",
             "dead letters",
@@ -272,3 +274,20 @@ def test_a_cluster_is_checked(make: Make, broker: Broker) -> None:
     assert "nowhere" in missing["source"].text
     assert "nobody" in missing["dead letters"].text
     assert (missing["source"].exit_code, missing["dead letters"].exit_code) == (74, 74)
+
+
+def test_regimes_that_the_machine_has_no_room_for_are_a_warning(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disk for all, memory for those that are in use; the text has both, and the key to change."""
+    settings = make(shift={"max_regimes": 100}, adapter={"num_heads": 4, "max_in_memory": 10})
+    found = examined(settings)["regimes"]
+    assert found.level == Level.OK
+    assert found.text.startswith("at most 100 adapters of ")
+    assert "for 10 of them" in found.text
+    with monkeypatch.context() as patched:
+        patched.setattr(doctor, "_total_memory", lambda device: 1000)
+        assert examined(settings)["regimes"].level == Level.WARNING
+        assert "lower adapter.max_in_memory" in examined(settings)["regimes"].text
+    monkeypatch.setattr(doctor, "COPIES", 1 << 40)
+    assert "lower shift.max_regimes" in examined(settings)["regimes"].text
+    shared = examined(make(adapter={"num_heads": 4, "preset": "mh-moe"}))["regimes"]
+    assert shared.text == "at most 256, which share one adapter"

@@ -16,7 +16,7 @@ from streamlearn.commands.cli import app
 from streamlearn.commands.client import request
 from streamlearn.errors import SourceError, UsageError
 from streamlearn.settings import Settings
-from streamlearn.status.status import Phase, Status
+from streamlearn.status.status import Phase, RegimeStatus, Status
 from tests.serve.doubles import ADAPTATION, FIRST_SHIFT, RUNNING, SECOND_SHIFT, Daemon
 
 
@@ -85,6 +85,17 @@ def test_a_split_is_told_from_a_new_regime(daemon: Daemon) -> None:
     told = replace(ADAPTATION, shifts=(FIRST_SHIFT, replace(SECOND_SHIFT, parent=1)))
     daemon.board.publish(replace(RUNNING, adaptation=told))
     assert row(shown(daemon), "inputs", "104")[3:5] == ["3", "split"]
+
+
+def test_of_many_regimes_those_with_the_newest_records_are_shown(daemon: Daemon) -> None:
+    """By number, with how many there are."""
+    many = tuple(RegimeStatus(number, number, last_record=1000 - number) for number in range(1, 101))
+    daemon.board.publish(replace(RUNNING, adaptation=replace(ADAPTATION, regimes=many)))
+    text = shown(daemon)
+    assert "last 20 of 100 regimes" in text
+    table = text.partition("last 20 of 100 regimes")[2].partition("current regime")[0]
+    numbers = [line.split()[0] for line in table.splitlines() if line.split() and line.split()[0].isdigit()]
+    assert numbers == [str(number) for number in range(1, 21)]
 
 
 def test_of_many_shifts_the_last_ten_are_shown(daemon: Daemon) -> None:

@@ -427,6 +427,27 @@ def test_a_changed_configuration_is_refused_until_accepted(make: Callable[..., S
     assert daemon.state.ledger.rows()[0][2] == 16
 
 
+@pytest.mark.parametrize("preset", ["streamlearn", "cp-moe"])
+def test_a_run_continues_with_more_regimes(make: Callable[..., Settings], preset: str) -> None:
+    """As if there had been as many from the start: a slot that was never used changes nothing."""
+
+    def ended(name: str, *limits: int) -> dict[str, Tensor]:
+        for count, limit in zip((16, 32), limits, strict=True):
+            settings = make(records(count), name=name)
+            settings = settings.model_copy(
+                update={
+                    "shift": settings.shift.model_copy(update={"max_regimes": limit}),
+                    "adapter": settings.adapter.model_copy(update={"preset": preset}),
+                }
+            )
+            state, _ = run(settings, accept_config_change=True)
+        return state
+
+    grown, whole = ended("grown", 4, 9), ended("whole", 9, 9)
+    assert grown.keys() == whole.keys()
+    assert [name for name in grown if not torch.equal(grown[name], whole[name])] == []
+
+
 def test_another_adapter_shape_is_never_accepted(make: Callable[..., Settings]) -> None:
     """Weights of another shape mean nothing."""
     run(make(records(8)))

@@ -60,6 +60,14 @@ def test_every_changed_key_is_named() -> None:
     assert [change.key for change in changes] == ["learner.new", "seed", "stream", "stream.max_tokens"]
 
 
+def test_more_regimes_may_be_remembered_than_before_and_not_fewer() -> None:
+    before, more = ({**CONFIG, "shift": {"max_regimes": number}} for number in (32, 256))
+    changes = check(manifest(config=before), more, BACKBONE, ADAPTER, accept=True)
+    assert changes == [Change("shift.max_regimes", 32, 256)]
+    with pytest.raises(SnapshotMismatchError, match=r"shift\.max_regimes is 32 here and 256 in the snapshot"):
+        check(manifest(config=more), before, BACKBONE, ADAPTER, accept=True)
+
+
 @pytest.mark.parametrize("section", ["backbone", "adapter", "seedling"])
 def test_other_sections_are_never_accepted(section: str) -> None:
     config = {**CONFIG, section: {"rank": 8}}
