@@ -86,6 +86,7 @@ class Objective:
 
 SHAPES = {
     "streamlearn": Shape(8, 1, 1, "softmax_selected", "straight_through", r=4, alpha=8.0, per_regime=True),
+    "streamlearn-routed": Shape(8, 2, 1, "softmax_selected", "straight_through", r=4, alpha=8.0, per_regime=True),
     "mh-moe": Shape(8, 4, 1, "softmax_selected", "straight_through", r=4, alpha=8.0),
     "cp-moe": Shape(1, 8, 2, "softmax_selected", "selected", r=4, alpha=8.0, target_modules=ALL_LINEARS),
     "loramoe": Shape(1, 6, None, "softmax", "native", r=4, alpha=32.0),
@@ -106,6 +107,7 @@ SHAPES = {
 
 OBJECTIVES = {
     "streamlearn": Objective(router_lr=0.1),
+    "streamlearn-routed": Objective(router_lr=0.1),
     "mh-moe": Objective(),
     "cp-moe": Objective(bias="soft", bias_strength=0.2, anchor_strength=10.0, accumulation="sum", balance_strength=0.1),
     "loramoe": Objective(localized_balance=0.1),

@@ -28,7 +28,7 @@ Accumulation = Literal["sum", "per_regime"]
 class AdapterSettings(Section):
     """The trainable experts: a preset, and values that replace the preset's."""
 
-    preset: Literal["streamlearn", "mh-moe", "cp-moe", "loramoe", "mot", "lora"] = "streamlearn"
+    preset: Literal["streamlearn", "streamlearn-routed", "mh-moe", "cp-moe", "loramoe", "mot", "lora"] = "streamlearn"
     """Defaults of the keys below and of the objective."""
     rank: PositiveInt | None = None
     """Rank of an expert."""
@@ -145,8 +145,9 @@ class ShiftSettings(Section):
     """Minimum records in a new regime before the tests of changes may find that the stream left it. Two regimes as
     unlike as tasks with different instructions are told apart before."""
     max_regimes: int = Field(default=256, ge=2, le=4096)
-    """Maximum regimes remembered; each takes about 60 kB of memory and of a snapshot, more where records are long, and
-    three times the size of its adapter where it has one of its own."""
+    """Maximum regimes remembered; may grow between runs. Each takes about 60 kB of memory and of a snapshot, more where
+    records are long. An adapter of its own takes three times its size on disk, and in memory if it is one of
+    adapter.max_in_memory."""
 
 
 class HoldoutSettings(Section):

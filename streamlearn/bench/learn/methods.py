@@ -3,11 +3,13 @@
 All methods share the backbone, the optimizer, the batches and, within a tenth, the number of activated parameters:
 those of preset `streamlearn` (`ranks`). Methods with a `baseline` are given the task boundaries; those that are given
 test regimes also route each test record with the regime of its task, an unseen task's with the first regime.
-`streamlearn`, `lora-per-regime`, `importance` and the ablations run in the daemon and are given neither.
+`streamlearn`, `streamlearn-routed`, `lora-per-regime`, `importance` and the ablations run in the daemon and are given
+neither.
 
 | method | description |
 |---|---|
 | streamlearn | the default preset in the daemon |
+| streamlearn-routed | the same with two experts per head in each regime's adapter, among which tokens choose |
 | lora | one LoRA, trained on the stream as it comes (SeqLoRA) |
 | joint | a LoRA with as many stored parameters as `streamlearn`, on all records in random order, cosine schedule |
 | joint-3 | the same in three passes |
@@ -138,6 +140,7 @@ _FISHER = ("baseline.strength", (0.001, 0.01, 0.1, 1.0))
 
 METHODS: Mapping[str, Method] = {
     "streamlearn": Method("streamlearn"),
+    "streamlearn-routed": Method("streamlearn-routed", tuned_as="streamlearn"),
     "lora": Method(f"lora:{RANK}", _plain),
     "joint": Method(f"lora:{STORED}", _cosine, shuffled=True),
     "joint-3": Method(f"lora:{STORED}", _cosine, shuffled=True, passes=3, tuned_as="joint"),
@@ -179,7 +182,6 @@ ABLATIONS: Mapping[str, Method] = {
     "heads 2": Method(f"streamlearn:adapter.num_heads=2:{RANK}"),
     "heads 4": Method(f"streamlearn:adapter.num_heads=4:{RANK}"),
     "heads 16": Method(f"streamlearn:adapter.num_heads=16:{RANK}"),
-    "two experts": Method("streamlearn:adapter.num_experts=2"),
     "one adapter": Method("streamlearn:adapter.per_regime=false"),
     "no head start": Method("streamlearn:probe.enabled=false"),
 }

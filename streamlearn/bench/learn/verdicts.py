@@ -22,7 +22,7 @@ from streamlearn.bench.learn.skill import CEILINGS
 MARGIN = 0.02
 """Largest difference in a mean score that counts as none: one test record in fifty."""
 CONTROL = "lora-per-regime"
-NOT_BASELINES = frozenset({"streamlearn", "streamlearn-told", BLIND, FROZEN, CONTROL, *CEILINGS})
+NOT_BASELINES = frozenset({"streamlearn", "streamlearn-routed", "streamlearn-told", BLIND, FROZEN, CONTROL, *CEILINGS})
 BASELINES = tuple(name for name in METHODS if name not in NOT_BASELINES)
 """Methods that learn the stream in its order, and of which the default claims to forget less."""
 LORA = ("lora",)

@@ -14,7 +14,7 @@ from tests.bench.learn.runs import a_run, write
 def test_runs_are_ordered_by_method_and_seed(tmp_path: Path) -> None:
     """The answer that ignores the input and the untrained backbone come first, ablations last."""
     runs = [
-        a_run("two experts"),
+        a_run("heads 2"),
         a_run("lora", 1),
         a_run("lora", 0),
         a_run("frozen"),
@@ -24,7 +24,7 @@ def test_runs_are_ordered_by_method_and_seed(tmp_path: Path) -> None:
     found = read_runs(write(tmp_path, *runs))["two"]
     names = [(run["method"], run["seed"]) for run in found]
     trained = [("streamlearn", 0), ("lora", 0), ("lora", 1)]
-    assert names == [("blind", 0), ("frozen", 0), *trained, ("two experts", 0)]
+    assert names == [("blind", 0), ("frozen", 0), *trained, ("heads 2", 0)]
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:

@@ -50,13 +50,13 @@ def test_forward_transfer_needs_the_untrained_backbone() -> None:
 
 def test_an_ablation_is_compared_with_the_method_that_it_changes() -> None:
     """On the seeds that both have."""
-    runs = [a_run("streamlearn", 0), a_run("streamlearn", 1, end=WRONG), a_run("two experts", 1, end=RIGHT)]
+    runs = [a_run("streamlearn", 0), a_run("streamlearn", 1, end=WRONG), a_run("heads 2", 1, end=RIGHT)]
     summary = summarise(runs)
     assert list(summary["methods"]) == ["streamlearn"]
-    changed = summary["ablations"]["two experts"]
+    changed = summary["ablations"]["heads 2"]
     assert changed["of"] == "streamlearn"
     assert (changed["differences"]["AP"]["value"], changed["differences"]["AP"]["seeds"]) == (1.0, 1)
-    alone = summarise(runs[2:])["ablations"]["two experts"]
+    alone = summarise(runs[2:])["ablations"]["heads 2"]
     assert alone["differences"]["AP"] is None
 
 

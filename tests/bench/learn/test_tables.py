@@ -90,9 +90,9 @@ def test_tasks_show_their_course() -> None:
 
 def test_ablations_show_what_they_remove_is_worth() -> None:
     """An ablation that answers nothing: what it removes earns; an equal one: no measurable effect."""
-    runs = [a_run("streamlearn", end=RIGHT), a_run("heads 1", end=WRONG), a_run("two experts", end=RIGHT)]
+    runs = [a_run("streamlearn", end=RIGHT), a_run("heads 1", end=WRONG), a_run("heads 2", end=RIGHT)]
     table = ablations_table(summarise(runs))
-    assert [(row[0], row[-2]) for row in table.rows] == [("heads 1", "earns"), ("two experts", "no measurable effect")]
+    assert [(row[0], row[-2]) for row in table.rows] == [("heads 1", "earns"), ("heads 2", "no measurable effect")]
     assert table.rows[0][4] == "-1.000 [-1.000, -1.000]"
 
 

@@ -56,12 +56,12 @@ def test_a_run_gets_what_its_job_says(
     monkeypatch.setattr(worker, "run_method", run_method)
     folder = str(write_tasks("fox"))
     conditions = RunConditions((), tmp_path / "out", str(tiny_profile_file), tmp_path, "development", 5, 2)
-    job = conditions.job(folder, "two experts", 3, own={"learner.lr": 0.5})
+    job = conditions.job(folder, "heads 2", 3, own={"learner.lr": 0.5})
     monkeypatch.setattr(sys, "argv", ["worker", job.to_json()])
     worker.main()
-    assert orjson.loads(job.file.read_bytes()) == {"method": "two experts"}
+    assert orjson.loads(job.file.read_bytes()) == {"method": "heads 2"}
     assert [path.name for path in job.file.parent.iterdir()] == [job.file.name]
-    assert (got["name"], got["seed"], got["own"]) == ("two experts", 3, {"learner.lr": 0.5})
+    assert (got["name"], got["seed"], got["own"]) == ("heads 2", 3, {"learner.lr": 0.5})
     assert (got["profile"], got["backbone_folder"]) == (tiny_profile, tmp_path)
     suite = got["suite"]
     assert (suite.split, len(suite.segments[0].records), len(suite.tests["fox"])) == ("development", 5, 2)
