@@ -164,9 +164,9 @@ def measure_regimes(
 
     The daemon learns the tasks, then all return once.
     """
-    from streamlearn.bench.many_regimes import benchmark  # noqa: PLC0415
+    from streamlearn.bench.many_regimes import regime_costs  # noqa: PLC0415
 
-    benchmark.report(
+    regime_costs.report(
         others=others, tasks=tasks, records=records, backbone=backbone, seed=seed, as_json=as_json, plot=plot
     )
 

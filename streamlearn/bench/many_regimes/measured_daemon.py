@@ -35,7 +35,7 @@ SNAPSHOTS = 3
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class RegimeCosts:
     """What is measured at one number of regimes."""
 
     regimes: int
@@ -63,7 +63,7 @@ class Checkpoint:
 
 
 @dataclass
-class _Batch:
+class _BatchCosts:
     """The costs of one batch."""
 
     records: int
@@ -85,12 +85,12 @@ class MeasuredDaemon(Daemon):
             records: Length of the stream; at its end it is measured once more.
         """
         super().__init__(Components(settings), Board(Status(Phase.STARTING), Clock()), JobQueue(1))
-        self.checkpoints: list[Checkpoint] = []
+        self.checkpoints: list[RegimeCosts] = []
         self.regimes: list[int] = []
         """Number of the regime of each record."""
         self._wanted = [*wanted, settings.shift.max_regimes + 1]
         self._last = records - NEAR * settings.stream.batch_records
-        self._window: list[_Batch] = []
+        self._window: list[_BatchCosts] = []
         self._saves = 0
         self._turn = False
         self._reference = _with_one_regime(self.components.settings)
@@ -119,7 +119,7 @@ class MeasuredDaemon(Daemon):
         seconds = time.perf_counter() - began
         reference = reference or self._reference.step(examples, alone)
         if step is not None and not assigned.shifts and len(set(assigned.slots)) == 1:
-            costs = _Batch(
+            costs = _BatchCosts(
                 len(examples),
                 step.tokens / step.seconds,
                 reference.tokens / reference.seconds,
@@ -137,7 +137,7 @@ class MeasuredDaemon(Daemon):
         store, window = self.components.store, self._window
         speed = median(each.speed for each in window)
         self.checkpoints.append(
-            Checkpoint(
+            RegimeCosts(
                 regimes=len(self.adaptation.numbers),
                 in_memory=self.learner.cache.num_in_memory,
                 records=self.state.records,

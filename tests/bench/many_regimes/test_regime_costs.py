@@ -9,8 +9,8 @@ import orjson
 import pytest
 from rich.console import Console
 
-from streamlearn.bench.many_regimes import benchmark, measured_daemon
-from streamlearn.bench.many_regimes.benchmark import draw_tasks, measure, returns, table
+from streamlearn.bench.many_regimes import measured_daemon, regime_costs
+from streamlearn.bench.many_regimes.regime_costs import draw_tasks, measure, returns, table
 from streamlearn.bench.plot_option import drawing
 from streamlearn.errors import UsageError
 
@@ -39,7 +39,7 @@ def result(texts: Path) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(measured_daemon, "WINDOW", 2)
         patched.setattr(measured_daemon, "NEAR", 8)
-        patched.setattr(benchmark, "CHECKPOINTS", (2,))
+        patched.setattr(regime_costs, "CHECKPOINTS", (2,))
         return measure(texts, tasks=3, records=32, backbone=None, seed=0)
 
 
@@ -73,7 +73,7 @@ def test_the_table_and_the_plot_show_the_checkpoints(result: dict[str, Any], tmp
     out = io.StringIO()
     Console(file=out, width=80).print(table(result))
     assert len(out.getvalue().splitlines()) == 3
-    drawing(tmp_path / "regimes.png", "streamlearn.bench.many_regimes.plot")(result)
+    drawing(tmp_path / "regimes.png", "streamlearn.bench.many_regimes.regime_cost_plot")(result)
     assert (tmp_path / "regimes.png").stat().st_size > 5000
 
 

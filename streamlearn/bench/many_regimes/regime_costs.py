@@ -62,7 +62,7 @@ def report(
         UsageError: the file has too few tasks, or the plot cannot be written; raised before anything is measured.
     """
     configure_logging("error")
-    draw = None if plot is None else drawing(plot, "streamlearn.bench.many_regimes.plot")
+    draw = None if plot is None else drawing(plot, "streamlearn.bench.many_regimes.regime_cost_plot")
     result = measure(others, tasks=tasks, records=records, backbone=backbone, seed=seed)
     if draw is not None:
         draw(result)
