@@ -1,4 +1,4 @@
-"""Peak resident memory of the process."""
+"""Resident memory of the process."""
 
 import resource
 from pathlib import Path
@@ -14,5 +14,15 @@ def peak_mib(*, restart: bool = False) -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if restart:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    line = next(line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) / 1024
+    return _status("VmHWM:")
+
+
+def resident_mib() -> float:
+    """Return the present resident memory; needs Linux."""
+    return _status("VmRSS:")
+
+
+def _status(name: str) -> float:
+    """A line of the process's status, in MiB."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024

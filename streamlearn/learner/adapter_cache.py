@@ -6,6 +6,9 @@ for bit. The number of regimes is thus bounded by the disk.
 
 The files are scratch: snapshots have their own, and the folder is emptied at start and at the end.
 
+An adapter has hundreds of small tensors. They are parts of one allocation, which goes back as a whole: separate ones
+would leave holes in the heap, and the process would grow with every adapter all the same.
+
 In place of a tensor at rest there is one of the same shape that takes no memory and whose elements are all NaN: using
 it by mistake gives a loss that is not finite, copying to it is an error.
 """
@@ -15,6 +18,7 @@ import shutil
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -25,6 +29,9 @@ from torch import Tensor
 from streamlearn.errors import SnapshotError
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.optimizer import Group
+
+LINE = 16
+"""Elements of float32 in a cache line."""
 
 _log = get_logger("adapters")
 
@@ -59,6 +66,7 @@ class AdapterCache:
         """Take in an adapter, which is in memory; one that had the name is forgotten."""
         self.remove(name)
         self._groups[name] = groups
+        self._install(name, _copied(_tensors(groups)))
         self._in_memory[name] = None
         self._rest([name])
 
@@ -132,7 +140,8 @@ class AdapterCache:
             return
         assert self._folder is not None
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in _tensors(self._groups[name]).items()}
+        # safetensors refuses tensors of one allocation
+        tensors = {key: tensor.cpu().clone() for key, tensor in _tensors(self._groups[name]).items()}
         save_file(tensors, self._path(name))
         self._current_files.add(name)
 
@@ -140,8 +149,8 @@ class AdapterCache:
         path = self._path(name)
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
-                # A copy: what is mapped from a file is read later, where an error of the disk would kill the process.
-                return {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118  not a dict
+                # Copied: what is mapped from a file is read later, where an error of the disk would kill the process.
+                return _copied({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118  not a dict
         except (OSError, SafetensorError) as error:
             raise SnapshotError(
                 f"{path} must hold an adapter at rest, found: {error}; restart to go on from the newest snapshot, and "
@@ -164,6 +173,18 @@ class AdapterCache:
 def _tensors(groups: Sequence[Group]) -> dict[str, Tensor]:
     named = ((group.name, {**group.parameters, **group.moments}) for group in groups)
     return {f"{name}.{key}": tensor.data for name, tensors in named for key, tensor in tensors.items()}
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of float32 tensors that share one allocation, each aligned to a cache line."""
+    ends = list(accumulate(-(-tensor.numel() // LINE) * LINE for tensor in tensors.values()))
+    device = next(iter(tensors.values())).device
+    memory = torch.empty(ends[-1], dtype=torch.float32, device=device)
+    copies = {}
+    for (key, tensor), end in zip(tensors.items(), ends, strict=True):
+        start = end - -(-tensor.numel() // LINE) * LINE
+        copies[key] = memory[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
+    return copies
 
 
 def _placeholder(tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from streamlearn.jobs.runner import JobRunner
 from streamlearn.learner.learner import Step
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.degradation import Degradation
+from streamlearn.runtime.heap import return_freed_memory
 from streamlearn.runtime.publisher import Publisher
 from streamlearn.shift.assigned_batch import AssignedBatch
 from streamlearn.shift.shift import Shift
@@ -247,6 +248,7 @@ class Daemon:
         """snapshot/: write one now; see `Checkpoint`."""
         started = time.monotonic()
         info = self.checkpoint.save(self.state)
+        return_freed_memory()
         self._saved_at = time.monotonic()
         written_at = datetime.fromisoformat(info.created_at).timestamp()
         self.state.saved(SnapshotStatus(info.name, info.step, written_at), self._saved_at - started)

@@ -56,6 +56,15 @@ def test_the_least_recently_used_rest(cached: Learner) -> None:
     assert all(moment.untyped_storage().nbytes() == moment.element_size() for moment in moments)
 
 
+def test_an_adapter_in_memory_is_one_allocation(cached: Learner) -> None:
+    """Also after it was read back, so that all of it is returned when it rests."""
+    trained(cached, [0])
+    for slot in sorted(in_memory(cached)):
+        tensors = cached.cache.tensors(regime_adapter(slot)).values()
+        assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+        assert len({tensor.data_ptr() for tensor in tensors}) == len(tensors)
+
+
 def test_training_and_scoring_are_bit_equal_to_those_in_memory(
     make_learner: MakeLearner, tmp_path: Path, cached: Learner
 ) -> None:

@@ -10,12 +10,12 @@ At each checkpoint, over `WINDOW` batches, each of one regime and without the pr
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from streamlearn.adapters.model import attach
 from streamlearn.backbone.load import load, outline
+from streamlearn.bench.resident_memory import resident_mib
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.runtime.components import Components
@@ -28,7 +28,7 @@ from streamlearn.status.status import Phase, Status
 
 WINDOW = 24
 """Batches that a checkpoint looks at."""
-NEAR = 2 * WINDOW
+NEAR = 4 * WINDOW
 """Batches before the end of the stream from which on it is measured."""
 SNAPSHOTS = 3
 """Snapshots in a row at a checkpoint, after a batch each; the last one is measured."""
@@ -98,7 +98,7 @@ class MeasuredDaemon(Daemon):
 
     def learn(self, assigned: AssignedBatch) -> Step | None:
         """Train on a batch, and near a checkpoint the learner of one regime as well: before or after it, in turns."""
-        near = len(self.adaptation.numbers) >= self._wanted[0] - NEAR // 4 or self.state.records >= self._last
+        near = len(self.adaptation.numbers) >= self._wanted[0] - WINDOW // 2 or self.state.records >= self._last
         step = self._compare(assigned) if near else super().learn(assigned)
         self.regimes += [self.adaptation.numbers[slot] for slot in assigned.slots]
         if len(self._window) >= WINDOW and self._is_due():
@@ -144,7 +144,7 @@ class MeasuredDaemon(Daemon):
                 tokens_per_s=speed,
                 step_over_one_regime=speed / median(each.reference_speed for each in window),
                 other_ms_per_record=1e3 * median(each.other_s / each.records for each in window),
-                memory_mib=_resident_mib(),
+                memory_mib=resident_mib(),
                 snapshot_mib=store.infos()[-1].bytes / 2**20,
                 new_mib=store.new_bytes / 2**20,
                 snapshot_s=self.state.snapshot_seconds.last_s or 0.0,
@@ -159,9 +159,3 @@ def _with_one_regime(settings: Settings) -> Learner:
     backbone = load(settings.backbone, outline(settings.backbone))
     peft = attach(backbone.model, adapter_of(settings), settings.seed)
     return Learner(peft, settings.learner, backbone.device)
-
-
-def _resident_mib() -> float:
-    """Resident memory of this process; needs Linux."""
-    line = next(line for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines() if "VmRSS:" in line)
-    return int(line.split()[1]) / 1024
