@@ -92,8 +92,9 @@ def run(settings: Settings) -> tuple[dict[str, Tensor], Components]:
 
 def tensors_of(components: Components) -> dict[str, Tensor]:
     """Copies of all that a snapshot holds."""
-    weights = {f"{bank.name}.{n}": p for bank in components.learner.banks for n, p in (("A", bank.A), ("B", bank.B))}
-    state = {**state_of(components.learner), **components.adaptation.state(), **weights}
+    learner = components.learner
+    weights = {f"{adapter}: {n}": w for adapter in learner.revisions for n, w in learner.weights(adapter).items()}
+    state = {**state_of(learner), **components.adaptation.state(), **weights}
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
@@ -236,7 +237,26 @@ def test_a_death_among_regimes_with_importance_changes_no_bit(
     for slot in (0, 1):
         assert any(omega.any() for name, omega in whole.items() if name.startswith(f"consolidate.importance.{slot}."))
     settings = make(lines, "killed", **SHAPES["one adapter"])
-    step, due = Learner.step, [PER_TASK // 4 + 12, 2 * PER_TASK // 4 + 12]
+    die_after(monkeypatch, [PER_TASK // 4 + 12, 2 * PER_TASK // 4 + 12])
+    assert_two_deaths_change_nothing(settings, whole, len(lines))
+
+
+def test_deaths_while_adapters_rest_change_nothing(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One adapter in memory and two deaths, against all in memory and none: the same bits."""
+    lines = stream("animals", "sums", "cities", "animals", "sums")
+    whole, components = run(make(lines))
+    assert components.learner.cache.num_in_memory == 3
+    settings = make(lines, "killed", adapter={"max_in_memory": 1})
+    die_after(monkeypatch, [2 * PER_TASK // 4 + 12, 4 * PER_TASK // 4 + 2])
+    assert_two_deaths_change_nothing(settings, whole, len(lines))
+    assert not (settings.state / "resting").exists()
+
+
+def die_after(monkeypatch: pytest.MonkeyPatch, due: list[int]) -> None:
+    """Let the process die at the first step after each of these."""
+    step = Learner.step
 
     def die_when_due(learner: Learner, *args: Any, **kwargs: Any) -> Step:
         if due and learner.number >= due[0]:
@@ -245,7 +265,6 @@ def test_a_death_among_regimes_with_importance_changes_no_bit(
         return step(learner, *args, **kwargs)
 
     monkeypatch.setattr(Learner, "step", die_when_due)
-    assert_two_deaths_change_nothing(settings, whole, len(lines))
 
 
 def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
