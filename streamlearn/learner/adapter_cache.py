@@ -54,9 +54,6 @@ class AdapterCache:
         """Adapters read back so far."""
         self.clear_folder()
 
-    def __len__(self) -> int:
-        return len(self._groups)
-
     @property
     def num_in_memory(self) -> int:
         """Adapters in memory."""

@@ -39,7 +39,11 @@ class Change:
     @property
     def acceptable(self) -> bool:
         """Whether `--accept-config-change` covers it."""
-        return self.key.partition(".")[0] in ACCEPTABLE or (self.key == _MAX_REGIMES and self.new > self.old)
+        return self.key.partition(".")[0] in ACCEPTABLE or self._remembers_more
+
+    @property
+    def _remembers_more(self) -> bool:
+        return self.key == _MAX_REGIMES and _ABSENT not in (self.old, self.new) and self.new > self.old
 
 
 def check(
