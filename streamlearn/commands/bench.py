@@ -13,6 +13,16 @@ from streamlearn.errors import UsageError
 app = typer.Typer(help="Run measurements and print their results.", no_args_is_help=True)
 
 DataOption = Annotated[Path, typer.Option(help="Folder of SuperNI task files.", metavar="FOLDER")]
+OthersOption = Annotated[
+    Path,
+    typer.Option(
+        help="File of texts of other tasks: {text, source}, JSON Lines, gzip.",
+        metavar="FILE",
+        show_default="superni_other.jsonl.gz in ../shared/data/pretrain",
+    ),
+]
+OTHERS = Path("../shared/data/pretrain/superni_other.jsonl.gz")
+PlotOption = Annotated[Path | None, typer.Option(help="Also plot to this file: .png, .pdf or .svg.", metavar="FILE")]
 TasksOption = Annotated[
     list[Path], typer.Option(help="Folder of task files for the named suites. Repeatable.", metavar="FOLDER")
 ]
@@ -104,14 +114,7 @@ def measure_detection(
 def measure_mixtures(
     as_json: JsonOption = False,
     data: DataOption = Path("../shared/data/superni"),
-    others: Annotated[
-        Path,
-        typer.Option(
-            help="File of texts of other tasks: {text, source}, JSON Lines, gzip.",
-            metavar="FILE",
-            show_default="superni_other.jsonl.gz in ../shared/data/pretrain",
-        ),
-    ] = Path("../shared/data/pretrain/superni_other.jsonl.gz"),
+    others: OthersOption = OTHERS,
     seeds: Annotated[int, typer.Option(min=1, help="Streams of each kind and prompt, one per seed.")] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="Use few, short streams, as a smoke test.")] = False,
 ) -> None:
@@ -128,9 +131,7 @@ def measure_mixtures(
 def measure_abstention(
     as_json: JsonOption = False,
     data: DataOption = Path("../shared/data/superni"),
-    others: Annotated[
-        Path, typer.Option(help="File of texts of other tasks: {text, source}, JSON Lines, gzip.", metavar="FILE")
-    ] = Path("../shared/data/pretrain/superni_other.jsonl.gz"),
+    others: OthersOption = OTHERS,
     backbone: Annotated[
         Path | None,
         typer.Option(help="Folder of a model whose tokenizer is used, by default nano.", metavar="FOLDER"),
@@ -149,16 +150,12 @@ def measure_abstention(
 @app.command("regimes")
 def measure_regimes(
     as_json: JsonOption = False,
-    others: Annotated[
-        Path, typer.Option(help="File of texts of tasks: {text, source}, JSON Lines, gzip.", metavar="FILE")
-    ] = Path("../shared/data/pretrain/superni_other.jsonl.gz"),
+    others: OthersOption = OTHERS,
     tasks: Annotated[int, typer.Option(min=2, help="Tasks, one after another.")] = 300,
     records: Annotated[int, typer.Option(min=8, help="Records of a task, and again of its return.")] = 30,
     backbone: BackboneOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Draws tasks and records.")] = 0,
-    plot: Annotated[
-        Path | None, typer.Option(help="Also plot to this file: .png, .pdf or .svg.", metavar="FILE")
-    ] = None,
+    plot: PlotOption = None,
 ) -> None:
     """Measure what many regimes cost: speed, memory, snapshots; and how many returns are recognised.
 
@@ -174,9 +171,7 @@ def measure_regimes(
 @app.command("mot")
 def measure_mot(
     as_json: JsonOption = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="Also plot to this file: .png, .pdf or .svg.", metavar="FILE")
-    ] = None,
+    plot: PlotOption = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs per model. Step sizes are tuned on other seeds.")] = 3,
 ) -> None:
     """Reproduce the claims of the MoT paper on its synthetic data.

@@ -34,6 +34,7 @@ COMMANDS = [
     ["bench", "detect"],
     ["bench", "abstain"],
     ["bench", "mixtures"],
+    ["bench", "regimes"],
     ["bench", "mot"],
     ["bench", "learn"],
     ["bench", "search"],

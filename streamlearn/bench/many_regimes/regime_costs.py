@@ -42,7 +42,7 @@ CHECKPOINTS = (8, 32, 64, 128, 192, 256)
 """Numbers of regimes to measure at, besides that at the end."""
 HEADINGS = {
     "regimes": "regimes",
-    "in_memory": "in memory",
+    "in_memory": "loaded",
     "tokens_per_s": "tokens/s",
     "step_over_one_regime": "of one's",
     "other_ms_per_record": "other ms",

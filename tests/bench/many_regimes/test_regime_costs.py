@@ -70,9 +70,11 @@ def test_a_return_to_another_regime_is_not_recognised() -> None:
 
 def test_the_table_and_the_plot_show_the_checkpoints(result: dict[str, Any], tmp_path: Path) -> None:
     """Eighty columns are enough."""
-    out = io.StringIO()
-    Console(file=out, width=80).print(table(result))
-    assert len(out.getvalue().splitlines()) == 3
+    wide = {"regimes": 4096, "tokens_per_s": 12_345.0, "other_ms_per_record": 0.1234, "memory_mib": 98_765.0}
+    for rows in (result["checkpoints"], [{**row, **wide} for row in result["checkpoints"]]):
+        out = io.StringIO()
+        Console(file=out, width=80).print(table({"checkpoints": rows}))
+        assert len(out.getvalue().splitlines()) == 3
     drawing(tmp_path / "regimes.png", "streamlearn.bench.many_regimes.regime_cost_plot")(result)
     assert (tmp_path / "regimes.png").stat().st_size > 5000
 
