@@ -6,8 +6,8 @@ for bit. The number of regimes is thus bounded by the disk.
 
 The files are scratch: snapshots have their own, and the folder is emptied at start and at the end.
 
-An adapter has hundreds of small tensors. They are parts of one allocation, which goes back as a whole: separate ones
-would leave holes in the heap, and the process would grow with every adapter all the same.
+An adapter has hundreds of small tensors. On a CPU they are parts of one allocation, which is freed as a whole. With 200
+adapters this measured no less resident memory than separate ones; what bounds that is `runtime.heap`.
 
 In place of a tensor at rest there is one of the same shape that takes no memory and whose elements are all NaN: using
 it by mistake gives a loss that is not finite, copying to it is an error.
