@@ -1,116 +1,30 @@
-"""Shifts through the whole loop: found, probed, entered, and bit-equal after a death anywhere."""
+"""Shifts through the whole loop: found, probed, entered, and shown."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 import torch
 from structlog.testing import capture_logs
-from torch import Tensor
 
 from streamlearn.adaptation import adaptation as adaptation_module
 from streamlearn.adaptation.adaptation import ShiftReport
-from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.events import Event
 from streamlearn.jobs.queue import ExpertsJob, JobQueue
-from streamlearn.jobs.results import ExpertsResult, Result
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.jobs.results import ExpertsResult
 from streamlearn.probe.head_start import HeadStart, measure_head_start
-from streamlearn.probe.probe import probe
-from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings
 from streamlearn.shift.concept_drift_detector import ConceptDriftDetector
 from streamlearn.shift.shift import Shift
-from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import Phase, Status
-from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
-from tests.doubles import tiny_backbone
-from tests.learners import state_of
+from tests.adaptation.shifting_streams import PER_TASK, SHAPES, Silent, differences, mixed, run, stream
 from tests.runtime.test_daemon import daemon_of, opened
-
-PER_TASK = 90
-TASKS = {
-    "animals": ("the fox and the dog met number {} in the", " forest"),
-    "sums": ("add {0} to {0} and say what it is:", " a sum"),
-    "cities": ("What is the capital? France has {} towns. Paris?", " Paris"),
-}
-
-
-@pytest.fixture(scope="module")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_backbone(tmp_path_factory.mktemp("backbone"))
-
-
-def stream(*tasks: str, per_task: int = PER_TASK, meta: str = "m") -> list[bytes]:
-    """Records of one task after another; a task that returns continues its numbering."""
-    rows = []
-    for number, task in enumerate(tasks):
-        prompt, completion = TASKS[task]
-        for i in range(per_task):
-            value = {"prompt": prompt.format(1000 + (4321 * number + 7919 * i) % 9000), "completion": completion}
-            rows.append(orjson.dumps({**value, "meta": {meta: i}}))
-    return rows
-
-
-@pytest.fixture
-def make(tmp_path: Path, backbone: Path) -> Callable[..., Settings]:
-    def build(lines: list[bytes], name: str = "run", **sections: Any) -> Settings:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        (folder / "stream.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
-        values: dict[str, Any] = {
-            "stream": {"max_tokens": 64, "batch_tokens": 256, "batch_records": 4},
-            "backbone": {"model": str(backbone), "dtype": "float32"},
-            "adapter": {"num_heads": 4},
-            "learner": {"lr": 1e-2},
-            "probe": {"warmup_tokens": 300, "similarity_tokens": 300},
-            "snapshot": {"every_records": 40},
-        }
-        for section, changes in sections.items():
-            values[section] = {**values.get(section, {}), **changes}
-        source = {"jsonl": {"path": folder / "stream.jsonl"}}
-        return Settings.model_validate({"state": folder / "state", "source": source, **values})
-
-    return build
-
-
-def run(settings: Settings) -> tuple[dict[str, Tensor], Components]:
-    """Learn to the end; every tensor that the next step would depend on."""
-    with opened(settings) as components:
-        daemon_of(components).run()
-        return tensors_of(components), components
-
-
-def tensors_of(components: Components) -> dict[str, Tensor]:
-    """Copies of all that a snapshot holds."""
-    learner = components.learner
-    weights = {f"{adapter}: {n}": w for adapter in learner.revisions for n, w in learner.weights(adapter).items()}
-    state = {**state_of(learner), **components.adaptation.state(), **weights}
-    return {name: tensor.detach().clone() for name, tensor in state.items()}
-
-
-def assert_two_deaths_change_nothing(settings: Settings, whole: dict[str, Tensor], records: int) -> None:
-    """Assert that a run that is killed twice ends with the bits of the whole one, and every record once."""
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            run(settings)
-    state, components = run(settings)
-    assert differences(whole, state) == []
-    assert components.state.records == records
-
-
-def differences(left: dict[str, Tensor], right: dict[str, Tensor]) -> list[str]:
-    assert left.keys() == right.keys()
-    return [name for name in left if not torch.equal(left[name], right[name])]
 
 
 def test_regimes_are_found_entered_and_recognised(make: Callable[..., Settings]) -> None:
@@ -177,13 +91,6 @@ def test_a_regime_starts_from_the_adapter_that_explains_it_best(
     assert all(starts)
 
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "adapter of its own": {},
-    "cp-moe": {"adapter": {"preset": "cp-moe", "num_heads": 1}, "consolidate": {"importance": "transient"}},
-    "one adapter": {"adapter": {"per_regime": False}, "consolidate": {"anchor_strength": 10.0}},
-}
-
-
 @pytest.mark.parametrize(("shape", "regimes"), [("adapter of its own", 2), ("cp-moe", 2), ("one adapter", 0)])
 def test_what_answers_the_unknown_is_measured_when_a_regime_begins(
     make: Callable[..., Settings], shape: str, regimes: int
@@ -194,114 +101,6 @@ def test_what_answers_the_unknown_is_measured_when_a_regime_begins(
     measured = {name for name, loss in status.losses.items() if loss is not None}
     expected = {"adapter of its own": {"mean", "nearest", "backbone"}, "cp-moe": {"nearest", "backbone"}}
     assert (status.regimes, measured) == (regimes, expected.get(shape, set()))
-
-
-@pytest.mark.parametrize("where", ["probe", "close", "open", "enter"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_a_death_at_a_shift_changes_no_bit(
-    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, where: str, shape: dict[str, Any]
-) -> None:
-    """Killed while a regime is probed, closed, opened or entered: every tensor ends as in an uninterrupted run."""
-    lines = stream("animals", "sums", "cities")
-    whole, _ = run(make(lines, "whole", **shape))
-    settings = make(lines, "killed", **shape)
-    deaths: list[str] = []
-
-    def dying(really: Callable[..., Any]) -> Callable[..., Any]:
-        def die_twice(*args: Any, **kwargs: Any) -> Any:
-            result = really(*args, **kwargs)  # what it did is lost with the process
-            if len(deaths) < 2:
-                deaths.append(where)
-                raise KeyboardInterrupt
-            return result
-
-        return die_twice
-
-    if where == "probe":
-        probes: dict[str, Callable[..., Any]] = {"probe": probe, "measure_head_start": measure_head_start}
-        name = "probe" if shape else "measure_head_start"
-        monkeypatch.setattr(adaptation_module, name, dying(probes[name]))
-    else:
-        monkeypatch.setattr(Consolidator, where, dying(getattr(Consolidator, where)))
-    assert_two_deaths_change_nothing(settings, whole, len(lines))
-
-
-def test_a_death_among_regimes_with_importance_changes_no_bit(
-    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed while a second regime, and the first after its return, is held by the other's importance."""
-    lines = stream("animals", "sums", "animals")
-    whole, components = run(make(lines, "whole", **SHAPES["one adapter"]))
-    assert [report.shift.regime for report in components.adaptation.reports] == [1, 2, 1]
-    assert components.learner.anchors.penalty() > 0
-    for slot in (0, 1):
-        assert any(omega.any() for name, omega in whole.items() if name.startswith(f"consolidate.importance.{slot}."))
-    settings = make(lines, "killed", **SHAPES["one adapter"])
-    die_after(monkeypatch, [PER_TASK // 4 + 12, 2 * PER_TASK // 4 + 12])
-    assert_two_deaths_change_nothing(settings, whole, len(lines))
-
-
-def test_deaths_while_adapters_rest_change_nothing(
-    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One adapter in memory and two deaths, against all in memory and none: the same bits."""
-    lines = stream("animals", "sums", "cities", "animals", "sums")
-    whole, components = run(make(lines))
-    assert components.learner.cache.num_in_memory == 3
-    settings = make(lines, "killed", adapter={"max_in_memory": 1})
-    die_after(monkeypatch, [2 * PER_TASK // 4 + 12, 4 * PER_TASK // 4 + 2])
-    assert_two_deaths_change_nothing(settings, whole, len(lines))
-    assert not (settings.state / "resting").exists()
-
-
-def die_after(monkeypatch: pytest.MonkeyPatch, due: list[int]) -> None:
-    """Let the process die at the first step after each of these."""
-    step = Learner.step
-
-    def die_when_due(learner: Learner, *args: Any, **kwargs: Any) -> Step:
-        if due and learner.number >= due[0]:
-            due.pop(0)
-            raise KeyboardInterrupt
-        return step(learner, *args, **kwargs)
-
-    monkeypatch.setattr(Learner, "step", die_when_due)
-
-
-def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
-    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It holds nothing that was looked ahead at and not trained on, also right after a restart."""
-    lines = stream("animals", "sums", "cities")
-    whole, _ = run(make(lines, "whole"))
-    settings = make(lines, "killed", snapshot={"every_records": PER_TASK - 6})
-    read, life = Daemon._read, [""]
-
-    def save_and_die(daemon: Daemon) -> bool:
-        if len(daemon.adaptation.monitor.lookahead) and life[0] in "ab":  # decided, and waiting for its probe
-            if life[0] == "b":
-                daemon.save()
-            raise KeyboardInterrupt
-        return read(daemon)
-
-    monkeypatch.setattr(Daemon, "_read", save_and_die)
-    for life[0] in "ab":
-        with pytest.raises(KeyboardInterrupt):
-            run(settings)
-    life[0] = "c"
-    state, _ = run(settings)
-    assert differences(whole, state) == []
-
-
-MIXED = (
-    "Look at the animals of the wood and say where number {} of them met the old dog last night:",
-    "Add these two amounts without a calculator, {0} and {0}, then write their sum as one figure below.",
-)
-
-
-def mixed(number: int) -> list[bytes]:
-    """Records of two producers in turns, from the first record on."""
-    prompts = [MIXED[i * 7 % 5 % 2].format(1000 + 7919 * i % 9000) for i in range(number)]
-    return [orjson.dumps({"prompt": prompt, "completion": " yes"}) for prompt in prompts]
 
 
 @pytest.mark.parametrize("preset", ["streamlearn", "cp-moe"])
@@ -319,39 +118,6 @@ def test_a_split_regime_starts_from_the_adapter_of_both(make: Callable[..., Sett
     lengths = [{len(each) for each in adaptation.holdouts.examples(slot)} for slot in (0, 1)]
     assert all(lengths)
     assert not lengths[0] & lengths[1]
-
-
-def test_a_death_at_a_split_changes_no_bit(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed while the new regime is opened, and while hold-out records are divided."""
-    lines = mixed(160)
-    shape = {"holdout": {"every_records": 4}, "snapshot": {"every_records": 12}}
-    whole, _ = run(make(lines, "whole", **shape))
-    settings = make(lines, "killed", **shape)
-    for target, name in ((Consolidator, "open"), (HoldoutReservoirs, "move")):
-        really = getattr(target, name)
-        calls: list[int] = []
-
-        def die_at_the_first(*args: Any, really: Any = really, calls: list[int] = calls, **kwargs: Any) -> None:
-            really(*args, **kwargs)  # what it did is lost with the process
-            calls.append(1)
-            if len(calls) == 1:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(target, name, die_at_the_first)
-        with pytest.raises(KeyboardInterrupt):
-            run(settings)
-        monkeypatch.setattr(target, name, really)
-    state, components = run(settings)
-    assert differences(whole, state) == []
-    assert components.state.records == len(lines)
-
-
-def test_scrambling_meta_changes_no_bit(make: Callable[..., Settings]) -> None:
-    """Nothing that learns reads a record's `meta`."""
-    tasks = ("animals", "sums")
-    plain, _ = run(make(stream(*tasks), "plain"))
-    scrambled, _ = run(make(stream(*tasks, meta="another"), "scrambled"))
-    assert differences(plain, scrambled) == []
 
 
 def test_without_detection_the_stream_is_one_regime(make: Callable[..., Settings]) -> None:
@@ -524,41 +290,6 @@ def test_experts_of_a_running_daemon(make: Callable[..., Settings]) -> None:
         assert own.regime == layer.owner
         assert own.holdout_tokens is not None
         assert [sum(row) for row in own.holdout_tokens] == [tokens[own.regime - 1]] * 4
-
-
-def test_asking_about_experts_changes_no_bit(make: Callable[..., Settings]) -> None:
-    """Under constant requests, served in pieces between steps, the run ends in the same bits and counts."""
-    lines = stream("animals", "sums")
-    routed = {"adapter": {"num_experts": 2}}  # otherwise there is nothing to measure in several pieces
-    quiet, _ = run(make(lines, "quiet", **routed))
-    with opened(make(lines, "asked", serve={"eval_budget_s": 1e-6}, **routed)) as components:
-        jobs = JobQueue(1)
-        answers: list[Future[Result]] = []
-
-        class Requester(Silent):
-            def on_step(self, batch: Batch, step: Step, status: Status) -> None:
-                if not answers or answers[-1].done():
-                    answers.append(jobs.submit(ExpertsJob(None)))
-
-        daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs, observer=Requester())
-        daemon.run()
-        asked = tensors_of(components)
-    steps = [future.result(timeout=0).step for future in answers if future.done()]
-    assert len(steps) > 10
-    assert any(later - earlier > 1 for earlier, later in pairwise(steps)), "no answer took several steps"
-    assert differences(quiet, asked) == []
-
-
-class Silent:
-    """An observer that does nothing."""
-
-    def on_start(self, status: Status) -> None: ...
-
-    def on_step(self, batch: Batch, step: Step, status: Status) -> None: ...
-
-    def on_shift(self, entry: ShiftReport) -> None: ...
-
-    def on_snapshot(self, info: SnapshotInfo) -> None: ...
 
 
 class Collector(Silent):

@@ -16,7 +16,8 @@ from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings, SourceSettings
 from streamlearn.snapshot.journal import Journal
 from streamlearn.stream.record import Record, TopicPartition
-from tests.adaptation.test_adaptation import backbone, differences, make, stream, tensors_of
+from tests.adaptation.conftest import backbone, make
+from tests.adaptation.shifting_streams import differences, stream, tensors_of
 from tests.broker import Broker
 from tests.runtime.test_daemon import DieAt, StopAfter, daemon_of, opened
 from tests.stream.test_linger import SetClock

@@ -1,0 +1,37 @@
+"""Settings of runs over streams that shift."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamlearn.settings import Settings
+from tests.doubles import tiny_backbone
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_backbone(tmp_path_factory.mktemp("backbone"))
+
+
+@pytest.fixture
+def make(tmp_path: Path, backbone: Path) -> Callable[..., Settings]:
+    def build(lines: list[bytes], name: str = "run", **sections: Any) -> Settings:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "stream.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+        values: dict[str, Any] = {
+            "stream": {"max_tokens": 64, "batch_tokens": 256, "batch_records": 4},
+            "backbone": {"model": str(backbone), "dtype": "float32"},
+            "adapter": {"num_heads": 4},
+            "learner": {"lr": 1e-2},
+            "probe": {"warmup_tokens": 300, "similarity_tokens": 300},
+            "snapshot": {"every_records": 40},
+        }
+        for section, changes in sections.items():
+            values[section] = {**values.get(section, {}), **changes}
+        source = {"jsonl": {"path": folder / "stream.jsonl"}}
+        return Settings.model_validate({"state": folder / "state", "source": source, **values})
+
+    return build
