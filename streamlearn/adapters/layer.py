@@ -116,7 +116,7 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         parallel_adapter = self.context_holder.context.parallel_adapter
         if parallel_adapter is None:
             return y
-        return parallel_adapter(self.head_lora_info[self.active_adapters[0]], x, y)
+        return parallel_adapter(next(iter(self.head_lora_info.values())), x, y)
 
     def experts(self, name: str, x: Tensor, y: Tensor, tokens_P: Tensor | None, weight: float = 1.0) -> Tensor:
         """Compute eq. (2) with `y` as W x, in place and in the dtype of `y`.

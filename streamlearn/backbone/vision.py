@@ -58,6 +58,10 @@ class ProcessorVision:
         self._ids_of_size: dict[tuple[int, int], tuple[int, ...]] = {}
         self._direct = all(self._same_without_text(Image.new("RGB", size, "teal")) for size in ((64, 64), (96, 40)))
 
+    def save(self, folder: Path) -> None:
+        """Write the processor's files into a folder."""
+        self._processor.save_pretrained(folder)
+
     def inputs(self, image: Image.Image) -> ImageInputs:
         """See `VisionProcessor.inputs`."""
         cached = self._ids_of_size.get(image.size) if self._direct else None

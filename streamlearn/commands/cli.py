@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,14 @@ app = typer.Typer(
 )
 app.add_typer(snapshots.app, name="snapshots")
 app.add_typer(bench.app, name="bench")
+
+
+class ExportFormat(StrEnum):
+    """What `export` writes."""
+
+    PEFT = "peft"
+    GGUF = "gguf"
+
 
 _TYPER_USAGE_ERROR = 2  # sysexits.h says 64
 
@@ -154,6 +163,58 @@ def evaluate(
         print(result.model_dump_json(indent=2))  # noqa: T201 - JSON must not pass through a renderer
     else:
         out.print(evaluation.table(result))
+
+
+@app.command("export")
+def export_regimes(
+    config: ConfigOption,
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder to write to.", metavar="FOLDER", file_okay=False)],
+    regime: Annotated[
+        list[int] | None, typer.Option(help="Number of a regime; may be repeated.", metavar="N", min=1)
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Export every regime.")] = False,
+    snapshot: Annotated[str, typer.Option(help="Name of the snapshot.", metavar="NAME")] = "newest",
+    form: Annotated[
+        ExportFormat, typer.Option("--format", help="A folder for PEFT and vLLM, or an adapter for llama.cpp.")
+    ] = ExportFormat.PEFT,
+    merge: Annotated[bool, typer.Option("--merge", help="Write backbone and adapter as one model folder.")] = False,
+    approximate: Annotated[
+        bool,
+        typer.Option(
+            "--approximate", help="Where tokens choose among experts, give each expert its mean weight instead."
+        ),
+    ] = False,
+    base_model: Annotated[
+        str | None,
+        typer.Option(help="Name of the backbone in the files. By default its hub id or folder.", metavar="NAME"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write regimes of a snapshot as plain LoRAs for PEFT, vLLM and llama.cpp.
+
+    Safe while a daemon is running. Each regime gets a folder of its own, with a model card that says what it is worth
+    on its hold-out records.
+    """
+    if bool(regime) == every:
+        raise UsageError("expected either --regime N or --all; `streamlearn status` lists the regimes")
+    if merge and form is not ExportFormat.PEFT:
+        raise UsageError("--merge writes a model folder of transformers; leave out --format")
+    from streamlearn.commands import export as exporting  # noqa: PLC0415
+
+    exported = exporting.export(
+        load_settings(config),
+        snapshot=snapshot,
+        regimes=regime or [],
+        out=out_folder,
+        form="merged" if merge else form.value,
+        base=base_model,
+        approximate=approximate,
+    )
+    if as_json:
+        print(orjson.dumps(exported, option=orjson.OPT_INDENT_2).decode())  # noqa: T201
+    else:
+        out.print(exporting.table(exported))
+        out.print(f"written to {out_folder}", markup=False, highlight=False)
 
 
 @app.command()

@@ -2,26 +2,20 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
 from rich.table import Table
 
 from connectors.lines import read_lines
-from streamlearn.adapters.check import check
-from streamlearn.backbone.load import identity, outline
 from streamlearn.commands.client import request
-from streamlearn.errors import ConfigError, SnapshotError, UsageError
+from streamlearn.commands.restored_model import restored_model
+from streamlearn.errors import UsageError
 from streamlearn.jobs.evaluate import evaluate
 from streamlearn.jobs.queue import EvalJob
 from streamlearn.jobs.results import EvalResult
 from streamlearn.learner.evaluation import run_to_end
-from streamlearn.runtime.model import Model, adapter_of, adapter_shape
-from streamlearn.settings import Settings, fingerprint, with_defaults
-from streamlearn.snapshot import compatibility
-from streamlearn.snapshot.snapshot import Snapshot
-from streamlearn.snapshot.store import SnapshotStore
+from streamlearn.settings import Settings
 
 Examples = list[Mapping[str, Any]]
 
@@ -67,34 +61,10 @@ def evaluate_snapshot(
         SnapshotError: there is no snapshot, or it is damaged.
         ConfigError: there is none of this name, or it belongs to another backbone, adapter or configuration.
     """
-    snapshot = _find(settings, name)
-    config, shape = adapter_of(settings), outline(settings.backbone)
-    settings = with_defaults(settings, is_vision=shape.is_vision, per_regime=config.per_regime)
-    check(config, shape.linears, shape.tower_linears)
-    compatibility.check(
-        snapshot.manifest,
-        fingerprint(settings),
-        identity(settings.backbone, shape),
-        adapter_shape(config),
-        accept=True,
-    )
     job = EvalJob(tuple(examples), generate=generate, max_new_tokens=max_new_tokens)
-    with TemporaryDirectory(prefix="streamlearn-") as folder:
-        model = Model(settings, shape, config, snapshot.manifest.dtype, Path(folder) / "resting")
-        model.restore(snapshot)
-        pack_tokens = settings.stream.batch_tokens
+    with restored_model(settings, name, same_dtype=True) as restored:
+        model, pack_tokens = restored.model, restored.settings.stream.batch_tokens
         return run_to_end(evaluate(job, model.learner, model.decoder, model.adaptation.route, pack_tokens=pack_tokens))
-
-
-def _find(settings: Settings, name: str) -> Snapshot:
-    store = SnapshotStore(settings.state / "snapshots", keep=settings.snapshot.keep)
-    names = store.names()
-    if not names:
-        raise SnapshotError(f"{store.folder}: expected a snapshot, found none; run the daemon first")
-    wanted = names[-1] if name == "newest" else name
-    if wanted not in names:
-        raise ConfigError(f"--snapshot {name}: no such snapshot in {store.folder}, found {', '.join(names)}")
-    return store.load(wanted)
 
 
 def table(result: EvalResult) -> Table:

@@ -55,7 +55,7 @@ def score(
         The scores, in the order of `examples`.
     """
     scores: list[ExampleScore] = []
-    for indices in _groups(examples, pack_tokens):
+    for indices in groups(examples, pack_tokens):
         group = [examples[i] for i in indices]
         packed = pack(group, device, None if slots is None else [slots[i] for i in indices])
         with torch.no_grad(), routing_context(model, packed.context(hooks=hooks)):
@@ -69,7 +69,7 @@ def score(
     return scores
 
 
-def _groups(examples: Sequence[Example], pack_tokens: int) -> Iterator[list[int]]:
+def groups(examples: Sequence[Example], pack_tokens: int) -> Iterator[list[int]]:
     """Indices of consecutive examples to pack together."""
     group: list[int] = []
     tokens = 0

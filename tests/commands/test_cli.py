@@ -21,6 +21,7 @@ COMMANDS = [
     ["feed"],
     ["eval"],
     ["status"],
+    ["export"],
     ["snapshots"],
     ["snapshots", "list"],
     ["snapshots", "show"],
@@ -162,3 +163,19 @@ def test_an_error_is_one_message_and_its_exit_code(
     printed = capsys.readouterr()
     assert printed.err == f"streamlearn: {error}\n"
     assert not re.search("Traceback", printed.out)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "expected either --regime N or --all"),
+        (["--all", "--regime", "1"], "expected either --regime N or --all"),
+        (["--all", "--merge", "--format", "gguf"], "--merge writes a model folder of transformers; leave out --format"),
+    ],
+)
+def test_an_export_without_a_clear_choice_is_refused(
+    options: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the configuration is read."""
+    assert run_main(monkeypatch, "export", "-c", "x.yaml", "--out", "x", *options) == 64
+    assert message in capsys.readouterr().err

@@ -1,0 +1,93 @@
+"""A regime's experts as one plain LoRA.
+
+    A = blockdiag(A_1, ..., A_H),  B = [B_1 ... B_H]                                                       (1)
+
+With one expert a head every gate is 1, and y = W x + (alpha / r) B A x is eq. (2) of `adapters.layer`: (1) is exact, of
+rank H R. Where tokens choose among K experts, no matrix does the same. The nearest one of this form gives every expert
+the same gate for all tokens:
+
+    A_m = [A_m1; ...; A_mK],  B_m = [g_m1 B_m1 ... g_mK B_mK]                                              (2)
+"""
+# Shape suffixes: D in features, O out features, H heads, S = D / H slice, K experts a head, R rank, N = H R.
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from streamlearn.adapters.config import HeadLoraConfig
+
+_PREFIX = "base_model.model."
+_A, _B = ".head_lora_A", ".head_lora_B"
+
+
+@dataclass(frozen=True)
+class LoraMatrices:
+    """The matrices beside one linear, float32."""
+
+    A_ND: Tensor
+    B_ON: Tensor
+
+
+@dataclass(frozen=True)
+class PlainLora:
+    """A LoRA of one rank: y = W x + (alpha / rank) B A x in each of its layers."""
+
+    layers: Mapping[str, LoraMatrices]
+    """By the linear's name in the backbone, for example model.layers.0.mlp.up_proj."""
+    rank: int
+    alpha: float
+
+    @property
+    def scaling(self) -> float:
+        """Factor on B A x."""
+        return self.alpha / self.rank
+
+
+def plain_lora(weights: Mapping[str, Tensor], config: HeadLoraConfig) -> PlainLora:
+    """Build eq. (1).
+
+    Args:
+        weights: Of one adapter, by their names in a PEFT folder.
+        config: Its options, with one expert a head.
+    """
+    assert config.num_experts == 1, "where tokens choose among experts, `with_mean_gates` comes first"
+    rank = config.num_heads * config.r
+    layers = {
+        name.removeprefix(_PREFIX).removesuffix(_A): LoraMatrices(
+            torch.block_diag(*A_HKRS[:, 0].cpu()),  # type: ignore[no-untyped-call]
+            weights[name.removesuffix(_A) + _B].cpu().flatten(0, 2).T.contiguous(),
+        )
+        for name, A_HKRS in weights.items()
+        if name.endswith(_A)
+    }
+    return PlainLora(layers, rank, config.scaling * rank)
+
+
+def with_mean_gates(
+    weights: Mapping[str, Tensor], config: HeadLoraConfig, gates: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], HeadLoraConfig]:
+    """Build eq. (2).
+
+    Args:
+        weights: Of one adapter, by their names in a PEFT folder.
+        config: Its options.
+        gates: g (H, K) of each linear, by its name in the backbone.
+
+    Returns:
+        Weights and options of an adapter with one expert a head, of rank K R.
+    """
+    merged: dict[str, Tensor] = {}
+    for name, A_HKRS in weights.items():
+        if not name.endswith(_A):
+            continue
+        layer = name.removesuffix(_A)
+        B_HKRO, gate_HK = weights[layer + _B].cpu(), gates[layer.removeprefix(_PREFIX)].cpu()
+        merged[name] = A_HKRS.cpu().flatten(1, 2).unsqueeze(1)
+        merged[layer + _B] = (B_HKRO * gate_HK[:, :, None, None]).flatten(1, 2).unsqueeze(1)
+    rank = config.num_experts * config.r
+    one = replace(
+        config, num_experts=1, top_k=1, r=rank, alpha=config.scaling * rank, routes="tokens", noise=0.0, regimes=0
+    )
+    return merged, one

@@ -1,0 +1,237 @@
+"""`streamlearn export`: what stock libraries load from it computes what the daemon computes."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from streamlearn.commands.export import export
+from streamlearn.commands.restored_model import restored_model
+from streamlearn.errors import ConfigError, SnapshotError, UsageError
+from streamlearn.export import gguf_adapter, peft_folder
+from streamlearn.export.exported_regime import ExportedRegime
+from streamlearn.export.holdout_figures import DaemonModel
+from streamlearn.settings import Settings
+from tests.adaptation.conftest import backbone, make
+from tests.adaptation.shifting_streams import run, stream
+
+__all__ = ["backbone", "make"]
+
+TASKS = ("animals", "sums", "cities")
+LOAD_PEFT = "PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)"
+LOAD_MERGED = "AutoModelForCausalLM.from_pretrained(folder)"
+SCRIPT = """
+import sys
+sys.modules["streamlearn"] = None  # importing it fails
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+base, folder, prompts, answers = sys.argv[1:]
+model = LOAD.eval()
+with torch.no_grad():
+    rows = {name: model(input_ids=ids[None]).logits[0] for name, ids in load_file(prompts).items()}
+save_file(rows, answers)
+"""
+
+
+def written(settings: Settings, out: Path, **options: Any) -> list[ExportedRegime]:
+    """Export every regime of the newest snapshot, unless `options` say otherwise."""
+    chosen = {"snapshot": "newest", "regimes": [], "form": "peft", "base": None, "approximate": False, **options}
+    return export(settings, out=out, **chosen)
+
+
+def daemons_logits(settings: Settings, slot: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Tokens of the regime's hold-out records, and the daemon's logits for their learned tokens."""
+    with restored_model(settings, "newest", same_dtype=True) as restored:
+        examples = restored.model.adaptation.holdouts.examples(slot)
+        assert examples
+        logits = DaemonModel(restored.model.learner).adapted(slot)
+        tokens = {str(i): torch.from_numpy(each.input_ids.astype(np.int64)) for i, each in enumerate(examples)}
+        return tokens, {str(i): logits([each])[1] for i, each in enumerate(examples)}
+
+
+def stock_logits(base: Path, folder: Path, tokens: dict[str, Tensor], tmp_path: Path, load: str) -> dict[str, Tensor]:
+    """What transformers and PEFT compute in a process that cannot import streamlearn."""
+    prompts, answers = tmp_path / "prompts.safetensors", tmp_path / "answers.safetensors"
+    save_file(tokens, prompts)
+    program = SCRIPT.replace("LOAD", load)
+    subprocess.run([sys.executable, "-c", program, base, folder, prompts, answers], check=True, timeout=300)
+    return load_file(answers)
+
+
+def assert_same(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+    """The learned tokens are the last of each record; the last logits predict nothing."""
+    for name, logits_LV in expected.items():
+        torch.testing.assert_close(found[name][-1 - len(logits_LV) : -1], logits_LV, rtol=0, atol=1e-5)
+
+
+@pytest.fixture
+def learned(make: Callable[..., Settings]) -> Settings:
+    settings = make(stream(*TASKS))
+    run(settings)
+    return settings
+
+
+@pytest.mark.parametrize(("form", "load"), [("peft", LOAD_PEFT), ("merged", LOAD_MERGED)])
+def test_stock_libraries_compute_what_the_daemon_computes(
+    learned: Settings, backbone: Path, tmp_path: Path, form: str, load: str
+) -> None:
+    """Every regime of three, on its hold-out records, to 1e-5, and not what the others compute."""
+    exported = written(learned, tmp_path / "out", form=form)
+    assert [each.name for each in exported] == ["regime-1", "regime-2", "regime-3"]
+    assert {each.fidelity for each in exported} == {"exact"}
+    for slot, each in enumerate(exported):
+        tokens, expected = daemons_logits(learned, slot)
+        assert_same(expected, stock_logits(backbone, tmp_path / "out" / each.name, tokens, tmp_path, load))
+        assert each.figures is not None
+        assert each.figures.largest_difference < 1e-5
+        assert each.figures.divergence < 1e-6
+        assert each.figures.loss < each.figures.backbone_loss - 0.1
+        assert each.figures.loss == pytest.approx(each.figures.daemon_loss, abs=1e-5)
+    with pytest.raises(AssertionError):
+        assert_same(expected, stock_logits(backbone, tmp_path / "out" / "regime-1", tokens, tmp_path, load))
+
+
+def test_layers_without_an_adapter_get_none(make: Callable[..., Settings], backbone: Path, tmp_path: Path) -> None:
+    settings = make(stream("animals"), adapter={"first_layer": 1})
+    run(settings)
+    written(settings, tmp_path / "out")
+    folder = tmp_path / "out" / "regime-1"
+    assert {name.split(".")[4] for name in load_file(folder / peft_folder.WEIGHTS)} == {"1"}
+    tokens, expected = daemons_logits(settings, 0)
+    assert_same(expected, stock_logits(backbone, folder, tokens, tmp_path, LOAD_PEFT))
+
+
+def test_one_adapter_for_all_regimes_is_one_folder(
+    make: Callable[..., Settings], backbone: Path, tmp_path: Path
+) -> None:
+    settings = make(stream("animals", "sums"), adapter={"preset": "lora", "num_heads": None})
+    run(settings)
+    with pytest.raises(UsageError, match="--regime: all regimes share one adapter here; use --all"):
+        written(settings, tmp_path / "out", regimes=[1])
+    (exported,) = written(settings, tmp_path / "out")
+    assert (exported.name, exported.rank, exported.visits) == ("all-regimes", 20, 2)
+    tokens, expected = daemons_logits(settings, 1)
+    assert_same(expected, stock_logits(backbone, tmp_path / "out" / "all-regimes", tokens, tmp_path, LOAD_PEFT))
+
+
+@pytest.mark.parametrize(
+    ("preset", "heads", "differs"),
+    [
+        ("streamlearn-routed", 4, True),
+        ("mh-moe", 4, True),
+        ("cp-moe", 1, True),
+        ("loramoe", 1, True),
+        ("mot", 1, False),  # it gives every sequence of the regime to the same experts
+    ],
+)
+def test_where_tokens_choose_nothing_is_written_unless_asked_for(
+    make: Callable[..., Settings], tmp_path: Path, preset: str, heads: int, differs: bool
+) -> None:
+    """The refusal says what would be lost, and the approximation costs just that."""
+    settings = make(stream("animals", "sums"), adapter={"preset": preset, "num_heads": heads})
+    run(settings)
+    out = tmp_path / "out"
+    with pytest.raises(
+        UsageError, match=r"regime 2: tokens choose among \d experts per head.*--approximate"
+    ) as refusal:
+        written(settings, out, regimes=[2])
+    assert not out.exists()
+    (exported,) = written(settings, out, regimes=[2], approximate=True)
+    assert exported.fidelity.startswith("approximate")
+    assert exported.figures is not None
+    assert f"loss of {exported.figures.loss:.4f}" in str(refusal.value)
+    assert (exported.figures.divergence > 1e-7) == differs
+    assert f"{exported.figures.divergence:.2g}" in (out / "regime-2" / "README.md").read_text()
+
+
+def test_an_approximation_is_what_stock_peft_computes(
+    make: Callable[..., Settings], backbone: Path, tmp_path: Path
+) -> None:
+    """Its figures are those of the files, not of the daemon's experts."""
+    settings = make(stream("animals", "sums"), adapter={"preset": "mh-moe", "num_heads": 4})
+    run(settings)
+    (exported,) = written(settings, tmp_path / "out", regimes=[2], approximate=True)
+    tokens, expected = daemons_logits(settings, 1)
+    found = stock_logits(backbone, tmp_path / "out" / "regime-2", tokens, tmp_path, LOAD_PEFT)
+    differences = [
+        float((found[name][-1 - len(logits_LV) : -1] - logits_LV).abs().max()) for name, logits_LV in expected.items()
+    ]
+    assert exported.figures is not None
+    assert max(differences) == pytest.approx(exported.figures.largest_difference, rel=1e-3, abs=1e-5)
+
+
+def test_llama_cpp_gets_the_same_matrices(learned: Settings, tmp_path: Path) -> None:
+    written(learned, tmp_path / "out", regimes=[1])
+    written(learned, tmp_path / "gguf", regimes=[1], form="gguf")
+    expected = load_file(tmp_path / "out" / "regime-1" / peft_folder.WEIGHTS)
+    reader = gguf.GGUFReader(tmp_path / "gguf" / "regime-1" / gguf_adapter.FILE)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    found = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
+    assert fields["general.type"] == "adapter"
+    assert fields["general.architecture"] == "qwen3"
+    assert (fields["adapter.type"], fields["adapter.lora.alpha"]) == ("lora", 4 * 8.0)
+    parts = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
+    assert len(found) == len(expected)
+    for name, tensor in expected.items():
+        _, _, _, _, layer, _, linear, matrix, _ = name.split(".")
+        torch.testing.assert_close(
+            found[f"blk.{layer}.{parts[linear]}.weight.{matrix.lower()}"], tensor, rtol=0, atol=0
+        )
+
+
+def test_an_architecture_that_llama_cpp_does_not_know_is_refused(learned: Settings, tmp_path: Path) -> None:
+    config = LoraConfig()
+    config.model_type = "unheard-of"
+    with pytest.raises(ConfigError, match=r"--format gguf: expected a backbone of type llama, .*found unheard-of"):
+        gguf_adapter.check(config)
+
+
+def test_nothing_is_overwritten(learned: Settings, tmp_path: Path) -> None:
+    target = tmp_path / "out" / "regime-1"
+    target.mkdir(parents=True)
+    (target / "mine").touch()
+    with pytest.raises(UsageError, match=r"out/regime-1 must not exist yet; remove it, or choose another --out"):
+        written(learned, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["regime-1", "mine"]
+
+
+def test_a_folder_that_cannot_be_completed_does_not_appear(
+    learned: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, *_: Any) -> None:
+        (folder / "half").touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(peft_folder, "write", full)
+    with pytest.raises(SnapshotError, match=r"regime-1: cannot be written: No space left on device"):
+        written(learned, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_unknown_regime_is_named_with_those_that_exist(learned: Settings, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"snapshot \d+ must have regime 9, found 1, 2, 3"):
+        written(learned, tmp_path / "out", regimes=[9])
+
+
+def test_two_exports_are_the_same_to_the_byte(learned: Settings, tmp_path: Path) -> None:
+    for out in ("one", "other"):
+        written(learned, tmp_path / out, base="org/name")
+    files = {path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file()}
+    assert len(files) == 9
+    for name in files:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+    card = (tmp_path / "one" / "regime-2" / "README.md").read_text()
+    assert "base_model: org/name" in card
+    assert "| records | 90 in 1 visit |" in card
