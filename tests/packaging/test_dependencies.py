@@ -15,10 +15,9 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 OURS = ("streamlearn", "connectors")
-OPTIONAL = {"matplotlib": ("bench", "streamlearn/bench/")}
+OPTIONAL = {"matplotlib": ("bench", "streamlearn/bench/"), "gguf": ("gguf", "streamlearn/export/")}
 """Import name: the extra that installs it, and the only folder that may import it."""
 INDIRECT = {
-    "gguf": "transformers' reader of GGUF files",
     "num2words": "transformers' SmolVLM processor",
     "crc32c": "kafka-python",
     "lz4": "kafka-python",
