@@ -168,6 +168,26 @@ def measure_regimes(
     )
 
 
+@app.command("returns")
+def measure_returns(
+    as_json: JsonOption = False,
+    others: OthersOption = OTHERS,
+    tasks: Annotated[int, typer.Option(min=2, help="Tasks, one after another.")] = 300,
+    records: Annotated[
+        list[int] | None,
+        typer.Option(min=8, help="Records of a task each time; may be repeated. By default 24, 48 and 60."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Draws tasks and records.")] = 0,
+) -> None:
+    """Measure how many returns of tasks are recognised.
+
+    Assigns the records of `bench regimes` to regimes, without learning from them.
+    """
+    from streamlearn.bench.many_regimes import returns  # noqa: PLC0415
+
+    returns.report(others=others, tasks=tasks, records=records or [24, 48, 60], seed=seed, as_json=as_json)
+
+
 @app.command("mot")
 def measure_mot(
     as_json: JsonOption = False,

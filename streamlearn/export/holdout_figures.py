@@ -75,9 +75,11 @@ def measure(
         group = [examples[i] for i in indices]
         packed, exported_LV = exported(group)
         daemon_LV, backbone_LV = daemon(group)[1], backbone(group)[1]
-        divergence_L = F.kl_div(
-            exported_LV.log_softmax(-1), daemon_LV.log_softmax(-1), reduction="none", log_target=True
-        ).sum(-1)
+        divergence_L = (
+            F.kl_div(exported_LV.log_softmax(-1), daemon_LV.log_softmax(-1), reduction="none", log_target=True)
+            .sum(-1)
+            .clamp_min(0.0)
+        )  # rounding alone may give less
         scores = [figure for each in (exported_LV, daemon_LV, backbone_LV) for figure in _scores(each, packed)]
         sums += torch.tensor([*scores, float(divergence_L.sum()), len(divergence_L)])
         largest = max(largest, float((exported_LV - daemon_LV).abs().max()))

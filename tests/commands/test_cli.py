@@ -36,6 +36,7 @@ COMMANDS = [
     ["bench", "abstain"],
     ["bench", "mixtures"],
     ["bench", "regimes"],
+    ["bench", "returns"],
     ["bench", "mot"],
     ["bench", "learn"],
     ["bench", "search"],

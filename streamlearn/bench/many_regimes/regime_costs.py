@@ -3,15 +3,12 @@
     streamlearn bench regimes --json --plot docs/regimes.png > docs/regimes.json
 
 The daemon learns one task after another, drawn by seed from the file of other tasks, with their definitions. Then all
-tasks return once, in another order and with other records. A return is recognised if most of its records belong to the
-regime that most records of the task belonged to the first time.
+tasks return once, in another order and with other records (`two_rounds`).
 """
 
-import random
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,8 @@ from streamlearn.adapters.check import activated_parameters
 from streamlearn.adapters.presets import resolve
 from streamlearn.backbone.load import outline
 from streamlearn.bench.many_regimes.measured_daemon import MeasuredDaemon
+from streamlearn.bench.many_regimes.two_rounds import TwoRounds
 from streamlearn.bench.plot_option import drawing
-from streamlearn.bench.superni import read_texts, to_record
-from streamlearn.errors import UsageError
 from streamlearn.events import configure_logging
 from streamlearn.runtime.components import Components
 from streamlearn.settings import (
@@ -80,17 +76,13 @@ def report(
 
 def measure(others: Path, *, tasks: int, records: int, backbone: Path | None, seed: int) -> dict[str, Any]:
     """Run the daemon over both rounds; JSON-ready."""
-    streams = draw_tasks(others, tasks=tasks, records=2 * records, seed=seed)
-    names = list(streams)
-    again = random.Random(f"again {seed}").sample(names, len(names))
-    order = [(name, 0) for name in names] + [(name, records) for name in again]
-    stream = [record for name, first in order for record in streams[name][first : first + records]]
+    drawn = TwoRounds.draw(others, tasks=tasks, records=records, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         settings = settings_of(Path(folder), backbone, tasks, seed)
         settings.source.jsonl.path.write_bytes(  # type: ignore[union-attr]  # it is set by `settings_of`
-            b"".join(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in stream)
+            b"".join(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in drawn.stream)
         )
-        daemon = MeasuredDaemon(settings, CHECKPOINTS, len(stream))
+        daemon = MeasuredDaemon(settings, CHECKPOINTS, len(drawn.stream))
         daemon.run()
         daemon.components.close()
         began = time.perf_counter()
@@ -107,23 +99,7 @@ def measure(others: Path, *, tasks: int, records: int, backbone: Path | None, se
         "checkpoints": [each.to_json() for each in daemon.checkpoints],
         "regimes_at_the_end": regimes_at_the_end,
         "restart_s": round(restart_s, 1),
-        **returns(daemon.regimes, [name for name, _ in order], records),
-    }
-
-
-def draw_tasks(others: Path, *, tasks: int, records: int, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Draw tasks with enough records, and of each its first `records` in an order of its own.
-
-    Raises:
-        UsageError: there is no such file, or it has too few such tasks.
-    """
-    texts = {name: rows for name, rows in read_texts(others).items() if len(rows) >= records}
-    if len(texts) < tasks:
-        raise UsageError(f"{others}: expected {tasks} tasks with {records} records, found {len(texts)}; lower --tasks")
-    chosen = random.Random(seed).sample(sorted(texts), tasks)
-    return {
-        name: [to_record(row) for row in random.Random(f"{name} {seed}").sample(texts[name], records)]
-        for name in chosen
+        **drawn.returns(daemon.regimes),
     }
 
 
@@ -142,24 +118,6 @@ def settings_of(folder: Path, backbone: Path | None, tasks: int, seed: int) -> S
 def parameters_of_one(settings: Settings) -> int:
     """Parameters of one regime's adapter."""
     return activated_parameters(resolve(AdapterSettings()), outline(settings.backbone).linears)
-
-
-def returns(regimes: Sequence[int], tasks: Sequence[str], records: int) -> dict[str, float]:
-    """Share of the returns that were recognised, and of all records that are in their task's regime.
-
-    Args:
-        regimes: Of each record.
-        tasks: The task of each segment of `records` records; the second half are returns.
-        records: Records of a segment.
-    """
-    segments = [Counter(regimes[i : i + records]) for i in range(0, len(regimes), records)]
-    majority: dict[str, int] = {}
-    recognised = own = 0
-    for task, found in zip(tasks, segments, strict=True):
-        regime = found.most_common(1)[0][0]
-        recognised += task in majority and majority[task] == regime
-        own += found[majority.setdefault(task, regime)]
-    return {"recognised": round(2 * recognised / len(tasks), 4), "purity": round(own / len(regimes), 4)}
 
 
 def table(result: Mapping[str, Any]) -> Table:

@@ -1,4 +1,4 @@
-"""`bench regimes`: what it counts, on a stream of three small tasks."""
+"""`bench regimes` and `bench returns`: what it counts, on a stream of three small tasks."""
 
 import gzip
 import io
@@ -9,8 +9,9 @@ import orjson
 import pytest
 from rich.console import Console
 
-from streamlearn.bench.many_regimes import measured_daemon, regime_costs
-from streamlearn.bench.many_regimes.regime_costs import draw_tasks, measure, returns, table
+from streamlearn.bench.many_regimes import measured_daemon, regime_costs, returns
+from streamlearn.bench.many_regimes.regime_costs import measure, table
+from streamlearn.bench.many_regimes.two_rounds import TwoRounds
 from streamlearn.bench.plot_option import drawing
 from streamlearn.errors import UsageError
 
@@ -63,9 +64,10 @@ def test_returns_are_recognised(result: dict[str, Any]) -> None:
 
 def test_a_return_to_another_regime_is_not_recognised() -> None:
     """Most of a segment's records decide; records in another task's regime are counted against purity."""
-    tasks = ["a", "b", "b", "a"]
-    assert returns([1] * 4 + [2] * 4 + [2, 2, 2, 1] + [1] * 4, tasks, 4) == {"recognised": 1.0, "purity": 0.9375}
-    assert returns([1] * 4 + [2] * 4 + [3] * 4 + [1, 1, 2, 1], tasks, 4) == {"recognised": 0.5, "purity": 0.6875}
+    rounds = TwoRounds(("a", "b", "b", "a"), 4, ())
+    first = [1] * 4 + [2] * 4
+    assert rounds.returns([*first, 2, 2, 2, 1, *[1] * 4]) == {"recognised": 1.0, "purity": 0.9375}
+    assert rounds.returns([*first, *[3] * 4, 1, 1, 2, 1]) == {"recognised": 0.5, "purity": 0.6875}
 
 
 def test_the_table_and_the_plot_show_the_checkpoints(result: dict[str, Any], tmp_path: Path) -> None:
@@ -80,5 +82,13 @@ def test_the_table_and_the_plot_show_the_checkpoints(result: dict[str, Any], tmp
 
 
 def test_too_few_tasks_are_named(texts: Path) -> None:
-    with pytest.raises(UsageError, match="expected 4 tasks with 10 records, found 3; lower --tasks"):
-        draw_tasks(texts, tasks=4, records=10, seed=0)
+    with pytest.raises(UsageError, match="expected 4 tasks with 20 records, found 3; lower --tasks"):
+        TwoRounds.draw(texts, tasks=4, records=10, seed=0)
+
+
+def test_the_monitor_alone_finds_what_the_daemon_finds(texts: Path, result: dict[str, Any]) -> None:
+    found = returns.measure(TwoRounds.draw(texts, tasks=3, records=32, seed=0))
+    assert found == {"records": 32, "regimes": 3, "recognised": result["recognised"], "purity": result["purity"]}
+    out = io.StringIO()
+    Console(file=out, width=80).print(returns.table({"returns": [found]}))
+    assert "1.0" in out.getvalue()

@@ -1,0 +1,61 @@
+"""A stream of many tasks, one after another, that all return once."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamlearn.bench.superni import read_texts, to_record
+from streamlearn.errors import UsageError
+
+
+@dataclass(frozen=True)
+class TwoRounds:
+    """The stream: segments of `records` records of one task; the second half are returns, in another order."""
+
+    segments: tuple[str, ...]
+    """The task of each."""
+    records: int
+    stream: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def draw(cls, others: Path, *, tasks: int, records: int, seed: int) -> "TwoRounds":
+        """Draw tasks, and records of each that differ between the rounds.
+
+        Raises:
+            UsageError: there is no such file, or too few of its tasks have twice as many records.
+        """
+        texts = {name: rows for name, rows in read_texts(others).items() if len(rows) >= 2 * records}
+        if len(texts) < tasks:
+            raise UsageError(
+                f"{others}: expected {tasks} tasks with {2 * records} records, found {len(texts)}; lower --tasks"
+            )
+        names = random.Random(seed).sample(sorted(texts), tasks)
+        rows = {name: random.Random(f"{name} {seed}").sample(texts[name], 2 * records) for name in names}
+        again = random.Random(f"again {seed}").sample(names, tasks)
+        drawn = [row for name in names for row in rows[name][:records]]
+        drawn += [row for name in again for row in rows[name][records:]]
+        return cls((*names, *again), records, tuple(map(to_record, drawn)))
+
+    def returns(self, regimes: Sequence[int]) -> dict[str, float]:
+        """Share of the returns that were recognised, and of all records that are in their task's regime.
+
+        A task's regime is the one that most of its records belonged to in the first round. A return is recognised if
+        most of its records belong to that.
+
+        Args:
+            regimes: Of each record of the stream.
+        """
+        found = [Counter(regimes[i : i + self.records]) for i in range(0, len(regimes), self.records)]
+        majority: dict[str, int] = {}
+        recognised = own = 0
+        for task, counts in zip(self.segments, found, strict=True):
+            regime = counts.most_common(1)[0][0]
+            recognised += task in majority and majority[task] == regime
+            own += counts[majority.setdefault(task, regime)]
+        return {
+            "recognised": round(2 * recognised / len(self.segments), 4),
+            "purity": round(own / len(regimes), 4),
+        }
