@@ -100,6 +100,14 @@ def separate(
     return Separation(statistic, tuple(is_smaller.tolist()))
 
 
+def distinctness(ones: Sequence[NDArray[np.uint16]], others: Sequence[NDArray[np.uint16]]) -> float:
+    """T of eq. (3) for the division of all records into these two parts."""
+    tokens = _Tokens.of([*ones, *others])
+    division_N = np.arange(len(ones) + len(others)) >= len(ones)
+    lead_N = _lead(tokens, division_N)
+    return _statistic(tokens, division_N, np.where(division_N, lead_N, -lead_N))
+
+
 def _begin_alike(records: Sequence[NDArray[np.uint16]]) -> bool:
     """Whether the records have the same instruction; some may have lost it, where long inputs are cut."""
     [(_, number)] = Counter(each[:SAME_INSTRUCTION].tobytes() for each in records).most_common(1)

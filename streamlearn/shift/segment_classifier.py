@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from streamlearn.shift.alarm import Alarm
 from streamlearn.shift.document_frequency import COMMON
 from streamlearn.shift.mean_embedding_test import MeanEmbeddingTest
+from streamlearn.shift.mixture_test import MIN_PART, UNLIKELY, distinctness
 from streamlearn.shift.naive_bayes import count_buckets, log_ratios
 from streamlearn.shift.recent_record import RecentRecord
 from streamlearn.shift.record_assigner import MARGIN
@@ -71,7 +72,8 @@ class SegmentClassifier:
         fits = [profile.fit(float(score.log_ratios_R[slot]), each.features) for score, each in pairs]
         if slot == here:
             return Classification(slot, float(np.mean(fits)) > MIN_OWN_FIT, records)
-        return Classification(slot, float(np.mean(fits)) > MIN_FIT and self._is_near(records, slot), records)
+        explained = float(np.mean(fits)) > MIN_FIT and self._is_near(records, slot)
+        return Classification(slot, explained and not self._is_distinct(records, slot), records)
 
     def _classify_token_change(
         self, records: tuple[RecentRecord, ...], change: TokenChange, here: int
@@ -126,6 +128,16 @@ class SegmentClassifier:
             return True
         mean_D = np.mean([each.features.phi_D for each in records], axis=0)
         return self.test.distance(mean_D, len(records), reference) < NEAR * self.test.threshold(reference)
+
+    def _is_distinct(self, records: Sequence[RecentRecord], slot: int) -> bool:
+        """Whether together they would be split into the regime's own records and these.
+
+        A regime of many topics explains records of any topic.
+        """
+        exemplars = self.regimes[slot].exemplars
+        if len(exemplars) < MIN_PART:
+            return False
+        return distinctness([each.features.buckets for each in records], exemplars) > UNLIKELY
 
     def _evidence(self, record: RecentRecord, chosen_B: NDArray[np.float32], here: int, *, inside: bool) -> float:
         """Nats by which the chosen records explain a record better than its regime does, itself not counted."""

@@ -5,7 +5,15 @@ import pytest
 from numpy.typing import NDArray
 
 from streamlearn.shift import mixture_test
-from streamlearn.shift.mixture_test import MIN_RUNS, MIN_TESTED, SAME_INSTRUCTION, SMOOTHING, separate
+from streamlearn.shift.mixture_test import (
+    LIKELY,
+    MIN_RUNS,
+    MIN_TESTED,
+    SAME_INSTRUCTION,
+    SMOOTHING,
+    distinctness,
+    separate,
+)
 from tests.shift.records import features_of
 
 Buckets = NDArray[np.uint16]
@@ -33,6 +41,14 @@ def test_the_threshold_bounds_the_statistic() -> None:
     assert found is not None
     assert separate(made, threshold=found.statistic - 0.01) == found
     assert separate(made, threshold=found.statistic) is None
+
+
+def test_records_of_two_tasks_are_distinct_and_those_of_one_are_not() -> None:
+    """Whatever their order, and also if one part is small."""
+    one, other = records([0] * 32), records([1] * 8)
+    assert distinctness(one, other) > LIKELY
+    assert distinctness(other, one) == pytest.approx(distinctness(one, other))
+    assert distinctness(one[:8], one[8:]) < LIKELY
 
 
 def test_of_equal_parts_the_one_without_the_first_record_is_new() -> None:

@@ -1,7 +1,11 @@
 """The records of an alarm are the segment's after all, a known regime's, or new."""
 
+import pytest
+
+from streamlearn.shift import segment_classifier
 from streamlearn.shift.alarm import Alarm
 from streamlearn.shift.mean_embedding_test import MeanEmbeddingTest
+from streamlearn.shift.mixture_test import UNLIKELY
 from streamlearn.shift.recent_record import RecentRecord
 from streamlearn.shift.regime_memory import RegimeMemory
 from streamlearn.shift.segment_classifier import Classification, SegmentClassifier
@@ -51,3 +55,14 @@ def test_a_token_change_is_never_the_segments_regime() -> None:
     regimes = memory_of((0, 100), max_regimes=4)
     records = recent(features_of(0, 12, seed=9), 0, start=101, regimes=regimes)
     assert not classify(regimes, records, change=TokenChange(7, True, 30.0, 20.0)).known
+
+
+@pytest.mark.parametrize(("statistic", "known"), [(UNLIKELY - 0.1, True), (UNLIKELY + 0.1, False)])
+def test_records_that_would_be_split_off_again_are_new(
+    statistic: float, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the regime explains them: one of many topics explains any."""
+    regimes = memory_of((0, 100), (1, 100), max_regimes=4)
+    records = recent(features_of(1, 12, seed=9), 0, start=201, regimes=regimes)
+    monkeypatch.setattr(segment_classifier, "distinctness", lambda *_: statistic)
+    assert classify(regimes, records).known == known
