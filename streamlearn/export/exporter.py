@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from streamlearn.adaptation.adaptation import Adaptation
 from streamlearn.adapters.config import HeadLoraConfig, regime_adapter
 from streamlearn.adapters.model import SHARED
@@ -76,8 +78,15 @@ class Exporter:
         """Find what to export for these regime numbers; without any, all there is. None: what all regimes share.
 
         Raises:
-            UsageError: there is no such regime, or none, or all of them share one adapter.
+            UsageError: there is no such regime, or none, or all of them share one adapter; or the folder of one exists.
         """
+        found = self._find(regimes)
+        for slot in found:
+            if self._target(slot).exists():
+                raise UsageError(f"{self._target(slot)} must not exist yet; remove it, or choose another --out")
+        return found
+
+    def _find(self, regimes: Sequence[int]) -> list[int | None]:
         learner, numbers = self._learner, self._adaptation.numbers
         if not learner.per_regime and self._config.num_experts == 1:
             if regimes:
@@ -97,17 +106,15 @@ class Exporter:
         """Write one of `slots` into a folder of its own, which appears only when it is complete.
 
         Raises:
-            UsageError: the folder exists; or tokens choose among experts, and this may not be approximated. The
-                message says what would be lost.
+            UsageError: tokens choose among experts, and this may not be approximated. The message says what would be
+                lost.
             SnapshotError: it cannot be written.
         """
-        name = ALL_REGIMES if slot is None else f"regime-{self._adaptation.numbers[slot]}"
-        target, staging = self._options.out / name, self._options.out / (_STAGING + name)
-        if target.exists():
-            raise UsageError(f"{target} must not exist yet; remove it, or choose another --out")
+        target = self._target(slot)
+        staging = target.with_name(_STAGING + target.name)
         lora = self._lora(slot)
         merged = self._merged(lora) if self._options.form == "merged" else None
-        exported = self._describe(name, slot, lora, self._figures(slot, lora, merged))
+        exported = self._describe(target.name, slot, lora, self._figures(slot, lora, merged))
         try:
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(parents=True)
@@ -119,10 +126,14 @@ class Exporter:
                 peft_folder.write(staging, lora, self._options.base)
             (staging / "README.md").write_text(card(exported), encoding="utf-8")
             staging.rename(target)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             shutil.rmtree(staging, ignore_errors=True)
-            raise SnapshotError(f"{target}: cannot be written: {error.strerror or error}") from error
+            raise SnapshotError(f"{target}: cannot be written: {error}") from error
         return exported
+
+    def _target(self, slot: int | None) -> Path:
+        """The folder of a regime; None: of all."""
+        return self._options.out / (ALL_REGIMES if slot is None else f"regime-{self._adaptation.numbers[slot]}")
 
     def _lora(self, slot: int | None) -> PlainLora:
         """The regime's adapter in a plain form; where that is an approximation, only if it is asked for."""

@@ -81,7 +81,7 @@ def measure(
             .clamp_min(0.0)
         )  # rounding alone may give less
         scores = [figure for each in (exported_LV, daemon_LV, backbone_LV) for figure in _scores(each, packed)]
-        sums += torch.tensor([*scores, float(divergence_L.sum()), len(divergence_L)])
+        sums += torch.tensor([*scores, float(divergence_L.sum()), len(divergence_L)], dtype=torch.float64)
         largest = max(largest, float((exported_LV - daemon_LV).abs().max()))
     tokens = int(sums[-1])
     loss, accuracy, daemon_loss, daemon_accuracy, backbone_loss, backbone_accuracy, divergence = sums[:-1] / tokens
