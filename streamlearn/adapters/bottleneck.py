@@ -45,8 +45,33 @@ def add_experts(
     Returns:
         `y`.
     """
+    if not torch.is_grad_enabled():  # torch.compile cannot trace the function below without a gradient
+        _add(y, x, A_HKRS.to(y.dtype), B_HKRO.to(y.dtype), gate_HKP, tokens_P, scaling)
+        return y
     added: Tensor = _Experts.apply(y, x, A_HKRS, B_HKRO, gate_HKP, tokens_P, scaling)  # type: ignore[no-untyped-call]
     return added
+
+
+def _add(
+    y: Tensor,
+    x: Tensor,
+    A_HKRS: Tensor,
+    B_HKRO: Tensor,
+    gate_HKP: Tensor | None,
+    tokens_P: Tensor | None,
+    scaling: float,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute eq. (1) and (2) in place, and return what the backward pass needs: x_PD, A_m h_m and the gates."""
+    x_PD, y_TO = rows_of(x.reshape(-1, x.shape[-1]), tokens_P), y.view(-1, y.shape[-1])
+    gate_HKP = None if gate_HKP is None else gate_HKP.to(y.dtype)
+    down_HKRP = _down(x_PD, A_HKRS)
+    z_HKRP = _gated(down_HKRP, gate_HKP)
+    z_PN, B_NO = z_HKRP.flatten(0, 2).T, B_HKRO.flatten(0, 2)
+    if tokens_P is None:
+        y_TO.addmm_(z_PN, B_NO, alpha=scaling)  # in place: allocating is slower
+    else:
+        y_TO.index_add_(0, tokens_P, z_PN @ B_NO, alpha=scaling)
+    return x_PD, down_HKRP, gate_HKP
 
 
 class _Experts(torch.autograd.Function):
@@ -61,19 +86,11 @@ class _Experts(torch.autograd.Function):
         tokens_P: Tensor | None,
         scaling: float,
     ) -> Tensor:
-        x_PD, y_TO = rows_of(x.reshape(-1, x.shape[-1]), tokens_P), y.view(-1, y.shape[-1])
         A_HKRS, B_HKRO = A_HKRS.to(y.dtype), B_HKRO.to(y.dtype)  # stored in float32 for the optimizer's small steps
         ctx.gate_dtype = None if gate_HKP is None else gate_HKP.dtype
-        gate_HKP = None if gate_HKP is None else gate_HKP.to(y.dtype)
-        down_HKRP = _down(x_PD, A_HKRS)
-        z_HKRP = _gated(down_HKRP, gate_HKP)
+        x_PD, down_HKRP, gate_HKP = _add(y, x, A_HKRS, B_HKRO, gate_HKP, tokens_P, scaling)
         ctx.save_for_backward(x_PD, A_HKRS, B_HKRO, down_HKRP, gate_HKP, tokens_P)
         ctx.scaling, ctx.x_shape = scaling, x.shape
-        z_PN, B_NO = z_HKRP.flatten(0, 2).T, B_HKRO.flatten(0, 2)
-        if tokens_P is None:
-            y_TO.addmm_(z_PN, B_NO, alpha=scaling)  # in place: allocating is slower
-        else:
-            y_TO.index_add_(0, tokens_P, z_PN @ B_NO, alpha=scaling)
         ctx.mark_dirty(y)
         return y
 

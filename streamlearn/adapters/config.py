@@ -5,7 +5,7 @@ PEFT keeps its method names in a closed enum. Importing this module adds `HEAD_L
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from aenum import extend_enum
 from peft import PeftConfig, PeftType
@@ -73,14 +73,23 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
     """Unit of routing."""
     noise: float = 0.0
     """In training, sequence routing adds a uniform draw from [0, noise] to each logit before selection (MoT eq. 1)."""
-    target_modules: list[str] = field(default_factory=lambda: list(MLP_LINEARS))
-    """Decoder linears that get an adapter, by the last part of their names."""
+    target_modules: list[str] | str = field(default_factory=lambda: list(MLP_LINEARS))
+    """Decoder linears that get an adapter, by the last part of their names. PEFT also takes a regular expression of
+    whole names, or "all-linear"; the daemon takes names."""
     vision_modules: list[str] = field(default_factory=list)
     """The same for the linears of the vision tower and projector."""
     first_layer: int = 0
     """First decoder layer with an adapter, counted from 0; the gradient is not propagated below it."""
     exclude_modules: str | None = None
     """Pattern of the names to leave out although they match a target; set by `attach`."""
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    """PEFT's: pattern of names -> rank of their experts, in place of `r`."""
+    layers_to_transform: list[int] | int | None = None
+    """PEFT's: numbers of the layers that get an adapter; None: all."""
+    layers_pattern: list[str] | str | None = None
+    """PEFT's: what precedes the number of a layer in names, where that is not the first number."""
+    modules_to_save: list[str] | None = None
+    """PEFT's: modules that are trained and saved as a whole, such as the head of a classifier."""
     per_regime: bool = False
     """Whether this is the adapter of one regime, named by `regime_adapter`; if not, all regimes share it."""
     regimes: int = 0
@@ -91,7 +100,7 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
     def __post_init__(self) -> None:
         super().__post_init__()
         self.peft_type = PeftType[METHOD]
-        self.target_modules = list(dict.fromkeys(self.target_modules))
+        self.target_modules = self._named_modules()
         self._check_literals()
         self._check_sizes()
         self._check_names()
@@ -111,6 +120,18 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
     def routed(self) -> bool:
         """Whether there is a router; a softmax over one expert is the constant 1 and needs none."""
         return self.gate != "none" and self.num_experts > 1
+
+    def _named_modules(self) -> list[str] | str:
+        """`target_modules` without repetitions."""
+        names: Any = self.target_modules
+        if isinstance(names, str) and names:
+            return names
+        if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(
+                "target_modules: must be names of linears, a regular expression of them, or all-linear, found "
+                f"{names!r}; remove the key to adapt the MLP linears"
+            )
+        return list(dict.fromkeys(names))
 
     def _check_literals(self) -> None:
         literals = {"gate": Gate, "router_gradient": RouterGradient, "routes": Routes}

@@ -108,15 +108,23 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the frozen linear's output plus that of the experts: (..., D) to (..., O)."""
         y: Tensor = self.base_layer(x, *args, **kwargs)
-        if self.disable_adapters:
+        if self.disable_adapters or not x.numel():
             return y
-        x = x.to(y.dtype)
+        x, y = x.to(y.dtype), self._writable(y)
         for name, tokens_P, weight in self._adapters(x):
             y = self.experts(name, x, y, tokens_P, weight)
         parallel_adapter = self.context_holder.context.parallel_adapter
         if parallel_adapter is None:
             return y
         return parallel_adapter(next(iter(self.head_lora_info.values())), x, y)
+
+    def _writable(self, y: Tensor) -> Tensor:
+        """`y`, or a copy where something else may read it later: a forward hook, or a backward pass that keeps it.
+
+        Only `nn.Linear` is known to keep nothing.
+        """
+        is_own = type(self.base_layer) is nn.Linear and not self.base_layer._forward_hooks
+        return y if is_own and y.is_contiguous() else y.clone(memory_format=torch.contiguous_format)
 
     def experts(self, name: str, x: Tensor, y: Tensor, tokens_P: Tensor | None, weight: float = 1.0) -> Tensor:
         """Compute eq. (2) with `y` as W x, in place and in the dtype of `y`.
@@ -159,12 +167,13 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         """One gate per block: its first layer decides for each sequence, the others follow (MoT eq. 1)."""
         context, block = self.context_holder.context, self.head_lora_info[name].block
         segment_ids_T = _segment_ids(context, x)
-        if name in self.head_lora_router and not (context.decoding and block in context.block_decisions):
+        decisions, key = context.block_decisions, (name, block)
+        if name in self.head_lora_router and not (context.decoding and key in decisions):
             h_BD = _means(x.reshape(-1, self.in_features), segment_ids_T, context.prompt_T)
-            context.block_decisions[block] = self._decide(name, h_BD, len(h_BD))
+            decisions[key] = self._decide(name, h_BD, len(h_BD))
         elif torch.is_grad_enabled():
-            self.head_lora_load[name] += context.block_decisions[block].selected_HKT.sum(-1)
-        return context.block_decisions[block].gate_HKT[:, :, segment_ids_T]
+            self.head_lora_load[name] += decisions[key].selected_HKT.sum(-1)
+        return decisions[key].gate_HKT[:, :, segment_ids_T]
 
     def _decide(self, name: str, h_TD: Tensor, num: int, tokens_P: Tensor | None = None) -> RoutingDecision:
         """Decide for the tokens `tokens_P` of `num`, or for all, or for `num` sequences."""

@@ -2,6 +2,8 @@
 
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -10,9 +12,10 @@ from peft import PeftModel, PeftType, get_peft_model
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 from peft.tuners.tuners_utils import BaseTuner
 from peft.utils import register_peft_method
+from peft.utils.other import get_pattern_key
 from torch import Tensor, nn
 
-from streamlearn.adapters.check import check, decoder_targets, linear_shapes, targets
+from streamlearn.adapters.check import check, check_heads, decoder_targets, linear_shapes, target_names, targets
 from streamlearn.adapters.config import METHOD, HeadLoraConfig, regime_adapter
 from streamlearn.adapters.layer import NO_MERGE, HeadLoraLinear
 from streamlearn.adapters.routing_context import AdaptedLayer, RoutingContextHolder
@@ -35,6 +38,33 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
         self.blocks_with_router: set[str] = set()
         if not hasattr(self, "context_holder"):  # all adapters of a model have one
             self.context_holder = RoutingContextHolder()
+            model.register_forward_pre_hook(self._begin_pass, with_kwargs=True)
+            model.register_forward_hook(self._end_pass, always_call=True)
+
+    def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
+        """PEFT calls this for each new adapter; experts are float32 already."""
+        if not autocast_adapter_dtype:
+            raise ConfigError(
+                "autocast_adapter_dtype: must be true: experts are stored in float32 and computed in the dtype of the "
+                "backbone, found false; leave it out"
+            )
+        super()._cast_adapter_dtype(adapter_name, autocast_adapter_dtype)
+
+    @contextmanager
+    def _enable_peft_forward_hooks(self, *_: Any, adapter_names: Any = None, **__: Any) -> Iterator[None]:
+        """PEFT calls this around every forward pass and generation with its arguments."""
+        if adapter_names is not None:
+            raise ConfigError(
+                "adapter_names: one adapter for all sequences of a batch is active here; where regimes have adapters "
+                "of their own, `routing_context` says which sequence belongs to which"
+            )
+        yield
+
+    def _begin_pass(self, _model: nn.Module, _arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self.context_holder.begin_pass(named.get("past_key_values"))
+
+    def _end_pass(self, *_: Any) -> None:
+        self.context_holder.end_pass()
 
     def _create_and_replace(  # PEFT's signature
         self,
@@ -50,12 +80,14 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
         if not isinstance(layer, HeadLoraLinear):
             if not isinstance(target, nn.Linear):
                 raise ConfigError(f"target_modules: {current_key} must be an nn.Linear, found {type(target).__name__}")
+            check_heads(peft_config.num_heads, {current_key: (target.in_features, target.out_features)})
             layer = HeadLoraLinear(target)
             setattr(parent, target_name, layer)
+        rank = peft_config.rank_pattern.get(get_pattern_key(peft_config.rank_pattern, current_key), peft_config.r)
         block = _block_of(current_key) if peft_config.routes == "sequences" else current_key
         layer.update_layer(
             adapter_name,
-            peft_config,
+            peft_config if rank == peft_config.r else replace(peft_config, r=rank),
             self.generator,
             self.context_holder,
             name=current_key,
@@ -144,7 +176,7 @@ def attach(model: nn.Module, config: HeadLoraConfig, seed: int) -> PeftModel:
     vision = {name: shape for name, shape in shapes.items() if name not in decoder}
     check(config, decoder, vision)
     chosen = decoder_targets(config, decoder) | targets(config.vision_modules, vision)
-    names = [*config.target_modules, *config.vision_modules]
+    names = [*target_names(config), *config.vision_modules]
     others = {name: (0, 0) for name, _ in model.named_modules() if name not in chosen}
     excluded = [re.escape(name) for name in targets(names, others)] if vision or config.first_layer else []
     config = replace(config, init_seed=seed, target_modules=names, exclude_modules="|".join(excluded) or None)

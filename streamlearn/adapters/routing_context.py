@@ -98,8 +98,8 @@ class RoutingContext:
     means: tuple[tuple[int, ...], ...] = ()
     """Slots of each mean of adapters in the pass, see `slots_B`."""
     parallel_adapter: ParallelAdapter | None = None
-    block_decisions: dict[str, RoutingDecision] = field(default_factory=dict)
-    """Where one gate serves a block: the decision of its first layer, for the layers after it."""
+    block_decisions: dict[tuple[str, str], RoutingDecision] = field(default_factory=dict)
+    """Where one gate serves a block: the decision of its first layer, for the layers after it; by adapter and block."""
 
     @property
     def slots(self) -> tuple[int, ...] | None:
@@ -193,9 +193,26 @@ class RoutingContextHolder:
     """The context of the forward pass in progress, shared by all layers of one adapter."""
 
     def __init__(self) -> None:
-        self.context = RoutingContext()
+        self.context = self._default = RoutingContext()
         self.before_pass: Callable[[RoutingContext], None] | None = None
         """Called when a context is set; it may bring the adapters that the passes use into memory."""
+
+    def begin_pass(self, cache: Any) -> None:
+        """A forward pass begins; one outside of `routing_context` gets a context of its own.
+
+        Where sequences are routed, a pass that adds to keys and values in `cache` keeps the experts of the prompts.
+        """
+        if self.context is not self._default:
+            return
+        if self.context.block_decisions and cache is not None and cache.get_seq_length():
+            self.context.decoding = True
+        else:
+            self.context = self._default = RoutingContext()
+
+    def end_pass(self) -> None:
+        """It ended: nothing of its graph is kept."""
+        if self.context is self._default and torch.is_grad_enabled():
+            self.context = self._default = RoutingContext()
 
 
 @contextmanager
