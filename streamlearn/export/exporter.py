@@ -78,7 +78,8 @@ class Exporter:
         """Find what to export for these regime numbers; without any, all there is. None: what all regimes share.
 
         Raises:
-            UsageError: there is no such regime, or none, or all of them share one adapter; or the folder of one exists.
+            UsageError: there is no such regime, or all of them share one adapter; or the folder of one exists.
+            SnapshotError: there is no regime yet.
         """
         found = self._find(regimes)
         for slot in found:
@@ -94,12 +95,11 @@ class Exporter:
             return [None]
         learned = [slot for slot in numbers if not learner.per_regime or regime_adapter(slot) in learner.revisions]
         found = {numbers[slot]: slot for slot in sorted(learned, key=numbers.__getitem__)}
-        missing = [number for number in regimes if number not in found]
-        if missing or not found:
-            raise UsageError(
-                f"snapshot {snapshot_name(self._manifest.step)} must have "
-                f"{f'regime {missing[0]}' if missing else 'a regime'}, found {', '.join(map(str, found)) or 'none'}"
-            )
+        name = snapshot_name(self._manifest.step)
+        if not found:
+            raise SnapshotError(f"snapshot {name} has no regime yet; export again after the next snapshot")
+        if missing := [number for number in regimes if number not in found]:
+            raise UsageError(f"snapshot {name} must have regime {missing[0]}, found {', '.join(map(str, found))}")
         return [found[number] for number in regimes or found]
 
     def export(self, slot: int | None) -> ExportedRegime:

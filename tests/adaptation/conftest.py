@@ -15,10 +15,11 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_backbone(tmp_path_factory.mktemp("backbone"))
 
 
-@pytest.fixture
-def make(tmp_path: Path, backbone: Path) -> Callable[..., Settings]:
+def maker(parent: Path, backbone: Path) -> Callable[..., Settings]:
+    """Settings of a run in a folder of its own inside `parent`; `sections` change the defaults below."""
+
     def build(lines: list[bytes], name: str = "run", **sections: Any) -> Settings:
-        folder = tmp_path / name
+        folder = parent / name
         folder.mkdir(exist_ok=True)
         (folder / "stream.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
         values: dict[str, Any] = {
@@ -35,3 +36,8 @@ def make(tmp_path: Path, backbone: Path) -> Callable[..., Settings]:
         return Settings.model_validate({"state": folder / "state", "source": source, **values})
 
     return build
+
+
+@pytest.fixture
+def make(tmp_path: Path, backbone: Path) -> Callable[..., Settings]:
+    return maker(tmp_path, backbone)

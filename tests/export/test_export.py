@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from streamlearn.export import gguf_adapter, peft_folder
 from streamlearn.export.exported_regime import ExportedRegime
 from streamlearn.export.holdout_figures import DaemonModel
 from streamlearn.settings import Settings
-from tests.adaptation.conftest import backbone, make
+from tests.adaptation.conftest import backbone, make, maker
 from tests.adaptation.shifting_streams import run, stream
+from tests.runtime.test_daemon import daemon_of, opened
 
 __all__ = ["backbone", "make"]
 
@@ -37,11 +38,12 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-base, folder, prompts, answers = sys.argv[1:]
-model = LOAD.eval()
-with torch.no_grad():
-    rows = {name: model(input_ids=ids[None]).logits[0] for name, ids in load_file(prompts).items()}
-save_file(rows, answers)
+base, prompts, answers, *folders = sys.argv[1:]
+for folder in folders:
+    model = LOAD.eval()
+    with torch.no_grad():
+        rows = {name: model(input_ids=ids[None]).logits[0] for name, ids in load_file(prompts).items()}
+    save_file(rows, f"{answers}/{folder.rpartition('/')[2]}.safetensors")
 """
 
 
@@ -61,13 +63,14 @@ def daemons_logits(settings: Settings, slot: int) -> tuple[dict[str, Tensor], di
         return tokens, {str(i): logits([each])[1] for i, each in enumerate(examples)}
 
 
-def stock_logits(base: Path, folder: Path, tokens: dict[str, Tensor], tmp_path: Path, load: str) -> dict[str, Tensor]:
-    """What transformers and PEFT compute in a process that cannot import streamlearn."""
-    prompts, answers = tmp_path / "prompts.safetensors", tmp_path / "answers.safetensors"
+def stock_logits(
+    base: Path, folders: Sequence[Path], tokens: dict[str, Tensor], tmp_path: Path, load: str = LOAD_PEFT
+) -> list[dict[str, Tensor]]:
+    """What transformers and PEFT compute with each folder, in a process that cannot import streamlearn."""
+    prompts, program = tmp_path / "prompts.safetensors", SCRIPT.replace("LOAD", load)
     save_file(tokens, prompts)
-    program = SCRIPT.replace("LOAD", load)
-    subprocess.run([sys.executable, "-c", program, base, folder, prompts, answers], check=True, timeout=300)
-    return load_file(answers)
+    subprocess.run([sys.executable, "-c", program, base, prompts, tmp_path, *folders], check=True, timeout=300)
+    return [load_file(tmp_path / f"{folder.name}.safetensors") for folder in folders]
 
 
 def assert_same(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
@@ -76,9 +79,9 @@ def assert_same(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name][-1 - len(logits_LV) : -1], logits_LV, rtol=0, atol=1e-5)
 
 
-@pytest.fixture
-def learned(make: Callable[..., Settings]) -> Settings:
-    settings = make(stream(*TASKS))
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Settings:
+    settings = maker(tmp_path_factory.mktemp("learned"), backbone)(stream(*TASKS))
     run(settings)
     return settings
 
@@ -91,16 +94,19 @@ def test_stock_libraries_compute_what_the_daemon_computes(
     exported = written(learned, tmp_path / "out", form=form)
     assert [each.name for each in exported] == ["regime-1", "regime-2", "regime-3"]
     assert {each.fidelity for each in exported} == {"exact"}
+    every = [daemons_logits(learned, slot) for slot in range(3)]
+    tokens = {f"{slot} {name}": ids for slot, (ids_by_name, _) in enumerate(every) for name, ids in ids_by_name.items()}
+    found = stock_logits(backbone, [tmp_path / "out" / each.name for each in exported], tokens, tmp_path, load)
     for slot, each in enumerate(exported):
-        tokens, expected = daemons_logits(learned, slot)
-        assert_same(expected, stock_logits(backbone, tmp_path / "out" / each.name, tokens, tmp_path, load))
+        expected = {f"{slot} {name}": logits for name, logits in every[slot][1].items()}
+        assert_same(expected, found[slot])
+        with pytest.raises(AssertionError):
+            assert_same(expected, found[slot - 1])
         assert each.figures is not None
         assert each.figures.largest_difference < 1e-5
         assert each.figures.divergence < 1e-6
         assert each.figures.loss < each.figures.backbone_loss - 0.1
         assert each.figures.loss == pytest.approx(each.figures.daemon_loss, abs=1e-5)
-    with pytest.raises(AssertionError):
-        assert_same(expected, stock_logits(backbone, tmp_path / "out" / "regime-1", tokens, tmp_path, load))
 
 
 def test_layers_without_an_adapter_get_none(make: Callable[..., Settings], backbone: Path, tmp_path: Path) -> None:
@@ -110,7 +116,7 @@ def test_layers_without_an_adapter_get_none(make: Callable[..., Settings], backb
     folder = tmp_path / "out" / "regime-1"
     assert {name.split(".")[4] for name in load_file(folder / peft_folder.WEIGHTS)} == {"1"}
     tokens, expected = daemons_logits(settings, 0)
-    assert_same(expected, stock_logits(backbone, folder, tokens, tmp_path, LOAD_PEFT))
+    assert_same(expected, stock_logits(backbone, [folder], tokens, tmp_path)[0])
 
 
 def test_one_adapter_for_all_regimes_is_one_folder(
@@ -123,7 +129,7 @@ def test_one_adapter_for_all_regimes_is_one_folder(
     (exported,) = written(settings, tmp_path / "out")
     assert (exported.name, exported.rank, exported.visits) == ("all-regimes", 20, 2)
     tokens, expected = daemons_logits(settings, 1)
-    assert_same(expected, stock_logits(backbone, tmp_path / "out" / "all-regimes", tokens, tmp_path, LOAD_PEFT))
+    assert_same(expected, stock_logits(backbone, [tmp_path / "out" / "all-regimes"], tokens, tmp_path)[0])
 
 
 @pytest.mark.parametrize(
@@ -164,7 +170,7 @@ def test_an_approximation_is_what_stock_peft_computes(
     run(settings)
     (exported,) = written(settings, tmp_path / "out", regimes=[2], approximate=True)
     tokens, expected = daemons_logits(settings, 1)
-    found = stock_logits(backbone, tmp_path / "out" / "regime-2", tokens, tmp_path, LOAD_PEFT)
+    (found,) = stock_logits(backbone, [tmp_path / "out" / "regime-2"], tokens, tmp_path)
     differences = [
         float((found[name][-1 - len(logits_LV) : -1] - logits_LV).abs().max()) for name, logits_LV in expected.items()
     ]
@@ -224,6 +230,14 @@ def test_a_folder_that_cannot_be_completed_does_not_appear(
 def test_an_unknown_regime_is_named_with_those_that_exist(learned: Settings, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"snapshot \d+ must have regime 9, found 1, 2, 3"):
         written(learned, tmp_path / "out", regimes=[9])
+
+
+def test_a_snapshot_before_the_first_record_has_nothing_to_export(learned: Settings, tmp_path: Path) -> None:
+    settings = learned.model_copy(update={"state": tmp_path / "state"})
+    with opened(settings) as components:
+        daemon_of(components).save()
+    with pytest.raises(SnapshotError, match=r"snapshot 00000000 has no regime yet; export again after the next"):
+        written(settings, tmp_path / "out")
 
 
 def test_two_exports_are_the_same_to_the_byte(learned: Settings, tmp_path: Path) -> None:
