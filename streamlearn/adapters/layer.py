@@ -123,7 +123,8 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
 
         Only `nn.Linear` is known to keep nothing.
         """
-        is_own = type(self.base_layer) is nn.Linear and not self.base_layer._forward_hooks
+        linear = self.base_layer
+        is_own = type(linear) is nn.Linear and not (linear._forward_hooks or linear._backward_hooks)
         return y if is_own and y.is_contiguous() else y.clone(memory_format=torch.contiguous_format)
 
     def experts(self, name: str, x: Tensor, y: Tensor, tokens_P: Tensor | None, weight: float = 1.0) -> Tensor:

@@ -80,8 +80,9 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
         if not isinstance(layer, HeadLoraLinear):
             if not isinstance(target, nn.Linear):
                 raise ConfigError(f"target_modules: {current_key} must be an nn.Linear, found {type(target).__name__}")
-            check_heads(peft_config.num_heads, {current_key: (target.in_features, target.out_features)})
             layer = HeadLoraLinear(target)
+        check_heads(peft_config.num_heads, {current_key: (layer.in_features, layer.out_features)})
+        if layer is not target:
             setattr(parent, target_name, layer)
         rank = peft_config.rank_pattern.get(get_pattern_key(peft_config.rank_pattern, current_key), peft_config.r)
         block = _block_of(current_key) if peft_config.routes == "sequences" else current_key

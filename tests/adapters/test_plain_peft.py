@@ -114,6 +114,15 @@ def test_hooks_see_the_frozen_output() -> None:
     assert torch.equal(y, nn.functional.linear(x, linear.base_layer.weight))
 
 
+def test_a_backward_hook_of_the_frozen_linear_is_called() -> None:
+    model = adapted()
+    called: list[bool] = []
+    linear = model.base_model.model.model.layers[1].mlp.up_proj.base_layer
+    linear.register_full_backward_hook(lambda *_: called.append(True))
+    model(input_ids=IDS).logits.sum().backward()
+    assert called == [True]
+
+
 def test_a_linear_that_keeps_its_output_for_the_backward_pass() -> None:
     """As quantized ones may; its gradient would be refused if the output were changed."""
 
@@ -208,6 +217,9 @@ def test_weights_are_read_onto_the_meta_device_and_from_there(options: dict[str,
 def test_heads_that_do_not_divide_a_target_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"num_heads: must divide .* 5 does not divide 32, .*up_proj"):
         adapted(num_heads=5)
+    model = adapted()
+    with pytest.raises(ConfigError, match=r"num_heads: must divide .* 3 does not divide 32"):
+        model.add_adapter("other", HeadLoraConfig(target_modules=["up_proj"], num_heads=3))
 
 
 @pytest.mark.parametrize("target", [None, 3, [1]])
