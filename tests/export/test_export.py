@@ -4,15 +4,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
 from streamlearn.commands.export import export
 from streamlearn.commands.restored_model import restored_model
@@ -197,11 +198,19 @@ def test_llama_cpp_gets_the_same_matrices(learned: Settings, tmp_path: Path) -> 
         )
 
 
-def test_an_architecture_that_llama_cpp_does_not_know_is_refused(learned: Settings, tmp_path: Path) -> None:
-    config = LoraConfig()
-    config.model_type = "unheard-of"
+def test_an_architecture_that_llama_cpp_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--format gguf: expected a backbone of type llama, .*found unheard-of"):
-        gguf_adapter.check(config)
+        gguf_adapter.check(SimpleNamespace(model_type="unheard-of"))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_transformers_reads_queries_and_keys_back_in_its_own_order(heads: int) -> None:
+    """It undoes the exchange of rows when it loads a GGUF of a Llama."""
+    B_ON = np.random.default_rng(0).normal(size=(32, 6)).astype(np.float32)
+    paired = gguf_adapter._paired(B_ON, heads)
+    assert not np.array_equal(paired, B_ON)
+    restored = LlamaTensorProcessor()._reverse_permute_weights(paired, heads, heads)
+    np.testing.assert_array_equal(restored, B_ON)
 
 
 def test_nothing_is_overwritten(learned: Settings, tmp_path: Path) -> None:
