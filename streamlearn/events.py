@@ -54,6 +54,13 @@ class Event(StrEnum):
     HTTP_FAILED = "http_failed"
     JOB_FINISHED = "job_finished"
     JOB_FAILED = "job_failed"
+    VERSION_PUBLISHED = "version_published"
+    VERSION_HELD_BACK = "version_held_back"
+    PUBLICATION_WRITTEN = "publication_written"
+    PUBLICATION_FAILED = "publication_failed"
+    REPLICA_REACHED = "replica_reached"
+    REPLICA_LOST = "replica_lost"
+    REPLICA_REFUSED = "replica_refused"
     SERVICE_MANAGER_UNREACHABLE = "service_manager_unreachable"
     CONFIG_CHANGE_ACCEPTED = "config_change_accepted"
 

@@ -18,6 +18,7 @@ from streamlearn.settings.learning import (
     ProbeSettings,
     ShiftSettings,
 )
+from streamlearn.settings.publish import HubSettings, PublishSettings, VllmSettings
 from streamlearn.settings.section import section_type
 from streamlearn.settings.service import LogSettings, ServeSettings, SnapshotSettings
 from streamlearn.settings.settings import Settings, digest, fingerprint, with_defaults
@@ -37,17 +38,20 @@ __all__ = [
     "ConsolidateSettings",
     "DeadLetterSettings",
     "HoldoutSettings",
+    "HubSettings",
     "JsonlSettings",
     "KafkaSettings",
     "LearnerSettings",
     "LogSettings",
     "ProbeSettings",
+    "PublishSettings",
     "ServeSettings",
     "Settings",
     "ShiftSettings",
     "SnapshotSettings",
     "SourceSettings",
     "StreamSettings",
+    "VllmSettings",
     "digest",
     "fingerprint",
     "load",

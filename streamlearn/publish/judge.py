@@ -1,0 +1,161 @@
+"""The gate over one snapshot: which regimes keep their version, which get a new one, and which are held back."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+from streamlearn.events import Event, get_logger
+from streamlearn.export.plain_lora import PlainLora
+from streamlearn.learner.evaluation import ExampleScore
+from streamlearn.publish.gate import Comparison, Gate, HeldBack, Losses, Verdict
+from streamlearn.publish.published_folder import PublishedFolder
+from streamlearn.publish.scoring_queue import ScoringQueue
+from streamlearn.publish.snapshot_regimes import RegimeOfSnapshot, SnapshotRegimes
+from streamlearn.publish.version import Version
+from streamlearn.status.publication_status import RegimePublication
+from streamlearn.stream.decode import Example
+
+_BACKBONE = ""
+"""What stands for the untouched backbone among the hashes of weights."""
+MAX_KNOWN = 65_536
+"""Maximum number of losses that are remembered of the backbone, some 10 MB."""
+
+_log = get_logger("publish")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A regime's newest weights, which passed the gate."""
+
+    regime: RegimeOfSnapshot
+    lora: PlainLora
+    losses: Losses
+    """Of the hold-out records, by digest."""
+    backbone: Comparison
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What the gate says of one regime."""
+
+    regime: RegimeOfSnapshot
+    version: Version | None
+    """The published version, which stays where there is no candidate."""
+    candidate: Candidate | None
+    status: RegimePublication
+
+
+class Judge:
+    """Scores the regimes of snapshots, and remembers what cannot change: losses of versions and of the backbone."""
+
+    def __init__(self, gate: Gate, scoring: ScoringQueue, folder: PublishedFolder) -> None:
+        self._gate = gate
+        self._scoring = scoring
+        self._folder = folder
+        self._losses: dict[str, dict[str, float]] = {}
+        """Loss of each record, by digest, by hash of the weights or `_BACKBONE`."""
+        self._rulings: dict[int, tuple[str, RegimePublication]] = {}
+        """The last verdict on each regime, and the weights that it is about."""
+
+    def judge(
+        self, snapshot: SnapshotRegimes, published: Mapping[int, Version], approved: frozenset[int]
+    ) -> list[Ruling]:
+        """Judge every regime of a snapshot.
+
+        Args:
+            snapshot: The snapshot.
+            published: Versions that are published, by number of the regime.
+            approved: Regimes whose answers changed with an operator's approval.
+        """
+        regimes = snapshot.regimes
+        rulings = [self._rule(snapshot, each, published.get(each.number), each.number in approved) for each in regimes]
+        known = [regime.weights_sha256 for regime in regimes]
+        self._forget([*known, *(version.weights_sha256 for version in published.values())])
+        return rulings
+
+    def _rule(
+        self, snapshot: SnapshotRegimes, regime: RegimeOfSnapshot, version: Version | None, approved: bool
+    ) -> Ruling:
+        name = None if version is None else version.name
+        if version is not None and version.weights_sha256 == regime.weights_sha256:
+            _, status = self._rulings.get(regime.number, ("", RegimePublication(regime.number, name)))
+            kept = replace(status, version=name, held_back=None)
+            return Ruling(regime, version, None, kept)
+        examples = snapshot.holdouts(regime.slot)
+        if regime.is_suspected and not approved:
+            return self._held_back(snapshot, regime, version, Verdict(HeldBack.ANSWERS_CHANGED))
+        if len(examples) < self._gate.min_records:
+            return self._held_back(snapshot, regime, version, Verdict(HeldBack.TOO_FEW_RECORDS))
+        lora = snapshot.lora(regime.slot)
+        losses = self._known(regime.weights_sha256, examples, lambda: lora)
+        verdict = self._gate.judge(
+            losses,
+            self._known(_BACKBONE, examples, lambda: None),
+            None if version is None else self._known_of(version, examples),
+            frozenset() if version is None else frozenset(version.holdout),
+            approved=approved,
+        )
+        if verdict.held_back is not None:
+            return self._held_back(snapshot, regime, version, verdict)
+        assert verdict.backbone is not None
+        status = _status(regime, name, snapshot.step, verdict)
+        self._rulings[regime.number] = (regime.weights_sha256, status)
+        return Ruling(regime, version, Candidate(regime, lora, losses, verdict.backbone), status)
+
+    def _held_back(
+        self, snapshot: SnapshotRegimes, regime: RegimeOfSnapshot, version: Version | None, verdict: Verdict
+    ) -> Ruling:
+        status = _status(regime, None if version is None else version.name, snapshot.step, verdict)
+        before = self._rulings.get(regime.number)
+        if before is None or before[0] != regime.weights_sha256 or before[1].held_back != status.held_back:
+            _log.warning(
+                Event.VERSION_HELD_BACK,
+                regime=regime.number,
+                reason=status.held_back,
+                step=snapshot.step,
+                published=status.version,
+                records=status.records,
+                loss=status.loss,
+                published_loss=status.published_loss,
+                backbone_loss=status.backbone_loss,
+                p_value=status.p_value,
+            )
+        self._rulings[regime.number] = (regime.weights_sha256, status)
+        return Ruling(regime, version, None, status)
+
+    def _known_of(self, version: Version, examples: Mapping[str, Example]) -> Losses:
+        return self._known(version.weights_sha256, examples, lambda: self._folder.lora(version.name))
+
+    def _known(self, weights: str, examples: Mapping[str, Example], load: Callable[[], PlainLora | None]) -> Losses:
+        """Losses of these records; only those that are not known need a forward pass."""
+        known = self._losses.setdefault(weights, {})
+        missing = {digest: example for digest, example in examples.items() if digest not in known}
+        if missing:
+            scores = self._scoring.score(list(missing.values()), load())
+            known |= {digest: _mean_loss(each) for digest, each in zip(missing, scores, strict=True)}
+        return {digest: known[digest] for digest in examples}
+
+    def _forget(self, weights: Collection[str]) -> None:
+        """Drop the losses of all other weights, and those of the backbone if they are too many."""
+        if len(self._losses.get(_BACKBONE, ())) > MAX_KNOWN:
+            del self._losses[_BACKBONE]
+        self._losses = {key: losses for key, losses in self._losses.items() if key == _BACKBONE or key in weights}
+
+
+def _mean_loss(score: ExampleScore) -> float:
+    return score.loss_sum / score.tokens
+
+
+def _status(regime: RegimeOfSnapshot, version: str | None, step: int, verdict: Verdict) -> RegimePublication:
+    compared = [each for each in (verdict.published, verdict.backbone) if each is not None]
+    decisive = compared[0] if compared else None
+    return RegimePublication(
+        number=regime.number,
+        version=version,
+        held_back=None if verdict.held_back is None else str(verdict.held_back),
+        step=step,
+        records=None if decisive is None else decisive.records,
+        loss=None if decisive is None else decisive.loss,
+        published_loss=None if verdict.published is None else verdict.published.other_loss,
+        backbone_loss=None if verdict.backbone is None else verdict.backbone.other_loss,
+        p_value=min((each.p_value for each in compared), default=None),
+    )
