@@ -100,6 +100,8 @@ class AdapterPublisher:
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._publication = _newest(targets.folder.folder)
+        self._routing = [] if self._publication is None else [self._publication.routing]
+        """Routing states that are kept: gateways may still be reading the one before the newest."""
         self._unpublished: dict[str, Version] = {}
         """Versions that are written and not loaded everywhere, by hash of the weights."""
         drain_s = 0.0 if self._own.vllm is None else self._own.vllm.drain_s
@@ -143,6 +145,11 @@ class AdapterPublisher:
     def status(self) -> PublicationStatus:
         """What is published, and what is wrong. Immutable."""
         return self._status
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     @property
     def is_idle(self) -> bool:
@@ -276,6 +283,7 @@ class AdapterPublisher:
         )
         publication.write(self._targets.folder.folder, self._targets.folder.files)
         self._publication, self._unpublished = publication, {}
+        self._routing = [*self._routing[-1:], routing]
         self._upload_pending = self._targets.hub is not None
         drain_s = 0.0 if self._own.vllm is None else self._own.vllm.drain_s
         gone = set(before.adapters if before is not None else ()) - set(publication.adapters)
@@ -308,7 +316,7 @@ class AdapterPublisher:
         if self._publication is not None:
             waiting = {version.name for version in self._unpublished.values()}
             kept = self._targets.folder.newest_names(self._own.keep, run=self._run)
-            self._targets.folder.prune({*current, *self._draining, *waiting, *kept}, self._publication.routing)
+            self._targets.folder.prune({*current, *self._draining, *waiting, *kept}, self._routing)
 
     def _upload(self) -> str | None:
         """Step 6, tried again after `UPLOAD_RETRY_S`. Returns why it failed."""

@@ -13,7 +13,7 @@ sample was replaced, which happens when the regime's answers changed: then nothi
 worse, and an operator decides.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -33,7 +33,7 @@ class HeldBack(StrEnum):
     WORSE_THAN_BACKBONE = "worse_than_backbone"
     WORSE_THAN_PUBLISHED = "worse_than_published"
     ANSWERS_CHANGED = "answers_changed"
-    """The answers changed, or may have: an operator decides."""
+    """The answers changed, or may have; or the regime was split. An operator decides."""
     NOT_LOADED = "not_loaded"
     """No replica could load it."""
 
@@ -72,30 +72,35 @@ class Gate:
     level: float
     min_records: int
 
+    def unscored(self, records: Collection[str], tested_on: Collection[str] | None) -> HeldBack | None:
+        """Find what holds a version back whatever its losses are.
+
+        Args:
+            records: Digests of the regime's hold-out records.
+            tested_on: Digests of those that the published version was tested on; None if there is none to compare with.
+        """
+        if tested_on is not None and len(set(tested_on) & set(records)) < self.min_records:
+            return HeldBack.ANSWERS_CHANGED
+        return HeldBack.TOO_FEW_RECORDS if len(records) < self.min_records else None
+
     def judge(
-        self, new: Losses, backbone: Losses, published: Losses | None, tested_on: frozenset[str], *, approved: bool
+        self, new: Losses, backbone: Losses, published: Losses | None = None, tested_on: Collection[str] = ()
     ) -> Verdict:
-        """Decide about one version.
+        """Decide about a version that `unscored` does not hold back.
 
         Args:
             new: Its losses on the regime's hold-out records.
             backbone: Those of the untouched backbone.
-            published: Those of the published version; None if there is none.
+            published: Those of the published version; None if there is none to compare with.
             tested_on: Digests of the records that the published version was tested on.
-            approved: Whether an operator wants it although the answers changed: it then need not be as good as the
-                published version.
         """
-        if len(new) < self.min_records:
-            return Verdict(HeldBack.TOO_FEW_RECORDS)
         beside_backbone = compare(new, backbone)
         if beside_backbone.p_value <= self.level:
             return Verdict(HeldBack.WORSE_THAN_BACKBONE, beside_backbone)
-        if published is None or approved:
+        if published is None:
             return Verdict(None, beside_backbone)
         beside_published = compare(new, published)
         earlier = {digest: loss for digest, loss in new.items() if digest in tested_on}
-        if len(earlier) < self.min_records:
-            return Verdict(HeldBack.ANSWERS_CHANGED, beside_backbone, beside_published)
         for each in (compare(earlier, published), beside_published):
             if each.p_value <= self.level:
                 return Verdict(HeldBack.WORSE_THAN_PUBLISHED, beside_backbone, each)

@@ -81,18 +81,20 @@ class Judge:
             kept = replace(status, version=name, held_back=None)
             return Ruling(regime, version, None, kept)
         examples = snapshot.holdouts(regime.slot)
+        compared = None if approved else version
+        tested_on = None if compared is None else compared.holdout
+        unscored = self._gate.unscored(examples.keys(), tested_on)
         if regime.is_suspected and not approved:
-            return self._held_back(snapshot, regime, version, Verdict(HeldBack.ANSWERS_CHANGED))
-        if len(examples) < self._gate.min_records:
-            return self._held_back(snapshot, regime, version, Verdict(HeldBack.TOO_FEW_RECORDS))
+            unscored = HeldBack.ANSWERS_CHANGED
+        if unscored is not None:
+            return self._held_back(snapshot, regime, version, Verdict(unscored))
         lora = snapshot.lora(regime.slot)
         losses = self._known(regime.weights_sha256, examples, lambda: lora)
         verdict = self._gate.judge(
             losses,
             self._known(_BACKBONE, examples, lambda: None),
-            None if version is None else self._known_of(version, examples),
-            frozenset() if version is None else frozenset(version.holdout),
-            approved=approved,
+            None if compared is None else self._known_of(compared, examples),
+            tested_on or (),
         )
         if verdict.held_back is not None:
             return self._held_back(snapshot, regime, version, verdict)

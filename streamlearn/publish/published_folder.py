@@ -34,8 +34,6 @@ from streamlearn.snapshot.files import Files
 ADAPTERS, ROUTING = "adapters", "routing"
 HISTORY = "history.jsonl"
 _TOKENIZER, _STAGING = "tokenizer-", ".staging-"
-_KEPT_ROUTING = 2
-"""Routing states that are kept: gateways may still be reading the one before the newest."""
 
 
 class PublishedFolder:
@@ -54,7 +52,8 @@ class PublishedFolder:
                 path.mkdir(parents=True, exist_ok=True)
             for leftover in [*folder.glob(f"{_STAGING}*"), *folder.glob(f"*/{_STAGING}*")]:
                 self.files.remove(leftover)
-        self._used = {path.name for path in (folder / ADAPTERS).iterdir()} | _names(folder / HISTORY)
+        self._used = _names(folder / HISTORY)
+        """Position of every version in the history, by name."""
 
     def path(self, name: str) -> Path:
         """The folder of a version."""
@@ -63,8 +62,8 @@ class PublishedFolder:
     def versions(self) -> list[Version]:
         """Complete versions in the folder, oldest first."""
         with _translated(self.folder):
-            found = [path for path in (self.folder / ADAPTERS).iterdir() if (path / version_file.FILE).is_file()]
-            found.sort(key=lambda path: ((path / version_file.FILE).stat().st_mtime_ns, path.name))
+            found = [path for path in self._version_folders() if (path / version_file.FILE).is_file()]
+            found.sort(key=lambda path: self._used.get(path.name, -1))
         return [Version.read(path) for path in found]
 
     def unused_name(self, model: str, step: int) -> str:
@@ -96,7 +95,7 @@ class PublishedFolder:
             file.write(orjson.dumps(version.model_dump(mode="json", exclude={"holdout"})) + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        self._used.add(version.name)
+        self._used[version.name] = len(self._used)
 
         def write(staging: Path) -> None:
             peft_folder.write(staging, lora, self._base)
@@ -140,16 +139,18 @@ class PublishedFolder:
                 self._make_durable(staging, target)
         return target.name
 
-    def prune(self, versions: Collection[str], routing: str) -> None:
-        """Remove all versions but these, and all routing states but this one and the newest before it."""
+    def prune(self, versions: Collection[str], routing: Collection[str]) -> None:
+        """Remove all versions and all routing states but these."""
         with _translated(self.folder):
-            for path in (self.folder / ADAPTERS).iterdir():
+            for path in self._version_folders():
                 if path.name not in versions:
                     self.files.remove(path)
-            states = sorted((self.folder / ROUTING).iterdir(), key=lambda path: path.stat().st_mtime_ns)
-            for path in states[:-_KEPT_ROUTING]:
-                if f"{ROUTING}/{path.name}" != routing:
+            for path in (self.folder / ROUTING).iterdir():
+                if f"{ROUTING}/{path.name}" not in routing:
                     self.files.remove(path)
+
+    def _version_folders(self) -> list[Path]:
+        return [path for path in (self.folder / ADAPTERS).iterdir() if not path.name.startswith(_STAGING)]
 
     def _write_folder(self, target: Path, write: Callable[[Path], None]) -> None:
         staging = target.with_name(_STAGING + target.name)
@@ -167,14 +168,17 @@ class PublishedFolder:
         self.files.sync(target.parent)
 
 
-def _names(history: Path) -> set[str]:
-    """The names in the history; a last line that was cut off by a crash belongs to a version that was not written."""
-    names = set()
+def _names(history: Path) -> dict[str, int]:
+    """The names in the history, by position.
+
+    A line that was cut off by a crash belongs to a version that was not written.
+    """
+    names: dict[str, int] = {}
     with _translated(history):
         lines = history.read_bytes().splitlines() if history.exists() else []
     for line in lines:
         with suppress(orjson.JSONDecodeError, KeyError, TypeError):
-            names.add(str(orjson.loads(line)["name"]))
+            names[str(orjson.loads(line)["name"])] = len(names)
     return names
 
 
