@@ -2,8 +2,8 @@
 
 For the newest snapshot:
 
-1. The gate judges every regime whose weights changed (`judge`); the forward passes are made by the loop, between steps
-   and within `publish.time_share`.
+1. The gate tests every regime whose weights changed (`regime_gate`); the forward passes are made by the loop, between
+   steps and within `publish.time_share`.
 2. What passed is written as versions, each complete or absent.
 3. Every replica that answers loads them. If none answers, or one refuses, nothing is published, and all is tried
    again.
@@ -32,9 +32,9 @@ from streamlearn.events import Event, get_logger
 from streamlearn.export.exported_regime import BaseModel
 from streamlearn.publish.gate import Gate, HeldBack
 from streamlearn.publish.hub_repository import HubRepository
-from streamlearn.publish.judge import Candidate, Judge, Ruling
 from streamlearn.publish.publication import FILE, Publication, PublishedRegime
-from streamlearn.publish.published_folder import PublishedFolder
+from streamlearn.publish.publication_files import PublicationFiles
+from streamlearn.publish.regime_gate import Candidate, RegimeDecision, RegimeGate
 from streamlearn.publish.replica_set import ReplicaSet
 from streamlearn.publish.scoring_queue import PublishingStoppedError, ScoringQueue
 from streamlearn.publish.snapshot_regimes import SnapshotRegimes
@@ -55,7 +55,7 @@ _log = get_logger("publish")
 class Targets:
     """Where publications go."""
 
-    folder: PublishedFolder
+    folder: PublicationFiles
     tokenizer: str
     """Path of the tokenizer in the folder."""
     base: BaseModel
@@ -92,7 +92,7 @@ class AdapterPublisher:
         self._targets = targets
         self.scoring = scoring
         self._clock = clock
-        self._judge = Judge(Gate(self._own.level, self._own.min_holdout_records), scoring, targets.folder)
+        self._gate = RegimeGate(Gate(self._own.level, self._own.min_holdout_records), scoring, targets.folder)
         self._lock = threading.Lock()
         self._pending: Path | None = None
         self._last_step = math.inf
@@ -157,7 +157,7 @@ class AdapterPublisher:
         return (self._pending is None and not self._wake.is_set()) or self._status.fault is not None
 
     def close(self) -> None:
-        """Stop; what was not published is judged again after the next start. Safe to call twice."""
+        """Stop; what was not published is tested again after the next start. Safe to call twice."""
         self._stopping.set()
         self._wake.set()
         self.scoring.close()
@@ -200,8 +200,8 @@ class AdapterPublisher:
         started, folder = self._clock(), self._targets.folder
         try:
             snapshot = SnapshotRegimes(Snapshot(path, read_manifest(path)), self._settings, self._config)
-            rulings = self._judge.judge(snapshot, self._published(last_step), approved)  # 1.
-            candidates = [ruling.candidate for ruling in rulings if ruling.candidate is not None]
+            decisions = self._gate.decide(snapshot, self._published(last_step), approved)  # 1.
+            candidates = [decision.candidate for decision in decisions if decision.candidate is not None]
             fresh = {each.regime.number: self._write(each, snapshot) for each in candidates}  # 2.
             arrays = snapshot.routing_state()
         except SnapshotError:
@@ -210,10 +210,10 @@ class AdapterPublisher:
             return None  # it was pruned: a newer one is on its way
         fault = self._targets.replicas.fault_of_loading([version.name for version in fresh.values()])  # 3.
         if fault is not None:
-            self._show([_not_loaded(ruling) for ruling in rulings])
+            self._show([_not_loaded(decision) for decision in decisions])
             return fault
         routing = folder.write_routing(snapshot.step, arrays)  # 4.
-        self._replace(snapshot, rulings, fresh, routing)  # 5.
+        self._replace(snapshot, decisions, fresh, routing)  # 5.
         with self._lock:
             self._approved -= fresh.keys()
         _log.info(
@@ -252,14 +252,14 @@ class AdapterPublisher:
         return version
 
     def _replace(
-        self, snapshot: SnapshotRegimes, rulings: Sequence[Ruling], fresh: Mapping[int, Version], routing: str
+        self, snapshot: SnapshotRegimes, decisions: Sequence[RegimeDecision], fresh: Mapping[int, Version], routing: str
     ) -> None:
         """Step 5, and what follows from it at once."""
         before = self._publication
         named = {
-            ruling.regime.number: version.name
-            for ruling in rulings
-            if (version := fresh.get(ruling.regime.number, ruling.version)) is not None
+            decision.regime.number: version.name
+            for decision in decisions
+            if (version := fresh.get(decision.regime.number, decision.version)) is not None
         }
         publication = Publication(
             name=self._own.name,
@@ -273,12 +273,12 @@ class AdapterPublisher:
             tokenizer=self._targets.tokenizer,
             regimes=tuple(
                 PublishedRegime(
-                    slot=ruling.regime.slot,
-                    number=ruling.regime.number,
-                    label=ruling.regime.label,
-                    adapter=named.get(ruling.regime.number),
+                    slot=decision.regime.slot,
+                    number=decision.regime.number,
+                    label=decision.regime.label,
+                    adapter=named.get(decision.regime.number),
                 )
-                for ruling in rulings
+                for decision in decisions
             ),
         )
         publication.write(self._targets.folder.folder, self._targets.folder.files)
@@ -297,7 +297,7 @@ class AdapterPublisher:
                 backbone_loss=round(version.backbone_loss, 4),
                 records=len(version.holdout),
             )
-        self._show([replace(ruling.status, version=named.get(ruling.regime.number)) for ruling in rulings])
+        self._show([replace(decision.status, version=named.get(decision.regime.number)) for decision in decisions])
         self._status = replace(
             self._status,
             sequence=publication.sequence,
@@ -347,8 +347,10 @@ class AdapterPublisher:
         self._status = replace(self._status, fault=fault)
 
 
-def _not_loaded(ruling: Ruling) -> RegimePublication:
-    return ruling.status if ruling.candidate is None else replace(ruling.status, held_back=str(HeldBack.NOT_LOADED))
+def _not_loaded(decision: RegimeDecision) -> RegimePublication:
+    if decision.candidate is None:
+        return decision.status
+    return replace(decision.status, held_back=str(HeldBack.NOT_LOADED))
 
 
 def _newest(folder: Path) -> Publication | None:

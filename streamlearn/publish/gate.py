@@ -51,7 +51,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GateDecision:
     """What the gate found."""
 
     held_back: HeldBack | None
@@ -83,9 +83,9 @@ class Gate:
             return HeldBack.ANSWERS_CHANGED
         return HeldBack.TOO_FEW_RECORDS if len(records) < self.min_records else None
 
-    def judge(
+    def decide(
         self, new: Losses, backbone: Losses, published: Losses | None = None, tested_on: Collection[str] = ()
-    ) -> Verdict:
+    ) -> GateDecision:
         """Decide about a version that `unscored` does not hold back.
 
         Args:
@@ -96,15 +96,15 @@ class Gate:
         """
         beside_backbone = compare(new, backbone)
         if beside_backbone.p_value <= self.level:
-            return Verdict(HeldBack.WORSE_THAN_BACKBONE, beside_backbone)
+            return GateDecision(HeldBack.WORSE_THAN_BACKBONE, beside_backbone)
         if published is None:
-            return Verdict(None, beside_backbone)
+            return GateDecision(None, beside_backbone)
         beside_published = compare(new, published)
         earlier = {digest: loss for digest, loss in new.items() if digest in tested_on}
         for each in (compare(earlier, published), beside_published):
             if each.p_value <= self.level:
-                return Verdict(HeldBack.WORSE_THAN_PUBLISHED, beside_backbone, each)
-        return Verdict(None, beside_backbone, beside_published)
+                return GateDecision(HeldBack.WORSE_THAN_PUBLISHED, beside_backbone, each)
+        return GateDecision(None, beside_backbone, beside_published)
 
 
 def compare(new: Losses, other: Losses) -> Comparison:
@@ -122,7 +122,7 @@ def compare(new: Losses, other: Losses) -> Comparison:
         alternative="greater",
         n_resamples=RANDOM_SIGNS,
         vectorized=True,
-        rng=np.random.default_rng(0),  # the verdict must not depend on when it is asked for
+        rng=np.random.default_rng(0),  # the decision must not depend on when it is asked for
     )
     return Comparison(len(new), float(new_N.mean()), float(other_N.mean()), float(test.pvalue))
 

@@ -8,7 +8,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from streamlearn.errors import PublicationError
 from streamlearn.publish import publication as publication_file
 from streamlearn.publish.publication import Publication
-from streamlearn.publish.published_folder import ADAPTERS
+from streamlearn.publish.publication_files import ADAPTERS
 from streamlearn.settings import HubSettings
 from streamlearn.snapshot.contents import list_tree
 

@@ -22,7 +22,7 @@ from streamlearn.stream.decode import Example
 
 
 class PublishingStoppedError(StreamlearnError):
-    """The daemon is stopping; what was not published is judged again after the next start."""
+    """The daemon is stopping; what was not published is tested again after the next start."""
 
 
 @dataclass(frozen=True)

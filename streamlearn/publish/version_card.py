@@ -2,7 +2,7 @@
 
 from streamlearn.export import card as export_card
 from streamlearn.export.exported_regime import BaseModel, ExportedRegime
-from streamlearn.publish.judge import Candidate
+from streamlearn.publish.regime_gate import Candidate
 from streamlearn.publish.snapshot_regimes import SnapshotRegimes
 from streamlearn.publish.version import Version
 

@@ -18,7 +18,7 @@ from streamlearn.adapters.check import check
 from streamlearn.adapters.config import HeadLoraConfig
 from streamlearn.backbone.load import Outline, identity, outline
 from streamlearn.events import Event, get_logger
-from streamlearn.publish import open as publishing
+from streamlearn.publish import open_publisher as publishing
 from streamlearn.runtime.checkpoint import Checkpoint, Durable
 from streamlearn.runtime.model import Model, adapter_of, adapter_shape
 from streamlearn.settings import Settings, fingerprint, with_defaults

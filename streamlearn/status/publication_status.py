@@ -28,7 +28,7 @@ class RegimePublication:
     """Why the newest version is not published: too_few_records, worse_than_backbone, worse_than_published,
     answers_changed or not_loaded; null if it is."""
     step: int | None = None
-    """Optimizer updates in the newest version that was judged; the figures below are of it."""
+    """Optimizer updates in the newest version that was tested; the figures below are of it."""
     records: int | None = None
     """Hold-out records of the comparison that decided."""
     loss: float | None = None

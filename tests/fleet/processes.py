@@ -43,6 +43,7 @@ class Fleet:
             kafka: KAFKA_HOME.
         """
         self.folder, self._backbone, self._vllm = folder, backbone, vllm
+        (folder / "broker").mkdir()
         self.broker = Broker(kafka, folder / "broker")
         ports = free_ports(4)
         self.urls = {
@@ -52,7 +53,6 @@ class Fleet:
         self.published, self.state, self.config = folder / "published", folder / "state", folder / "config.yaml"
         self.topic = "records"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        (folder / "broker").mkdir()
         self.config.write_text(yaml.safe_dump(self._settings(ports[0])))
 
     def __enter__(self) -> Self:

@@ -20,7 +20,7 @@ from streamlearn.events import Event
 from streamlearn.export.plain_lora_adapter import PlainLoraAdapter
 from streamlearn.learner.evaluation import run_to_end, score
 from streamlearn.publish.publication import Publication
-from streamlearn.publish.published_folder import PublishedFolder
+from streamlearn.publish.publication_files import PublicationFiles
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings
@@ -29,7 +29,7 @@ from streamlearn.status.publication_status import RegimePublication
 from tests.adaptation.conftest import backbone, make
 from tests.adaptation.shifting_streams import TASKS, Silent, differences, run, stream, tensors_of
 from tests.publish.stub_replica import StubReplica, replicas
-from tests.publish.test_published_folder import BASE
+from tests.publish.test_publication_files import BASE
 from tests.runtime.test_daemon import daemon_of, opened
 
 __all__ = ["backbone", "make"]
@@ -106,7 +106,7 @@ def test_what_is_published_is_what_the_daemon_learned(make: Callable[..., Settin
         newest = published(tmp_path)
         assert [each.number for each in newest.regimes] == [1, 2, 3]
         assert newest.snapshot == components.state.last_snapshot.name  # type: ignore[union-attr]
-        folder = PublishedFolder(tmp_path / "published", BASE)
+        folder = PublicationFiles(tmp_path / "published", BASE)
         for each in newest.regimes:
             assert each.adapter is not None
             examples = holdouts.examples(each.slot)
@@ -224,7 +224,7 @@ def test_a_restart_goes_on_from_what_is_published(make: Callable[..., Settings],
     with opened(settings) as components:
         daemon_of(components).run()
     before = published(tmp_path)
-    folder = PublishedFolder(tmp_path / "published", BASE)
+    folder = PublicationFiles(tmp_path / "published", BASE)
     half = folder.versions()[-1].model_copy(update={"name": "streamlearn-regime-2@999", "run": "another"})
     folder.write_version(half, folder.lora(before.adapters[0]), "")
     with opened(settings) as components:

@@ -52,11 +52,11 @@ def test_a_version_that_is_clearly_worse_is_held_back() -> None:
 
 def test_a_version_worse_than_the_backbone_is_held_back() -> None:
     """The first version of a regime is compared with the untouched backbone."""
-    verdict = GATE.judge(losses(*[2.0] * 5), losses(*[1.0] * 5))
-    assert verdict.held_back is HeldBack.WORSE_THAN_BACKBONE
-    assert verdict.backbone is not None
-    assert verdict.backbone.p_value == pytest.approx(1 / 32)
-    assert GATE.judge(losses(*[1.0] * 5), losses(*[2.0] * 5)).held_back is None
+    decision = GATE.decide(losses(*[2.0] * 5), losses(*[1.0] * 5))
+    assert decision.held_back is HeldBack.WORSE_THAN_BACKBONE
+    assert decision.backbone is not None
+    assert decision.backbone.p_value == pytest.approx(1 / 32)
+    assert GATE.decide(losses(*[1.0] * 5), losses(*[2.0] * 5)).held_back is None
 
 
 def test_learning_bad_records_does_not_hide_what_was_lost_on_good_ones() -> None:
@@ -65,10 +65,10 @@ def test_learning_bad_records_does_not_hide_what_was_lost_on_good_ones() -> None
     new, published = losses(*good, *bad), losses(*[1.0] * 6, *[6.0] * 6)
     assert compare(new, published).p_value > 0.5
     tested_on = [f"record {index}" for index in range(6)]
-    verdict = GATE.judge(new, losses(*[9.0] * 12), published, tested_on)
-    assert verdict.held_back is HeldBack.WORSE_THAN_PUBLISHED
-    assert verdict.published is not None
-    assert verdict.published.records == 6
+    decision = GATE.decide(new, losses(*[9.0] * 12), published, tested_on)
+    assert decision.held_back is HeldBack.WORSE_THAN_PUBLISHED
+    assert decision.published is not None
+    assert decision.published.records == 6
 
 
 def test_a_replaced_sample_needs_an_operator() -> None:

@@ -15,9 +15,9 @@ import pytest
 from streamlearn.errors import PublicationError
 from streamlearn.publish.hub_repository import HubRepository
 from streamlearn.publish.publication import Publication, PublishedRegime
-from streamlearn.publish.published_folder import PublishedFolder
+from streamlearn.publish.publication_files import PublicationFiles
 from streamlearn.settings import HubSettings
-from tests.publish.test_published_folder import BASE, LORA, version
+from tests.publish.test_publication_files import BASE, LORA, version
 
 
 class StubHub:
@@ -88,7 +88,7 @@ def hub() -> Iterator[tuple[StubHub, str]]:
     server.server_close()
 
 
-def publication(folder: PublishedFolder, sequence: int, adapter: str) -> Publication:
+def publication(folder: PublicationFiles, sequence: int, adapter: str) -> Publication:
     """Write a publication with one regime."""
     folder.write_version(version(adapter), LORA, "a card")
     written = Publication(
@@ -111,7 +111,7 @@ def test_each_publication_is_one_commit_of_what_it_names(hub: tuple[StubHub, str
     """New versions come, those that it does not name go, and the files are those of the folder."""
     stub, url = hub
     settings = HubSettings(repository="owner/name", token_file=tmp_path / "token")
-    repository, folder = HubRepository(settings, "hf_secret", endpoint=url), PublishedFolder(tmp_path, BASE)
+    repository, folder = HubRepository(settings, "hf_secret", endpoint=url), PublicationFiles(tmp_path, BASE)
     stub.files["README.md"] = b"the owner's own"
     repository.upload(folder.folder, publication(folder, 1, "s-regime-1@1"))
     assert "adapters/s-regime-1@1/adapter_model.safetensors" in stub.files
@@ -134,7 +134,7 @@ def test_a_hub_that_is_down_is_an_error_that_can_be_tried_again(hub: tuple[StubH
     """The folder stays as it is."""
     stub, url = hub
     settings = HubSettings(repository="owner/name", token_file=tmp_path / "token")
-    repository, folder = HubRepository(settings, "hf_secret", endpoint=url), PublishedFolder(tmp_path, BASE)
+    repository, folder = HubRepository(settings, "hf_secret", endpoint=url), PublicationFiles(tmp_path, BASE)
     newest = publication(folder, 1, "s-regime-1@1")
     stub.is_down = True
     with pytest.raises(PublicationError, match="owner/name"):

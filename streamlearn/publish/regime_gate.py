@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from streamlearn.events import Event, get_logger
 from streamlearn.export.plain_lora import PlainLora
 from streamlearn.learner.evaluation import ExampleScore
-from streamlearn.publish.gate import Comparison, Gate, HeldBack, Losses, Verdict
-from streamlearn.publish.published_folder import PublishedFolder
+from streamlearn.publish.gate import Comparison, Gate, GateDecision, HeldBack, Losses
+from streamlearn.publish.publication_files import PublicationFiles
 from streamlearn.publish.scoring_queue import ScoringQueue
 from streamlearn.publish.snapshot_regimes import RegimeOfSnapshot, SnapshotRegimes
 from streamlearn.publish.version import Version
@@ -34,7 +34,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Ruling:
+class RegimeDecision:
     """What the gate says of one regime."""
 
     regime: RegimeOfSnapshot
@@ -44,22 +44,22 @@ class Ruling:
     status: RegimePublication
 
 
-class Judge:
+class RegimeGate:
     """Scores the regimes of snapshots, and remembers what cannot change: losses of versions and of the backbone."""
 
-    def __init__(self, gate: Gate, scoring: ScoringQueue, folder: PublishedFolder) -> None:
+    def __init__(self, gate: Gate, scoring: ScoringQueue, folder: PublicationFiles) -> None:
         self._gate = gate
         self._scoring = scoring
         self._folder = folder
         self._losses: dict[str, dict[str, float]] = {}
         """Loss of each record, by digest, by hash of the weights or `_BACKBONE`."""
-        self._rulings: dict[int, tuple[str, RegimePublication]] = {}
-        """The last verdict on each regime, and the weights that it is about."""
+        self._decisions: dict[int, tuple[str, RegimePublication]] = {}
+        """The last decision on each regime, and the weights that it is about."""
 
-    def judge(
+    def decide(
         self, snapshot: SnapshotRegimes, published: Mapping[int, Version], approved: frozenset[int]
-    ) -> list[Ruling]:
-        """Judge every regime of a snapshot.
+    ) -> list[RegimeDecision]:
+        """RegimeGate every regime of a snapshot.
 
         Args:
             snapshot: The snapshot.
@@ -67,19 +67,22 @@ class Judge:
             approved: Regimes whose answers changed with an operator's approval.
         """
         regimes = snapshot.regimes
-        rulings = [self._rule(snapshot, each, published.get(each.number), each.number in approved) for each in regimes]
+        decisions = [
+            self._decide(snapshot, each, published.get(each.number), approved=each.number in approved)
+            for each in regimes
+        ]
         known = [regime.weights_sha256 for regime in regimes]
         self._forget([*known, *(version.weights_sha256 for version in published.values())])
-        return rulings
+        return decisions
 
-    def _rule(
-        self, snapshot: SnapshotRegimes, regime: RegimeOfSnapshot, version: Version | None, approved: bool
-    ) -> Ruling:
+    def _decide(
+        self, snapshot: SnapshotRegimes, regime: RegimeOfSnapshot, version: Version | None, *, approved: bool
+    ) -> RegimeDecision:
         name = None if version is None else version.name
         if version is not None and version.weights_sha256 == regime.weights_sha256:
-            _, status = self._rulings.get(regime.number, ("", RegimePublication(regime.number, name)))
+            _, status = self._decisions.get(regime.number, ("", RegimePublication(regime.number, name)))
             kept = replace(status, version=name, held_back=None)
-            return Ruling(regime, version, None, kept)
+            return RegimeDecision(regime, version, None, kept)
         examples = snapshot.holdouts(regime.slot)
         compared = None if approved else version
         tested_on = None if compared is None else compared.holdout
@@ -87,27 +90,27 @@ class Judge:
         if regime.is_suspected and not approved:
             unscored = HeldBack.ANSWERS_CHANGED
         if unscored is not None:
-            return self._held_back(snapshot, regime, version, Verdict(unscored))
+            return self._held_back(snapshot, regime, version, GateDecision(unscored))
         lora = snapshot.lora(regime.slot)
         losses = self._known(regime.weights_sha256, examples, lambda: lora)
-        verdict = self._gate.judge(
+        decision = self._gate.decide(
             losses,
             self._known(_BACKBONE, examples, lambda: None),
             None if compared is None else self._known_of(compared, examples),
             tested_on or (),
         )
-        if verdict.held_back is not None:
-            return self._held_back(snapshot, regime, version, verdict)
-        assert verdict.backbone is not None
-        status = _status(regime, name, snapshot.step, verdict)
-        self._rulings[regime.number] = (regime.weights_sha256, status)
-        return Ruling(regime, version, Candidate(regime, lora, losses, verdict.backbone), status)
+        if decision.held_back is not None:
+            return self._held_back(snapshot, regime, version, decision)
+        assert decision.backbone is not None
+        status = _status(regime, name, snapshot.step, decision)
+        self._decisions[regime.number] = (regime.weights_sha256, status)
+        return RegimeDecision(regime, version, Candidate(regime, lora, losses, decision.backbone), status)
 
     def _held_back(
-        self, snapshot: SnapshotRegimes, regime: RegimeOfSnapshot, version: Version | None, verdict: Verdict
-    ) -> Ruling:
-        status = _status(regime, None if version is None else version.name, snapshot.step, verdict)
-        before = self._rulings.get(regime.number)
+        self, snapshot: SnapshotRegimes, regime: RegimeOfSnapshot, version: Version | None, decision: GateDecision
+    ) -> RegimeDecision:
+        status = _status(regime, None if version is None else version.name, snapshot.step, decision)
+        before = self._decisions.get(regime.number)
         if before is None or before[0] != regime.weights_sha256 or before[1].held_back != status.held_back:
             _log.warning(
                 Event.VERSION_HELD_BACK,
@@ -121,8 +124,8 @@ class Judge:
                 backbone_loss=status.backbone_loss,
                 p_value=status.p_value,
             )
-        self._rulings[regime.number] = (regime.weights_sha256, status)
-        return Ruling(regime, version, None, status)
+        self._decisions[regime.number] = (regime.weights_sha256, status)
+        return RegimeDecision(regime, version, None, status)
 
     def _known_of(self, version: Version, examples: Mapping[str, Example]) -> Losses:
         return self._known(version.weights_sha256, examples, lambda: self._folder.lora(version.name))
@@ -147,17 +150,17 @@ def _mean_loss(score: ExampleScore) -> float:
     return score.loss_sum / score.tokens
 
 
-def _status(regime: RegimeOfSnapshot, version: str | None, step: int, verdict: Verdict) -> RegimePublication:
-    compared = [each for each in (verdict.published, verdict.backbone) if each is not None]
+def _status(regime: RegimeOfSnapshot, version: str | None, step: int, decision: GateDecision) -> RegimePublication:
+    compared = [each for each in (decision.published, decision.backbone) if each is not None]
     decisive = compared[0] if compared else None
     return RegimePublication(
         number=regime.number,
         version=version,
-        held_back=None if verdict.held_back is None else str(verdict.held_back),
+        held_back=None if decision.held_back is None else str(decision.held_back),
         step=step,
         records=None if decisive is None else decisive.records,
         loss=None if decisive is None else decisive.loss,
-        published_loss=None if verdict.published is None else verdict.published.other_loss,
-        backbone_loss=None if verdict.backbone is None else verdict.backbone.other_loss,
+        published_loss=None if decision.published is None else decision.published.other_loss,
+        backbone_loss=None if decision.backbone is None else decision.backbone.other_loss,
         p_value=min((each.p_value for each in compared), default=None),
     )

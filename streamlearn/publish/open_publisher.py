@@ -12,7 +12,7 @@ from streamlearn.export.exported_regime import BaseModel
 from streamlearn.learner.learner import Learner
 from streamlearn.publish.adapter_publisher import AdapterPublisher, Targets
 from streamlearn.publish.hub_repository import HubRepository
-from streamlearn.publish.published_folder import ADAPTERS, PublishedFolder
+from streamlearn.publish.publication_files import ADAPTERS, PublicationFiles
 from streamlearn.publish.replica import Replica
 from streamlearn.publish.replica_set import ReplicaSet
 from streamlearn.publish.scoring_queue import ScoringQueue
@@ -64,7 +64,7 @@ def open_publisher(
     if own is None:
         return None
     base = BaseModel.of(settings.backbone, shape.folder, name=own.base_model)
-    folder = PublishedFolder(own.folder, base)
+    folder = PublicationFiles(own.folder, base)
     scoring = ScoringQueue(learner, TimeBudget(own.time_share), pack_tokens=settings.stream.batch_tokens)
     targets = Targets(folder, folder.write_tokenizer(tokenizer.save_pretrained), base, _replicas(own), _hub(own))
     return AdapterPublisher(settings, config, _run(settings.state), targets, scoring)

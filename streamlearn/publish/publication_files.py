@@ -36,7 +36,7 @@ HISTORY = "history.jsonl"
 _TOKENIZER, _STAGING = "tokenizer-", ".staging-"
 
 
-class PublishedFolder:
+class PublicationFiles:
     """One folder, written by one daemon. Every method raises PublicationError when the disk is full or broken."""
 
     def __init__(self, folder: Path, base: BaseModel, files: Files | None = None) -> None:
