@@ -13,6 +13,7 @@ completions, one word each:
 """
 
 import asyncio
+import socket
 import sys
 import threading
 from collections import deque
@@ -165,6 +166,13 @@ def _send(writer: asyncio.StreamWriter, status: int, value: Any) -> None:
     body = orjson.dumps(value)
     head = f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
+
+
+def free_port() -> int:
+    """A port on which nothing listens now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,8 +15,7 @@ from streamlearn.gateway.fleet import Fleet
 from streamlearn.gateway.metrics import UNKNOWN, GatewayMetrics, Outcome
 from streamlearn.gateway.model_names import Target
 from streamlearn.gateway.publication_watch import PublicationWatch
-from streamlearn.gateway.published_folder import LoadedPublication
-from streamlearn.gateway.router import RoutedPrompt
+from streamlearn.gateway.routed_prompt import RoutedPrompt
 from streamlearn.gateway.upstream import Answer
 from streamlearn.http.replies import ApiError, unavailable
 
@@ -25,6 +24,9 @@ INLINE_BYTES = 16 << 10
 RETRY_AFTER_S = 2
 
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from streamlearn.gateway.published_folder import LoadedPublication
 
 
 class Completions:
@@ -52,7 +54,7 @@ class Completions:
             self._count(label, "cancelled" if error.status == 499 else _outcome(error.status))
             raise
 
-    def publication(self) -> LoadedPublication:
+    def publication(self) -> "LoadedPublication":
         """The publication in use.
 
         Raises:
@@ -63,7 +65,7 @@ class Completions:
             raise unavailable("not_ready", "no publication is loaded", hint=hint, retry_after_s=RETRY_AFTER_S)
         return self._watch.current
 
-    async def _target(self, loaded: LoadedPublication, asked: CompletionRequest) -> Target:
+    async def _target(self, loaded: "LoadedPublication", asked: CompletionRequest) -> Target:
         if not loaded.names.is_routed(asked.model):
             return loaded.names.named(asked.model, self._fleet.models)
         prompts, began = asked.prompts(), time.perf_counter()
@@ -99,7 +101,7 @@ class Completions:
         self._metrics.requests.labels(model, outcome).inc()
 
 
-def headers_of(target: Target, loaded: LoadedPublication) -> dict[str, str]:
+def headers_of(target: Target, loaded: "LoadedPublication") -> dict[str, str]:
     """What the client learns about the choice."""
     headers = {
         "x-streamlearn-model": target.model,

@@ -9,7 +9,7 @@ the backbone's own name      the untouched backbone
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from streamlearn.gateway.router import RoutedPrompt
+from streamlearn.gateway.routed_prompt import RoutedPrompt
 from streamlearn.http.replies import ApiError
 from streamlearn.publish.publication import Publication, PublishedRegime
 

@@ -10,14 +10,17 @@
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from streamlearn.errors import PublicationError
 from streamlearn.events import Event, get_logger
 from streamlearn.gateway.fleet import Fleet
 from streamlearn.gateway.metrics import GatewayMetrics
-from streamlearn.gateway.published_folder import LoadedPublication, PublishedFolder
 
 INTERVAL_S = 1.0
+
+if TYPE_CHECKING:
+    from streamlearn.gateway.published_folder import LoadedPublication, PublishedFolder
 
 _log = get_logger("gateway")
 
@@ -30,7 +33,8 @@ class PublicationWatch:
         """The publication for requests that begin now; None before the first."""
         self.refusal = f"{folder}: not read yet"
         """Why the newest publication is not in use, for as long as there is none."""
-        self._folder = PublishedFolder(folder)
+        self._path = folder
+        self._folder: PublishedFolder | None = None
         self._fleet = fleet
         self._metrics = metrics
         self._next: LoadedPublication | None = None
@@ -48,16 +52,18 @@ class PublicationWatch:
 
     async def examine(self) -> None:
         """Steps 1 to 4, once."""
-        version = await asyncio.to_thread(self._folder.version)  # 1.
+        folder = self._folder or await asyncio.to_thread(_opened, self._path)
+        self._folder = folder
+        version = await asyncio.to_thread(folder.version)  # 1.
         if version is None or version != self._version:
-            await self._read(version)
+            await self._read(folder, version)
         if self._next is not None and await self._may_replace(self._next):
             self._take_up(self._next)
 
-    async def _read(self, version: object) -> None:
+    async def _read(self, folder: "PublishedFolder", version: object) -> None:
         """Step 2."""
         try:
-            self._next = await asyncio.to_thread(self._folder.load)
+            self._next = await asyncio.to_thread(folder.load)
         except PublicationError as error:
             if str(error) != self.refusal:
                 self.refusal = str(error)
@@ -66,7 +72,7 @@ class PublicationWatch:
             return
         self._version = version
 
-    async def _may_replace(self, new: LoadedPublication) -> bool:
+    async def _may_replace(self, new: "LoadedPublication") -> bool:
         """Step 3."""
         if self.current is None:
             return True
@@ -82,7 +88,7 @@ class PublicationWatch:
             _log.warning(Event.PUBLICATION_DELAYED, sequence=sequence, not_served=missing)
         return False
 
-    def _take_up(self, new: LoadedPublication) -> None:
+    def _take_up(self, new: "LoadedPublication") -> None:
         """Step 4."""
         self.current, self._next, self.refusal = new, None, ""
         publication = new.publication
@@ -93,3 +99,10 @@ class PublicationWatch:
             snapshot=publication.snapshot,
             adapters=publication.adapters,
         )
+
+
+def _opened(folder: Path) -> "PublishedFolder":
+    """Imported here, in a worker thread: tokenizers take most of a second, and the process answers in the meantime."""
+    from streamlearn.gateway.published_folder import PublishedFolder  # noqa: PLC0415
+
+    return PublishedFolder(folder)

@@ -4,14 +4,15 @@ It has no model. The same prompt gets the same regime and score here and from th
 snapshot that was published.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from streamlearn.errors import RecordError
 from streamlearn.gateway.prompt import Prompt
+from streamlearn.gateway.routed_prompt import RoutedPrompt
 from streamlearn.http.replies import ApiError
-from streamlearn.publish.publication import Publication, PublishedRegime
+from streamlearn.publish.publication import Publication
 from streamlearn.settings import StreamSettings
 from streamlearn.shift.featurizer import Featurizer, input_of_prompt
 from streamlearn.shift.monitor_state import MonitorState
@@ -21,15 +22,6 @@ from streamlearn.stream.decode import Decoder
 _UNLIMITED = 1 << 40
 _LIMITS = StreamSettings(max_string_chars=_UNLIMITED, max_tokens=_UNLIMITED, batch_tokens=_UNLIMITED)
 """The body's size is limited already, and the model servers have limits of their own."""
-
-
-class RoutedPrompt(NamedTuple):
-    """What a prompt was taken for."""
-
-    regime: PublishedRegime | None
-    """The regime that explains it; None if none does."""
-    score: float
-    """Share of the likeliest regime's own records that are explained no better, 0 to 1."""
 
 
 def decoder_of(tokenizer: Any) -> Decoder:

@@ -180,8 +180,8 @@ def _bind(listen: _Listen) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         listener = socket.create_server((address, listen.port), family=family, backlog=128)
-        # Accepted sockets inherit it. asyncio sets it only where the protocol number is stated, as it is not here; without
-        # it the second write of an answer waits 40 ms for the client's delayed acknowledgement.
+        # Accepted sockets inherit it. asyncio sets it only where the protocol number is stated, which it is not here;
+        # without it the second write of an answer waits 40 ms for the client's delayed acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
