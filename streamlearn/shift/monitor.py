@@ -75,7 +75,7 @@ class Monitor:
             as_of: The state to use, `released` or an `AssignedBatch.after`; by default the current one.
         """
         state = MonitorState(self._detector.save()) if as_of is None else as_of
-        if not state.detector.regimes:
+        if not any(state.detector.regimes):
             return [Assignment(0, 1.0)] * len(inputs)
         classifier = self._classifier_of(state)
         return [classifier.assign(self._featurizer.featurize(ids)) for ids in inputs]
@@ -97,6 +97,31 @@ class Monitor:
             held.append(HeldBatch(None, first, list(slots)))
             first += len(slots)
         self.lookahead.restart(held)
+
+    def forget(self, slot: int, as_of: MonitorState) -> MonitorState:
+        """Forget the regime in `slot` as of the batch trained on last, and read the waiting batches again.
+
+        They are decided as after a restart from the returned state. Nothing in the look-ahead refers to the regime any
+        more. Batches that `as_of` lists as undecided count as decided: a shift that begins in one of them and is found
+        later is attached to the first batch after them.
+
+        Args:
+            slot: The regime's slot.
+            as_of: The state after that batch; every shift that was entered is in it.
+
+        Returns:
+            The state that takes its place.
+        """
+        waiting, is_flushed = self.lookahead.waiting, self.lookahead.is_flushed
+        self._detector.load(as_of.detector)
+        self._detector.forget(slot)
+        self._released = state = MonitorState(self._detector.save())
+        self.lookahead.restart()
+        for batch in waiting:
+            self.update(batch)
+        if is_flushed:
+            self.flush()
+        return state
 
     def _classifier_of(self, state: MonitorState) -> RequestClassifier:
         """The classifier under a state; the last one is kept, for requests between the same two batches."""
