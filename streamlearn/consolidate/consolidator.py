@@ -137,6 +137,12 @@ class Consolidator:
         if self._learner.path is not None:
             self._learner.path.restart()  # it measured the way to the old targets
 
+    def drop(self, slot: int) -> None:
+        """Remove what the regime in `slot` has in the learner; experts that regimes share keep their weights."""
+        self.forget(slot)
+        if self._learner.per_regime:
+            self._learner.remove_regime(slot)
+
     def forget(self, slot: int) -> None:
         """Free the slot of a regime that is no longer remembered: remove its bias and its part of the importance."""
         self.release(slot)

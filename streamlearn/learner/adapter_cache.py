@@ -68,10 +68,12 @@ class AdapterCache:
         self._rest([name])
 
     def remove(self, name: str) -> None:
-        """Forget an adapter, if there is one of this name."""
+        """Forget an adapter, if there is one of this name, and remove its file."""
         self._groups.pop(name, None)
         self._in_memory.pop(name, None)
         self.changed([name])
+        if self._folder is not None:
+            self._path(name).unlink(missing_ok=True)
 
     def use(self, names: Collection[str]) -> None:
         """Have these adapters in memory, all at a time; unknown names are ignored.

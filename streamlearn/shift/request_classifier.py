@@ -34,7 +34,7 @@ class RequestClassifier:
         for each in recent:
             if len(self._exemplars[each.slot]) < NUM_SAMPLED:
                 self._exemplars[each.slot].append(each.features.buckets)
-        frequency_RB = np.zeros((len(regimes), NUM_BUCKETS), dtype=np.float32)  # 0 for a vacant slot, whose score is -inf
+        frequency_RB = np.zeros((len(regimes), NUM_BUCKETS), dtype=np.float32)  # a vacant slot, scored -inf, keeps 0
         for slot in occupied:
             frequency_RB[slot] = regimes[slot].token_frequency.expected
         self._absent = naive_bayes.AbsentTokens.of(frequency_RB)
