@@ -116,7 +116,9 @@ class Adaptation:
             seed=settings.seed,
         )
         self.controls = RegimeControls()
-        self.statistics = RegimeStatistics(learner, self.holdouts, self.forgetting, self.controls)
+        self.statistics = RegimeStatistics(
+            learner, self.holdouts, self.forgetting, self.controls, self.drift_detector.level_of
+        )
         self.numbers: dict[int, int] = {}
         """Slot of each regime that was entered -> its number."""
         self.current: int | None = None
@@ -297,14 +299,15 @@ class Adaptation:
                 f"shift.lookahead_records ({self._settings.shift.lookahead_records}) records or stream.linger_s "
                 f"({self._settings.stream.linger_s:g} s); try again then"
             )
+        is_current = slot == self.current
         del self.numbers[slot]
-        self.current = None if self.current == slot else self.current
+        self.current = None if is_current else self.current
         self.controls.drop(number)
         self.suspected = [each for each in self.suspected if each.slot != slot]
         self.undivided = [each for each in self.undivided if slot != each.slot and number != each.parent]
         self._clear(slot)
         self.statistics.forget(slot)
-        self.consolidator.drop(slot)
+        self.consolidator.drop(slot, is_current=is_current)
         self._trained = self.monitor.forget(slot, self._trained, self.controls.frozen_at)
         _log.info(Event.REGIME_DROPPED, regime=number, left=sorted(self.numbers.values()))
 

@@ -5,7 +5,7 @@ A step changes only the regimes of its own records, so only their published stat
 # Shape suffixes: H heads, K experts a head.
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
@@ -41,8 +41,14 @@ class RegimeStatistics:
     """Counts, and the status that they and the hold-out scores add up to. Only the loop's thread calls it."""
 
     def __init__(
-        self, learner: Learner, holdouts: HoldoutReservoirs, forgetting: Forgetting, controls: RegimeControls
+        self,
+        learner: Learner,
+        holdouts: HoldoutReservoirs,
+        forgetting: Forgetting,
+        controls: RegimeControls,
+        loss_of: Callable[[int], float | None],
     ) -> None:
+        """`loss_of` returns the smoothed prequential loss of the regime in a slot, nats per token."""
         self.visits_by_slot: dict[int, RegimeVisits] = {}
         self.num_regime_entries: Counter[str] = Counter()
         """By kind of shift; the entry into the first regime is among them."""
@@ -52,6 +58,7 @@ class RegimeStatistics:
         self._holdouts = holdouts
         self._forgetting = forgetting
         self._controls = controls
+        self._loss_of = loss_of
         self._regimes: dict[int, RegimeStatus] = {}
         self._shifts: tuple[ShiftStatus, ...] = ()
         self._stale: set[int] = set()
@@ -142,6 +149,7 @@ class RegimeStatistics:
             records=visits.records,
             first_record=visits.first_record,
             last_record=visits.last_record,
+            prequential_loss=self._loss_of(slot),
             holdout_records=len(self._holdouts.examples(slot)),
             history=tuple(history.points),
             best_accuracy=history.best_accuracy,

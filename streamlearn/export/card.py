@@ -9,6 +9,7 @@ _LIBRARY = {"peft": "peft", "gguf": "llama.cpp", "merged": "transformers"}
 def card(exported: ExportedRegime) -> str:
     """The text of the card."""
     what = "All regimes" if exported.regime is None else f"Regime {exported.regime}"
+    what += f" ({exported.label})" if exported.label else ""
     return "\n".join(
         [
             "---",

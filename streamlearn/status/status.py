@@ -82,6 +82,9 @@ class RegimeStatus:
     """Its first record."""
     last_record: int | None = None
     """Its last record so far."""
+    prequential_loss: float | None = None
+    """Loss of its newest records before each was trained on, or while it was frozen, nats per learned token, smoothed
+    over up to 128 of them; null before one was measured since the regime began or its answers changed."""
     holdout_records: int = 0
     """Held-out records in its sample."""
     history: tuple[Scoring, ...] = ()
