@@ -20,11 +20,14 @@ Act = Callable[[Daemon], Any]
 
 
 class Operator(Silent):
-    """Acts after the step with a number, or after the next one at which it can be done, then has a snapshot written."""
+    """Acts after the step with a number, or after the next one at which it can be done, then has a snapshot written.
+
+    What is done is removed from `acts`, which are in order.
+    """
 
     def __init__(self, acts: dict[int, Act], check: Act | None = None, dies_after: list[int] | None = None) -> None:
         self.daemon: Daemon | None = None
-        self._acts = dict(sorted(acts.items()))
+        self._acts = acts
         self._check = check
         self._dies_after = dies_after if dies_after is not None else []
 

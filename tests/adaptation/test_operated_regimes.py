@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from structlog.testing import capture_logs
+from torch import Tensor
 
 from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event
 from streamlearn.learner.learner import Learner, Step
+from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings
 from streamlearn.shift.shift import Shift
@@ -72,7 +74,7 @@ def test_a_frozen_regime_keeps_every_bit_in_batches_of_several_regimes(make: Cal
     ((_, _, trained, dead, held_out),) = components.state.ledger.rows()
     assert (trained + held_out, dead) == (len(MIXED), 0)
     assert held_out > 60
-    assert components.state.ledger.position == {next(iter(components.state.ledger.position)): len(MIXED)}
+    assert list(components.state.ledger.position.values()) == [len(MIXED)]
 
 
 def test_the_other_regimes_train_as_if_frozen_records_had_not_come(
@@ -81,10 +83,12 @@ def test_the_other_regimes_train_as_if_frozen_records_had_not_come(
     """Against a run whose steps never see those records: the same weights, moments and counts of updates."""
     at = 2 * STEPS + 4
     frozen, _ = operate(make(MIXED, "frozen"), {at: freeze(1)})
-    step = Learner.step
+    step, shared = Learner.step, list[int]()
 
     def without_the_first(learner: Learner, examples: list[Example], slots: tuple[int, ...], **options: Any) -> Step:
         kept = [i for i, slot in enumerate(slots) if slot != 0 or learner.number < at]
+        if 0 < len(kept) < len(slots):
+            shared.append(learner.number)
         if not kept:
             learner.skip_step()
             return Step(learner.number, 1.0, (1.0,) * len(slots), 0, 0, 0.0, 0.0)
@@ -95,19 +99,21 @@ def test_the_other_regimes_train_as_if_frozen_records_had_not_come(
 
     monkeypatch.setattr(Learner, "step", without_the_first)
     stripped, _ = operate(make(MIXED, "stripped"), {at: lambda _: None})
-    monkeypatch.undo()
-    trained, _ = operate(make(MIXED, "trained"), {at: lambda _: None})
+    assert len(shared) > 10, "few batches have records of both"
     assert differences(adapter(frozen, 1), adapter(stripped, 1)) == []
     assert torch.equal(frozen["learner.counts"], stripped["learner.counts"])
-    assert differences(adapter(trained, 1), adapter(stripped, 1)), "the records were in no batch of the other's"
 
 
 def test_an_unfrozen_regime_learns_again(make: Callable[..., Settings]) -> None:
     """From the weights that it had."""
-    at = 2 * STEPS + 4
-    frozen, _ = operate(make(MIXED, "frozen"), {at: freeze(1)})
-    unfrozen, components = operate(make(MIXED, "unfrozen"), {at: freeze(1), at + 10: unfreeze(1)})
-    assert differences(adapter(frozen, 0), adapter(unfrozen, 0))
+    at, before = 2 * STEPS + 4, dict[str, Any]()
+
+    def unfreeze_first(daemon: Daemon) -> None:
+        before.update({name: moment.clone() for name, moment in daemon.learner.moments("regime0").items()})
+        daemon.adaptation.unfreeze(1)
+
+    state, components = operate(make(MIXED), {at: freeze(1), at + 10: unfreeze_first})
+    assert differences(before, {name: state[name] for name in before}) == list(before)
     assert not components.adaptation.status().regimes[0].frozen
 
 
@@ -197,7 +203,7 @@ def test_a_drop_deletes_the_adapter_in_memory_and_at_rest_and_in_the_next_snapsh
         assert not resting.exists()
         info = daemon.save()
         folder = components.store.load(info.name).path
-        assert sorted(path.name for path in (folder / "adapter").iterdir()) == ["regime1", "regime2"]
+        assert sorted(path.name for path in (folder / "adapter").glob("regime*")) == ["regime1", "regime2"]
         assert sorted(path.name for path in (folder / "optimizer").iterdir()) == [
             "regime1.safetensors",
             "regime2.safetensors",
@@ -294,47 +300,46 @@ def test_deaths_around_an_operators_acts_change_no_bit(make: Callable[..., Setti
     lines = [*stream("animals", "sums"), *in_turns("animals", "sums", per_task=40), *stream("cities", per_task=60)]
     first: Act = freeze(2) if not shape else rename(2, "frozen")
     acts = {STEPS + 12: first, 2 * STEPS + 2: drop(1), 2 * STEPS + 12: drop(2)}
-    whole, components = operate(make(lines, "whole", **shape), acts, check=assert_consistent)
-    settings, deaths = make(lines, "killed", **shape), [at + after for at in acts for after in (0, 3)]
-    state, again = die_and_go_on(settings, acts, deaths)
+    whole, components = operate(make(lines, "whole", **shape), {**acts}, check=assert_consistent)
+    deaths = [STEPS + 12, 2 * STEPS + 5, 2 * STEPS + 12]
+    state, again = die_and_go_on(make(lines, "killed", **shape), {**acts}, deaths)
     assert differences(whole, state) == []
-    assert again.adaptation.to_json() == components.adaptation.to_json() | scored(again)
+    assert regimes_of(again) == regimes_of(components)
     assert again.state.records == len(lines)
 
 
-def die_and_go_on(settings: Settings, acts: dict[int, Act], deaths: list[int]) -> Any:
-    """A run that dies after each of these steps; an act that is in the snapshot is not repeated."""
+def die_and_go_on(settings: Settings, acts: dict[int, Act], deaths: list[int]) -> tuple[dict[str, Tensor], Components]:
+    """A run that dies after each of these steps; an act that is in a snapshot is not repeated."""
     while True:
-        with opened(settings) as components:
-            done = components.learner.number
-        left = {at: act for at, act in acts.items() if at > done}
         try:
-            return operate(settings, left, check=assert_consistent, dies_after=deaths)
+            return operate(settings, acts, check=assert_consistent, dies_after=deaths)
         except KeyboardInterrupt:
             continue
 
 
-def scored(components: Any) -> dict[str, Any]:
-    """Scores of hold-out records, which are taken when there is time."""
-    return {"forgetting": components.adaptation.to_json()["forgetting"]}
+def regimes_of(components: Components) -> dict[str, Any]:
+    """What the manifest has about regimes, without what depends on time: durations, scores of hold-out records."""
+    values = components.adaptation.to_json()
+    timed = {"probe_seconds": 0.0}
+    return {**values, "forgetting": None, "entries": [{**entry, **timed} for entry in values["entries"]]}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_acts_break_nothing_and_are_replayed(make: Callable[..., Settings], seed: int) -> None:
     """With few slots: slots, numbers, hold-outs and adapters agree after every step, and deaths change no bit."""
     rng = Random(seed)
     tasks = ["animals", "sums", "cities"]
     lines: list[bytes] = []
-    for _ in range(5):
+    for _ in range(4):
         pair = rng.sample(tasks, 2)
         lines += in_turns(*pair, per_task=30) if rng.random() < 0.4 else stream(pair[0], per_task=60)
     shape = {"shift": {"max_regimes": 3}, "adapter": {"num_heads": 4, "max_in_memory": 2}}
     acts = {at: random_act(seed, at) for at in sorted(rng.sample(range(4, len(lines) // 4), 14))}
-    whole, components = operate(make(lines, "whole", **shape), acts, check=assert_consistent)
-    deaths = sorted(rng.sample(range(4, len(lines) // 4), 4))
-    state, again = die_and_go_on(make(lines, "killed", **shape), acts, deaths)
+    whole, components = operate(make(lines, "whole", **shape), {**acts}, check=assert_consistent)
+    deaths = sorted(rng.sample(range(4, len(lines) // 4), 3))
+    state, again = die_and_go_on(make(lines, "killed", **shape), {**acts}, deaths)
     assert differences(whole, state) == []
-    assert again.adaptation.to_json() == components.adaptation.to_json() | scored(again)
+    assert regimes_of(again) == regimes_of(components)
 
 
 def random_act(seed: int, at: int) -> Act:
