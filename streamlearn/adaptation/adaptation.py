@@ -12,7 +12,7 @@ Between two steps an operator may freeze, rename or drop a regime.
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import nsmallest
 from typing import Any
 
@@ -27,6 +27,7 @@ from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.adaptation.regime_controls import RegimeControls
 from streamlearn.adaptation.regime_statistics import RegimeStatistics
 from streamlearn.adaptation.routed_input import AnsweredBy, Route, RoutedInput
+from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.adaptation.time_budget import TimeBudget
 from streamlearn.adapters.routing_context import NO_REGIME, Slot
 from streamlearn.consolidate.consolidator import Consolidator
@@ -44,7 +45,7 @@ from streamlearn.shift.monitor import Monitor
 from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.segment import NO_SLOT
 from streamlearn.shift.shift import Shift
-from streamlearn.status.status import AdaptationStatus, ShiftStatus
+from streamlearn.status.status import AdaptationStatus
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 
@@ -55,37 +56,6 @@ the cause, and the answers have not changed."""
 MAX_REPORTS = 256  # newest shifts kept for the status and the manifest
 
 _log = get_logger("shift")
-
-
-@dataclass(frozen=True)
-class ShiftReport:
-    """A shift that was acted on, and what its probe cost and found."""
-
-    shift: Shift
-    step: int
-    """Steps taken before it."""
-    probe_tokens: int = 0
-    probe_seconds: float = 0.0
-    mean_similarity: float | None = None
-    """Mean CKA over all banks, heads and experts; None when experts were not compared."""
-    started_from: int | None = None
-    """Number of the regime whose adapter was copied; None: the regime starts from nothing, or has no adapter."""
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready fields."""
-        return {**self.__dict__, "shift": self.shift.to_json()}
-
-    @property
-    def status(self) -> ShiftStatus:
-        """The shift as it is published."""
-        own = {name: value for name, value in self.__dict__.items() if name != "shift"}
-        fields = {name: value for name, value in self.shift.to_json().items() if name != "slot"}
-        return ShiftStatus(**fields, **own)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "ShiftReport":
-        """The inverse of `to_json`."""
-        return cls(**{**fields, "shift": Shift.from_json(fields["shift"])})
 
 
 class Adaptation:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
 
-from streamlearn.adaptation.adaptation import ShiftReport
+from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError
 from streamlearn.events import Event, get_logger
 from streamlearn.jobs.experts import experts

@@ -63,7 +63,7 @@ def test_the_state_round_trips() -> None:
     controls.set_frozen(12, True, read=11, trained=4)
     other.load_json(controls.to_json())
     assert other.to_json() == controls.to_json()
-    assert (other.frozen, other.names, other.num_changes) == ({3, 12}, {12: "orders"}, 3)
+    assert (other.frozen, other.names, other.num_changes) == (frozenset({3, 12}), {12: "orders"}, 3)
     other.load_json({})
     assert (other.frozen, other.names, other.num_changes) == (frozenset(), {}, 0)
 
