@@ -22,6 +22,7 @@ class Event(StrEnum):
     DTYPE_CHOSEN = "dtype_chosen"
     ADAPTER_ATTACHED = "adapter_attached"
     ADAPTER_NOT_WRITTEN = "adapter_not_written"
+    ADAPTER_NOT_REMOVED = "adapter_not_removed"
     SOURCE_OPENED = "source_opened"
     POSITION_SET = "position_set"
     SOURCE_EXHAUSTED = "source_exhausted"

@@ -201,13 +201,12 @@ def add_regime(model: PeftModel, slot: int, seed: int) -> None:
 
 
 def delete_adapter(model: PeftModel, name: str) -> None:
-    """Delete an adapter, which must not be the only one. PEFT's own method warns if it is active and freezes others."""
+    """Delete an adapter, which must not be the only one."""
     others = [other for other in model.peft_config if other != name]
-    if name in model.active_adapters:
-        model.set_adapter(others[0])
+    if name in model.active_adapters:  # PEFT would warn
+        model.set_adapter(others[0])  # which freezes all others
+        model.set_requires_grad(others)
     model.delete_adapter(name)
-    for other in others:
-        model.set_requires_grad(other)
 
 
 def _decoder_prefix(model: nn.Module) -> str:

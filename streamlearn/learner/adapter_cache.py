@@ -72,8 +72,12 @@ class AdapterCache:
         self._groups.pop(name, None)
         self._in_memory.pop(name, None)
         self.changed([name])
-        if self._folder is not None:
+        if self._folder is None:
+            return
+        try:
             self._path(name).unlink(missing_ok=True)
+        except OSError as error:  # it is not read any more, and removed at the next start
+            _log.warning(Event.ADAPTER_NOT_REMOVED, adapter=name, folder=str(self._folder), error=str(error))
 
     def use(self, names: Collection[str]) -> None:
         """Have these adapters in memory, all at a time; unknown names are ignored.

@@ -297,7 +297,7 @@ def test_what_is_undecided_about_a_dropped_regime_is_forgotten(make: Callable[..
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_deaths_around_an_operators_acts_change_no_bit(make: Callable[..., Settings], shape: dict[str, Any]) -> None:
     """Killed after each act and some steps later: every tensor and count ends as in an uninterrupted run."""
-    lines = [*stream("animals", "sums"), *in_turns("animals", "sums", per_task=40), *stream("cities", per_task=60)]
+    lines = [*stream("animals", "sums"), *in_turns("animals", "sums", per_task=30), *stream("cities", per_task=30)]
     first: Act = freeze(2) if not shape else rename(2, "frozen")
     acts = {STEPS + 12: first, 2 * STEPS + 2: drop(1), 2 * STEPS + 12: drop(2)}
     whole, components = operate(make(lines, "whole", **shape), {**acts}, check=assert_consistent)
