@@ -121,10 +121,13 @@ class SegmentClassifier:
 
     def _token_frequency(self, bucket: int, records: Sequence[RecentRecord]) -> NDArray[np.float32]:
         """Share of each regime's records with the token, as if `records` had not been counted; never 0 or 1."""
-        frequencies = [self.regimes[slot].token_frequency for slot in range(len(self.regimes))]
+        frequencies = {slot: self.regimes[slot].token_frequency for slot in self.regimes.occupied}
         for each in records:
             frequencies[each.slot] = frequencies[each.slot].without(each.features.buckets)
-        return np.array([each.expected[bucket] for each in frequencies], dtype=np.float32)
+        shares_R = np.full(len(self.regimes), 0.5, dtype=np.float32)  # of a vacant slot, whose score is -inf
+        for slot, frequency in frequencies.items():
+            shares_R[slot] = frequency.expected[bucket]
+        return shares_R
 
     def _is_near(self, records: Sequence[RecentRecord], slot: int) -> bool:
         """Whether the change test takes the records for the regime's, or none of its own is settled yet."""
