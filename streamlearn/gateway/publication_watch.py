@@ -52,11 +52,11 @@ class PublicationWatch:
 
     async def examine(self) -> None:
         """Steps 1 to 4, once."""
-        folder = self._folder or await asyncio.to_thread(_opened, self._path)
-        self._folder = folder
-        version = await asyncio.to_thread(folder.version)  # 1.
+        if self._folder is None:
+            self._folder = await asyncio.to_thread(_opened, self._path)
+        version = await asyncio.to_thread(self._folder.version)  # 1.
         if version is None or version != self._version:
-            await self._read(folder, version)
+            await self._read(self._folder, version)
         if self._next is not None and await self._may_replace(self._next):
             self._take_up(self._next)
 
