@@ -23,24 +23,16 @@ def single(published: Path, upstreams: list[StubUpstream]) -> Iterator[httpx.Cli
         yield client
 
 
-def script(upstreams: list[StubUpstream], action: str) -> None:
-    """Whichever server is asked first does this; the other answers."""
-    for each in upstreams:
-        each.script.append(action)
-    upstreams[1].script.clear()
-    upstreams[1].script.append("")
-
-
 @pytest.mark.parametrize("action", ["refuse", "404", "500", "503", "break"])
-@pytest.mark.parametrize("body", [{"model": "nano", "prompt": "a"}, {"model": "nano", "prompt": "a", "stream": False}])
 def test_a_failure_before_the_answer_is_answered_by_another_server(
-    client: httpx.Client, upstreams: list[StubUpstream], action: str, body: dict[str, object]
+    client: httpx.Client, upstreams: list[StubUpstream], action: str
 ) -> None:
     """Also one in the middle of an answer that is not streamed: nobody has seen it."""
     upstreams[0].script.append(action)
-    for _ in range(2):  # one of them goes to the first server
-        assert client.post(TEXT, json=body).status_code == 200
-    wait_until(lambda: not upstreams[0].script or client.post(TEXT, json=body).status_code != 200, "the script")
+    while upstreams[0].script:
+        assert ask(client, "a", model="nano").status_code == 200
+    assert len(upstreams[0].answered) == 1
+    assert len(upstreams[1].answered) >= 1
 
 
 @pytest.mark.parametrize("action", ["refuse", "404", "500", "break"])
