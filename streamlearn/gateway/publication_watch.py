@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from streamlearn.errors import PublicationError
 from streamlearn.events import Event, get_logger
 from streamlearn.gateway.fleet import Fleet
-from streamlearn.gateway.metrics import GatewayMetrics
+from streamlearn.gateway.gateway_metrics import GatewayMetrics
 
 INTERVAL_S = 1.0
 

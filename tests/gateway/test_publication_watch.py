@@ -75,10 +75,10 @@ def test_publications_change_under_load_without_a_lost_or_a_mixed_answer(
     assert {each.status_code for each in answers} == {200}
     found = {int(each.headers["x-streamlearn-publication"]) for each in answers}
     assert found == {1, 2, 3, 4}
-    for each in answers:
-        version = versions[int(each.headers["x-streamlearn-publication"])]
-        model = f"streamlearn-regime-{each.headers['x-streamlearn-regime']}@{version}"
-        assert each.json()["model"] == each.headers["x-streamlearn-model"] == model
+    for answer in answers:
+        version = versions[int(answer.headers["x-streamlearn-publication"])]
+        model = f"streamlearn-regime-{answer.headers['x-streamlearn-regime']}@{version}"
+        assert answer.json()["model"] == answer.headers["x-streamlearn-model"] == model
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_publications_change_under_load_without_a_lost_or_a_mixed_answer(
     [
         (lambda folder: (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-40]), "expected JSON"),
         (lambda folder: (folder / FILE).unlink(), "cannot be read"),
-        (lambda folder: name_another_state(folder), "none.safetensors: the routing state cannot be read"),
+        (name_another_state, "none.safetensors: the routing state cannot be read"),
     ],
     ids=["half", "missing", "no routing state"],
 )
