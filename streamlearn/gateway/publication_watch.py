@@ -39,6 +39,7 @@ class PublicationWatch:
         self._metrics = metrics
         self._next: LoadedPublication | None = None
         self._version: object = None
+        self._refused: tuple[object, str] | None = None
         self._delayed = -1
 
     async def run(self) -> None:
@@ -65,7 +66,8 @@ class PublicationWatch:
         try:
             self._next = await asyncio.to_thread(folder.load)
         except PublicationError as error:
-            if str(error) != self.refusal:
+            if (version, str(error)) != self._refused:
+                self._refused = version, str(error)
                 self.refusal = str(error)
                 self._metrics.refusals.inc()
                 _log.warning(Event.PUBLICATION_REFUSED, reason=self.refusal)
