@@ -132,9 +132,12 @@ def test_a_stream_that_has_not_begun_is_begun_elsewhere(
     assert single.post(TEXT, json=STREAM).text.endswith("data: [DONE]\n\n")
 
 
-def test_a_stream_that_breaks_ends_with_an_error_event(single: httpx.Client, upstreams: list[StubUpstream]) -> None:
+@pytest.mark.parametrize("action", ["break", "cut"])
+def test_a_stream_that_breaks_ends_with_an_error_event(
+    single: httpx.Client, upstreams: list[StubUpstream], action: str
+) -> None:
     """What was sent cannot be taken back, and the client must not take it for the whole."""
-    upstreams[0].script.append("break")
+    upstreams[0].script.append(action)
     answer = single.post(TEXT, json=STREAM)
     assert answer.status_code == 200
     assert "[DONE]" not in answer.text
