@@ -91,10 +91,13 @@ IN_MEMORY_CONNECTOR = ROOT / "connectors/memory.py"
 
 SIBLINGS = {
     "__init__": "every package has one",
+    "app": "the daemon's application, and the gateway's",
     "dead_letters": "connectors: dead letters in a file, and in a topic",
     "evaluate": "the eval command, and the eval job",
     "feed": "the feed command, and what it calls",
+    "gateway": "the gateway command, its settings and its benchmark",
     "model": "PEFT's file set (config, layer, model), and the model of a run",
+    "replies": "the form of errors, and what becomes which error of the daemon",
     "source": "the protocol, its Kafka implementation, and its settings",
     "status": "the status command, and the status that it prints",
 }

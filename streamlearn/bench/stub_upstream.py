@@ -8,6 +8,7 @@ completions, one word each:
     refuse        the connection is closed without an answer
     404, 500      this status
     break         half of the answer, then the connection is reset
+    cut           half of a stream, then the proper end of the body
     slow          the answer after `SLOW_S`
     hang          nothing, until the client leaves
 """
@@ -123,7 +124,7 @@ class StubUpstream:
         elif request["model"] not in self.models:
             _send(writer, 404, {"error": {"message": "The model does not exist.", "code": 404}})
         elif request.get("stream"):
-            await _stream(writer, request["model"], path, broken=action == "break")
+            await _stream(writer, request["model"], path, action)
         elif action == "break":
             writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{"half')
         else:
@@ -142,11 +143,14 @@ def _answer(path: str, model: str) -> dict[str, Any]:
     return {"id": "stub", "object": kind, "created": 0, "model": model, "choices": choices, "usage": usage}
 
 
-async def _stream(writer: asyncio.StreamWriter, model: str, path: str, *, broken: bool) -> None:
+async def _stream(writer: asyncio.StreamWriter, model: str, path: str, action: str) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
     kind = "chat.completion.chunk" if "chat" in path else "text_completion"
     for index, piece in enumerate(PIECES):
-        if broken and index == 1:
+        if action == "break" and index == 1:
+            return
+        if action == "cut" and index == 1:
+            writer.write(b"0\r\n\r\n")
             return
         finish = "stop" if index == len(PIECES) - 1 else None
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish}

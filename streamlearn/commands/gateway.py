@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from streamlearn.errors import StreamlearnError, UsageError
 from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.gateway.app import create_app
-from streamlearn.gateway.connection import GatewayConnection
+from streamlearn.gateway.gateway_connection import GatewayConnection
 from streamlearn.http.server import HttpServer
 from streamlearn.http.token import read
 from streamlearn.runtime.signals import StopSignals

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from streamlearn.gateway import metrics
+from streamlearn.gateway import gateway_metrics
 from streamlearn.gateway.completion_request import CHAT, TEXT
 from streamlearn.gateway.completions import RETRY_AFTER_S, Completions
 from streamlearn.gateway.fleet import Fleet
@@ -36,7 +36,7 @@ class _Gateway:
     """The parts of an application, and the paths that are not completions."""
 
     def __init__(self, settings: GatewaySettings, token: str, upstream_token: str) -> None:
-        counted = metrics.GatewayMetrics()
+        counted = gateway_metrics.GatewayMetrics()
         upstreams = [Upstream(url, timeout_s=settings.timeout_s, token=upstream_token) for url in settings.upstreams]
         self._metrics = counted
         self._fleet = Fleet(upstreams, counted)
@@ -83,7 +83,7 @@ class _Gateway:
         return OrjsonResponse({"ready": True, "publication": publication.sequence})
 
     async def _read_metrics(self, _: Request) -> Response:
-        return Response(self._metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
+        return Response(self._metrics.exposition(), headers={"content-type": gateway_metrics.CONTENT_TYPE})
 
     async def _list_models(self, _: Request) -> Response:
         rows = self._completions.publication().names.rows(self._fleet.models)

@@ -12,7 +12,7 @@ from starlette.types import Receive
 from streamlearn.gateway.completion_request import CompletionRequest
 from streamlearn.gateway.event_stream import EventStream, EventStreamResponse
 from streamlearn.gateway.fleet import Fleet
-from streamlearn.gateway.metrics import UNKNOWN, GatewayMetrics, Outcome
+from streamlearn.gateway.gateway_metrics import UNKNOWN, GatewayMetrics, Outcome
 from streamlearn.gateway.model_names import Target
 from streamlearn.gateway.publication_watch import PublicationWatch
 from streamlearn.gateway.routed_prompt import RoutedPrompt

@@ -8,7 +8,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from streamlearn.events import Event, get_logger
-from streamlearn.gateway.metrics import Outcome
+from streamlearn.gateway.gateway_metrics import Outcome
 from streamlearn.gateway.upstream import Answer, Upstream, UpstreamFailedError, UpstreamTimeoutError
 from streamlearn.http.replies import unavailable
 

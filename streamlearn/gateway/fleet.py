@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from streamlearn.events import Event, get_logger
-from streamlearn.gateway.metrics import GatewayMetrics
+from streamlearn.gateway.gateway_metrics import GatewayMetrics
 from streamlearn.gateway.upstream import Upstream, UpstreamFailedError, UpstreamTimeoutError
 from streamlearn.http.replies import ApiError, unavailable
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from streamlearn.errors import PublicationError
 from streamlearn.events import Event, get_logger
 from streamlearn.gateway.fleet import Fleet
-from streamlearn.gateway.metrics import GatewayMetrics
+from streamlearn.gateway.gateway_metrics import GatewayMetrics
 
 INTERVAL_S = 1.0
 
@@ -39,6 +39,7 @@ class PublicationWatch:
         self._metrics = metrics
         self._next: LoadedPublication | None = None
         self._version: object = None
+        self._refused: tuple[object, str] | None = None
         self._delayed = -1
 
     async def run(self) -> None:
@@ -52,11 +53,11 @@ class PublicationWatch:
 
     async def examine(self) -> None:
         """Steps 1 to 4, once."""
-        folder = self._folder or await asyncio.to_thread(_opened, self._path)
-        self._folder = folder
-        version = await asyncio.to_thread(folder.version)  # 1.
+        if self._folder is None:
+            self._folder = await asyncio.to_thread(_opened, self._path)
+        version = await asyncio.to_thread(self._folder.version)  # 1.
         if version is None or version != self._version:
-            await self._read(folder, version)
+            await self._read(self._folder, version)
         if self._next is not None and await self._may_replace(self._next):
             self._take_up(self._next)
 
@@ -65,7 +66,8 @@ class PublicationWatch:
         try:
             self._next = await asyncio.to_thread(folder.load)
         except PublicationError as error:
-            if str(error) != self.refusal:
+            if (version, str(error)) != self._refused:
+                self._refused = version, str(error)
                 self.refusal = str(error)
                 self._metrics.refusals.inc()
                 _log.warning(Event.PUBLICATION_REFUSED, reason=self.refusal)

@@ -7,6 +7,7 @@ none, and takes a third longer for a request.
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import cache
 from typing import NamedTuple
 
 import httpx
@@ -58,11 +59,10 @@ class Upstream:
         self.is_reachable = False
         self._late_polls = 0
         self._was_reported = False
-        self._base = httpx.URL(self.url)
-        self._headers = {"host": self._base.netloc.decode(), "accept-encoding": "identity"}
+        self._headers = {"host": httpx.URL(self.url).netloc.decode(), "accept-encoding": "identity"}
         if token:
             self._headers["authorization"] = f"Bearer {token}"
-        self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=None)
+        self._extensions = {"timeout": httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=None).as_dict()}
         self._transport = httpx.AsyncHTTPTransport(
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEEP_ALIVE_S),
             trust_env=False,
@@ -149,10 +149,10 @@ class Upstream:
         headers = {**self._headers, "content-type": "application/json"} if body else self._headers
         request = httpx.Request(
             method,
-            self._base.copy_with(path=path),
+            _parsed(self.url + path),
             headers=headers,
             content=body or None,
-            extensions={"timeout": self._timeout.as_dict()},
+            extensions=self._extensions,
         )
         return await self._transport.handle_async_request(request)
 
@@ -168,6 +168,12 @@ class Upstream:
         if not self._was_reported:
             self._was_reported = True
             _log.warning(Event.UPSTREAM_UNREACHABLE, upstream=self.url, reason=reason)
+
+
+@cache
+def _parsed(url: str) -> httpx.URL:
+    """Parsed once: there are three paths."""
+    return httpx.URL(url)
 
 
 def _described(error: Exception) -> str:

@@ -11,7 +11,7 @@ import httpx
 from streamlearn.bench.sample_publication import sample_records
 from streamlearn.bench.stub_upstream import StubUpstream
 from streamlearn.gateway.app import create_app
-from streamlearn.gateway.connection import GatewayConnection
+from streamlearn.gateway.gateway_connection import GatewayConnection
 from streamlearn.http.server import HttpServer
 from streamlearn.settings import GatewaySettings
 

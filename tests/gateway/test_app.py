@@ -1,0 +1,192 @@
+"""The gateway from outside: what it answers, under which names, and with which errors."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from streamlearn.bench.stub_upstream import StubUpstream
+
+from .kit import CHAT, TEXT, UNKNOWN_PROMPTS, ask, gateway, is_ready, metric, prompts_of_each_task, wait_until
+
+TOKEN = "0123456789abcdef" * 2
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_request_is_answered_by_its_regimes_version(client: httpx.Client, number: int) -> None:
+    """The body and the headers name it."""
+    answer = ask(client, prompts_of_each_task()[number - 1])
+    version = f"streamlearn-regime-{number}@184"
+    assert (answer.status_code, answer.json()["model"]) == (200, version)
+    assert answer.headers["x-streamlearn-model"] == version
+    assert answer.headers["x-streamlearn-regime"] == str(number)
+    assert float(answer.headers["x-streamlearn-score"]) >= 0.01
+    assert answer.headers["x-streamlearn-publication"] == "1"
+
+
+@pytest.mark.parametrize("prompt", UNKNOWN_PROMPTS)
+def test_what_no_regime_explains_is_answered_by_the_backbone(client: httpx.Client, prompt: str) -> None:
+    answer = ask(client, prompt)
+    assert (answer.json()["model"], answer.headers["x-streamlearn-model"]) == ("nano", "nano")
+    assert float(answer.headers["x-streamlearn-score"]) < 0.01
+    assert "x-streamlearn-regime" not in answer.headers
+
+
+def test_a_conversation_is_routed_by_its_text(client: httpx.Client) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": prompts_of_each_task()[0]}], "name": "me"}]
+    answer = client.post(CHAT, json={"model": "streamlearn", "messages": messages})
+    assert answer.json()["model"] == "streamlearn-regime-1@184"
+
+
+@pytest.mark.parametrize(
+    ("model", "answered_by"),
+    [
+        ("nano", "nano"),
+        ("streamlearn-regime-2", "streamlearn-regime-2@184"),
+        ("streamlearn-regime-3@184", "streamlearn-regime-3@184"),
+    ],
+)
+def test_a_named_model_is_not_routed(client: httpx.Client, model: str, answered_by: str) -> None:
+    """Whatever the prompt is."""
+    answer = ask(client, prompts_of_each_task()[0], model=model)
+    assert answer.json()["model"] == answer.headers["x-streamlearn-model"] == answered_by
+    assert "x-streamlearn-score" not in answer.headers
+
+
+def test_unknown_fields_are_forwarded_unread(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
+    """As they came, to one server only."""
+    fields = {"prompt": "a", "temperature": 0.1, "guided_json": {"a": [1, None]}, "seed": 2**60}
+    client.post(TEXT, json={"model": "nano", **fields})
+    assert [each for upstream in upstreams for each in upstream.answered] == [{"model": "nano", **fields}]
+
+
+def test_several_prompts_of_one_model_are_one_request(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
+    first = prompts_of_each_task()[0]
+    answer = ask(client, [first, first + " again"])
+    assert answer.json()["model"] == "streamlearn-regime-1@184"
+    assert sum(len(each.answered) for each in upstreams) == 1
+
+
+def test_prompts_of_several_models_are_refused(client: httpx.Client) -> None:
+    error = error_of(ask(client, prompts_of_each_task()))
+    assert (error["code"], error["param"]) == ("several_models", "prompt")
+    assert "streamlearn-regime-1@184, streamlearn-regime-2@184, streamlearn-regime-3@184" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        (b"{", 400, "not_json", None),
+        (b"[]", 400, "invalid", None),
+        (b'{"prompt": "a"}', 400, "invalid", "model"),
+        (b'{"model": "nano", "prompt": "a", "stream": "yes"}', 400, "invalid", "stream"),
+        (b'{"model": "streamlearn"}', 400, "invalid", "prompt"),
+        (b'{"model": "streamlearn", "prompt": ""}', 400, "unusable_prompt", None),
+        (b'{"model": "streamlearn-regime-9", "prompt": "a"}', 404, "model_not_found", "model"),
+    ],
+)
+def test_a_faulty_request_is_refused_in_openais_form(
+    client: httpx.Client, body: bytes, status: int, code: str, param: str | None
+) -> None:
+    answer = client.post(TEXT, content=body, headers={"content-type": "application/json"})
+    error = error_of(answer)
+    assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
+    assert error["type"] == "invalid_request_error"
+
+
+def test_an_error_of_the_server_is_passed_on(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
+    """A request that the model server refuses is refused, once."""
+    for each in upstreams:
+        each.script.append("400")
+    assert ask(client, "a", model="nano").status_code == 400
+    assert sum(len(each.answered) for each in upstreams) == 1
+    assert metric(client, "requests_total", "nano", "refused") == 1
+
+
+def test_models_are_listed_and_described(client: httpx.Client) -> None:
+    names = [row["id"] for row in client.get("/v1/models").json()["data"]]
+    assert names[:3] == ["streamlearn", "nano", "streamlearn-regime-1"]
+    assert names[-1] == "streamlearn-regime-3@184"
+    for name in names:
+        assert client.get(f"/v1/models/{name}").json()["id"] == name
+    assert error_of(client.get("/v1/models/other"))["code"] == "model_not_found"
+
+
+def test_unknown_paths_and_methods_have_errors(client: httpx.Client) -> None:
+    assert client.get("/nowhere").json()["error"]["code"] == "not_found"
+    assert (client.get(TEXT).status_code, error_of(client.get(TEXT))["code"]) == (405, "method_not_allowed")
+
+
+def test_the_guards_are_the_daemons(client: httpx.Client) -> None:
+    """Foreign hosts and sites, and forms, are refused in OpenAI's form on OpenAI's paths."""
+    assert error_of(client.get("/v1/models", headers={"host": "evil.example"}))["code"] == "bad_host"
+    assert error_of(client.get("/v1/models", headers={"origin": "https://evil.example"}))["code"] == "foreign_origin"
+    assert error_of(client.post(TEXT, content=b"{}"))["code"] == "wrong_content_type"
+    assert error_of(client.post(TEXT, content=b"x" * (4 << 20) + b"x"))["code"] in {"wrong_content_type"}
+
+
+def test_a_large_body_is_refused(client: httpx.Client) -> None:
+    answer = client.post(TEXT, content=b"x" * ((4 << 20) + 1), headers={"content-type": "application/json"})
+    assert (answer.status_code, error_of(answer)["code"]) == (413, "body_too_large")
+    assert "--max-body-bytes" in error_of(answer)["message"]
+
+
+def test_a_required_token_is_required_for_all_but_health(published: Path, upstreams: list[StubUpstream]) -> None:
+    """And never sent to the model servers."""
+    with gateway(published, *upstreams, token=TOKEN, token_file=published / "token") as client:
+        wait_until(lambda: is_ready(client), "readiness")
+        assert error_of(client.get("/v1/models"))["code"] == "no_token"
+        assert "--token-file" in error_of(client.get("/v1/models"))["message"]
+        client.headers["authorization"] = f"Bearer {TOKEN}"
+        assert ask(client, "a", model="nano").status_code == 200
+
+
+def test_a_long_prompt_is_routed_too(client: httpx.Client) -> None:
+    """In a worker thread."""
+    prompt = prompts_of_each_task()[0] + " word" * 20_000
+    assert ask(client, prompt).status_code == 200
+
+
+def test_it_is_ready_when_a_server_has_the_backbone(published: Path) -> None:
+    """And alive at once."""
+    with StubUpstream(["streamlearn-regime-1@184"]) as upstream, gateway(published, upstream) as client:
+        assert client.get("/livez").status_code == 200
+        wait_until(lambda: "nano" in client.get("/readyz").text, "the publication")
+        assert client.get("/readyz").headers["retry-after"] == "2"
+        upstream.models.add("nano")
+        wait_until(lambda: is_ready(client), "readiness")
+
+
+def test_it_waits_for_its_first_publication(tmp_path: Path, upstreams: list[StubUpstream]) -> None:
+    """Requests are told when to come again, not where the files are."""
+    with gateway(tmp_path, *upstreams) as client:
+        wait_until(lambda: "cannot be read" in client.get("/readyz").text, "the refusal")
+        answer = ask(client, "a")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+        assert str(tmp_path) not in answer.text
+
+
+def test_metrics_count_what_was_answered(client: httpx.Client) -> None:
+    """By model without its version, and by outcome."""
+    ask(client, prompts_of_each_task()[0])
+    ask(client, "a", model="missing")
+    assert metric(client, "requests_total", "streamlearn-regime-1", "answered") == 1
+    assert metric(client, "requests_total", "unknown", "refused") == 1
+    assert metric(client, "routing_seconds_count") == 1
+    assert metric(client, "publication_sequence") == 1
+    assert metric(client, "upstream_models") == 8
+    assert metric(client, "upstream_in_flight") == 0
+
+
+def test_token_ids_are_forwarded_as_they_came(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
+    ask(client, [5, 6, 7])
+    [request] = [each for upstream in upstreams for each in upstream.answered]
+    assert request == orjson.loads(b'{"model":"nano","prompt":[5,6,7],"max_tokens":5}')

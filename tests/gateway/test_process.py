@@ -1,0 +1,75 @@
+"""The process: without torch, and ended by SIGTERM. Each test starts one, which takes a second or two."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+
+from streamlearn.bench.stub_upstream import StubUpstream, free_port
+from streamlearn.gateway.published_folder import PublishedFolder
+
+from .kit import CHAT, ask, prompts_of_each_task, wait_until
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # importing it fails
+from streamlearn.commands.cli import main
+main()
+"""
+
+
+@contextmanager
+def started(published: Path, upstream: StubUpstream, *python: str) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
+    """A gateway that is ready, and its URL."""
+    port = free_port()
+    options = ["--published", str(published), "--upstream", upstream.url, "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen([sys.executable, *python, "gateway", *options], stderr=subprocess.PIPE) as process:
+        try:
+            wait_until(lambda: answers(process, url), "readiness")
+            yield process, url
+        finally:
+            process.kill()
+
+
+def answers(process: "subprocess.Popen[bytes]", url: str) -> bool:
+    assert process.poll() is None, process.stderr and process.stderr.read()
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}/readyz").status_code == 200
+    return False
+
+
+def test_it_routes_where_torch_cannot_be_imported(published: Path, upstreams: list[StubUpstream]) -> None:
+    """Prompts and conversations, with the scores that they have where it can."""
+    router = PublishedFolder(published).load().router
+    with started(published, upstreams[0], "-c", WITHOUT_TORCH) as (_, url), httpx.Client(base_url=url) as client:
+        for prompt in prompts_of_each_task():
+            assert ask(client, prompt).headers["x-streamlearn-score"] == repr(router.route(prompt).score)
+            messages = [{"role": "user", "content": prompt}]
+            answer = client.post(CHAT, json={"model": "streamlearn", "messages": messages})
+            assert answer.headers["x-streamlearn-score"] == repr(router.route(tuple(messages)).score)
+
+
+def test_sigterm_ends_it_once_requests_in_flight_are_answered(published: Path, upstreams: list[StubUpstream]) -> None:
+    """With exit code 0; until then torch, which is installed here, was not loaded."""
+    with (
+        started(published, upstreams[0], "-m", "streamlearn") as (process, url),
+        httpx.Client(base_url=url) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+        upstreams[0].script.append("slow")
+        waiting = pool.submit(ask, client, "a", model="nano")
+        wait_until(lambda: bool(upstreams[0].answered), "the request")
+        process.send_signal(signal.SIGTERM)
+        assert waiting.result().status_code == 200
+        assert process.wait(20.0) == 0
+        assert process.stderr is not None
+        events = process.stderr.read().decode()
+    for event in ("gateway_started", "publication_taken_up", "stop_requested", "gateway_stopped"):
+        assert f'"{event}"' in events

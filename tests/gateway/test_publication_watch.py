@@ -1,0 +1,147 @@
+"""New publications while requests are answered: taken up whole, or not at all."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from streamlearn.bench.sample_publication import publish_sample, served_models
+from streamlearn.bench.stub_upstream import StubUpstream
+from streamlearn.publish.publication import FILE, Publication
+
+from .kit import ask, metric, prompts_of_each_task, ready_gateway, wait_until
+
+TASKS = 3
+
+
+def in_use(client: httpx.Client) -> int:
+    """Sequence number of the publication in use."""
+    return int(metric(client, "publication_sequence"))
+
+
+def load(upstreams: list[StubUpstream], publication: Publication) -> None:
+    """What a publisher does before it writes the publication."""
+    for each in upstreams:
+        each.models |= served_models(publication)
+
+
+def name_another_state(folder: Path) -> None:
+    """A publication whose routing state is missing."""
+    old = Publication.read(folder)
+    old.model_copy(update={"sequence": 2, "routing": "routing/none.safetensors"}).write(folder)
+
+
+@contextmanager
+def asking(client: httpx.Client) -> Iterator[list[httpx.Response]]:
+    """Routed requests, a few at a time, for the length of the block; all of their answers."""
+    answers: list[httpx.Response] = []
+    stop = threading.Event()
+
+    def keep_asking(worker: int) -> None:
+        prompts = prompts_of_each_task()
+        with httpx.Client(base_url=client.base_url, timeout=20.0) as own:
+            while not stop.is_set():
+                answers.append(ask(own, prompts[worker % TASKS]))
+
+    with ThreadPoolExecutor(TASKS) as pool:
+        workers = [pool.submit(keep_asking, worker) for worker in range(TASKS)]
+        try:
+            yield answers
+        finally:
+            stop.set()
+        for each in workers:
+            each.result()
+
+
+def test_publications_change_under_load_without_a_lost_or_a_mixed_answer(
+    client: httpx.Client, published: Path, upstreams: list[StubUpstream]
+) -> None:
+    """Each answer's model belongs to the publication that its header names."""
+    versions = {1: 184, 2: 186, 3: 187, 4: 188}
+    with asking(client) as answers:
+        for sequence in (2, 3, 4):
+            for each in upstreams:
+                each.models |= {f"streamlearn-regime-{number}@{versions[sequence]}" for number in (1, 2, 3)}
+            publish_sample(published, versions[sequence], sequence=sequence)
+            wait_until(lambda sequence=sequence: in_use(client) == sequence, "the publication")  # type: ignore[misc]
+            if sequence > 2:  # a publisher unloads the old versions some time after
+                for each in upstreams:
+                    each.models -= {f"streamlearn-regime-{number}@{versions[sequence - 2]}" for number in (1, 2, 3)}
+    assert {each.status_code for each in answers} == {200}
+    found = {int(each.headers["x-streamlearn-publication"]) for each in answers}
+    assert found == {1, 2, 3, 4}
+    for answer in answers:
+        version = versions[int(answer.headers["x-streamlearn-publication"])]
+        model = f"streamlearn-regime-{answer.headers['x-streamlearn-regime']}@{version}"
+        assert answer.json()["model"] == answer.headers["x-streamlearn-model"] == model
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda folder: (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-40]), "expected JSON"),
+        (lambda folder: (folder / FILE).unlink(), "cannot be read"),
+        (name_another_state, "none.safetensors: the routing state cannot be read"),
+    ],
+    ids=["half", "missing", "no routing state"],
+)
+def test_a_damaged_publication_changes_nothing(
+    client: httpx.Client, published: Path, damage: Callable[[Path], object], reason: str
+) -> None:
+    """It is an event, once; the old publication answers, and the next good one is taken up."""
+    with capture_logs() as events:
+        damage(published)
+        wait_until(lambda: metric(client, "publication_refusals_total") == 1, "the refusal")
+        assert ask(client, prompts_of_each_task()[0]).json()["model"] == "streamlearn-regime-1@184"
+        publish_sample(published, 184, sequence=3)
+        wait_until(lambda: in_use(client) == 3, "the next publication")
+    [refused] = [each for each in events if each["event"] == "publication_refused"]
+    assert reason in refused["reason"]
+    assert metric(client, "publication_refusals_total") == 1
+
+
+def test_a_publication_that_no_server_has_waits_while_the_old_one_is_served(
+    client: httpx.Client, published: Path, upstreams: list[StubUpstream]
+) -> None:
+    """Once it is served, it is taken up; never are both in use for one request."""
+    with capture_logs() as events:
+        publication = publish_sample(published, 200, sequence=2)
+        wait_until(lambda: any(each["event"] == "publication_delayed" for each in events), "the event")
+        assert ask(client, prompts_of_each_task()[0]).json()["model"] == "streamlearn-regime-1@184"
+        load(upstreams[:1], publication)
+        wait_until(lambda: in_use(client) == 2, "the publication")
+    assert ask(client, prompts_of_each_task()[0]).json()["model"] == "streamlearn-regime-1@200"
+    [delayed] = [each for each in events if each["event"] == "publication_delayed"]
+    assert delayed["not_served"] == [f"streamlearn-regime-{number}@200" for number in (1, 2, 3)]
+
+
+def test_a_publication_is_taken_up_once_the_old_one_is_gone_too(
+    client: httpx.Client, published: Path, upstreams: list[StubUpstream]
+) -> None:
+    """Then requests for what no server has are 503, and those for the backbone are answered."""
+    publish_sample(published, 200, sequence=2)
+    for each in upstreams:
+        each.models.discard("streamlearn-regime-2@184")
+    wait_until(lambda: in_use(client) == 2, "the publication")
+    assert ask(client, prompts_of_each_task()[0]).status_code == 503
+    assert ask(client, "a", model="nano").status_code == 200
+
+
+def test_a_regime_that_is_held_back_is_answered_by_the_backbone(
+    client: httpx.Client, published: Path, upstreams: list[StubUpstream]
+) -> None:
+    load(upstreams, publish_sample(published, 185, sequence=2, held_back=(1,)))
+    wait_until(lambda: in_use(client) == 2, "the publication")
+    answer = ask(client, prompts_of_each_task()[0])
+    assert (answer.json()["model"], answer.headers["x-streamlearn-regime"]) == ("nano", "1")
+
+
+def test_a_gateway_that_starts_with_an_unserved_publication_takes_it_up(published: Path) -> None:
+    """There is no other."""
+    with StubUpstream(["nano"]) as upstream, ready_gateway(published, upstream) as client:
+        assert in_use(client) == 1

@@ -1,0 +1,70 @@
+"""What is known about a server, from its polls."""
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from streamlearn.gateway.upstream import MAX_LATE_POLLS, Upstream
+
+MODELS = httpx.Response(200, content=b'{"data": [{"id": "nano"}]}')
+
+
+class ScriptedUpstream(Upstream):
+    """Its polls have these results, in order."""
+
+    def __init__(self, *results: httpx.Response | Exception) -> None:
+        super().__init__("http://127.0.0.1:1", timeout_s=1.0)
+        self._results: Iterator[httpx.Response | Exception] = iter(results)
+
+    async def _send(self, method: str, path: str, body: bytes = b"") -> httpx.Response:
+        result = next(self._results)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def poll(upstream: Upstream, times: int = 1) -> None:
+    async def run() -> None:
+        for _ in range(times):
+            await upstream.poll()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        httpx.ConnectError("refused"),
+        httpx.Response(500, content=b"{}"),
+        httpx.Response(200, content=b"<html>"),
+        httpx.Response(200, content=b'{"data": 1}'),
+        httpx.Response(200, content=b"[]"),
+    ],
+    ids=repr,
+)
+def test_a_server_that_fails_a_poll_serves_nothing_until_the_next(failure: httpx.Response | Exception) -> None:
+    """Its loss and its return are one event each."""
+    upstream = ScriptedUpstream(MODELS, failure, failure, MODELS)
+    with capture_logs() as events:
+        poll(upstream)
+        assert upstream.models == {"nano"}
+        poll(upstream, 2)
+        assert (upstream.models, upstream.is_reachable) == (set(), False)
+        poll(upstream)
+        assert (upstream.models, upstream.is_reachable) == ({"nano"}, True)
+    assert [each["event"] for each in events] == ["upstream_reachable", "upstream_unreachable", "upstream_reachable"]
+
+
+def test_a_busy_server_is_not_given_up_for_one_late_poll() -> None:
+    """Only for several in a row."""
+    late = [httpx.ReadTimeout("late")] * MAX_LATE_POLLS
+    upstream = ScriptedUpstream(MODELS, *late[1:], MODELS, *late)
+    poll(upstream, MAX_LATE_POLLS)
+    assert upstream.models == {"nano"}
+    poll(upstream, MAX_LATE_POLLS)
+    assert upstream.models == {"nano"}
+    poll(upstream)
+    assert not upstream.models
