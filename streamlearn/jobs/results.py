@@ -90,6 +90,25 @@ class SnapshotResult(ApiModel):
     """Optimizer updates in it."""
 
 
+class ControlResult(ApiModel):
+    """A control that was carried out, and what holds now."""
+
+    control: str
+    """What was asked: pause, resume, pin, unpin, rollback, freeze, unfreeze, rename or drop."""
+    changed: bool
+    """Whether it changed anything; false when it was so already."""
+    paused: bool
+    """Whether the daemon takes no step and reads no record."""
+    pinned: tuple[str, ...]
+    """Names of the snapshots that are never pruned."""
+    skipped_records: tuple[str, ...]
+    """Offsets that are never trained on, as TOPIC:PARTITION:FROM..TO with both ends included."""
+    moved_aside: tuple[str, ...] = ()
+    """Names of the snapshots that a rollback moved aside, newest first."""
+    snapshot: str | None
+    """Name of the newest snapshot; null before the first."""
+
+
 class ExpertsOfRegime(ApiModel):
     """How one regime uses the experts of a layer; rows are heads, columns are experts."""
 
@@ -141,4 +160,4 @@ class ExpertsResult(ApiModel):
     """Time spent on the job, not counting the time in the queue."""
 
 
-Result = EvalResult | GenerateResult | RouteResult | SnapshotResult | ExpertsResult
+Result = EvalResult | GenerateResult | RouteResult | SnapshotResult | ExpertsResult | ControlResult

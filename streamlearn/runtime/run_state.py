@@ -8,11 +8,11 @@ from typing import Any, Self
 
 from streamlearn.errors import Reason
 from streamlearn.learner.learner import Step
-from streamlearn.snapshot.manifest import Manifest
+from streamlearn.snapshot.manifest import CONTROLS, Manifest
 from streamlearn.snapshot.snapshot import snapshot_name
 from streamlearn.status.status import SnapshotStatus
 from streamlearn.status.timing import Timing
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.batch import Batch, PartitionRun
 from streamlearn.stream.ledger import Ledger
 from streamlearn.stream.record import Gap, Position, Record, RecordId
 
@@ -35,6 +35,8 @@ class RunState:
     loss: float | None = None
     """Prequential loss of the last batch, nats per token."""
     loss_smoothed: float | None = None
+    controls: int = 0
+    """Controls of an operator that changed the training state."""
 
     last_snapshot: SnapshotStatus | None = None
     records_since_save: int = 0
@@ -73,6 +75,13 @@ class RunState:
                 self.ledger.position = Position({**position, gap.origin: gap.lost_to})
                 self.gap_since_save = True
 
+    def skip(self, runs: Iterable[PartitionRun]) -> None:
+        """Count records that an operator skips, and move the position past them: all before are accounted for."""
+        for run in runs:
+            self.ledger.skip(run)
+            self.reasons[str(Reason.SKIPPED)] += run.num_records
+            self.records_since_save += run.num_records
+
     def _refuse(self, records: Sequence[Record]) -> None:
         self.refusals += 1
         self.bad_in_a_row += 1
@@ -97,6 +106,7 @@ class RunState:
             "bad_in_a_row": self.bad_in_a_row,
             "loss": self.loss,
             "loss_smoothed": self.loss_smoothed,
+            CONTROLS: self.controls,
         }
 
     @classmethod

@@ -19,6 +19,7 @@ class Phase(StrEnum):
     RESTORING = "restoring"
     RUNNING = "running"
     IDLE = "idle"
+    PAUSED = "paused"
     STOPPING = "stopping"
     FAILED = "failed"
 
