@@ -21,6 +21,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from streamlearn.serve.refusals import Refusals
 from streamlearn.serve.replies import ApiError, FaultShield
 from streamlearn.settings import ServeSettings
 
@@ -34,14 +35,16 @@ QUERY_PATHS = frozenset({"/v1/eval", "/v1/generate", "/v1/route"})
 """POST because they have a body; they change no state."""
 
 
-def guards(settings: ServeSettings, token: str) -> list[Middleware]:
+def guards(settings: ServeSettings, token: str, refusals: Refusals) -> list[Middleware]:
     """The middleware for an application served with these settings."""
     hosts = frozenset({"127.0.0.1", "localhost", "::1", settings.host.strip("[]").lower(), *settings.names})
     return [
         Middleware(FaultShield),
         Middleware(HostGuard, hosts=hosts),
         Middleware(OriginGuard, hosts=hosts),
-        Middleware(TokenGuard, token=token, always=settings.require_token or settings.open_to_others),
+        Middleware(
+            TokenGuard, token=token, always=settings.require_token or settings.open_to_others, refusals=refusals
+        ),
         Middleware(JsonGuard),
         Middleware(BodyGuard, max_bytes=settings.max_body_bytes),
     ]
@@ -56,9 +59,11 @@ class _Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the request and pass it on, or send the error."""
         if scope["type"] == "http":
+            request = Request(scope)
             try:
-                self.check(Request(scope))
+                self.check(request)
             except ApiError as error:
+                await self.on_refused(request, error)
                 await error.response()(scope, receive, send)
                 return
         await self.app(scope, receive, send)
@@ -66,6 +71,9 @@ class _Guard:
     def check(self, request: Request) -> None:
         """Raise ApiError to refuse the request."""
         raise NotImplementedError
+
+    async def on_refused(self, request: Request, error: ApiError) -> None:
+        """A request was refused."""
 
 
 class HostGuard(_Guard):
@@ -104,8 +112,9 @@ class OriginGuard(_Guard):
 class TokenGuard(_Guard):
     """Requires the bearer token for what changes state; with `always`, for everything but health."""
 
-    def __init__(self, app: ASGIApp, *, token: str, always: bool) -> None:
+    def __init__(self, app: ASGIApp, *, token: str, always: bool, refusals: Refusals) -> None:
         super().__init__(app)
+        self._refusals = refusals
         self._expected = f"Bearer {token}".encode()
         self._always = always
 
@@ -125,6 +134,10 @@ class TokenGuard(_Guard):
                 hint="send 'Authorization: Bearer TOKEN' with the token in serve.token_file (default STATE/http.token)",
                 headers={"www-authenticate": "Bearer"},
             )
+
+    async def on_refused(self, request: Request, error: ApiError) -> None:
+        """Write a refused control into the audit log."""
+        await asyncio.to_thread(self._refusals.write, request, str(error), token=False)
 
 
 class JsonGuard(_Guard):
