@@ -3,6 +3,8 @@
 from pydantic import BaseModel, ConfigDict
 
 from streamlearn.adaptation.routed_input import Route
+from streamlearn.controls.control import Control
+from streamlearn.controls.state_controls import StateControls
 
 
 class ApiModel(BaseModel):
@@ -161,3 +163,18 @@ class ExpertsResult(ApiModel):
 
 
 Result = EvalResult | GenerateResult | RouteResult | SnapshotResult | ExpertsResult | ControlResult
+
+
+def control_result(
+    control: Control, controls: StateControls, *, changed: bool, moved: list[str], newest: str | None
+) -> ControlResult:
+    """What holds after a control."""
+    return ControlResult(
+        control=control.name,
+        changed=changed,
+        paused=controls.paused,
+        pinned=tuple(sorted(controls.pins)),
+        skipped_records=tuple(map(str, controls.skipped)),
+        moved_aside=tuple(moved),
+        snapshot=newest,
+    )

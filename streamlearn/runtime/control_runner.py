@@ -21,7 +21,7 @@ from streamlearn.controls.control import (
 from streamlearn.controls.state_controls import StateControls
 from streamlearn.errors import SnapshotError, StreamlearnError, UsageError
 from streamlearn.jobs.queue import ControlJob
-from streamlearn.jobs.results import ControlResult
+from streamlearn.jobs.results import ControlResult, control_result
 from streamlearn.snapshot.snapshot import Snapshot
 
 
@@ -148,18 +148,3 @@ def _change(regimes: RegimeChanges, control: RegimeControl) -> None:
             regimes.rename(number, name)
         case DropRegime(number):
             regimes.drop(number)
-
-
-def control_result(
-    control: Control, controls: StateControls, *, changed: bool, moved: list[str], newest: str | None
-) -> ControlResult:
-    """What holds after a control."""
-    return ControlResult(
-        control=control.name,
-        changed=changed,
-        paused=controls.paused,
-        pinned=tuple(sorted(controls.pins)),
-        skipped_records=tuple(map(str, controls.skipped)),
-        moved_aside=tuple(moved),
-        snapshot=newest,
-    )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.responses import Response
 
 from streamlearn.controls.control import (
@@ -128,5 +129,7 @@ def _audited(refusals: Refusals) -> type[OrjsonRoute]:
 
 
 def _reason(error: Exception) -> str:
-    """One line for the audit log; errors of validation list every fault with its input."""
-    return f"{type(error).__name__}: {error}".splitlines()[0][:400]
+    """One line for the audit log, without the values that a validation found."""
+    if isinstance(error, RequestValidationError):
+        return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:5])
+    return f"{type(error).__name__}: {error}"[:400]

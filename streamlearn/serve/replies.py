@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Match
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from streamlearn.errors import RecordError, StreamlearnError, UsageError
@@ -129,9 +129,10 @@ def _from_http(request: Request, error: HTTPException, hint: str) -> ApiError:
 
 
 def _methods(request: Request) -> list[str]:
-    """All methods of the path; a route only has its own."""
-    matched = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    methods = {method for route in matched for method in getattr(route, "methods", None) or ()}
+    """All methods of the path; a route only has its own. Paths outside the OpenAPI document accept GET."""
+    paths = request.app.openapi()["paths"]
+    matched = [methods for path, methods in paths.items() if compile_path(path)[0].match(request.url.path)]
+    methods = {method.upper() for described in matched or [{"get": None}] for method in described}
     return sorted(methods | {"HEAD"} if "GET" in methods else methods)
 
 
@@ -141,7 +142,7 @@ def _from_invalid(request: Request, error: RequestValidationError, hint: str) ->
         reason, position = faults[0]["ctx"]["error"], faults[0]["loc"][-1]
         return ApiError(400, "not_json", f"the body must be JSON: {reason} at character {position}", hint=hint)
     model = getattr(getattr(request.scope.get("route"), "body_field", None), "field_info", None)
-    expected = model.annotation if model is not None else None
+    expected = next(_models_in(model.annotation), None) if model is not None else None
     lines = [_explain(fault, expected) for fault in faults[:5]]
     if len(faults) > len(lines):
         lines.append(f"and {len(faults) - len(lines)} more")

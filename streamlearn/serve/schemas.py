@@ -131,7 +131,7 @@ class RollbackRequest(ApiModel):
     model_config = ConfigDict(json_schema_extra={"examples": [{"skip_records": ["orders:0:118..122"]}]})
 
     skip_records: Annotated[
-        tuple[Annotated[str, StringConstraints(pattern=PATTERN, max_length=300)], ...], Field(max_length=1000)
+        tuple[Annotated[str, StringConstraints(pattern=PATTERN, max_length=300)], ...], Field(max_length=60)
     ] = ()
     """Offsets that are never trained on, each TOPIC:PARTITION:FROM..TO with both ends included; FROM..TO is enough
     where the stream has one partition."""

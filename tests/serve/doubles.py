@@ -247,6 +247,7 @@ class Daemon:
         self.jobs = JobQueue(settings.queue_size)
         self.rows: Sequence[SnapshotRow] = ()
         self._folder = TemporaryDirectory(prefix="streamlearn-audit-")
+        self.audit = AuditLog(Path(self._folder.name))
         clock = self.time.clock()
         app = create_app(
             self.board,
@@ -255,7 +256,7 @@ class Daemon:
             lambda: self.rows,
             clock,
             token=TOKEN,
-            audit=AuditLog(Path(self._folder.name)),
+            audit=self.audit,
             job_deadline_s=job_deadline_s,
         )
         self.server = HttpServer(app, settings)
