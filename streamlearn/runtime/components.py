@@ -24,6 +24,7 @@ from streamlearn.controls.control_state import ControlState
 from streamlearn.controls.requester import Requester
 from streamlearn.controls.state_controls import StateControls
 from streamlearn.events import Event, get_logger
+from streamlearn.publish import open_publisher as publishing
 from streamlearn.runtime.checkpoint import Checkpoint, Durable
 from streamlearn.runtime.model import Model, adapter_of, adapter_shape
 from streamlearn.settings import Settings, fingerprint, with_defaults
@@ -55,6 +56,7 @@ class Components:
         shape = outline(settings.backbone)
         self.settings = settings = with_defaults(settings, is_vision=shape.is_vision, per_regime=config.per_regime)
         check(config, shape.linears, shape.tower_linears)
+        publishing.check(settings, config, shape)
         with ExitStack() as opened:  # closes what was opened when a later check fails
             opened.enter_context(StateLock(settings.state))
             self._open(opened, config, shape, fresh=fresh, accept=accept_config_change, clock=clock)
@@ -84,6 +86,7 @@ class Components:
             self.store.set_aside()
             self.journal.rewind(to_step=0)
             self.crash_guard.forget()
+            publishing.forget_run(settings.state)
             self._forget_controls(controls.state)
         else:
             self._finish_rollback(controls.state)
@@ -96,6 +99,10 @@ class Components:
         self.learner = self.model.learner
         self.decoder = self.model.decoder
         self.adaptation = self.model.adaptation
+        tokenizer = self.model.backbone.tokenizer
+        self.publisher = publishing.open_publisher(settings, config, shape, self.learner, tokenizer)
+        if self.publisher is not None:
+            opened.enter_context(closing(self.publisher))
         sink = opened.enter_context(closing(open_dead_letters(settings)))
         self.source = opened.enter_context(closing(open_source(settings.source)))
         decoding = None

@@ -11,16 +11,16 @@ from starlette.responses import Response
 
 from streamlearn import __version__
 from streamlearn.controls.audit_log import AuditLog
+from streamlearn.http.guards import guards
+from streamlearn.http.head import HeadAsGet
+from streamlearn.http.replies import ApiError, OrjsonResponse
 from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, Job, JobQueue, PromptInput, RouteJob, SnapshotJob
 from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, RouteResult, SnapshotResult
 from streamlearn.serve import metrics, replies
 from streamlearn.serve.control_routes import ControlRoutes
-from streamlearn.serve.guards import guards
-from streamlearn.serve.head import HeadAsGet
 from streamlearn.serve.health import health_routes, require_ready
 from streamlearn.serve.orjson_route import OrjsonRoute
 from streamlearn.serve.refusals import Refusals
-from streamlearn.serve.replies import ApiError, OrjsonResponse
 from streamlearn.serve.schemas import (
     JOB_ERRORS,
     EvalRequest,
@@ -32,9 +32,11 @@ from streamlearn.serve.schemas import (
 )
 from streamlearn.serve.views import (
     JobsView,
+    PublicationView,
     RegimesView,
     ShiftsView,
     StatusView,
+    publication_view,
     regimes_view,
     shifts_view,
     status_view,
@@ -94,7 +96,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        middleware=[*guards(settings, token, refusals), Middleware(HeadAsGet)],
+        middleware=[*guards(settings, token, refusals.without_token), Middleware(HeadAsGet)],
     )
     replies.install_error_handlers(app, retry_after_s=max(1, math.ceil(settings.queue_size * settings.eval_budget_s)))
     app.include_router(health_routes(board))
@@ -145,6 +147,11 @@ def _monitoring_routes(
     async def read_shifts() -> Response:
         """Shifts of the stream, oldest first: onset, test statistic, regime entered, cost and result of its probe."""
         return OrjsonResponse(shifts_view(board.read()))
+
+    @routes.get("/v1/publication", response_model=PublicationView, summary="Published versions")
+    async def read_publication() -> Response:
+        """Version of each regime that is published, what the gate held back with its figures, and the replicas."""
+        return OrjsonResponse(publication_view(board.read()))
 
     @routes.get("/v1/snapshots", response_model=SnapshotList, summary="Snapshots on disk")
     async def list_snapshots() -> Response:

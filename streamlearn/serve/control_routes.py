@@ -20,12 +20,12 @@ from streamlearn.controls.control import (
     UnfreezeRegime,
     Unpin,
 )
+from streamlearn.http.replies import OrjsonResponse
 from streamlearn.jobs.queue import ControlJob, JobQueue, QueueClosedError
 from streamlearn.jobs.results import ControlResult
 from streamlearn.serve.health import require_ready
 from streamlearn.serve.orjson_route import OrjsonRoute
 from streamlearn.serve.refusals import Refusals, requester
-from streamlearn.serve.replies import OrjsonResponse
 from streamlearn.serve.schemas import CONTROL_ERRORS, RenameRequest, RollbackRequest
 from streamlearn.serve.wait import wait_for_result
 from streamlearn.status.board import Board

@@ -55,6 +55,10 @@ class Refusals:
         except SnapshotError as error:
             _log.error(Event.HTTP_FAILED, path=request.url.path[:_MAX_PATH_CHARS], message=str(error))
 
+    def without_token(self, request: Request, why: str) -> None:
+        """Write the line of a request that lacked the token."""
+        self.write(request, why, token=False)
+
     def _admit(self) -> bool:
         now = self._clock()
         if now - self._since >= _MINUTE_S:

@@ -14,6 +14,7 @@ import orjson
 from streamlearn.adaptation.routed_input import Route
 from streamlearn.controls.audit_log import NAME, AuditLog
 from streamlearn.errors import Reason
+from streamlearn.http.server import HttpServer
 from streamlearn.jobs.queue import ControlJob, EvalJob, ExpertsJob, GenerateJob, JobQueue, RouteJob, Ticket
 from streamlearn.jobs.results import (
     ControlResult,
@@ -27,7 +28,6 @@ from streamlearn.jobs.results import (
 )
 from streamlearn.serve.app import create_app
 from streamlearn.serve.schemas import SnapshotRow
-from streamlearn.serve.server import HttpServer
 from streamlearn.settings import ServeSettings
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import (
