@@ -60,8 +60,6 @@ class RollBack(Control):
 class RegimeControl(Control):
     """A change of one regime: training state, which a snapshot makes durable before the answer."""
 
-    restores: ClassVar[bool] = False
-    """Whether records that were read ahead must be assigned to regimes again."""
     number: int
 
 
@@ -92,4 +90,3 @@ class DropRegime(RegimeControl):
     """Forget a regime."""
 
     name = "drop"
-    restores = True

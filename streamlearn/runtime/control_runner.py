@@ -111,9 +111,6 @@ class ControlRunner:
     def _change_regime(self, control: RegimeControl) -> None:
         with self._must_succeed("the change", but=(UsageError, SnapshotError)):
             self._loop.change_regimes(lambda regimes: _change(regimes, control))
-        if control.restores:
-            with self._must_succeed("the restoration after the change"):
-                self._loop.restore_newest()
 
     def _roll_back(self, control: RollBack) -> list[str]:
         snapshot, skipped = self._controls.check_rollback(control.snapshot, control.skip_records)

@@ -329,7 +329,6 @@ class Daemon:
                 f"same step: unpin {name}, or let the daemon take a step first"
             )
         change(regimes)
-        self.state.controls += 1
         self.save()
 
     def _newest_name(self) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from streamlearn.errors import Reason
 from streamlearn.learner.learner import Step
-from streamlearn.snapshot.manifest import CONTROLS, Manifest
+from streamlearn.snapshot.manifest import Manifest
 from streamlearn.snapshot.snapshot import snapshot_name
 from streamlearn.status.status import SnapshotStatus
 from streamlearn.status.timing import Timing
@@ -35,8 +35,6 @@ class RunState:
     loss: float | None = None
     """Prequential loss of the last batch, nats per token."""
     loss_smoothed: float | None = None
-    controls: int = 0
-    """Controls of an operator that changed the training state."""
 
     last_snapshot: SnapshotStatus | None = None
     records_since_save: int = 0
@@ -106,7 +104,6 @@ class RunState:
             "bad_in_a_row": self.bad_in_a_row,
             "loss": self.loss,
             "loss_smoothed": self.loss_smoothed,
-            CONTROLS: self.controls,
         }
 
     @classmethod

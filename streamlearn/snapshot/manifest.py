@@ -37,9 +37,6 @@ FORMAT_VERSION = 2
 MAX_BYTES = 64 << 20
 """Maximum size of a manifest in bytes: far more than the components store, and still quick to read."""
 
-CONTROLS = "controls"
-"""Key in `learner`: how many controls of an operator changed the training state, which takes no step."""
-
 _SEAL = re.compile(rb'^  "sha256": "([0-9a-f]{64})"', re.MULTILINE)  # two spaces: a key of the outermost object only
 _UNSEALED = "0" * 64
 

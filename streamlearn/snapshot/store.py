@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -26,7 +27,7 @@ from streamlearn.errors import SnapshotDamagedError, SnapshotError
 from streamlearn.events import Event, get_logger
 from streamlearn.snapshot.contents import MANIFEST, hash_file, list_tree, reading
 from streamlearn.snapshot.files import Files
-from streamlearn.snapshot.manifest import CONTROLS, FileEntry, Manifest, ManifestDraft
+from streamlearn.snapshot.manifest import FileEntry, Manifest, ManifestDraft
 from streamlearn.snapshot.part import SnapshotPart, WrittenSnapshot, make_parents
 from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo, read_manifest, snapshot_name, verify
 
@@ -259,7 +260,7 @@ class SnapshotStore:
             return None
         found = read_manifest(self._path(name))
         same = all(getattr(found, key) == getattr(draft, key) for key in _STATE_KEYS)
-        return found if same and _num_controls(found) == _num_controls(draft) else None
+        return found if same and _controls(found) == _controls(draft) else None
 
     def _is_valid(self, name: str) -> bool:
         """Whether there is a valid snapshot of this name; a damaged one is moved aside."""
@@ -347,11 +348,6 @@ class SnapshotStore:
             _log.error(Event.SNAPSHOT_DAMAGED, snapshot=name, fault=str(fault), moved_to=str(aside))
 
 
-def _num_controls(draft: ManifestDraft) -> int:
-    """How often an operator changed the training state, which needs no step."""
-    return int(draft.learner.get(CONTROLS, 0))
-
-
 def _unused(path: Path) -> Path:
     """`path`, or the first of `path-2`, `path-3`, ... that does not exist."""
     number, candidate = 1, path
@@ -359,3 +355,8 @@ def _unused(path: Path) -> Path:
         number += 1
         candidate = path.with_name(f"{path.name}-{number}")
     return candidate
+
+
+def _controls(manifest: ManifestDraft) -> Any:
+    """What an operator decided about regimes, which changes the state between two steps."""
+    return manifest.components.get("regimes", {}).get("controls")
