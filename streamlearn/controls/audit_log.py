@@ -44,7 +44,7 @@ class Result(StrEnum):
     """It could not be carried out, or not completely; the message says what holds."""
 
 
-class Outcome:
+class ControlOutcome:
     """The outcome of a control under way; `unchanged` is set by who carries it out."""
 
     unchanged = False
@@ -58,13 +58,13 @@ class AuditLog:
         self._files = files if files is not None else Files()
 
     @contextmanager
-    def carrying_out(self, control: Control, who: Requester) -> Iterator[Outcome]:
+    def carrying_out(self, control: Control, who: Requester) -> Iterator[ControlOutcome]:
         """Write the two lines of a control around the block that carries it out; its errors pass.
 
         Raises:
             SnapshotError: a line could not be written. If it is the first, the block was not entered.
         """
-        number, outcome = secrets.token_hex(8), Outcome()
+        number, outcome = secrets.token_hex(8), ControlOutcome()
         self.write(control.name, control.arguments, who, Result.ASKED, number=number)
         try:
             yield outcome

@@ -107,7 +107,7 @@ def test_every_crash_leaves_the_old_run_or_the_rolled_back_one(tmp_path: Path) -
         shutil.rmtree(root)
         assert found[-1] in (OLD, NEW), found[-1]
     assert found.count(OLD) >= 3
-    assert found.count(NEW) > 20
+    assert found.count(NEW) >= 10
 
 
 def test_a_rollback_is_finished_only_once_it_is_durable(tmp_path: Path) -> None:
