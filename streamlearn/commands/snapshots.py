@@ -90,9 +90,9 @@ def rollback(
     skip_records: Annotated[
         list[str] | None,
         typer.Option(
-            help="Offsets that are never trained on, both ends included; may be repeated. FROM..TO is enough where the "
-            "stream has one partition.",
-            metavar="TOPIC:PARTITION:FROM..TO",
+            help="Offsets that are never trained on, as TOPIC:PARTITION:FROM..TO with both ends included, or FROM..TO "
+            "where the stream has one partition. May be repeated.",
+            metavar="OFFSETS",
         ),
     ] = None,
 ) -> None:
