@@ -49,7 +49,12 @@ def test_a_flood_without_the_token_does_not_fill_the_log(daemon: Daemon, client:
 
 def test_the_loop_receives_the_control_and_who_asks(daemon: Daemon, client: httpx.Client) -> None:
     seen: list[Ticket] = []
-    daemon.loop.respond = lambda ticket: (seen.append(ticket), finish(ticket))[1]
+
+    def respond(ticket: Ticket) -> None:
+        seen.append(ticket)
+        finish(ticket)
+
+    daemon.loop.respond = respond
     body = {"skip_records": ["orders:0:5..9"]}
     assert client.post("/v1/snapshots/00000042/rollback", json=body).status_code == 200
     assert client.post("/v1/regimes/3/rename", json={"name": "refunds"}).status_code == 200
@@ -103,7 +108,12 @@ def test_a_control_of_a_daemon_that_is_not_ready_is_written_down(daemon: Daemon,
 def test_a_full_queue_does_not_keep_a_control_out(daemon: Daemon, client: httpx.Client) -> None:
     """And it is served first."""
     order: list[str] = []
-    daemon.loop.respond = lambda ticket: (order.append(type(ticket.job).__name__), finish(ticket))[1]
+
+    def respond(ticket: Ticket) -> None:
+        order.append(type(ticket.job).__name__)
+        finish(ticket)
+
+    daemon.loop.respond = respond
     daemon.loop.paused.set()
     waiting = [daemon.jobs.submit(SnapshotJob()) for _ in range(daemon.jobs.size)]
     answers: list[httpx.Response] = []
