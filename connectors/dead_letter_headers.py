@@ -46,4 +46,4 @@ def record_of(headers: Mapping[str, str] | Iterable[tuple[str, bytes]]) -> Recor
 
 def _stage(reason: Reason) -> str:
     """Kafka Connect's stage: the converter could not read the record, or the task could not use it."""
-    return "TASK_PUT" if reason is Reason.NOT_FINITE_UPDATE else "VALUE_CONVERTER"
+    return "TASK_PUT" if reason in (Reason.NOT_FINITE_UPDATE, Reason.SKIPPED) else "VALUE_CONVERTER"

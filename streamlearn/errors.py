@@ -3,7 +3,7 @@
     StreamlearnError                  any of these                                               exit 70
     ├── ConfigError                   the operator corrects the configuration                    exit 78
     │   └── SnapshotMismatchError     the snapshot belongs to another setup                      exit 78
-    ├── UsageError                    the operator corrects the command line                     exit 64
+    ├── UsageError                    the operator corrects the command line or the control      exit 64
     ├── SourceError                   the stream cannot be read; restart later                   exit 74
     │   ├── OffsetGapError            untrained records were deleted; the operator decides       exit 74
     │   └── CredentialsError          the operator replaces a certificate, key or password       exit 78
@@ -43,7 +43,7 @@ class ConfigError(StreamlearnError):
 
 
 class UsageError(StreamlearnError):
-    """The command line cannot work; nothing was started."""
+    """The command line or a control cannot work; nothing was started or changed."""
 
     exit_code: ClassVar[int] = 64
 
@@ -96,10 +96,8 @@ class StateLockedError(StreamlearnError):
     exit_code: ClassVar[int] = 75
 
 
-class RegimeError(StreamlearnError):
+class RegimeError(UsageError):
     """What is asked of a regime cannot be done; nothing was changed."""
-
-    exit_code: ClassVar[int] = 64
 
 
 class RegimeBusyError(RegimeError):
@@ -132,6 +130,7 @@ class Reason(StrEnum):
     NOTHING_TO_LEARN = "nothing_to_learn"
     NOT_FINITE_UPDATE = "not_finite_update"
     KILLED_PROCESS = "killed_process"
+    SKIPPED = "skipped"
 
 
 class RecordError(StreamlearnError):

@@ -78,6 +78,9 @@ class Event(StrEnum):
     STREAM_BROKEN = "stream_broken"
     SERVICE_MANAGER_UNREACHABLE = "service_manager_unreachable"
     CONFIG_CHANGE_ACCEPTED = "config_change_accepted"
+    CONTROL_APPLIED = "control_applied"
+    CONTROL_REFUSED = "control_refused"
+    SNAPSHOT_MOVED_ASIDE = "snapshot_moved_aside"
 
 
 Logger = structlog.stdlib.BoundLogger

@@ -11,7 +11,7 @@ import orjson
 import typer
 
 from streamlearn import __version__
-from streamlearn.commands import bench, snapshots
+from streamlearn.commands import bench, regimes, snapshots
 from streamlearn.commands.options import ConfigOption, JsonOption, err, load_settings, out
 from streamlearn.errors import StreamlearnError, UsageError
 from streamlearn.events import configure_logging
@@ -27,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(snapshots.app, name="snapshots")
+app.add_typer(regimes.app, name="regimes")
 app.add_typer(bench.app, name="bench")
 
 
@@ -279,6 +280,30 @@ def status(config: ConfigOption, as_json: JsonOption = False) -> None:
         print(orjson.dumps(answers, option=orjson.OPT_INDENT_2).decode())  # noqa: T201
     else:
         out.print(overview.tables(answers))
+
+
+@app.command()
+def pause(config: ConfigOption) -> None:
+    """Take no step and read no record until `resume`, also after a restart.
+
+    The daemon goes on serving HTTP and writing snapshots. Without a running daemon, the next start is paused.
+    """
+    from streamlearn.commands.controls import carry_out  # noqa: PLC0415
+    from streamlearn.controls.control import Pause  # noqa: PLC0415
+
+    result = carry_out(load_settings(config), Pause())
+    what = "paused" if result.changed else "paused already"
+    out.print(f"{what}: no step is taken and no record is read until `streamlearn resume`", markup=False)
+
+
+@app.command()
+def resume(config: ConfigOption) -> None:
+    """Go on after `pause`."""
+    from streamlearn.commands.controls import carry_out  # noqa: PLC0415
+    from streamlearn.controls.control import Resume  # noqa: PLC0415
+
+    result = carry_out(load_settings(config), Resume())
+    out.print("resumed" if result.changed else "not paused: nothing to resume", markup=False)
 
 
 @app.command("check-config")

@@ -1,5 +1,6 @@
 """HTTP requests to the daemon that runs with a configuration, from another process."""
 
+import json
 import ssl
 import urllib.error
 import urllib.request
@@ -25,8 +26,24 @@ def _opener(trusted: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(no_proxy, _NoRedirects(), urllib.request.HTTPSHandler(context=trusted))
 
 
-def request(settings: Settings, path: str, body: bytes | None = None, *, advice: str = "start it") -> bytes:
-    """GET `path`, or POST a JSON `body`, and return the response body; `advice` is what to do if no daemon answers.
+def request(
+    settings: Settings,
+    path: str,
+    body: bytes | None = None,
+    *,
+    advice: str = "start it",
+    with_token: bool = False,
+    agent: str | None = None,
+) -> bytes:
+    """GET `path`, or POST a JSON `body`, and return the response body.
+
+    Args:
+        settings: The daemon's configuration.
+        path: Path of the endpoint.
+        body: JSON to post.
+        advice: What to do if no daemon answers.
+        with_token: Whether the endpoint always needs the token.
+        agent: What this client calls itself.
 
     Raises:
         SourceError: no daemon answers.
@@ -39,7 +56,9 @@ def request(settings: Settings, path: str, body: bytes | None = None, *, advice:
     host = f"[{serve.host}]" if ":" in serve.host else serve.host
     url = f"{'https' if serve.tls_certfile else 'http'}://{host}:{serve.port}{path}"
     headers = {"Content-Type": "application/json"}
-    if serve.require_token or serve.open_to_others:
+    if agent is not None:
+        headers["User-Agent"] = agent
+    if with_token or serve.require_token or serve.open_to_others:
         headers["Authorization"] = f"Bearer {read(token_path(settings))}"
     wanted = urllib.request.Request(url, body, headers)  # noqa: S310 - the scheme is one of the two above
     trusted = ssl.create_default_context(cafile=serve.tls_certfile) if serve.tls_certfile else None
@@ -48,6 +67,15 @@ def request(settings: Settings, path: str, body: bytes | None = None, *, advice:
             content: bytes = response.read()
             return content
     except urllib.error.HTTPError as error:
-        raise UsageError(f"{url} answered {error.code}: {error.read().decode(errors='replace')}") from error
+        raise UsageError(f"{url} answered {error.code}: {_message(error.read())}") from error
     except OSError as error:
         raise SourceError(f"{url}: no daemon answers ({error}): {advice}") from error
+
+
+def _message(body: bytes) -> str:
+    """Message and hint of an error in the daemon's format; anything else as it is."""
+    try:
+        error = json.loads(body)["error"]
+        return f"{error['message']} ({error['hint']})" if error["hint"] else str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from streamlearn.commands.progress import ProgressDisplay
+from streamlearn.controls import control_file
+from streamlearn.controls.audit_log import AuditLog
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.http.server import HttpServer
@@ -136,12 +138,20 @@ def _http(settings: Settings, board: Board, jobs: JobQueue, clock: Clock) -> Ite
     store = SnapshotStore(settings.state / "snapshots", keep=settings.snapshot.keep)
 
     def rows() -> list[SnapshotRow]:
+        pins = control_file.read(settings.state).pins
         return [
-            SnapshotRow(name=info.name, step=info.step, written_at=info.created_at, size_bytes=info.bytes)
+            SnapshotRow(
+                name=info.name,
+                step=info.step,
+                written_at=info.created_at,
+                size_bytes=info.bytes,
+                pinned=info.name in pins,
+            )
             for info in store.infos()
         ]
 
-    app = create_app(board, jobs, settings.serve, rows, clock, token=obtain(settings))
+    audit = AuditLog(settings.state)
+    app = create_app(board, jobs, settings.serve, rows, clock, token=obtain(settings), audit=audit)
     server = HttpServer(app, settings.serve)
     server.start()
     try:

@@ -20,6 +20,7 @@ from streamlearn.status.status import FallbackStatus, RegimeStatus, ShiftStatus
 SHOWN_SHIFTS = 10
 SHOWN_REGIMES = 20
 
+_NO_REGIME = Text("no regime yet: the first one begins with the first records")
 PATHS = {
     "status": "/v1/status",
     "regimes": "/v1/regimes",
@@ -38,6 +39,21 @@ def fetch(settings: Settings) -> dict[str, Any]:
     return {name: orjson.loads(request(settings, path, advice=advice)) for name, path in PATHS.items()}
 
 
+def fetch_regimes(settings: Settings) -> Any:
+    """The daemon's answer about its regimes.
+
+    Raises:
+        SourceError: no daemon answers.
+    """
+    return orjson.loads(request(settings, PATHS["regimes"], advice="start it with `streamlearn run`"))
+
+
+def regimes_table(answer: Any) -> RenderableType:
+    """One row per regime."""
+    regimes = RegimesView.model_validate(answer).regimes
+    return _regimes(regimes, most=len(regimes)) if regimes else _NO_REGIME
+
+
 def tables(answers: dict[str, Any]) -> RenderableType:
     """Overview, regimes and the newest shifts."""
     status = StatusView.model_validate(answers["status"])
@@ -46,7 +62,7 @@ def tables(answers: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_overview(status), ""]
     if status.degraded:
         parts.insert(0, Text(f"degraded: {status.degraded}", style="yellow"))
-    parts.append(_regimes(regimes) if regimes else Text("no regime yet: the first one begins with the first records"))
+    parts.append(_regimes(regimes) if regimes else _NO_REGIME)
     if shifts.shifts:
         newest = shifts.shifts[-SHOWN_SHIFTS:]
         total = sum(shifts.total.values())
@@ -107,9 +123,9 @@ def _unknown(fallback: FallbackStatus) -> str:
     return f"{fallback.answered_by} ({own:.3f} vs {min(losses.values()):.3f})"
 
 
-def _regimes(remembered: tuple[RegimeStatus, ...]) -> FittedTable:
-    """The regimes with the newest records, by number."""
-    newest = sorted(remembered, key=lambda regime: regime.last_record or 0)[-SHOWN_REGIMES:]
+def _regimes(remembered: tuple[RegimeStatus, ...], most: int = SHOWN_REGIMES) -> FittedTable:
+    """The regimes with the newest records, at most `most` of them, by number."""
+    newest = sorted(remembered, key=lambda regime: regime.last_record or 0)[-most:]
     regimes = sorted(newest, key=lambda regime: regime.number)
     scored = [regime.now for regime in regimes]
     return FittedTable(

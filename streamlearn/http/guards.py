@@ -13,6 +13,7 @@ Each is one ASGI middleware; `guards` lists them.
 import asyncio
 import hmac
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -34,7 +35,11 @@ QUERY_PATHS = frozenset({"/v1/eval", "/v1/generate", "/v1/route", "/v1/completio
 """POST because they have a body; they change no state."""
 
 
-def guards(settings: ListenSettings, token: str) -> list[Middleware]:
+OnRefused = Callable[[Request, str], None]
+"""Told of each request without the token, with the reason; called in a worker thread, so it may block."""
+
+
+def guards(settings: ListenSettings, token: str, on_no_token: OnRefused | None = None) -> list[Middleware]:
     """The middleware for an application served with these settings."""
     hosts = frozenset({"127.0.0.1", "localhost", "::1", settings.host.strip("[]").lower(), *settings.names})
     return [
@@ -46,6 +51,7 @@ def guards(settings: ListenSettings, token: str) -> list[Middleware]:
             token=token,
             always=settings.require_token or settings.open_to_others,
             hint=settings.token_hint,
+            on_no_token=on_no_token,
         ),
         Middleware(JsonGuard),
         Middleware(BodyGuard, max_bytes=settings.max_body_bytes, limit_key=settings.key("max_body_bytes")),
@@ -61,9 +67,11 @@ class _Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the request and pass it on, or send the error."""
         if scope["type"] == "http":
+            request = Request(scope)
             try:
-                self.check(Request(scope))
+                self.check(request)
             except ApiError as error:
+                await self.on_refused(request, error)
                 await error.response(scope["path"])(scope, receive, send)
                 return
         await self.app(scope, receive, send)
@@ -71,6 +79,9 @@ class _Guard:
     def check(self, request: Request) -> None:
         """Raise ApiError to refuse the request."""
         raise NotImplementedError
+
+    async def on_refused(self, request: Request, error: ApiError) -> None:
+        """A request was refused."""
 
 
 class HostGuard(_Guard):
@@ -109,9 +120,12 @@ class OriginGuard(_Guard):
 class TokenGuard(_Guard):
     """Requires the bearer token for what changes state; with `always`, for everything but health."""
 
-    def __init__(self, app: ASGIApp, *, token: str, always: bool, hint: str) -> None:
+    def __init__(
+        self, app: ASGIApp, *, token: str, always: bool, hint: str, on_no_token: OnRefused | None = None
+    ) -> None:
         super().__init__(app)
         self._hint = hint
+        self._on_no_token = on_no_token
         self._expected = f"Bearer {token}".encode()
         self._always = always
 
@@ -131,6 +145,11 @@ class TokenGuard(_Guard):
                 hint=self._hint,
                 headers={"www-authenticate": "Bearer"},
             )
+
+    async def on_refused(self, request: Request, error: ApiError) -> None:
+        """Tell who wants to know."""
+        if self._on_no_token is not None:
+            await asyncio.to_thread(self._on_no_token, request, str(error))
 
 
 class JsonGuard(_Guard):

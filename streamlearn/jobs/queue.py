@@ -4,6 +4,9 @@
 2. The loop, between steps: `ticket = jobs.take()`, which never blocks.
 3. The loop works in pieces within its time budget and drops the ticket once `ticket.cancelled` is true.
 4. The loop: `ticket.finish(result)` or `ticket.fail(error)`.
+
+Controls are taken before any other job, and wait in places of their own: a full queue cannot keep an operator from
+pausing the daemon. One that has begun cannot be cancelled.
 """
 
 import threading
@@ -14,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamlearn.controls.control import Control
+from streamlearn.controls.requester import Requester
 from streamlearn.errors import RecordError, StreamlearnError
 from streamlearn.jobs.results import Result
 
@@ -84,7 +89,17 @@ class ExpertsJob:
     layer: str | None
 
 
-Job = EvalJob | GenerateJob | RouteJob | SnapshotJob | ExpertsJob
+@dataclass(frozen=True, slots=True)
+class ControlJob:
+    """Carry out what an operator asks."""
+
+    control: Control
+    who: Requester
+
+
+Job = EvalJob | GenerateJob | RouteJob | SnapshotJob | ExpertsJob | ControlJob
+MAX_CONTROLS = 16
+"""Controls that may wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +114,10 @@ class Ticket:
         """Whether the client disconnected or timed out."""
         return self.future.cancelled()
 
+    def begin(self) -> bool:
+        """Keep the future from being cancelled from here on; false if it was already."""
+        return self.future.set_running_or_notify_cancel()
+
     def finish(self, result: Result) -> None:
         """Set the result; has no effect on a cancelled job."""
         with suppress(InvalidStateError):
@@ -107,58 +126,75 @@ class Ticket:
     def fail(self, error: Exception) -> None:
         """Set an error; has no effect on a cancelled job.
 
-        RecordError and ExampleError become 400, LayerError 422. Any other StreamlearnError becomes a 500 with its
-        message; every other exception becomes a 500 without one, so the caller logs it.
+        RecordError and ExampleError become 400, UsageError 409, LayerError 422. Any other StreamlearnError becomes a
+        500 with its message; every other exception becomes a 500 without one, so the caller logs it.
         """
         with suppress(InvalidStateError):
             self.future.set_exception(error)
 
 
 class JobQueue:
-    """A FIFO queue of at most `size` jobs. Thread-safe; no method blocks."""
+    """A FIFO queue of at most `size` jobs, and one of controls. Thread-safe; no method blocks."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._lock = threading.Lock()
         self._waiting: deque[Ticket] = deque()
+        self._controls: deque[Ticket] = deque()
         self._closed = False
 
     def __len__(self) -> int:
         """Number of queued jobs, not counting cancelled ones."""
         with self._lock:
             self._drop_cancelled()
-            return len(self._waiting)
+            return len(self._waiting) + len(self._controls)
 
     def submit(self, job: Job) -> Future[Result]:
         """Queue a job; cancel the future to withdraw it.
 
         Raises:
-            QueueFullError: `size` jobs are queued already.
+            QueueFullError: `size` jobs, or `MAX_CONTROLS` controls, are queued already.
             QueueClosedError: the daemon is stopping.
         """
         with self._lock:
             if self._closed:
                 raise QueueClosedError("the daemon is stopping and accepts no more jobs")
             self._drop_cancelled()
-            if len(self._waiting) >= self.size:
-                raise QueueFullError(f"at most {self.size} jobs may be queued, found {len(self._waiting)}")
+            is_control = isinstance(job, ControlJob)
+            waiting, most = (self._controls, MAX_CONTROLS) if is_control else (self._waiting, self.size)
+            if len(waiting) >= most:
+                what = "controls" if is_control else "jobs"
+                raise QueueFullError(f"at most {most} {what} may be queued, found {len(waiting)}")
             ticket = Ticket(job)
-            self._waiting.append(ticket)
+            waiting.append(ticket)
             return ticket.future
 
     def take(self) -> Ticket | None:
-        """Remove and return the oldest job that was not cancelled; None when there is none."""
+        """Remove and return the oldest control, else the oldest job, that was not cancelled; None without any."""
+        return self.take_control() or self._take(self._waiting)
+
+    def take_control(self) -> Ticket | None:
+        """Remove and return the oldest control that was not cancelled; None when there is none."""
+        return self._take(self._controls)
+
+    def _take(self, waiting: deque[Ticket]) -> Ticket | None:
         with self._lock:
             self._drop_cancelled()
-            return self._waiting.popleft() if self._waiting else None
+            return waiting.popleft() if waiting else None
 
     def close(self) -> None:
         """Accept no more jobs and fail the queued ones. Safe to call twice."""
         with self._lock:
             self._closed = True
-            abandoned, self._waiting = self._waiting, deque()
+            abandoned = [*self._controls, *self._waiting]
+            self._controls.clear()
+            self._waiting.clear()
         for ticket in abandoned:  # outside the lock: this runs the callbacks of futures
             ticket.fail(QueueClosedError("the daemon stopped before it ran this job"))
 
     def _drop_cancelled(self) -> None:
-        self._waiting = deque(ticket for ticket in self._waiting if not ticket.cancelled)
+        for waiting in (self._controls, self._waiting):
+            kept = [ticket for ticket in waiting if not ticket.cancelled]
+            if len(kept) < len(waiting):
+                waiting.clear()
+                waiting.extend(kept)

@@ -3,6 +3,8 @@
 from pydantic import BaseModel, ConfigDict
 
 from streamlearn.adaptation.routed_input import Route
+from streamlearn.controls.control import Control
+from streamlearn.controls.state_controls import StateControls
 
 
 class ApiModel(BaseModel):
@@ -90,6 +92,25 @@ class SnapshotResult(ApiModel):
     """Optimizer updates in it."""
 
 
+class ControlResult(ApiModel):
+    """A control that was carried out, and what holds now."""
+
+    control: str
+    """What was asked: pause, resume, pin, unpin, rollback, freeze, unfreeze, rename or drop."""
+    changed: bool
+    """Whether it changed anything; false when it was so already."""
+    paused: bool
+    """Whether the daemon takes no step and reads no record."""
+    pinned: tuple[str, ...]
+    """Names of the snapshots that are never pruned."""
+    skipped_records: tuple[str, ...]
+    """Offsets that are never trained on, as TOPIC:PARTITION:FROM..TO with both ends included."""
+    moved_aside: tuple[str, ...] = ()
+    """Names of the snapshots that a rollback moved aside, newest first."""
+    snapshot: str | None
+    """Name of the newest snapshot; null before the first."""
+
+
 class ExpertsOfRegime(ApiModel):
     """How one regime uses the experts of a layer; rows are heads, columns are experts."""
 
@@ -141,4 +162,19 @@ class ExpertsResult(ApiModel):
     """Time spent on the job, not counting the time in the queue."""
 
 
-Result = EvalResult | GenerateResult | RouteResult | SnapshotResult | ExpertsResult
+Result = EvalResult | GenerateResult | RouteResult | SnapshotResult | ExpertsResult | ControlResult
+
+
+def control_result(
+    control: Control, controls: StateControls, *, changed: bool, moved: list[str], newest: str | None
+) -> ControlResult:
+    """What holds after a control."""
+    return ControlResult(
+        control=control.name,
+        changed=changed,
+        paused=controls.paused,
+        pinned=tuple(sorted(controls.pins)),
+        skipped_records=tuple(map(str, controls.skipped)),
+        moved_aside=tuple(moved),
+        snapshot=newest,
+    )

@@ -14,8 +14,25 @@ from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, get_logger
 from streamlearn.jobs.evaluate import RouteInputs, evaluate
 from streamlearn.jobs.generate import generate
-from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, JobQueue, RouteJob, SnapshotJob, Ticket
-from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, RouteResult, SnapshotResult
+from streamlearn.jobs.queue import (
+    ControlJob,
+    EvalJob,
+    ExpertsJob,
+    GenerateJob,
+    JobQueue,
+    RouteJob,
+    SnapshotJob,
+    Ticket,
+)
+from streamlearn.jobs.results import (
+    ControlResult,
+    EvalResult,
+    ExpertsResult,
+    GenerateResult,
+    Result,
+    RouteResult,
+    SnapshotResult,
+)
 from streamlearn.jobs.route import route
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.pinned_weights import PinnedWeights
@@ -50,6 +67,7 @@ class JobRunner:
         route_inputs: RouteInputs,
         experts: Callable[[ExpertsJob], Work],
         save: Callable[[], SnapshotResult],
+        control: Callable[[ControlJob], ControlResult],
         *,
         pack_tokens: int,
         clock: Callable[[], float] = time.monotonic,
@@ -60,6 +78,7 @@ class JobRunner:
         self._route_inputs = route_inputs
         self._experts = experts
         self._save = save
+        self._control = control
         self._pack_tokens = pack_tokens
         self._clock = clock
         self._running: _RunningJob | None = None
@@ -76,7 +95,9 @@ class JobRunner:
         """Work on jobs for `budget_s` seconds, exceeded by one piece at most; return the seconds spent."""
         started = self._clock()
         while self._clock() - started < budget_s and self.busy:
-            if self._running is not None:
+            if (control := self._jobs.take_control()) is not None:
+                self._start(control, started + budget_s)
+            elif self._running is not None:
                 self._continue(self._running, started + budget_s)
             elif (ticket := self._jobs.take()) is not None:
                 self._start(ticket, started + budget_s)
@@ -86,6 +107,11 @@ class JobRunner:
         if isinstance(ticket.job, SnapshotJob):  # in one piece, and with the live weights
             with self._failures_reported_to(ticket):
                 ticket.finish(self._save())
+            return
+        if isinstance(ticket.job, ControlJob):
+            if ticket.begin():
+                with self._failures_reported_to(ticket):
+                    ticket.finish(self._control(ticket.job))
             return
         work = self._begin(ticket.job)
         self._continue(_RunningJob(ticket, work), deadline)  # the first piece runs at once: it records the step

@@ -28,6 +28,10 @@ make single files durable; the order among them is decided here and nowhere else
      11. The newest snapshot is restored (1 to 4) with the journal cut at its step; records of refused updates become
          dead letters when they are read again.
 
+    ROLL BACK, when an operator asks
+     12. See `StateControls`; then the newest snapshot is restored (1 to 4). The reader leaves out skipped records from
+         then on: they become dead letters, and the position moves past them.
+
 A crash between any two steps repeats work and loses none: after 5 the flush is repeated by 4, after 7 the letters are
 recalled by 2, after 8 the commit and the removals are repeated by the next save.
 """
@@ -41,6 +45,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from streamlearn.adapters.config import HeadLoraConfig
+from streamlearn.controls import read_ahead
+from streamlearn.controls.state_controls import StateControls
 from streamlearn.errors import Reason, SnapshotError
 from streamlearn.events import Event, get_logger
 from streamlearn.runtime.model import Model, adapter_shape, versions
@@ -55,6 +61,7 @@ from streamlearn.stream.batch import Batch, Batcher, PartitionRun
 from streamlearn.stream.intake import DeadLetterWriter, Intake
 from streamlearn.stream.merge import Mark, Merger
 from streamlearn.stream.record import Position, RecordId, TopicPartition
+from streamlearn.stream.skipping_reader import SkippingReader
 from streamlearn.stream.source import DeadLetters, Source
 
 _REFUSED = (Reason.NOT_FINITE_UPDATE, "its update was refused before the rollback")
@@ -70,6 +77,7 @@ class Durable:
     store: SnapshotStore
     journal: Journal
     crash_guard: CrashGuard
+    controls: StateControls
     sink: DeadLetters
     source: Source
 
@@ -79,6 +87,8 @@ class Checkpoint:
 
     intake: Intake
     """Batches from the restored position on; a new one after each restore."""
+    reader: SkippingReader
+    """What the intake reads from; a new one after each restore, as the next."""
     dead_letters: DeadLetterWriter
 
     def __init__(
@@ -101,6 +111,8 @@ class Checkpoint:
         self._adapter = adapter_shape(config)
         self._decoding = decoding
         self._clock = clock
+        self._read_ahead = Position()
+        """See `read_ahead`."""
         self._journalled: dict[int, JournalEntry] = {}
         """Entries of steps that are still to come, by step: written by an earlier process, or by a flush."""
 
@@ -125,6 +137,8 @@ class Checkpoint:
         position = durable.source.seek(wanted, source_identity(snapshot) if snapshot is not None else {})
         state.gap_since_save = bool(wanted.gaps_to(position))
         state.ledger.position = position
+        self._read_ahead = position if snapshot is None else read_ahead.read_ahead(snapshot.manifest)
+        self.reader = SkippingReader(durable.source, position, durable.controls.skipped, self.dead_letters)
         # 4.
         entries = self._replayable(position)
         self._journalled = {entry.step: entry for entry in entries}
@@ -174,14 +188,20 @@ class Checkpoint:
         """
         durable, model = self._durable, self._model
         durable.sink.flush()  # 7.
-        state.skip_gaps(durable.source.gaps)
+        self.pass_gaps(state)
         draft = self._draft(state)  # 8.
         info = durable.store.save(draft, model.parts())
         durable.source.commit(state.ledger.position, info.name)  # 9.
         durable.store.prune()  # 10.
-        durable.journal.truncate(before_step=int(durable.store.names()[0]))
+        # A pinned snapshot needs none: a rollback to it begins anew after it.
+        durable.journal.truncate(before_step=int(durable.store.names()[-durable.store.keep :][0]))
         durable.crash_guard.passed(state.ledger.position)
         return info
+
+    def pass_gaps(self, state: RunState) -> None:
+        """Move the position past what was lost or skipped, where every record before it is accounted for."""
+        state.skip_gaps(self._durable.source.gaps)
+        state.skip(self.reader.take_passed(state.ledger.position))
 
     def roll_back(self, snapshot: Snapshot, refused: frozenset[RecordId]) -> RunState:
         """Restore `snapshot` in this process and leave out the records of refused updates; see ROLL BACK."""
@@ -194,20 +214,20 @@ class Checkpoint:
         entries = journal.entries(after_step=step)
         runs = (run for entry in entries for run in entry.runs)
         gone = next((run for run in runs if run.first_offset < position.get(run.origin, math.inf)), None)
-        if gone is None:
+        if gone is not None:
+            fault = f"offset {gone.first_offset} of {gone.origin} must be read again and is no longer available"
+        elif entries and entries[0].step != step + 1:
+            fault = f"the journal must go on after step {step}, found step {entries[0].step}"
+        else:
             return entries
-        _log.warning(
-            Event.JOURNAL_TRUNCATED,
-            fault=f"offset {gone.first_offset} of {gone.origin} must be read again and is no longer available",
-            lost=f"the replay order of {len(entries)} batches",
-        )
+        _log.warning(Event.JOURNAL_TRUNCATED, fault=fault, lost=f"the replay order of {len(entries)} batches")
         journal.rewind(to_step=step)
         return []
 
     def _open_intake(self, entries: list[JournalEntry], refused: frozenset[RecordId]) -> Intake:
         guard, stream = self._durable.crash_guard, self._settings.stream
         return Intake(
-            Merger(self._durable.source, _order(entries)),
+            Merger(self.reader, _order(entries)),
             self._model.decoder,
             Batcher(stream),
             self.dead_letters,
@@ -221,6 +241,7 @@ class Checkpoint:
 
     def _draft(self, state: RunState) -> ManifestDraft:
         durable, model = self._durable, self._model
+        self._read_ahead = read_ahead.advanced(self._read_ahead, state.ledger.position, model.adaptation.waiting)
         ahead = self.dead_letters.ahead_of(state.ledger.position)
         return ManifestDraft(
             step=model.learner.number,
@@ -238,6 +259,7 @@ class Checkpoint:
                 "stream": {
                     "letters_ahead": [[o.topic, o.partition, offset] for o, offset in ahead],
                     "identity": dict(durable.source.identity),
+                    read_ahead.KEY: self._read_ahead.to_json(),
                 },
                 "regimes": model.adaptation.to_json(),
             },

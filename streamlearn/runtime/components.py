@@ -17,6 +17,12 @@ from connectors.open import open_dead_letters, open_source
 from streamlearn.adapters.check import check
 from streamlearn.adapters.config import HeadLoraConfig
 from streamlearn.backbone.load import Outline, identity, outline
+from streamlearn.controls.audit_log import AuditLog, Result
+from streamlearn.controls.control import RollBack
+from streamlearn.controls.control_file import ControlFile
+from streamlearn.controls.control_state import ControlState
+from streamlearn.controls.requester import Requester
+from streamlearn.controls.state_controls import StateControls
 from streamlearn.events import Event, get_logger
 from streamlearn.publish import open_publisher as publishing
 from streamlearn.runtime.checkpoint import Checkpoint, Durable
@@ -67,17 +73,26 @@ class Components:
         clock: Callable[[], float],
     ) -> None:
         settings = self.settings
-        self.store = SnapshotStore(settings.state / "snapshots", keep=settings.snapshot.keep)
+        self._shape, self._config = shape, config
+        controls = ControlFile(settings.state)
+        self.store = SnapshotStore(
+            settings.state / "snapshots", keep=settings.snapshot.keep, pins=lambda: controls.state.pins
+        )
+        self.audit = AuditLog(settings.state)
         self.journal = opened.enter_context(closing(Journal(settings.state / "journal.jsonl")))
         self.crash_guard = opened.enter_context(closing(CrashGuard(settings.state)))
+        self.controls = StateControls(controls, self.store, self.journal)
         if fresh:
             self.store.set_aside()
             self.journal.rewind(to_step=0)
             self.crash_guard.forget()
             publishing.forget_run(settings.state)
+            self._forget_controls(controls.state)
+        else:
+            self._finish_rollback(controls.state)
         snapshot = self.store.newest()
         if snapshot is not None:
-            _check_compatible(snapshot, settings, shape, config, accept=accept)
+            self.check_compatible(snapshot, accept=accept)
         dtype = snapshot.manifest.dtype if snapshot is not None else None
         self.model = Model(settings, shape, config, dtype, settings.state / "resting")
         opened.callback(self.model.learner.cache.clear_folder)
@@ -93,9 +108,39 @@ class Components:
         decoding = None
         if self.model.backbone.vision is not None and _has_spare_core(self.model.backbone.device):
             decoding = opened.enter_context(ThreadPoolExecutor(1, thread_name_prefix="decode"))
-        durable = Durable(self.store, self.journal, self.crash_guard, sink, self.source)
+        durable = Durable(self.store, self.journal, self.crash_guard, self.controls, sink, self.source)
         self.checkpoint = Checkpoint(self.model, durable, settings, config, decoding=decoding, clock=clock)
         self.state = self.checkpoint.restore(snapshot)
+
+    def check_compatible(self, snapshot: Snapshot, *, accept: bool = True) -> None:
+        """Check that the run may go on from a snapshot with this configuration.
+
+        Raises:
+            SnapshotMismatchError: it may not, or only with `accept`.
+        """
+        settings = self.settings
+        backbone: dict[str, Any] = identity(settings.backbone, self._shape)
+        changes = compatibility.check(
+            snapshot.manifest, fingerprint(settings), backbone, adapter_shape(self._config), accept=accept
+        )
+        for change in changes:
+            _log.warning(Event.CONFIG_CHANGE_ACCEPTED, key=change.key, before=change.old, now=change.new)
+
+    def _forget_controls(self, before: ControlState) -> None:
+        """Forget the pins and skipped records of the run that was set aside; a pause goes on."""
+        arguments = {"pins": sorted(before.pins), "skip_records": list(map(str, before.skipped))}
+        self.controls.forget_run()
+        if any(arguments.values()):
+            message = "run --fresh: these no longer hold"
+            self.audit.write("forget", arguments, Requester.of_this_process(), Result.DONE, message=message)
+
+    def _finish_rollback(self, before: ControlState) -> None:
+        """Finish the rollback that the process before was killed in, if it was."""
+        if before.rolling_back_to is not None:
+            moved = self.controls.finish_rollback()
+            asked = RollBack(before.rolling_back_to, tuple(map(str, before.skipped)))
+            message = f"finished by the next start; moved aside: {', '.join(moved) or 'nothing more'}"
+            self.audit.write(asked.name, asked.arguments, Requester.of_this_process(), Result.DONE, message=message)
 
 
 def _has_spare_core(device: torch.device) -> bool:
@@ -104,14 +149,3 @@ def _has_spare_core(device: torch.device) -> bool:
     On a CPU where each core computes a share of every product, a thread that competes for one core delays them all.
     """
     return device.type != "cpu" or torch.get_num_threads() < len(os.sched_getaffinity(0))
-
-
-def _check_compatible(
-    snapshot: Snapshot, settings: Settings, shape: Outline, config: HeadLoraConfig, *, accept: bool
-) -> None:
-    backbone: dict[str, Any] = identity(settings.backbone, shape)
-    changes = compatibility.check(
-        snapshot.manifest, fingerprint(settings), backbone, adapter_shape(config), accept=accept
-    )
-    for change in changes:
-        _log.warning(Event.CONFIG_CHANGE_ACCEPTED, key=change.key, before=change.old, now=change.new)

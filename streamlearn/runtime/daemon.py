@@ -4,13 +4,13 @@
 """
 
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
 
 from streamlearn.adaptation.shift_report import ShiftReport
-from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError
+from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.jobs.experts import experts
 from streamlearn.jobs.queue import ExpertsJob, JobQueue
@@ -18,13 +18,14 @@ from streamlearn.jobs.results import ExpertsResult, SnapshotResult
 from streamlearn.jobs.runner import JobRunner
 from streamlearn.learner.learner import Step
 from streamlearn.runtime.components import Components
+from streamlearn.runtime.control_runner import ControlRunner, RegimeChanges
 from streamlearn.runtime.degradation import Degradation
 from streamlearn.runtime.heap import return_freed_memory
 from streamlearn.runtime.publisher import Publisher
 from streamlearn.shift.assigned_batch import AssignedBatch
 from streamlearn.shift.shift import Shift
 from streamlearn.snapshot.crash_guard import GuardedBatch
-from streamlearn.snapshot.snapshot import SnapshotInfo
+from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo, snapshot_name
 from streamlearn.status.board import Board
 from streamlearn.status.status import Phase, SnapshotStatus, Status
 from streamlearn.stream.batch import Batch
@@ -68,6 +69,8 @@ class Daemon:
         self.state = components.state
         self.board = board
         self.observer = observer
+        self.controls = components.controls
+        self.control_runner = ControlRunner(components.controls, components.audit, self, self._newest_name)
         self.job_runner = JobRunner(
             jobs,
             components.learner,
@@ -75,6 +78,7 @@ class Daemon:
             components.adaptation.route,
             self._experts,
             self._snapshot_on_request,
+            self.control_runner.run,
             pack_tokens=components.settings.stream.batch_tokens,
         )
         self.degradation = Degradation(components.settings.snapshot.max_age_s)
@@ -103,7 +107,7 @@ class Daemon:
         if self.state.last_snapshot is None:
             self.save()
         self.save_if_due()
-        self._publish(Phase.RUNNING, ready=True)
+        self._publish(self._phase, ready=True)
         if self.observer:
             self.observer.on_start(self.board.read())
         self._start_publishing()
@@ -131,9 +135,12 @@ class Daemon:
     def next_batch(self) -> AssignedBatch | None:
         """stream/, shift/: the next batch with its regimes decided; None at the end of the stream or at a stop.
 
-        While none is ready, jobs are served and due snapshots written.
+        While none is ready, and while the daemon is paused, jobs are served and due snapshots written.
         """
         while not self.stopped:
+            if self.controls.paused:
+                self._rest()
+                continue
             assigned = self.adaptation.next_batch()
             if assigned is not None or not self._read():
                 return assigned
@@ -177,12 +184,26 @@ class Daemon:
         self.adaptation.flush()
         return True
 
-    def _idle(self) -> None:
-        self._publish(Phase.IDLE, ready=True)
+    def _idle(self, phase: Phase = Phase.IDLE) -> bool:
+        """Do other work than training; return whether more of it may wait."""
+        self._publish(phase, ready=True)
         self.save_if_due()
         self.serve_jobs()
-        if not self.job_runner.busy and not self._score_versions(idle=True):
-            self.adaptation.score_stalest(idle=True)
+        return self.job_runner.busy or self._score_versions(idle=True) or self.adaptation.score_stalest(idle=True)
+
+    def _rest(self) -> None:
+        """Take no step and read no record for a moment, because the daemon is paused."""
+        if not self._idle(Phase.PAUSED):
+            time.sleep(POLL_S)
+
+    @property
+    def _phase(self) -> Phase:
+        return Phase.PAUSED if self.controls.paused else Phase.RUNNING
+
+    def pause_changed(self) -> None:
+        """Publish that the daemon was paused or resumed; a pause is no silence of the stream."""
+        self.checkpoint.intake.postpone_flush()
+        self._publish(self._phase, ready=True)
 
     def enter(self, shift: Shift) -> None:
         """probe/, consolidate/: hold on to the old regime, probe the new one, give it its experts."""
@@ -251,7 +272,7 @@ class Daemon:
             SnapshotError or DeadLetterError: it has been failing for `snapshot.max_age_s`.
         """
         settings, state, now = self.components.settings.snapshot, self.state, time.monotonic()
-        state.skip_gaps(self.components.source.gaps)
+        self.checkpoint.pass_gaps(state)
         due = state.records_since_save >= settings.every_records
         due = due or (now - self._saved_at >= settings.every_s and state.records_since_save > 0)
         # Not right after a rollback: until the next regular snapshot a second rollback means divergence.
@@ -290,11 +311,43 @@ class Daemon:
         return info
 
     def serve_jobs(self) -> None:
-        """jobs/: queued requests, within the time budget."""
+        """jobs/: queued requests and controls, within the time budget.
+
+        Raises:
+            SnapshotError: a control could not be completed, and the run must not go on.
+        """
         if self.job_runner.busy:
             seconds = self.job_runner.serve(self.components.settings.serve.eval_budget_s)
             self.state.job_seconds = self.state.job_seconds.observe(seconds)
+        if self.control_runner.fault is not None:
+            raise self.control_runner.fault
         self.board.beat()
+
+    def check_restorable(self, snapshot: Snapshot) -> None:
+        """Raise SnapshotMismatchError if the run cannot go on from this snapshot."""
+        self.components.check_compatible(snapshot)
+
+    def restore_newest(self) -> None:
+        """Go on from the newest snapshot, as the next start would."""
+        snapshot = self.components.store.newest()
+        assert snapshot is not None, "a new run writes a snapshot before its first record"
+        self.state = self.checkpoint.restore(snapshot)
+        self._publish_versions_of(snapshot)
+        self._publish(self._phase, ready=True)
+
+    def change_regimes(self, change: Callable[[RegimeChanges], None]) -> None:
+        """Change regimes and write a snapshot; see `ControlledLoop`."""
+        name = snapshot_name(self.learner.number)
+        if name in self.controls.pins and name in self.components.store.names():
+            raise UsageError(
+                f"snapshot {name} must stay as it is because it is pinned, and the change would need a snapshot of the "
+                f"same step: unpin {name}, or let the daemon take a step first"
+            )
+        change(self.adaptation)
+        self.save()
+
+    def _newest_name(self) -> str | None:
+        return None if self.state.last_snapshot is None else self.state.last_snapshot.name
 
     def _start_publishing(self) -> None:
         """Publish the snapshot that the run goes on from: an earlier process may not have come to it."""
@@ -302,6 +355,12 @@ class Daemon:
             self.publisher.withdraw_after(self.state.last_snapshot.step)
             self.publisher.notify(self.components.store.folder / self.state.last_snapshot.name)
             self.publisher.start()
+
+    def _publish_versions_of(self, snapshot: Snapshot) -> None:
+        """publish/: the run went back to this snapshot; versions of later ones are withdrawn."""
+        if self.publisher is not None:
+            self.publisher.withdraw_after(snapshot.manifest.step)
+            self.publisher.notify(snapshot.path)
 
     def _score_versions(self, *, idle: bool) -> bool:
         """publish/: one forward pass over hold-out records for a new version; return whether one was made."""
@@ -341,9 +400,7 @@ class Daemon:
         refused = frozenset(self.state.refused_since_save)
         self.state = self.checkpoint.roll_back(snapshot, refused)
         self.state.rolled_back_to = snapshot.name
-        if self.publisher is not None:
-            self.publisher.withdraw_after(snapshot.manifest.step)
-            self.publisher.notify(snapshot.path)
+        self._publish_versions_of(snapshot)
         _log.warning(Event.ROLLED_BACK, to=snapshot.name, left_out=len(refused))
 
     def _publish(self, phase: Phase, *, ready: bool = False, reason: str = "", step: Step | None = None) -> None:

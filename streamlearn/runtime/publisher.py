@@ -79,7 +79,7 @@ class Publisher:
             records_trained=sum(state.ledger.trained.values()),
             records_held_out=state.ledger.held_out.total(),
             tokens_trained=state.tokens,
-            tokens_per_s=0.0 if phase is Phase.IDLE else speed,
+            tokens_per_s=0.0 if phase in (Phase.IDLE, Phase.PAUSED) else speed,
             loss=state.loss,
             loss_smoothed=state.loss_smoothed,
             dead_letters=dict(state.reasons),

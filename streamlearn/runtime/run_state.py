@@ -12,7 +12,7 @@ from streamlearn.snapshot.manifest import Manifest
 from streamlearn.snapshot.snapshot import snapshot_name
 from streamlearn.status.status import SnapshotStatus
 from streamlearn.status.timing import Timing
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.batch import Batch, PartitionRun
 from streamlearn.stream.ledger import Ledger
 from streamlearn.stream.record import Gap, Position, Record, RecordId
 
@@ -72,6 +72,13 @@ class RunState:
             if position.get(gap.origin) == gap.lost_from:
                 self.ledger.position = Position({**position, gap.origin: gap.lost_to})
                 self.gap_since_save = True
+
+    def skip(self, runs: Iterable[PartitionRun]) -> None:
+        """Count records that an operator skips, and move the position past them: all before are accounted for."""
+        for run in runs:
+            self.ledger.skip(run)
+            self.reasons[str(Reason.SKIPPED)] += run.num_records
+            self.records_since_save += run.num_records
 
     def _refuse(self, records: Sequence[Record]) -> None:
         self.refusals += 1

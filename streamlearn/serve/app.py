@@ -2,25 +2,27 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, FastAPI, Query, Request
-from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
 from starlette.responses import Response
 
 from streamlearn import __version__
+from streamlearn.controls.audit_log import AuditLog
 from streamlearn.http.guards import guards
 from streamlearn.http.head import HeadAsGet
 from streamlearn.http.replies import ApiError, OrjsonResponse
 from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, Job, JobQueue, PromptInput, RouteJob, SnapshotJob
 from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, RouteResult, SnapshotResult
 from streamlearn.serve import metrics, replies
+from streamlearn.serve.control_routes import ControlRoutes
 from streamlearn.serve.health import health_routes, require_ready
+from streamlearn.serve.orjson_route import OrjsonRoute
+from streamlearn.serve.refusals import Refusals
 from streamlearn.serve.schemas import (
-    ErrorBody,
+    JOB_ERRORS,
     EvalRequest,
     GenerateRequest,
     PromptRequest,
@@ -51,24 +53,15 @@ _DESCRIPTION = """Progress of a continual learner, its regimes and shifts, and e
 
 Monitoring endpoints read a status that the training loop publishes, so they respond at once. Job endpoints (`POST`,
 and `/v1/experts`) queue a job, which the loop runs between two training steps within its time budget; when the queue
-is full they return 503 with `Retry-After`. Closing the connection cancels the job. No request changes the weights.
+is full they return 503 with `Retry-After`. Closing the connection cancels the job. No job changes the weights.
+
+Controls pause the daemon, pin snapshots, roll back and change regimes. The loop carries one out between two training
+steps, before any job, and answers once it is durable. All need the bearer token; all are in the audit log.
 
 `HEAD` works on every path that answers `GET`. The body of every error is `{"error": {"code", "message", "hint"}}`."""
 
 _Responses = dict[int | str, dict[str, Any]]
 _Layer = Annotated[str | None, Query(description="Any part of a layer's name; only matching layers are described.")]
-
-_JOB_ERRORS: _Responses = {
-    400: {"model": ErrorBody, "description": "Invalid JSON, an unusable record, or a Host that is not allowed."},
-    401: {"model": ErrorBody, "description": "The bearer token is missing or wrong."},
-    403: {"model": ErrorBody, "description": "The Origin header names a foreign site."},
-    413: {"model": ErrorBody, "description": "The body is larger than serve.max_body_bytes."},
-    415: {"model": ErrorBody, "description": "The content type is not application/json."},
-    422: {"model": ErrorBody, "description": "A field is missing, unknown or out of range; the message names it."},
-    500: {"model": ErrorBody, "description": "The job failed inside the daemon."},
-    503: {"model": ErrorBody, "description": "The queue is full or the daemon is not ready; see Retry-After."},
-    504: {"model": ErrorBody, "description": "The job did not finish in time and was cancelled."},
-}
 
 
 def create_app(
@@ -79,9 +72,22 @@ def create_app(
     clock: Clock,
     *,
     token: str,
+    audit: AuditLog,
     job_deadline_s: float = JOB_DEADLINE_S,
 ) -> FastAPI:
-    """The application. `snapshots` lists the snapshots on disk; it is called in a worker thread."""
+    """The application.
+
+    Args:
+        board: What the loop publishes.
+        jobs: What the loop is asked for.
+        settings: The endpoint's.
+        snapshots: Lists the snapshots on disk; called in a worker thread.
+        clock: Monotonic and wall time.
+        token: The bearer token.
+        audit: Gets a line for each control that is refused before the loop begins it.
+        job_deadline_s: Time until a job is cancelled.
+    """
+    refusals = Refusals(audit, clock.monotonic)
     app = FastAPI(
         title="streamlearn",
         version=__version__,
@@ -90,12 +96,13 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        middleware=[*guards(settings, token), Middleware(HeadAsGet)],
+        middleware=[*guards(settings, token, refusals.without_token), Middleware(HeadAsGet)],
     )
     replies.install_error_handlers(app, retry_after_s=max(1, math.ceil(settings.queue_size * settings.eval_budget_s)))
     app.include_router(health_routes(board))
     app.include_router(_monitoring_routes(board, jobs, snapshots, clock))
     app.include_router(_job_routes(board, jobs, settings, job_deadline_s))
+    app.include_router(ControlRoutes(board, jobs, refusals, job_deadline_s).router)
     app.include_router(_index_route(app))
     _document_limits(app, settings)
     return app
@@ -157,7 +164,7 @@ def _monitoring_routes(
 
 
 def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_s: float) -> APIRouter:
-    routes = APIRouter(tags=["jobs"], route_class=_OrjsonRoute)
+    routes = APIRouter(tags=["jobs"], route_class=OrjsonRoute)
 
     async def run(request: Request, job: Job) -> Result:
         require_ready(board)
@@ -167,20 +174,20 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
         limit = settings.max_new_tokens
         return _require_at_most(limit, requested or limit, field="max_new_tokens", setting="max_new_tokens")
 
-    @routes.post("/v1/eval", response_model=EvalResult, summary="Evaluate the model", responses=_JOB_ERRORS)
+    @routes.post("/v1/eval", response_model=EvalResult, summary="Evaluate the model", responses=JOB_ERRORS)
     async def evaluate(request: Request, body: EvalRequest) -> Response:
         """Loss, perplexity and token accuracy on the examples; with `generate` also exact match and ROUGE-L."""
         _require_at_most(settings.max_examples, len(body.examples), field="examples", setting="max_examples")
         job = EvalJob(tuple(body.examples), body.generate, new_tokens(body.max_new_tokens))
         return OrjsonResponse(await run(request, job))
 
-    @routes.post("/v1/generate", response_model=GenerateResult, summary="Generate text", responses=_JOB_ERRORS)
+    @routes.post("/v1/generate", response_model=GenerateResult, summary="Generate text", responses=JOB_ERRORS)
     async def generate(request: Request, body: GenerateRequest) -> Response:
         """Continue a prompt or answer a conversation with the current model, by greedy decoding."""
         job = GenerateJob(*_prompt_of(body), max_new_tokens=new_tokens(body.max_new_tokens))
         return OrjsonResponse(await run(request, job))
 
-    @routes.post("/v1/route", response_model=RouteResult, summary="Route prompts", responses=_JOB_ERRORS)
+    @routes.post("/v1/route", response_model=RouteResult, summary="Route prompts", responses=JOB_ERRORS)
     async def route(request: Request, body: RouteRequest) -> Response:
         """The regime of each prompt, whether it explains the prompt, and what would answer; without the model."""
         _require_at_most(settings.max_examples, len(body.prompts), field="prompts", setting="max_examples")
@@ -188,7 +195,7 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
             await run(request, RouteJob(tuple(PromptInput(*_prompt_of(each)) for each in body.prompts)))
         )
 
-    @routes.get("/v1/experts", response_model=ExpertsResult, summary="Expert usage", responses=_JOB_ERRORS)
+    @routes.get("/v1/experts", response_model=ExpertsResult, summary="Expert usage", responses=JOB_ERRORS)
     async def experts(request: Request, layer: _Layer = None) -> Response:
         """Load, importance, similarity and mixing of tokens (N_eff) per expert.
 
@@ -201,7 +208,7 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
         status_code=201,
         response_model=SnapshotResult,
         summary="Write a snapshot",
-        responses=_JOB_ERRORS,
+        responses=JOB_ERRORS,
     )
     async def make_snapshot(request: Request) -> Response:
         """Write a snapshot before the next step; responds once it is durable. Takes no body."""
@@ -216,11 +223,11 @@ def _index_route(app: FastAPI) -> APIRouter:
     @routes.get("/", include_in_schema=False)
     async def index() -> Response:
         listed = [
-            f"{method.upper():5}{path:15}{operation['summary']}"
+            f"{method.upper():5}{path:34}{operation['summary']}"
             for path, methods in app.openapi()["paths"].items()
             for method, operation in methods.items()
         ]
-        lines = [f"streamlearn {__version__}", "", *listed, f"GET  {'/openapi.json':15}OpenAPI document", ""]
+        lines = [f"streamlearn {__version__}", "", *listed, f"GET  {'/openapi.json':34}OpenAPI document", ""]
         return Response("\n".join(lines), media_type="text/plain")
 
     return routes
@@ -237,22 +244,3 @@ def _require_at_most(limit: int, found: int, *, field: str, setting: str) -> int
         message = f"{field}: expected at most {limit}, found {found}"
         raise ApiError(422, "invalid", message, hint=f"request fewer, or raise serve.{setting}")
     return found
-
-
-class _OrjsonRequest(Request):
-    """A request whose JSON is parsed by orjson: strict UTF-8, no NaN, bounded depth."""
-
-    async def json(self) -> Any:
-        return orjson.loads(await self.body())
-
-
-class _OrjsonRoute(APIRoute):
-    """A route that reads its body with orjson."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handler(request: Request) -> Response:
-            return await handle(_OrjsonRequest(request.scope, request.receive))
-
-        return handler

@@ -13,8 +13,9 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import compile_path
 
-from streamlearn.errors import RecordError, StreamlearnError
+from streamlearn.errors import RecordError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.http.replies import ApiError, unavailable
 from streamlearn.jobs.queue import ExampleError, LayerError, QueueClosedError, QueueFullError
@@ -72,8 +73,9 @@ def _from_http(request: Request, error: HTTPException, hint: str) -> ApiError:
 
 def _methods(request: Request) -> list[str]:
     """All methods of the path; a route only has its own. Paths outside the OpenAPI document accept GET."""
-    described = request.app.openapi()["paths"].get(request.url.path, {"get": None})
-    methods = {method.upper() for method in described}
+    paths = request.app.openapi()["paths"]
+    matched = [methods for path, methods in paths.items() if compile_path(path)[0].match(request.url.path)]
+    methods = {method.upper() for described in matched or [{"get": None}] for method in described}
     return sorted(methods | {"HEAD"} if "GET" in methods else methods)
 
 
@@ -83,7 +85,7 @@ def _from_invalid(request: Request, error: RequestValidationError, hint: str) ->
         reason, position = faults[0]["ctx"]["error"], faults[0]["loc"][-1]
         return ApiError(400, "not_json", f"the body must be JSON: {reason} at character {position}", hint=hint)
     model = getattr(getattr(request.scope.get("route"), "body_field", None), "field_info", None)
-    expected = model.annotation if model is not None else None
+    expected = next(_models_in(model.annotation), None) if model is not None else None
     lines = [_explain(fault, expected) for fault in faults[:5]]
     if len(faults) > len(lines):
         lines.append(f"and {len(faults) - len(lines)} more")
@@ -125,12 +127,14 @@ def _from_streamlearn(request: Request, error: StreamlearnError, retry_after_s: 
             return unavailable("queue_full", str(error), hint=hint, retry_after_s=retry_after_s)
         case QueueClosedError():
             return unavailable("stopping", str(error), hint="retry once /readyz returns 200", retry_after_s=5)
+        case UsageError():
+            hint = "nothing was changed; GET /v1/snapshots and /v1/regimes list what there is"
+            return ApiError(409, "refused", str(error), hint=hint)
         case LayerError():
             return ApiError(422, "invalid", str(error), hint="use any part of a name, for example mlp or layers.3.")
-        case ExampleError():
-            return ApiError(400, "unusable_record", str(error), hint=_RECORD_HINT)
-        case RecordError():
-            return ApiError(400, "unusable_record", f"unusable ({error.reason}): {error}", hint=_RECORD_HINT)
+        case ExampleError() | RecordError():
+            message = str(error) if isinstance(error, ExampleError) else f"unusable ({error.reason}): {error}"
+            return ApiError(400, "unusable_record", message, hint=_RECORD_HINT)
     _log.error(Event.HTTP_FAILED, path=request.url.path, error=type(error).__name__, message=str(error))
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower() + "_failed"
     return ApiError(500, code, str(error), hint="see the daemon's log")

@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, StringConst
 from pydantic.config import JsonDict
 
 from streamlearn.jobs.results import ApiModel
+from streamlearn.stream.offset_range import PATTERN
 
 
 def _require_number(value: object) -> object:
@@ -14,6 +15,9 @@ def _require_number(value: object) -> object:
         raise ValueError("expected a number")
     return value
 
+
+Responses = dict[int | str, dict[str, Any]]
+"""Descriptions of responses, by status."""
 
 PositiveCount = Annotated[int, Field(gt=0), BeforeValidator(_require_number)]
 """A positive integer; strings and booleans are not converted."""
@@ -121,6 +125,27 @@ class RouteRequest(ApiModel):
     """As in a request to /v1/generate."""
 
 
+class RollbackRequest(ApiModel):
+    """What a rollback leaves out."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"skip_records": ["orders:0:118..122"]}]})
+
+    skip_records: Annotated[
+        tuple[Annotated[str, StringConstraints(pattern=PATTERN, max_length=300)], ...], Field(max_length=60)
+    ] = ()
+    """Offsets that are never trained on, each TOPIC:PARTITION:FROM..TO with both ends included; FROM..TO is enough
+    where the stream has one partition."""
+
+
+class RenameRequest(ApiModel):
+    """A name for a regime."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "refunds"}]})
+
+    name: Annotated[str, StringConstraints(max_length=64)]
+    """The new name."""
+
+
 class SnapshotRow(ApiModel):
     """A snapshot on disk."""
 
@@ -132,6 +157,8 @@ class SnapshotRow(ApiModel):
     """When it became durable."""
     size_bytes: int | None = None
     """Size of all its files; null when unknown."""
+    pinned: bool = False
+    """Whether it is kept from being pruned."""
 
 
 class SnapshotList(ApiModel):
@@ -171,3 +198,27 @@ class ErrorBody(ApiModel):
 
     error: ErrorDetail
     """The error."""
+
+
+JOB_ERRORS: Responses = {
+    400: {"model": ErrorBody, "description": "Invalid JSON, an unusable record, or a Host that is not allowed."},
+    401: {"model": ErrorBody, "description": "The bearer token is missing or wrong."},
+    403: {"model": ErrorBody, "description": "The Origin header names a foreign site."},
+    413: {"model": ErrorBody, "description": "The body is larger than serve.max_body_bytes."},
+    415: {"model": ErrorBody, "description": "The content type is not application/json."},
+    422: {"model": ErrorBody, "description": "A field is missing, unknown or out of range; the message names it."},
+    500: {"model": ErrorBody, "description": "The job failed inside the daemon."},
+    503: {"model": ErrorBody, "description": "The queue is full or the daemon is not ready; see Retry-After."},
+    504: {"model": ErrorBody, "description": "The job did not finish in time and was cancelled."},
+}
+"""Errors of every job."""
+
+CONTROL_ERRORS: Responses = {
+    **{status: JOB_ERRORS[status] for status in (401, 403, 413, 422)},
+    400: {"model": ErrorBody, "description": "Invalid JSON, or a Host that is not allowed."},
+    409: {"model": ErrorBody, "description": "The control is refused, and nothing was changed; the message says why."},
+    500: {"model": ErrorBody, "description": "The control failed inside the daemon; the message says what holds."},
+    503: {"model": ErrorBody, "description": "Too many controls wait, or the daemon is not ready; see Retry-After."},
+    504: {"model": ErrorBody, "description": "The loop did not begin the control in time, and it was cancelled."},
+}
+"""Errors of every control."""

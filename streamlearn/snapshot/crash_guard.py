@@ -222,14 +222,8 @@ class CrashGuard:
             ) from error
 
     def _write_history(self) -> None:
-        fresh = self._history_path.with_name(f"{self._history_path.name}.new")
         try:
-            if fresh.exists():
-                self._files.remove(fresh)
-            self._files.write(fresh, self._history.to_json())
-            self._files.sync(fresh)
-            self._files.rename(fresh, self._history_path)
-            self._files.sync(self._history_path.parent)
+            self._files.replace(self._history_path, self._history.to_json())
         except OSError as error:
             raise _not_writable(self._history_path, error) from error
 

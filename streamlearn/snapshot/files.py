@@ -41,6 +41,21 @@ class Files:
         """Rename `old` to `new` atomically; an existing file or empty folder of that name is replaced."""
         old.rename(new)
 
+    def replace(self, path: Path, data: bytes) -> None:
+        """Replace a file's content, or create it: durable when this returns; before, the old content or the new one.
+
+        1. Write and sync a new file beside it.
+        2. Rename it to `path`.
+        3. Sync the folder.
+        """
+        fresh = path.with_name(f"{path.name}.new")
+        if fresh.exists():
+            self.remove(fresh)
+        self.write(fresh, data)  # 1.
+        self.sync(fresh)
+        self.rename(fresh, path)  # 2.
+        self.sync(path.parent)  # 3.
+
     def remove(self, path: Path) -> None:
         """Remove a file, or a folder and its content. Not atomic: rename anything that still has a meaning first."""
         if path.is_dir() and not path.is_symlink():

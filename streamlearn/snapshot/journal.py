@@ -176,18 +176,13 @@ class Journal:
             self._rewrite(kept)
 
     def _rewrite(self, entries: Sequence[JournalEntry]) -> None:
-        """Replace the file: write a new one beside it, sync it, rename it, sync the folder."""
-        fresh = self._path.with_name(f"{self._path.name}.new")
+        """Replace the file atomically and durably."""
         try:
-            if fresh.exists():
-                self._files.remove(fresh)
-            self._files.write(fresh, b"".join(entry.to_line() for entry in entries))
-            self._files.sync(fresh)
-            self._files.rename(fresh, self._path)
-            self.close()  # the descriptor belongs to the old file
-            self._files.sync(self._path.parent)
+            self._files.replace(self._path, b"".join(entry.to_line() for entry in entries))
         except OSError as error:
             raise SnapshotError(f"{self._path}: could not be rewritten: {error.strerror}") from error
+        finally:
+            self.close()  # the descriptor belongs to the old file
 
 
 def _parse(data: bytes) -> tuple[list[JournalEntry], int]:

@@ -5,17 +5,18 @@
     snapshots/.replaced-00018204   replaced by a later one of the same step; removed or put back at the next start
     snapshots/.pruned-00016000     being removed
     snapshots/damaged-00018100     moved aside
+    snapshots/rolled-back-00018200 moved aside by a rollback to an earlier one
 
 What has not changed since the snapshot before the newest is not written again: the file gets another name (a hard
 link). The newest has a copy of its own, so that a damaged copy never takes the two newest snapshots with it. Only
 snapshots that this process wrote are linked from, so nothing depends on what an earlier process did.
 
-Only `prune` removes a complete snapshot. Snapshots that were moved aside are kept for the operator to examine and
-delete.
+Only `prune` removes a complete snapshot, and never a pinned one. Snapshots that were moved aside are kept for the
+operator to examine and delete; they are never loaded.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,22 +35,37 @@ _log = get_logger("snapshot")
 
 _NAME = re.compile(r"[0-9]{8,20}")
 _STATE_KEYS = ("position", "ledger", "dead_letter_mark", "config")  # with the step, they determine the tensors
-_STAGING, _REPLACED, _PRUNED, _DAMAGED = ".staging-", ".replaced-", ".pruned-", "damaged-"
+_STAGING, _REPLACED, _PRUNED = ".staging-", ".replaced-", ".pruned-"
+_DAMAGED, _ROLLED_BACK = "damaged-", "rolled-back-"
+
+
+def _no_pins() -> Collection[str]:
+    return ()
 
 
 class SnapshotStore:
     """The snapshots of one daemon.
 
-    Other processes may read them at any time; `save`, `newest`, `prune` and `set_aside` require the state lock.
+    Other processes may read them at any time; `save`, `newest`, `prune`, `move_newer_aside` and `set_aside` require the
+    state lock.
 
     The store logs what it decides by itself (SNAPSHOT_DAMAGED, SNAPSHOT_PRUNED, SNAPSHOT_PRUNE_FAILED). Its caller logs
     what the store was called for.
     """
 
-    def __init__(self, folder: Path, *, keep: int, files: Files | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        pins: Callable[[], Collection[str]] = _no_pins,
+        files: Files | None = None,
+    ) -> None:
+        """`pins` returns the names of the snapshots that are never pruned."""
         assert keep >= 1, "the newest snapshot is never pruned"
         self.folder = folder
         self.keep = keep
+        self._pins = pins
         self.files = files if files is not None else Files()
         self._written: dict[str, WrittenSnapshot] = {}
         """The existing snapshots that this process wrote, by name."""
@@ -146,6 +162,10 @@ class SnapshotStore:
                 infos.append(SnapshotInfo.of(read_manifest(self._path(name))))
         return infos
 
+    def manifest(self, name: str) -> Manifest:
+        """Read a snapshot's manifest and compare it with its seal, without the other files. Raises like `verify`."""
+        return read_manifest(self._path(name))
+
     def verify(self, name: str) -> Manifest:
         """Compare a snapshot's manifest with its seal, and every other file with the manifest.
 
@@ -161,11 +181,17 @@ class SnapshotStore:
         return Snapshot(self.folder / name, self.verify(name))
 
     def prune(self, keep: int | None = None) -> None:
-        """Remove all but the newest `keep` snapshots (default: the store's `keep`). Failures are logged, not raised."""
+        """Remove all but the newest `keep` snapshots (default: the store's `keep`) and those that are pinned.
+
+        Failures are logged, not raised.
+        """
         keep = self.keep if keep is None else keep
         assert keep >= 1, "the newest snapshot is never pruned"
         try:
+            pins = self._pins()
             for name in self.names()[:-keep]:
+                if name in pins:
+                    continue
                 pruned = self.folder / (_PRUNED + name)
                 self.files.rename(self.folder / name, pruned)
                 self.files.sync(self.folder)  # otherwise a power loss could restore the name without its files
@@ -173,6 +199,33 @@ class SnapshotStore:
                 _log.info(Event.SNAPSHOT_PRUNED, snapshot=name)
         except (OSError, SnapshotError) as error:
             _log.warning(Event.SNAPSHOT_PRUNE_FAILED, folder=str(self.folder), error=str(error))
+
+    def move_newer_aside(self, name: str) -> list[str]:
+        """Rename every snapshot after `name` to `rolled-back-*`, newest first; return their names. Safe to repeat.
+
+        1. Finish or undo what a crashed process left incomplete: it could otherwise come back as a newer snapshot.
+        2. Rename them, and fsync the folder.
+
+        Raises:
+            SnapshotError: one could not be renamed.
+        """
+        newer = []
+        with reading(self.folder):
+            self._clean_up()  # 1.
+        try:
+            for newest in reversed(self.names()):  # 2.
+                if int(newest) <= int(name):
+                    break
+                self.files.rename(self.folder / newest, _unused(self.folder / (_ROLLED_BACK + newest)))
+                newer.append(newest)
+                _log.info(Event.SNAPSHOT_MOVED_ASIDE, snapshot=newest, rolled_back_to=name)
+            self.files.sync(self.folder)
+        except OSError as error:
+            raise SnapshotError(
+                f"{self.folder}: snapshots after {name} could not be moved aside: {error.strerror}; check the disk and "
+                "the permissions"
+            ) from error
+        return newer
 
     def set_aside(self) -> Path | None:
         """Rename the whole folder for `--fresh` and return its new path; None if it holds no snapshot.

@@ -18,6 +18,7 @@ class Phase(StrEnum):
     RESTORING = "restoring"
     RUNNING = "running"
     IDLE = "idle"
+    PAUSED = "paused"
     STOPPING = "stopping"
     FAILED = "failed"
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.batch import Batch, PartitionRun
 from streamlearn.stream.record import Position, TopicPartition
 
 
@@ -27,6 +27,11 @@ class Ledger:
         for index, record in enumerate(batch.records):
             (self.held_out if index in held_out else column)[record.origin] += 1
         self.position = Position({**self.position, **{run.origin: run.next_offset for run in batch.runs}})
+
+    def skip(self, run: PartitionRun) -> None:
+        """Count records that became dead letters outside of any batch."""
+        self.dead_lettered[run.origin] += run.num_records
+        self.position = Position({**self.position, run.origin: run.next_offset})
 
     def rows(self) -> list[tuple[str, int, int, int, int]]:
         """Topic, partition, trained, dead-lettered, held out: one row per partition, sorted."""

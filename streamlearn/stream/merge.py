@@ -12,7 +12,7 @@ from enum import Enum
 from streamlearn.events import Event, get_logger
 from streamlearn.stream.batch import PartitionRun
 from streamlearn.stream.record import Record, TopicPartition
-from streamlearn.stream.source import Source
+from streamlearn.stream.source import RecordReader
 
 _log = get_logger("stream")
 
@@ -27,7 +27,7 @@ class Mark(Enum):
 class Merger:
     """Takes records from a source, in the journalled order as far as it goes, then in the order of arrival."""
 
-    def __init__(self, source: Source, journalled: Iterable[PartitionRun | Mark] = ()) -> None:
+    def __init__(self, source: RecordReader, journalled: Iterable[PartitionRun | Mark] = ()) -> None:
         self._source = source
         self._planned: deque[TopicPartition | Mark] = deque()
         for item in journalled:

@@ -8,7 +8,29 @@ from streamlearn.errors import Reason
 from streamlearn.stream.record import Gap, Position, Record, RecordId, TopicPartition
 
 
-class Source(Protocol):
+class RecordReader(Protocol):
+    """A positioned stream, for reading on."""
+
+    def poll(self, *, max_records: int, timeout_s: float) -> Sequence[Record]:
+        """Return what is ready, in offset order per partition; empty when nothing arrived within `timeout_s`.
+
+        Blocks for at most `timeout_s` seconds. A record is returned once per `seek`.
+
+        Raises:
+            OffsetGapError: retention overtook the position, and the source's settings do not allow gaps.
+            SourceError: the source cannot recover by itself; a restart may help.
+        """
+
+    @property
+    def gaps(self) -> Sequence[Gap]:
+        """What `poll` skipped since `seek`, oldest first; what `seek` itself skipped is not included."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether `poll` will never return anything again. An endless stream is never exhausted."""
+
+
+class Source(RecordReader, Protocol):
     """A partitioned stream that can be read again from any position.
 
     Order of calls: `seek` once, then `poll`, `commit` and `lag` in any order from one thread, then `close`.
@@ -28,16 +50,6 @@ class Source(Protocol):
             SourceError: the source cannot be reached.
         """
 
-    def poll(self, *, max_records: int, timeout_s: float) -> Sequence[Record]:
-        """Return what is ready, in offset order per partition; empty when nothing arrived within `timeout_s`.
-
-        Blocks for at most `timeout_s` seconds. A record is returned once per `seek`.
-
-        Raises:
-            OffsetGapError: retention overtook the position, and the source's settings do not allow gaps.
-            SourceError: the source cannot recover by itself; a restart may help.
-        """
-
     def commit(self, position: Position, note: str) -> None:
         """Publish that a snapshot on disk covers every record before `position`; `note` names the snapshot.
 
@@ -50,14 +62,6 @@ class Source(Protocol):
     @property
     def identity(self) -> Mapping[str, str]:
         """The id of each topic, which another topic of the same name would not have; topics without one are omitted."""
-
-    @property
-    def gaps(self) -> Sequence[Gap]:
-        """What `poll` skipped since `seek`, oldest first; what `seek` itself skipped is not included."""
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether `poll` will never return anything again. An endless stream is never exhausted."""
 
     def close(self) -> None:
         """Release the source. Safe to call twice."""

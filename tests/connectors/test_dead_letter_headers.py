@@ -29,5 +29,8 @@ def test_other_headers_identify_no_record() -> None:
 def test_an_update_that_was_refused_has_its_own_stage() -> None:
     """Kafka Connect's TASK_PUT; every other reason is a fault of the value."""
     stages = {reason: headers_of(DeadLetter(RECORD, reason, ""))[f"{PREFIX}stage"] for reason in Reason}
-    assert [reason for reason, stage in stages.items() if stage == "TASK_PUT"] == [Reason.NOT_FINITE_UPDATE]
+    assert [reason for reason, stage in stages.items() if stage == "TASK_PUT"] == [
+        Reason.NOT_FINITE_UPDATE,
+        Reason.SKIPPED,
+    ]
     assert set(stages.values()) == {"TASK_PUT", "VALUE_CONVERTER"}

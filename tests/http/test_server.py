@@ -1,11 +1,13 @@
 import socket
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from streamlearn.controls.audit_log import AuditLog
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event
 from streamlearn.http.server import HttpServer
@@ -45,7 +47,7 @@ def test_the_start_is_logged_with_the_bound_port() -> None:
 
 def test_a_port_in_use_is_reported_with_a_remedy(daemon: Daemon) -> None:
     settings = SETTINGS.model_copy(update={"port": daemon.server.port})
-    app = create_app(daemon.board, daemon.jobs, settings, list, daemon.time.clock(), token=TOKEN)
+    app = create_app(daemon.board, daemon.jobs, settings, list, daemon.time.clock(), token=TOKEN, audit=daemon.audit)
     with pytest.raises(
         ConfigError,
         match=r"127.0.0.1:\d+ cannot be bound: Address already in use; stop what uses it .* or set serve.port",
@@ -68,12 +70,12 @@ def test_a_request_that_waits_for_a_job_ends_when_the_daemon_stops() -> None:
     assert answers[0].json()["error"]["code"] == "stopping"
 
 
-def test_an_exception_in_a_handler_is_logged_with_its_traceback_and_hidden_from_the_client() -> None:
+def test_an_exception_in_a_handler_is_logged_with_its_traceback_and_hidden_from_the_client(tmp_path: Path) -> None:
     def broken() -> list[SnapshotRow]:
         raise RuntimeError("a secret path")
 
     clock = Time().clock()
-    app = create_app(Board(RUNNING, clock), JobQueue(1), SETTINGS, broken, clock, token=TOKEN)
+    app = create_app(Board(RUNNING, clock), JobQueue(1), SETTINGS, broken, clock, token=TOKEN, audit=AuditLog(tmp_path))
     server = HttpServer(app, SETTINGS)
     with capture_logs() as logs:
         server.start()

@@ -16,11 +16,21 @@ from streamlearn.adaptation.expert_evidence import ExpertEvidence
 from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import resolve
 from streamlearn.backbone.load import Backbone, load, outline
+from streamlearn.controls.control import Control
 from streamlearn.errors import Reason, RecordError, SnapshotError
 from streamlearn.events import Event
 from streamlearn.jobs.experts import experts
-from streamlearn.jobs.queue import EvalJob, ExampleError, ExpertsJob, GenerateJob, Job, JobQueue, SnapshotJob
-from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, SnapshotResult
+from streamlearn.jobs.queue import (
+    ControlJob,
+    EvalJob,
+    ExampleError,
+    ExpertsJob,
+    GenerateJob,
+    Job,
+    JobQueue,
+    SnapshotJob,
+)
+from streamlearn.jobs.results import ControlResult, EvalResult, ExpertsResult, GenerateResult, SnapshotResult
 from streamlearn.jobs.runner import JobRunner
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.pinned_weights import PinnedWeights
@@ -57,6 +67,7 @@ class Environment:
     save: Callable[[], SnapshotResult] = lambda: SnapshotResult(name="none", step=0)
 
     def __post_init__(self) -> None:
+        self.controls: list[Control] = []
         model = attach(self.backbone.model, resolve(AdapterSettings(num_experts=2)), seed=0)
         self.learner = Learner(model, LearnerSettings(lr=3e-2), self.backbone.device, clock=lambda: 0.0)
         self.jobs = JobQueue(8)
@@ -68,6 +79,7 @@ class Environment:
             first_regime,
             self._experts,
             self._save,
+            self._control,
             pack_tokens=1,
             clock=lambda: self.now,
         )
@@ -81,6 +93,12 @@ class Environment:
 
     def _save(self) -> SnapshotResult:
         return self.save()
+
+    def _control(self, job: ControlJob) -> ControlResult:
+        self.controls.append(job.control)
+        return ControlResult(
+            control=job.control.name, changed=True, paused=False, pinned=(), skipped_records=(), snapshot=None
+        )
 
     def _pass_time(self, *_: object) -> None:
         self.now += PIECE_S
@@ -236,7 +254,9 @@ def test_a_snapshot_is_written_with_the_live_weights(env: Environment) -> None:
     env.train(2)
     live = env.weights()
     env.runner.serve(1e9)
-    assert evaluation.result(0).step == 3
+    scored = evaluation.result(0)
+    assert isinstance(scored, EvalResult)
+    assert scored.step == 3
     assert snapshot.result(0) == SnapshotResult(name="now", step=5)
     assert all(torch.equal(one, other) for one, other in zip(seen[0], live, strict=True))
     assert not all(torch.equal(one, other) for one, other in zip(seen[0], old, strict=True))

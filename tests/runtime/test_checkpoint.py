@@ -58,6 +58,7 @@ def recorded(
     settings = components.settings
     checkpoint = Checkpoint(components.model, replace(durable, **watched), settings, adapter_of(settings))
     checkpoint.dead_letters = components.checkpoint.dead_letters
+    checkpoint.reader = components.checkpoint.reader
     return checkpoint, calls
 
 

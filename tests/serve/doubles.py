@@ -4,14 +4,20 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import httpx
+import orjson
 
 from streamlearn.adaptation.routed_input import Route
+from streamlearn.controls.audit_log import NAME, AuditLog
 from streamlearn.errors import Reason
 from streamlearn.http.server import HttpServer
-from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, JobQueue, RouteJob, Ticket
+from streamlearn.jobs.queue import ControlJob, EvalJob, ExpertsJob, GenerateJob, JobQueue, RouteJob, Ticket
 from streamlearn.jobs.results import (
+    ControlResult,
     EvalResult,
     ExampleResult,
     ExpertsResult,
@@ -152,7 +158,19 @@ class Time:
 def finish(ticket: Ticket) -> None:
     """Finish a job with a fixed result."""
     job = ticket.job
-    if isinstance(job, EvalJob):
+    if isinstance(job, ControlJob):
+        if ticket.begin():
+            ticket.finish(
+                ControlResult(
+                    control=job.control.name,
+                    changed=True,
+                    paused=job.control.name == "pause",
+                    pinned=("0000000000000040",),
+                    skipped_records=("orders:0:118..122",),
+                    snapshot="0000000000000042",
+                )
+            )
+    elif isinstance(job, EvalJob):
         output = "x" if job.generate else None
         scores = tuple(ExampleResult(loss=0.5, tokens=3, output=output, route=KNOWN) for _ in job.examples)
         rates = {"exact_match": 1.0, "rouge_l": 1.0} if job.generate else {}
@@ -229,14 +247,29 @@ class Daemon:
         self.board = Board(RUNNING, self.time.clock())
         self.jobs = JobQueue(settings.queue_size)
         self.rows: Sequence[SnapshotRow] = ()
+        self._folder = TemporaryDirectory(prefix="streamlearn-audit-")
+        self.audit = AuditLog(Path(self._folder.name))
         clock = self.time.clock()
         app = create_app(
-            self.board, self.jobs, settings, lambda: self.rows, clock, token=TOKEN, job_deadline_s=job_deadline_s
+            self.board,
+            self.jobs,
+            settings,
+            lambda: self.rows,
+            clock,
+            token=TOKEN,
+            audit=self.audit,
+            job_deadline_s=job_deadline_s,
         )
         self.server = HttpServer(app, settings)
         self.server.start()
         self.loop = Loop(self.jobs)
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.server.port}", timeout=5.0, headers=AUTHORIZED)
+
+    @property
+    def refusals(self) -> list[dict[str, Any]]:
+        """The lines of the audit log since the last reset."""
+        path = Path(self._folder.name) / NAME
+        return [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
     def reset(self) -> None:
         """Restore the initial state without a restart."""
@@ -245,6 +278,7 @@ class Daemon:
         self.loop.respond = finish
         self.loop.paused.clear()
         self.rows = (row(40), row(42), row(41))
+        (Path(self._folder.name) / NAME).unlink(missing_ok=True)
 
     def stop(self) -> None:
         """Stop in the same order as the daemon."""
@@ -252,6 +286,7 @@ class Daemon:
         self.loop.stop()
         self.jobs.close()
         self.server.stop()
+        self._folder.cleanup()
 
 
 def row(step: int) -> SnapshotRow:

@@ -1,0 +1,132 @@
+"""Controls of the process, killed with SIGKILL right after each answer."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import torch
+import yaml
+
+from tests.docs.place import free_port
+from tests.doubles import tiny_backbone
+from tests.end_to_end.process import DaemonProcess
+
+BAD = range(48, 60)
+LINES = 80
+
+
+def lines(*, bad: bool) -> bytes:
+    """Records to learn, as JSONL, with or without those that should not be there."""
+    good = [{"prompt": f"say {i}", "completion": f" {i * i}"} for i in range(LINES)]
+    rows = [*good[: BAD.start], *({"prompt": f"say {i}", "completion": " rubbish"} for i in BAD), *good[BAD.start :]]
+    return b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in (rows if bad else good))
+
+
+def daemon_over(folder: Path, backbone: Path, *, bad: bool) -> DaemonProcess:
+    """A daemon that waits for more records after the last line, and trains what it has after a short linger."""
+    folder.mkdir()
+    (folder / "stream.jsonl").write_bytes(lines(bad=bad))
+    return DaemonProcess(
+        folder / "daemon",
+        {
+            "source": {"jsonl": {"path": str(folder / "stream.jsonl"), "follow": True}},
+            "stream": {"max_tokens": 64, "batch_tokens": 256, "batch_records": 4, "linger_s": None},
+            "backbone": {"model": str(backbone), "dtype": "float32"},
+            "adapter": {"num_heads": 4},
+            "learner": {"lr": 1e-2},
+            "shift": {"lookahead_records": 4},
+            "snapshot": {"every_records": 20, "keep": 9},
+            "serve": {"port": free_port()},
+            "log": {"style": "json"},
+        },
+    )
+
+
+def command(daemon: DaemonProcess, *arguments: str) -> str:
+    """Run the command line on the daemon's configuration."""
+    done = subprocess.run(
+        [sys.executable, "-m", "streamlearn", *arguments, "--config", str(daemon.config)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def client_of(daemon: DaemonProcess) -> httpx.Client:
+    port = yaml.safe_load(daemon.config.read_text())["serve"]["port"]
+    headers = {"authorization": f"Bearer {(daemon.state / 'http.token').read_text().strip()}"}
+    return httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=headers)
+
+
+def status(daemon: DaemonProcess) -> dict[str, Any]:
+    """The status; empty while nothing answers."""
+    try:
+        with client_of(daemon) as client:
+            return dict(client.get("/v1/status").json())
+    except (OSError, httpx.TransportError):
+        return {}
+
+
+def wait_for(daemon: DaemonProcess, **wanted: Any) -> None:
+    daemon.wait_until(lambda: wanted.items() <= status(daemon).items(), f"the status has {wanted}")
+
+
+def test_every_control_survives_a_kill_right_after_its_answer(tmp_path: Path, daemons: list[DaemonProcess]) -> None:
+    """Paused, pinned, rolled back without the bad records: the end is bit-equal to a run that never had them."""
+    (tmp_path / "backbone").mkdir()
+    backbone = tiny_backbone(tmp_path / "backbone")
+    clean, daemon = (daemon_over(tmp_path / name, backbone, bad=name == "bad") for name in ("clean", "bad"))
+    daemons += [clean, daemon]
+
+    clean.start()
+    daemon.start()
+    wait_for(daemon, phase="idle")
+    assert command(daemon, "pause") == "paused: no step is taken and no record is read until `streamlearn resume`\n"
+    daemon.kill()
+
+    daemon.start()
+    wait_for(daemon, phase="paused", ready=True)
+    with client_of(daemon) as client:
+        assert client.get("/readyz").json()["phase"] == "paused"
+        assert 'streamlearn_phase{phase="paused"} 1.0' in client.get("/metrics").text
+        assert client.post("/v1/snapshots/00000005/pin", headers={"authorization": "no"}).status_code == 401
+        assert client.post("/v1/snapshots/00000005/pin").json()["pinned"] == ["00000005"]
+    daemon.kill()
+
+    assert "00000005  pinned" in command(daemon, "snapshots", "list").replace("│", "")
+    daemon.start()
+    wait_for(daemon, phase="paused", ready=True)
+    skipped = f"{BAD.start}..{BAD.stop - 1}"
+    assert "rolled back to 00000010" in command(daemon, "snapshots", "rollback", "00000010", "--skip-records", skipped)
+    daemon.kill()
+
+    assert command(daemon, "resume") == "resumed\n"  # without a daemon
+    daemon.start()
+    wait_for(daemon, phase="idle", records_dead_lettered=len(BAD))
+    wait_for(clean, phase="idle")
+    assert status(daemon)["dead_letters"]["skipped"] == len(BAD)
+    assert [each.terminate() for each in (daemon, clean)] == [0, 0]
+    ours, theirs = daemon.newest().tensors(), clean.newest().tensors()
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+    audit = [orjson.loads(line) for line in (daemon.state / "audit.jsonl").read_bytes().splitlines()]
+    assert [(line["control"], line["result"]) for line in audit] == [
+        ("pause", "asked"),
+        ("pause", "done"),
+        ("pin", "refused"),
+        ("pin", "asked"),
+        ("pin", "done"),
+        ("rollback", "asked"),
+        ("rollback", "done"),
+        ("resume", "asked"),
+        ("resume", "done"),
+    ]
+    assert [line["who"].get("token") for line in audit] == [True, True, False, True, True, True, True, None, None]
+    assert audit[0]["who"]["agent"].startswith("streamlearn/")
+    assert "@" in audit[-1]["who"]["user"]

@@ -1,0 +1,138 @@
+"""Controls over HTTP: who may ask, in which order they are served, and what is written about refusals."""
+
+import threading
+
+import httpx
+import pytest
+
+from streamlearn.controls.control import FreezeRegime, Pause, RenameRegime, RollBack
+from streamlearn.controls.requester import Requester
+from streamlearn.errors import UsageError
+from streamlearn.jobs.queue import ControlJob, SnapshotJob, Ticket
+from streamlearn.serve.refusals import MAX_PER_MINUTE
+from streamlearn.status.status import Phase, Status
+
+from .doubles import Daemon, finish
+
+ANN = Requester(user="ann@box")
+PATHS = (
+    "/v1/pause",
+    "/v1/resume",
+    *(f"/v1/snapshots/00000042/{control}" for control in ("pin", "unpin", "rollback")),
+    *(f"/v1/regimes/3/{control}" for control in ("freeze", "unfreeze", "rename", "drop")),
+)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_control_without_the_token_is_refused_and_written_down(
+    daemon: Daemon, client: httpx.Client, path: str
+) -> None:
+    """With the address, and that no token was given."""
+    answer = client.post(path, headers={"authorization": ""})
+    assert answer.status_code == 401
+    (line,) = daemon.refusals
+    assert (line["control"], line["result"]) == (path.rpartition("/")[2], "refused")
+    assert (line["who"]["peer"], line["who"]["token"]) == ("127.0.0.1", False)
+    assert "requires the bearer token" in line["message"]
+
+
+def test_a_flood_without_the_token_does_not_fill_the_log(daemon: Daemon, client: httpx.Client) -> None:
+    """The next line that is written says how many were left out."""
+    daemon.time.monotonic += 61  # a minute of its own
+    for _ in range(MAX_PER_MINUTE + 5):
+        client.post("/v1/pause", headers={"authorization": ""})
+    assert len(daemon.refusals) == MAX_PER_MINUTE
+    daemon.time.monotonic += 61
+    client.post("/v1/pause", headers={"authorization": ""})
+    assert "(5 lines were left out before this one)" in daemon.refusals[-1]["message"]
+
+
+def test_the_loop_receives_the_control_and_who_asks(daemon: Daemon, client: httpx.Client) -> None:
+    seen: list[Ticket] = []
+
+    def respond(ticket: Ticket) -> None:
+        seen.append(ticket)
+        finish(ticket)
+
+    daemon.loop.respond = respond
+    body = {"skip_records": ["orders:0:5..9"]}
+    assert client.post("/v1/snapshots/00000042/rollback", json=body).status_code == 200
+    assert client.post("/v1/regimes/3/rename", json={"name": "refunds"}).status_code == 200
+    assert client.post("/v1/regimes/3/freeze", headers={"user-agent": "me"}).json()["control"] == "freeze"
+    jobs = [ticket.job for ticket in seen]
+    assert all(isinstance(job, ControlJob) for job in jobs)
+    controls = [job.control for job in jobs if isinstance(job, ControlJob)]
+    assert controls == [RollBack("00000042", ("orders:0:5..9",)), RenameRegime(3, "refunds"), FreezeRegime(3)]
+    who = [job.who.to_json() for job in jobs if isinstance(job, ControlJob)]
+    assert who[-1] == {"peer": "127.0.0.1", "token": True, "agent": "me"}
+    assert daemon.refusals == []  # the loop writes the lines of what it begins
+
+
+def test_what_the_loop_refuses_is_a_conflict(daemon: Daemon, client: httpx.Client) -> None:
+    """Its own line says so; there is no second one."""
+
+    def refuse(ticket: Ticket) -> None:
+        ticket.begin()
+        ticket.fail(UsageError("there is no snapshot 00000042"))
+
+    daemon.loop.respond = refuse
+    answer = client.post("/v1/snapshots/00000042/pin")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "refused")
+    assert answer.json()["error"]["message"] == "there is no snapshot 00000042"
+    assert daemon.refusals == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "why"),
+    [
+        ("/v1/regimes/x/freeze", None, "path.number"),
+        ("/v1/regimes/3/rename", {"nam": "a"}, "body.name"),
+        ("/v1/snapshots/00000042/rollback", {"skip_records": ["9"]}, "body.skip_records.0"),
+    ],
+)
+def test_an_invalid_request_is_written_down(
+    daemon: Daemon, client: httpx.Client, path: str, body: dict[str, object] | None, why: str
+) -> None:
+    assert client.post(path, json=body).status_code == 422
+    (line,) = daemon.refusals
+    assert why in line["message"]
+
+
+def test_a_control_of_a_daemon_that_is_not_ready_is_written_down(daemon: Daemon, client: httpx.Client) -> None:
+    daemon.board.publish(Status(phase=Phase.RESTORING, reason="snapshot 40 is being read"))
+    assert client.post("/v1/pause").status_code == 503
+    (line,) = daemon.refusals
+    assert "snapshot 40 is being read" in line["message"]
+
+
+def test_a_full_queue_does_not_keep_a_control_out(daemon: Daemon, client: httpx.Client) -> None:
+    """And it is served first."""
+    order: list[str] = []
+
+    def respond(ticket: Ticket) -> None:
+        order.append(type(ticket.job).__name__)
+        finish(ticket)
+
+    daemon.loop.respond = respond
+    daemon.loop.paused.set()
+    waiting = [daemon.jobs.submit(SnapshotJob()) for _ in range(daemon.jobs.size)]
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(client.post("/v1/pause")))
+    asking.start()
+    while len(daemon.jobs) <= daemon.jobs.size:
+        assert asking.is_alive()
+    daemon.loop.paused.clear()
+    asking.join()
+    for future in waiting:
+        future.result(timeout=5)
+    assert answers[0].json()["paused"]
+    assert order == ["ControlJob", *["SnapshotJob"] * daemon.jobs.size]
+
+
+def test_a_control_that_has_begun_is_completed_although_its_client_left(daemon: Daemon) -> None:
+    """The future of a begun control cannot be cancelled; of one that waits it can."""
+    begun, waits = Ticket(ControlJob(Pause(), ANN)), Ticket(ControlJob(Pause(), ANN))
+    assert begun.begin()
+    assert not begun.future.cancel()
+    assert waits.future.cancel()
+    assert not waits.begin()
