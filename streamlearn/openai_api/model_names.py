@@ -1,0 +1,41 @@
+"""Names of models: what routing finds, one regime, or the untouched backbone."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from streamlearn.adaptation.requested import Requested
+
+DEFAULT_NAME = "streamlearn"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """The names under one `name`, beside that of the backbone.
+
+    >>> names = ModelNames("streamlearn", "HuggingFaceTB/SmolLM2-135M-Instruct")
+    >>> names.requested("streamlearn-regime-3")
+    3
+    """
+
+    name: str
+    """Each prompt is answered by what routing finds for it."""
+    backbone: str
+    """The untouched backbone."""
+
+    def of_regime(self, number: int) -> str:
+        """Name of a regime's model."""
+        return f"{self.name}-regime-{number}"
+
+    def listed(self, regimes: Iterable[int]) -> list[str]:
+        """All names, given the numbers of the regimes."""
+        return [self.name, self.backbone, *(self.of_regime(number) for number in regimes)]
+
+    def requested(self, model: str) -> Requested | None:
+        """What the name of a model asks for; None for any other name."""
+        if model == self.name:
+            return "routed"
+        if model == self.backbone:
+            return "backbone"
+        match = re.fullmatch(rf"{re.escape(self.name)}-regime-([1-9][0-9]{{0,17}})", model)
+        return int(match[1]) if match else None
