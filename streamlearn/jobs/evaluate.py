@@ -13,7 +13,7 @@ from streamlearn.adaptation.routed_input import Route, RoutedInput
 from streamlearn.errors import RecordError
 from streamlearn.jobs.queue import EvalJob, ExampleError
 from streamlearn.jobs.results import EvalResult, ExampleResult
-from streamlearn.learner.decoding import decode_greedily
+from streamlearn.learner.decoding import decode
 from streamlearn.learner.evaluation import ExampleScore, prompt_of, reference_of, score
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.text_metrics import exact_match, rouge_l
@@ -45,7 +45,7 @@ def evaluate(
     scores = yield from score(learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=slots)
     outputs: list[str | None] = [None] * len(examples)
     if job.generate:
-        decoded = yield from decode_greedily(
+        decoded = yield from decode(
             learner.model,
             [prompt_of(example) for example in examples],
             [job.max_new_tokens] * len(examples),

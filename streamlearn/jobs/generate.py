@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from streamlearn.jobs.evaluate import RouteInputs
 from streamlearn.jobs.queue import GenerateJob, PromptInput
 from streamlearn.jobs.results import GenerateResult
-from streamlearn.learner.decoding import decode_greedily
+from streamlearn.learner.decoding import decode
 from streamlearn.learner.learner import Learner
 from streamlearn.shift.featurizer import input_of_prompt
 from streamlearn.stream.decode import Decoder, Prompt
@@ -27,7 +27,7 @@ def generate(
     started, step = clock(), learner.number
     prompt = encoded(job, decoder)
     [routed] = route_inputs([input_of_prompt(prompt)])
-    outputs = yield from decode_greedily(
+    outputs = yield from decode(
         learner.model, [prompt], [job.max_new_tokens], decoder.stop, learner.device, [routed.slot]
     )
     text = decoder.text(outputs[0])
