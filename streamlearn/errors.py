@@ -16,6 +16,7 @@
     ├── QueueFullError                a client's request fails; it may retry                     -
     ├── QueueClosedError              a client's request fails; the daemon is stopping           -
     ├── ExampleError                  a client's request fails; it corrects the example          -
+    ├── UnknownRegimeError            a client's request fails; it names another regime          -
     ├── LayerError                    a client's request fails; it corrects the layer's name     -
     └── RunFailedError                runs of a bench command failed; the message lists them       exit 1
 

@@ -5,10 +5,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from statistics import fmean
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamlearn.adaptation.requested import Requested
 from streamlearn.adaptation.routed_input import Route, RoutedInput
 from streamlearn.errors import RecordError
 from streamlearn.jobs.queue import EvalJob, ExampleError
@@ -20,8 +22,12 @@ from streamlearn.learner.text_metrics import exact_match, rouge_l
 from streamlearn.shift.featurizer import input_of
 from streamlearn.stream.decode import Decoder, Example
 
-RouteInputs = Callable[[Sequence[NDArray[np.int32]]], list[RoutedInput]]
-"""Finds what answers each input."""
+
+class RouteInputs(Protocol):
+    """Finds what answers each input, which the request may have chosen."""
+
+    def __call__(self, inputs: Sequence[NDArray[np.int32]], requested: Requested = "routed", /) -> list[RoutedInput]:
+        """Raise UnknownRegimeError if the requested regime cannot answer."""
 
 
 def evaluate(

@@ -37,11 +37,11 @@ class RequestClassifier:
         standards = [Standard.of(each) if len(each) >= MIN_EXEMPLARS else None for each in values_NS_by_slot]
         self._test = NoveltyTest.calibrated(standards, self._calibration(values_NS_by_slot, standards))
 
-    def assign(self, record: Features) -> Assignment:
-        """Classify one input."""
+    def assign(self, record: Features, slot: int | None = None) -> Assignment:
+        """Classify one input, or say how well the regime in `slot` explains it."""
         scores = self._regimes.score(record)
         total_R = scores.scores_R + self._absent.scores(record.buckets)
-        slot = int(total_R.argmax())
+        slot = int(total_R.argmax()) if slot is None else slot
         values_S = _values(self._frequency(slot), record.buckets, float(scores.log_ratios_R[slot]))
         return Assignment(slot, self._test.p_value(slot, values_S))
 

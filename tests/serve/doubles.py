@@ -174,7 +174,15 @@ def finish(ticket: Ticket) -> None:
     elif isinstance(job, GenerateJob):
         prompt = job.prompt if job.prompt is not None else repr(job.messages)
         ticket.finish(
-            GenerateResult(step=42, text=f"after {prompt}", tokens=job.max_new_tokens, route=KNOWN, seconds=0.01)
+            GenerateResult(
+                step=42,
+                text=f"after {prompt}",
+                tokens=job.max_new_tokens,
+                prompt_tokens=5,
+                finish_reason="length",
+                route=KNOWN,
+                seconds=0.01,
+            )
         )
     elif isinstance(job, RouteJob):
         ticket.finish(RouteResult(step=42, routes=(UNKNOWN,) * len(job.prompts), seconds=0.01))

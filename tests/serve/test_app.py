@@ -243,7 +243,15 @@ def test_the_loop_receives_the_examples_unchanged(daemon: Daemon, client: httpx.
 def test_generate_continues_a_prompt_within_the_bound(client: httpx.Client) -> None:
     answer = client.post("/v1/generate", json={"prompt": "hello"})
     known = {"regime": 3, "score": 0.5, "known": True, "answered_by": "regime"}
-    assert answer.json() == {"step": 42, "text": "after hello", "tokens": 32, "route": known, "seconds": 0.01}
+    assert answer.json() == {
+        "step": 42,
+        "text": "after hello",
+        "tokens": 32,
+        "prompt_tokens": 5,
+        "finish_reason": "length",
+        "route": known,
+        "seconds": 0.01,
+    }
 
 
 def test_generate_answers_messages(client: httpx.Client) -> None:
