@@ -149,17 +149,17 @@ def test_known_and_unknown_are_answered_in_one_request(trained: Trained, monkeyp
 
 def test_a_request_chooses_what_answers(trained: Trained) -> None:
     """A regime by its number, with its own score; or the backbone, whose text is bit-equal to the frozen one."""
-    value = requests(TRAINED[0], 2)[1]
+    value = requests(TRAINED[1], 2)[1]
 
     def ask(requested: Requested) -> GenerateResult:
         result = trained.result(GenerateJob(value["prompt"], None, max_new_tokens=24, requested=requested))
         assert isinstance(result, GenerateResult)
         return result
 
-    routed, own, other, backbone = (ask(requested) for requested in ("routed", 1, 2, "backbone"))
-    assert (routed.route.regime, routed.route.answered_by) == (1, "regime")
+    routed, own, other, backbone = (ask(requested) for requested in ("routed", 2, 1, "backbone"))
+    assert (routed.route.regime, routed.route.answered_by) == (2, "regime")
     assert (own.route, own.text) == (routed.route, routed.text)
-    assert (other.route.regime, other.route.answered_by, other.route.known) == (2, "regime", False)
+    assert (other.route.regime, other.route.answered_by, other.route.known) == (1, "regime", False)
     assert other.route.score < own.route.score
     assert backbone.route == replace(routed.route, answered_by="backbone")
     with trained.components.learner.model.disable_adapter():
