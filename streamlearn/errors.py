@@ -10,6 +10,7 @@
     ├── DeadLetterError               unusable records cannot be set aside; the daemon stops     exit 74
     ├── SnapshotError                 state cannot be written or read                            exit 74
     │   └── SnapshotDamagedError      a checksum fails; the previous snapshot is tried           exit 74
+    ├── PublicationError              a published folder cannot be read or written; retried      exit 74
     ├── StateLockedError              another daemon uses the state folder                       exit 75
     ├── DivergedError                 updates are still not finite after a rollback              exit 70
     ├── RecordError                   one record is unusable; it becomes a dead letter           -
@@ -80,6 +81,12 @@ class SnapshotDamagedError(SnapshotError):
 
 class SnapshotMismatchError(ConfigError):
     """A snapshot belongs to another backbone, adapter shape or configuration."""
+
+
+class PublicationError(StreamlearnError):
+    """A published folder cannot be read or written; what was published before stays in use."""
+
+    exit_code: ClassVar[int] = 74
 
 
 class StateLockedError(StreamlearnError):

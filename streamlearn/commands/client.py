@@ -6,7 +6,7 @@ import urllib.request
 from typing import Any
 
 from streamlearn.errors import SourceError, UsageError
-from streamlearn.serve.token import read, token_path
+from streamlearn.http.token import read, token_path
 from streamlearn.settings import Settings
 
 TIMEOUT_S = 600.0  # the server ends any job that takes longer

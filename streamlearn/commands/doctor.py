@@ -40,9 +40,9 @@ from streamlearn.errors import (
     StateLockedError,
     StreamlearnError,
 )
+from streamlearn.http.token import obtain, token_path
 from streamlearn.runtime.checkpoint import source_identity
 from streamlearn.runtime.model import adapter_of, adapter_shape
-from streamlearn.serve.token import obtain, token_path
 from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot import compatibility
 from streamlearn.snapshot.lock import StateLock

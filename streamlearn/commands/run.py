@@ -10,6 +10,8 @@ from functools import partial
 from streamlearn.commands.progress import ProgressDisplay
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, configure_logging, get_logger
+from streamlearn.http.server import HttpServer
+from streamlearn.http.token import obtain
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
 from streamlearn.runtime.components import Components
@@ -20,8 +22,6 @@ from streamlearn.runtime.systemd import ServiceManager, dump_stacks_on_abort
 from streamlearn.serve.app import create_app
 from streamlearn.serve.health import health_app
 from streamlearn.serve.schemas import SnapshotRow
-from streamlearn.serve.server import HttpServer
-from streamlearn.serve.token import obtain
 from streamlearn.settings import Settings
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status.board import Board, Clock

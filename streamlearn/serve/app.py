@@ -12,13 +12,13 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 
 from streamlearn import __version__
+from streamlearn.http.guards import guards
+from streamlearn.http.head import HeadAsGet
+from streamlearn.http.replies import ApiError, OrjsonResponse
 from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, Job, JobQueue, PromptInput, RouteJob, SnapshotJob
 from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, RouteResult, SnapshotResult
 from streamlearn.serve import metrics, replies
-from streamlearn.serve.guards import guards
-from streamlearn.serve.head import HeadAsGet
 from streamlearn.serve.health import health_routes, require_ready
-from streamlearn.serve.replies import ApiError, OrjsonResponse
 from streamlearn.serve.schemas import (
     ErrorBody,
     EvalRequest,

@@ -11,9 +11,9 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 
 from streamlearn import __version__
+from streamlearn.http.head import HeadAsGet
+from streamlearn.http.replies import FaultShield, OrjsonResponse, unavailable
 from streamlearn.serve import replies
-from streamlearn.serve.head import HeadAsGet
-from streamlearn.serve.replies import FaultShield, OrjsonResponse, unavailable
 from streamlearn.serve.schemas import ErrorBody
 from streamlearn.serve.views import Liveness, Readiness
 from streamlearn.status.board import Board

@@ -1,8 +1,6 @@
-"""Responses: JSON by orjson, and one format for every error.
+"""Errors of the daemon's endpoint: exceptions of the application and of FastAPI as responses.
 
-    {"error": {"code": "queue_full", "message": "at most 8 jobs may be queued, found 8", "hint": "retry after ..."}}
-
-Exceptions of the application and of its frameworks are translated to this format here and nowhere else.
+They are translated here and nowhere else; `http.replies` has the format.
 """
 
 import difflib
@@ -10,16 +8,15 @@ import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
-import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from streamlearn.errors import RecordError, StreamlearnError
 from streamlearn.events import Event, get_logger
+from streamlearn.http.replies import ApiError, unavailable
 from streamlearn.jobs.queue import ExampleError, LayerError, QueueClosedError, QueueFullError
 
 _log = get_logger("serve")
@@ -31,60 +28,6 @@ _RECORD_HINT = (
 _PATHS_HINT = "GET / lists the endpoints, /openapi.json describes them"
 
 
-class OrjsonResponse(Response):
-    """JSON of a value, a pydantic model or a dataclass. NaN and infinity become null."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        """Serialize to bytes."""
-        value = content.model_dump() if isinstance(content, BaseModel) else content
-        return orjson.dumps(value, option=orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE)
-
-
-class ApiError(Exception):
-    """Ends a request with an error response."""
-
-    def __init__(
-        self, status: int, code: str, message: str, *, hint: str = "", headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = {"error": {"code": code, "message": message, "hint": hint}}
-        self.headers = dict(headers or {})
-
-    def response(self) -> Response:
-        """The response for this error."""
-        return OrjsonResponse(self.body, self.status, self.headers)
-
-
-def unavailable(code: str, message: str, *, hint: str, retry_after_s: int) -> ApiError:
-    """503 with Retry-After."""
-    return ApiError(503, code, message, hint=hint, headers={"retry-after": str(retry_after_s)})
-
-
-def internal_error() -> ApiError:
-    """500 without details: those are in the log."""
-    return ApiError(
-        500, "internal", "the request failed inside the daemon", hint="see the traceback in the daemon's log"
-    )
-
-
-class FaultShield:
-    """Outermost middleware: logs unexpected exceptions and returns a 500, so that the connection stays usable."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
-        try:
-            await self.app(scope, receive, send)
-        except Exception:  # noqa: BLE001 - every unexpected exception gets the same response
-            _log.exception(Event.HTTP_FAILED, path=scope.get("path"))
-            await internal_error().response()(scope, receive, send)
-
-
 def install_error_handlers(app: FastAPI, *, retry_after_s: int = 1, paths_hint: str = _PATHS_HINT) -> None:
     """Make every error of `app` use the error format.
 
@@ -94,17 +37,17 @@ def install_error_handlers(app: FastAPI, *, retry_after_s: int = 1, paths_hint: 
         paths_hint: The hint for an unknown path, method or body.
     """
 
-    async def on_api_error(_: Request, error: ApiError) -> Response:
-        return error.response()
+    async def on_api_error(request: Request, error: ApiError) -> Response:
+        return error.response(request.url.path)
 
     async def on_http_error(request: Request, error: HTTPException) -> Response:
-        return _from_http(request, error, paths_hint).response()
+        return _from_http(request, error, paths_hint).response(request.url.path)
 
     async def on_invalid(request: Request, error: RequestValidationError) -> Response:
-        return _from_invalid(request, error, paths_hint).response()
+        return _from_invalid(request, error, paths_hint).response(request.url.path)
 
     async def on_streamlearn_error(request: Request, error: StreamlearnError) -> Response:
-        return _from_streamlearn(request, error, retry_after_s).response()
+        return _from_streamlearn(request, error, retry_after_s).response(request.url.path)
 
     handlers: dict[type[Exception], Any] = {
         ApiError: on_api_error,

@@ -7,8 +7,8 @@ from typing import Any
 from starlette.types import Receive
 
 from streamlearn.errors import StreamlearnError
+from streamlearn.http.replies import ApiError, internal_error
 from streamlearn.jobs.results import Result
-from streamlearn.serve.replies import ApiError, internal_error
 
 
 async def wait_for_result(receive: Receive, future: Future[Result], deadline_s: float) -> Result:

@@ -7,6 +7,7 @@ that suggests the nearest known one. Everything that can be checked without the 
 """
 
 from streamlearn.settings.file import load
+from streamlearn.settings.gateway import GatewaySettings
 from streamlearn.settings.learning import (
     Accumulation,
     AdapterSettings,
@@ -18,6 +19,7 @@ from streamlearn.settings.learning import (
     ProbeSettings,
     ShiftSettings,
 )
+from streamlearn.settings.listen import ListenSettings
 from streamlearn.settings.section import section_type
 from streamlearn.settings.service import LogSettings, ServeSettings, SnapshotSettings
 from streamlearn.settings.settings import Settings, digest, fingerprint, with_defaults
@@ -36,10 +38,12 @@ __all__ = [
     "Bias",
     "ConsolidateSettings",
     "DeadLetterSettings",
+    "GatewaySettings",
     "HoldoutSettings",
     "JsonlSettings",
     "KafkaSettings",
     "LearnerSettings",
+    "ListenSettings",
     "LogSettings",
     "ProbeSettings",
     "ServeSettings",

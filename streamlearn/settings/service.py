@@ -5,7 +5,8 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from streamlearn.settings.section import Section, is_loopback
+from streamlearn.settings.listen import ListenSettings
+from streamlearn.settings.section import Section
 
 Unknown = Literal["auto", "mean", "nearest", "backbone"]
 
@@ -24,26 +25,18 @@ class SnapshotSettings(Section):
     """Snapshots kept; at least two, because the newest may be damaged."""
 
 
-class ServeSettings(Section):
+class ServeSettings(ListenSettings):
     """The HTTP endpoint."""
 
     enabled: bool = True
     """Whether the endpoint is served."""
-    host: str = "127.0.0.1"
-    """Address to bind; any other than loopback requires token_file, tls_certfile and tls_keyfile."""
     port: int = Field(default=8083, ge=0, le=65535)
     """Port to bind; 0 takes a free port and logs it."""
-    names: tuple[str, ...] = ()
-    """Further names accepted in the Host header, for an address other than loopback."""
     token_file: Path | None = None
     """File with the bearer token, at least 32 characters, readable by its owner only. When unset, http.token in the
     state folder, created at the first start."""
     require_token: bool = False
     """Require the token for every request but /livez and /readyz; otherwise only to write a snapshot."""
-    tls_certfile: Path | None = None
-    """PEM certificate chain; set with tls_keyfile to serve HTTPS."""
-    tls_keyfile: Path | None = None
-    """PEM private key of the certificate."""
     health_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of a second listener for health probes, which serves only /livez and /readyz: plain HTTP, no token, any Host
     header. 0 takes a free port and logs it. Off when unset."""
@@ -53,8 +46,6 @@ class ServeSettings(Section):
     """Maximum number of queued jobs; further requests get 503 with Retry-After."""
     eval_budget_s: PositiveFloat = 0.5
     """Maximum pause of training for jobs between two steps."""
-    max_body_bytes: PositiveInt = 1 << 20
-    """Maximum size of a request body."""
     max_examples: PositiveInt = 1024
     """Maximum number of examples per evaluation request."""
     max_new_tokens: PositiveInt = 256
@@ -67,26 +58,20 @@ class ServeSettings(Section):
     them."""
 
     @model_validator(mode="after")
-    def _protected_from_other_machines(self) -> Self:
-        if (self.tls_certfile is None) != (self.tls_keyfile is None):
-            raise ValueError("tls_certfile and tls_keyfile belong together: set both or neither")
-        if not is_loopback(self.host) and (self.token_file is None or self.tls_certfile is None):
-            raise ValueError(
-                f"host {self.host} is not a loopback address: set token_file, tls_certfile and tls_keyfile, or bind "
-                "127.0.0.1"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _two_ports(self) -> Self:
         if self.enabled and self.health_port == self.port != 0:
             raise ValueError(f"health_port and port must differ, found {self.port} for both: set another health_port")
         return self
 
     @property
-    def open_to_others(self) -> bool:
-        """Whether other machines can connect."""
-        return not is_loopback(self.host)
+    def host_hint(self) -> str:
+        """What to do when a Host header is refused."""
+        return f"{super().host_hint}; for health probes set serve.health_port"
+
+    @property
+    def token_hint(self) -> str:
+        """Where the token is found."""
+        return f"{super().token_hint} (default STATE/http.token)"
 
 
 class LogSettings(Section):

@@ -104,9 +104,7 @@ class Monitor:
     def _classifier_of(self, state: MonitorState) -> RequestClassifier:
         """The classifier under a state; the last one is kept, for requests between the same two batches."""
         if self._classifier is None or self._classifier[0] is not state:
-            segment = state.detector.segment
-            recent = (*segment.window.records, *segment.other_records)
-            self._classifier = state, RequestClassifier(self._regimes_of(state), recent)
+            self._classifier = state, RequestClassifier.of(state)
         return self._classifier[1]
 
     def _regimes_of(self, state: MonitorState) -> RegimeMemory:

@@ -7,6 +7,7 @@ is not kept. They are the sample of each regime, completed by its recent records
 # Shape suffixes: N exemplars, R regimes, S statistics.
 
 from collections.abc import Iterable
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from streamlearn.shift import naive_bayes
 from streamlearn.shift.assignment import Assignment
 from streamlearn.shift.document_frequency import COMMON, DocumentFrequency
 from streamlearn.shift.featurizer import Features
+from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.novelty_test import MAX_EXEMPLARS, MIN_EXEMPLARS, NoveltyTest, Standard, leave_one_out
 from streamlearn.shift.recent_record import RecentRecord
 from streamlearn.shift.regime_memory import RegimeMemory
@@ -36,6 +38,14 @@ class RequestClassifier:
         values_NS_by_slot = [self._exemplar_values(slot) for slot in range(len(regimes))]
         standards = [Standard.of(each) if len(each) >= MIN_EXEMPLARS else None for each in values_NS_by_slot]
         self._test = NoveltyTest.calibrated(standards, self._calibration(values_NS_by_slot, standards))
+
+    @classmethod
+    def of(cls, state: MonitorState) -> Self:
+        """The classifier under a state of the monitor, which must remember a regime."""
+        saved, segment = state.detector.regimes, state.detector.segment
+        regimes = RegimeMemory(len(saved))
+        regimes.load(saved, state.detector.next_number)
+        return cls(regimes, (*segment.window.records, *segment.other_records))
 
     def assign(self, record: Features, slot: int | None = None) -> Assignment:
         """Classify one input, or say how well the regime in `slot` explains it."""

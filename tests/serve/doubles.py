@@ -9,6 +9,7 @@ import httpx
 
 from streamlearn.adaptation.routed_input import Route
 from streamlearn.errors import Reason
+from streamlearn.http.server import HttpServer
 from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, JobQueue, RouteJob, Ticket
 from streamlearn.jobs.results import (
     EvalResult,
@@ -21,7 +22,6 @@ from streamlearn.jobs.results import (
 )
 from streamlearn.serve.app import create_app
 from streamlearn.serve.schemas import SnapshotRow
-from streamlearn.serve.server import HttpServer
 from streamlearn.settings import ServeSettings
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import (

@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event
-from streamlearn.serve import connection as module
+from streamlearn.http import connection as module
+from streamlearn.http.server import HttpServer
 from streamlearn.serve.health import health_app
-from streamlearn.serve.server import HttpServer
 from streamlearn.settings import ServeSettings
 from streamlearn.status.board import Board
 from streamlearn.status.status import Phase, Status
@@ -131,7 +131,7 @@ def test_a_flood_of_silent_connections_does_not_block_a_probe(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of connections is bounded, and the one that has waited longest is closed."""
-    monkeypatch.setattr(module, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(module.GuardedConnection, "max_connections", 4)
     with ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=5.0)) for _ in range(32)
@@ -152,7 +152,7 @@ def test_a_flood_of_one_listener_does_not_affect_the_other(
     server: HttpServer, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has its own connections."""
-    monkeypatch.setattr(module, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(module.GuardedConnection, "max_connections", 4)
     main = http.client.HTTPConnection("127.0.0.1", daemon.server.port, timeout=5.0)
     main.connect()
     with ExitStack() as stack:

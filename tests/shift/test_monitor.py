@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift import AssignedBatch, Monitor, Shift
+from streamlearn.shift.assigned_batch import AssignedBatch
+from streamlearn.shift.monitor import Monitor
+from streamlearn.shift.shift import Shift
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 from streamlearn.stream.record import Record, TopicPartition

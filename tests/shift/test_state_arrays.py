@@ -3,7 +3,7 @@
 import numpy as np
 
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift import Monitor
+from streamlearn.shift.monitor import Monitor
 from streamlearn.shift.regime_memory import RegimeMemory
 from streamlearn.shift.request_classifier import RequestClassifier
 from streamlearn.shift.state_arrays import from_arrays, profiles_from_arrays, profiles_to_arrays, to_arrays

@@ -13,10 +13,9 @@ from pydantic import ValidationError
 
 from streamlearn.commands.client import request
 from streamlearn.errors import ConfigError
-from streamlearn.serve.token import MIN_CHARS, obtain
+from streamlearn.http.token import MIN_CHARS, obtain
 from streamlearn.settings import ServeSettings, Settings
-
-from .doubles import AUTHORIZED, SETTINGS, TOKEN, Daemon
+from tests.serve.doubles import AUTHORIZED, SETTINGS, TOKEN, Daemon
 
 JSON = {"content-type": "application/json"}
 READING = ("/metrics", "/v1/status", "/v1/regimes", "/v1/shifts", "/v1/snapshots", "/v1/experts", "/openapi.json", "/")

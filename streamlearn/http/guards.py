@@ -21,8 +21,8 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from streamlearn.serve.replies import ApiError, FaultShield
-from streamlearn.settings import ServeSettings
+from streamlearn.http.replies import ApiError, FaultShield
+from streamlearn.settings import ListenSettings
 
 DRAIN_BYTES = 16 << 20  # sixteen times the default limit; takes about 10 ms over loopback
 DRAIN_S = 1.0  # for a slow client
@@ -30,20 +30,25 @@ DRAIN_S = 1.0  # for a slow client
 HEALTH_PATHS = frozenset({"/livez", "/readyz"})
 """For supervisors; they never need the token."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-QUERY_PATHS = frozenset({"/v1/eval", "/v1/generate", "/v1/route"})
+QUERY_PATHS = frozenset({"/v1/eval", "/v1/generate", "/v1/route", "/v1/completions", "/v1/chat/completions"})
 """POST because they have a body; they change no state."""
 
 
-def guards(settings: ServeSettings, token: str) -> list[Middleware]:
+def guards(settings: ListenSettings, token: str) -> list[Middleware]:
     """The middleware for an application served with these settings."""
     hosts = frozenset({"127.0.0.1", "localhost", "::1", settings.host.strip("[]").lower(), *settings.names})
     return [
         Middleware(FaultShield),
-        Middleware(HostGuard, hosts=hosts),
+        Middleware(HostGuard, hosts=hosts, hint=settings.host_hint),
         Middleware(OriginGuard, hosts=hosts),
-        Middleware(TokenGuard, token=token, always=settings.require_token or settings.open_to_others),
+        Middleware(
+            TokenGuard,
+            token=token,
+            always=settings.require_token or settings.open_to_others,
+            hint=settings.token_hint,
+        ),
         Middleware(JsonGuard),
-        Middleware(BodyGuard, max_bytes=settings.max_body_bytes),
+        Middleware(BodyGuard, max_bytes=settings.max_body_bytes, limit_key=settings.key("max_body_bytes")),
     ]
 
 
@@ -59,7 +64,7 @@ class _Guard:
             try:
                 self.check(Request(scope))
             except ApiError as error:
-                await error.response()(scope, receive, send)
+                await error.response(scope["path"])(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
@@ -71,17 +76,17 @@ class _Guard:
 class HostGuard(_Guard):
     """Requires an allowed Host: a page that rebinds its own name to 127.0.0.1 still sends that name."""
 
-    def __init__(self, app: ASGIApp, *, hosts: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, *, hosts: frozenset[str], hint: str) -> None:
         super().__init__(app)
         self.hosts = hosts
+        self._hint = hint
 
     def check(self, request: Request) -> None:
         """Require an allowed host, with any port."""
         host = request.headers.get("host", "")
         if _hostname(f"//{host}") not in self.hosts:
             message = f"expected a Host header of {', '.join(sorted(self.hosts))}, found {host[:100]!r}"
-            hint = "use http://127.0.0.1, or add the name to serve.names; for health probes set serve.health_port"
-            raise ApiError(400, "bad_host", message, hint=hint)
+            raise ApiError(400, "bad_host", message, hint=self._hint)
 
 
 class OriginGuard(_Guard):
@@ -104,8 +109,9 @@ class OriginGuard(_Guard):
 class TokenGuard(_Guard):
     """Requires the bearer token for what changes state; with `always`, for everything but health."""
 
-    def __init__(self, app: ASGIApp, *, token: str, always: bool) -> None:
+    def __init__(self, app: ASGIApp, *, token: str, always: bool, hint: str) -> None:
         super().__init__(app)
+        self._hint = hint
         self._expected = f"Bearer {token}".encode()
         self._always = always
 
@@ -121,8 +127,8 @@ class TokenGuard(_Guard):
             raise ApiError(
                 401,
                 "no_token",
-                f"{request.method} {path[:100]} requires the daemon's bearer token, found {found}",
-                hint="send 'Authorization: Bearer TOKEN' with the token in serve.token_file (default STATE/http.token)",
+                f"{request.method} {path[:100]} requires the bearer token, found {found}",
+                hint=self._hint,
                 headers={"www-authenticate": "Bearer"},
             )
 
@@ -145,8 +151,9 @@ class JsonGuard(_Guard):
 class BodyGuard:
     """Receives the whole body before the application runs, up to a maximum size."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, limit_key: str) -> None:
         self.app = app
+        self._limit_key = limit_key
         self.max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,7 +164,7 @@ class BodyGuard:
         try:
             received = await self._receive_all(Headers(scope=scope), receive)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
         if received is not None:
             await self.app(scope, _replay(received, receive), send)
@@ -188,7 +195,7 @@ class BodyGuard:
             413,
             "body_too_large",
             f"expected a body of at most {self.max_bytes} bytes, found {found}",
-            hint="send fewer examples per request, or raise serve.max_body_bytes",
+            hint=f"send less per request, or raise {self._limit_key}",
             headers={"connection": "close"},  # what follows the drained part stays unread
         )
 

@@ -6,8 +6,7 @@ import httpx
 import pytest
 
 from streamlearn.status.status import Phase, Status
-
-from .doubles import SETTINGS, Daemon
+from tests.serve.doubles import SETTINGS, Daemon
 
 GET_PATHS = ("/livez", "/readyz", "/metrics", "/v1/status", "/v1/regimes", "/v1/shifts", "/v1/snapshots", "/v1/experts")
 VARYING = {"date", "content-length"}

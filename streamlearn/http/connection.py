@@ -5,11 +5,12 @@ Its concurrency limit rejects every new client once silent connections have used
 
 - a request must arrive completely within `RECEIVE_S` of the connection or of its first byte; an incomplete one is
   answered 408;
-- above `MAX_CONNECTIONS` the connection that has been waiting longest for its client is closed. A new connection is
+- above `max_connections` the connection that has been waiting longest for its client is closed. A new connection is
   refused only while all others are being served.
 """
 
 import asyncio
+from typing import ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -22,6 +23,7 @@ _TOO_SLOW = b'{"error":{"code":"too_slow","message":"expected a whole request wi
 class GuardedConnection(H11Protocol):
     """One client connection."""
 
+    max_connections: ClassVar[int] = MAX_CONNECTIONS
     _deadline: asyncio.TimerHandle | None = None
     waiting_since = 0.0
     """Time of the event loop at which the connection began to wait for its client."""
@@ -31,7 +33,7 @@ class GuardedConnection(H11Protocol):
         super().connection_made(transport)
         self.waiting_since = self.loop.time()
         self._start_deadline()
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > self.max_connections:
             self._close_longest_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import math
 import os
 import socket
 import threading
@@ -10,25 +11,43 @@ from pathlib import Path
 from typing import Self
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event, get_logger
-from streamlearn.serve.connection import GuardedConnection
-from streamlearn.settings import ServeSettings
+from streamlearn.http.connection import GuardedConnection
+from streamlearn.settings import ListenSettings, ServeSettings
 
-STOP_TIMEOUT_S = 6.0  # uvicorn's graceful 5 s plus 1 s
+GRACE_S = 5.0
 
-_log = get_logger("serve")
+_log = get_logger("http")
 
 
 class HttpServer:
     """Serves an application between `start` and `stop`; it can be started again."""
 
-    def __init__(self, app: FastAPI, settings: ServeSettings, *, health: bool = False) -> None:
-        """With `health` it listens on `serve.health_host` and `serve.health_port`, over plain HTTP."""
+    def __init__(
+        self,
+        app: Starlette,
+        settings: ListenSettings,
+        *,
+        health: bool = False,
+        connection: type[GuardedConnection] = GuardedConnection,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        """Build a server.
+
+        Args:
+            app: What it serves. Its lifespan is that of the server.
+            settings: Where it listens.
+            health: Whether to listen on `health_host` and `health_port` of ServeSettings, over plain HTTP.
+            connection: The protocol, with its limits.
+            grace_s: Maximum time for which `stop` waits for requests in flight.
+        """
         self._app = app
         self._listen = _Listen.for_health(settings) if health else _Listen.for_requests(settings)
+        self._connection = connection
+        self._grace_s = grace_s
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self._port = self._listen.port
@@ -49,20 +68,21 @@ class HttpServer:
         listen = self._listen
         listener = _bind(listen)
         self._port = listener.getsockname()[1]
-        server = self._server = uvicorn.Server(_config(self._app, listen))
+        server = self._server = uvicorn.Server(_config(self._app, listen, self._connection, self._grace_s))
         self._thread = threading.Thread(target=_serve, args=(server, listener), name=listen.thread_name, daemon=True)
         self._thread.start()
         _log.info(Event.HTTP_STARTED, host=listen.host, port=self._port, **({"health": True} if listen.health else {}))
 
-    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+    def stop(self, timeout_s: float | None = None) -> None:
         """Accept no more connections, finish requests in flight and end the thread. Safe to call twice.
 
-        Close the job queue first: it ends requests that wait for a job.
+        Requests that wait for something must be ended first, in the daemon by closing the job queue; after `timeout_s`,
+        by default `grace_s` and a second, they are aborted.
         """
         if self._server is None or self._thread is None:
             return
         self._server.should_exit = True
-        self._thread.join(timeout_s)
+        self._thread.join(self._grace_s + 1.0 if timeout_s is None else timeout_s)
         if self._thread.is_alive():
             self._server.force_exit = True  # aborts requests in flight
             self._thread.join(1.0)
@@ -85,13 +105,20 @@ class _Listen:
     tls_certfile: Path | None = None
     tls_keyfile: Path | None = None
     health: bool = False
+    keys: tuple[str, str] = ("serve.health_host", "serve.health_port")
+    instead: str = "leave serve.health_port unset"
 
     @classmethod
-    def for_requests(cls, settings: ServeSettings) -> Self:
-        return cls(settings.host, settings.port, settings.tls_certfile, settings.tls_keyfile)
+    def for_requests(cls, settings: ListenSettings) -> Self:
+        keys = settings.key("host"), settings.key("port")
+        instead = "set serve.enabled: false" if isinstance(settings, ServeSettings) else "choose another port"
+        return cls(
+            settings.host, settings.port, settings.tls_certfile, settings.tls_keyfile, keys=keys, instead=instead
+        )
 
     @classmethod
-    def for_health(cls, settings: ServeSettings) -> Self:
+    def for_health(cls, settings: ListenSettings) -> Self:
+        assert isinstance(settings, ServeSettings), "only the daemon has a listener for probes"
         return cls(settings.health_host, settings.health_port or 0, health=True)
 
     @property
@@ -109,7 +136,7 @@ class _ForwardToEvents(logging.Handler):
 _forward = _ForwardToEvents()
 
 
-def _config(app: FastAPI, listen: _Listen) -> uvicorn.Config:
+def _config(app: Starlette, listen: _Listen, connection: type[GuardedConnection], grace_s: float) -> uvicorn.Config:
     """Limits on connections; the checks of requests are in guards."""
     logger = logging.getLogger("uvicorn.error")
     logger.addHandler(_forward)  # a second call has no effect
@@ -117,9 +144,9 @@ def _config(app: FastAPI, listen: _Listen) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http=GuardedConnection,
+        http=connection,
         ws="none",
-        lifespan="off",
+        lifespan="auto",
         log_config=None,
         log_level="error",
         access_log=False,
@@ -127,7 +154,7 @@ def _config(app: FastAPI, listen: _Listen) -> uvicorn.Config:
         proxy_headers=False,
         headers=[("cache-control", "no-store"), ("x-content-type-options", "nosniff")],
         timeout_keep_alive=5,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=math.ceil(grace_s),
         h11_max_incomplete_event_size=16384,
         ssl_certfile=listen.tls_certfile,
         ssl_keyfile=listen.tls_keyfile,
@@ -149,12 +176,11 @@ def _bind(listen: _Listen) -> socket.socket:
     try:
         return socket.create_server((address, listen.port), family=family, backlog=128)
     except OSError as error:
-        host, port = ("serve.health_host", "serve.health_port") if listen.health else ("serve.host", "serve.port")
-        off = f"leave {port} unset" if listen.health else "set serve.enabled: false"
+        host, port = listen.keys
         advice = {
             errno.EADDRINUSE: f"stop what uses it (another streamlearn?) or set {port}; 0 takes a free port",
             errno.EACCES: f"set {port} above 1023; 0 takes a free port",
             errno.EADDRNOTAVAIL: f"set {host} to an address of this machine",
-        }.get(error.errno or 0, f"set {host} and {port}, or {off}")
+        }.get(error.errno or 0, f"set {host} and {port}, or {listen.instead}")
         reason = os.strerror(error.errno or 0)
         raise ConfigError(f"serve: {listen.host}:{listen.port} cannot be bound: {reason}; {advice}") from error

@@ -5,8 +5,8 @@ import asyncio
 import orjson
 import pytest
 
+from streamlearn.http.replies import ApiError, FaultShield, OrjsonResponse, internal_error, unavailable
 from streamlearn.jobs.results import SnapshotResult
-from streamlearn.serve.replies import ApiError, FaultShield, OrjsonResponse, internal_error, unavailable
 from streamlearn.status.timing import Timing
 
 
@@ -32,6 +32,20 @@ def test_an_error_has_code_message_hint_and_headers() -> None:
         "error": {"code": "teapot", "message": "expected coffee, found tea", "hint": "use another pot"}
     }
     assert response.headers["a"] == "b"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/a@1", "/v1/completions", "/v1/chat/completions"])
+def test_an_error_on_the_paths_of_openai_has_the_form_of_openai(path: str) -> None:
+    """Its clients show the message and branch on the code."""
+    error = ApiError(404, "model_not_found", "expected a known model", hint="GET /v1/models lists them", param="model")
+    assert orjson.loads(bytes(error.response(path).body)) == {
+        "error": {
+            "message": "expected a known model; GET /v1/models lists them",
+            "type": "invalid_request_error",
+            "param": "model",
+            "code": "model_not_found",
+        }
+    }
 
 
 def test_unavailable_is_503_with_retry_after() -> None:

@@ -5,7 +5,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from .doubles import SETTINGS, Daemon
+from tests.serve.doubles import SETTINGS, Daemon
 
 JSON = {"content-type": "application/json"}
 

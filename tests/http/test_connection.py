@@ -9,9 +9,8 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from streamlearn.serve import connection as module
-
-from .doubles import Daemon, finish
+from streamlearn.http import connection as module
+from tests.serve.doubles import Daemon, finish
 
 DEADLINE_S, MAX_CONNECTIONS = 0.4, 4
 BODY = b'{"prompt": "a"}'
@@ -22,7 +21,7 @@ HEAD = b"POST /v1/generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: applicat
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     """A server with few connections and a short deadline."""
     monkeypatch.setattr(module, "RECEIVE_S", DEADLINE_S)
-    monkeypatch.setattr(module, "MAX_CONNECTIONS", MAX_CONNECTIONS)
+    monkeypatch.setattr(module.GuardedConnection, "max_connections", MAX_CONNECTIONS)
     daemon = Daemon()
     yield daemon
     daemon.stop()

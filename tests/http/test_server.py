@@ -8,13 +8,12 @@ from structlog.testing import capture_logs
 
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event
+from streamlearn.http.server import HttpServer
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.app import create_app
 from streamlearn.serve.schemas import SnapshotRow
-from streamlearn.serve.server import HttpServer
 from streamlearn.status.board import Board
-
-from .doubles import RUNNING, SETTINGS, TOKEN, Daemon, Time
+from tests.serve.doubles import RUNNING, SETTINGS, TOKEN, Daemon, Time
 
 
 def test_starts_and_stops_twice_without_leaving_a_thread(daemon: Daemon) -> None:

@@ -1,0 +1,206 @@
+"""One publication: which adapter version answers each regime, and where the state is that routes requests to it.
+
+A published folder holds
+
+    publication.json                  this, replaced atomically by every publication; the only file that ever changes
+    adapters/NAME-regime-3@184/       a PEFT folder per adapter version
+    routing/184.safetensors           arrays of the monitor's state by name
+    tokenizer/                        the backbone's tokenizer
+
+Everything that a publication names is complete before the publication is written.
+"""
+
+import secrets
+from datetime import datetime, timedelta
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Final, Literal, Self
+
+import orjson
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PlainSerializer,
+    PositiveInt,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from streamlearn.errors import PublicationError
+from streamlearn.snapshot.files import Files
+
+FILE = "publication.json"
+FORMAT: Final = 1
+MAX_BYTES = 4 << 20
+"""Maximum size of the file in bytes: some 20,000 regimes."""
+
+
+def _utc(value: datetime) -> datetime:
+    if value.utcoffset() != timedelta(0):
+        raise ValueError("expected a time in UTC, such as 2026-01-31T12:00:00+00:00")
+    return value
+
+
+def _inside(value: str) -> str:
+    path = PurePosixPath(value)
+    if str(path) != value or path.is_absolute() or {"..", "."} & {*path.parts, value} or "\0" in value:
+        raise ValueError("expected a relative path that stays inside the published folder")
+    return value
+
+
+Time = Annotated[AwareDatetime, AfterValidator(_utc), PlainSerializer(datetime.isoformat, when_used="json")]
+RelativePath = Annotated[str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_inside)]
+ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Named = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True)
+
+
+class PublishedRegime(_Model):
+    """A regime of the routing state, and the adapter version that answers it."""
+
+    slot: NonNegativeInt
+    """Its slot in the routing state."""
+    number: PositiveInt
+    """Its number, which never changes."""
+    label: str | None
+    """The operator's name for it."""
+    adapter: str | None
+    """Name of its adapter version, NAME-regime-NUMBER@SNAPSHOT; None while no version of it is published."""
+
+
+class Publication(_Model):
+    """What a fleet serves from one moment on. Immutable."""
+
+    format: Literal[1] = FORMAT
+    """Version of this format."""
+    name: ModelName
+    """Name of the model whose requests are routed; names of adapters begin with it."""
+    sequence: NonNegativeInt
+    """Number of the publication, one more than that of the one before."""
+    written_at: Annotated[Time, Field(strict=False)]
+    """When it was written, UTC."""
+    snapshot: Named
+    """Name of the snapshot that the routing state is from."""
+    backbone: Named
+    """Name under which the model servers serve the untouched backbone."""
+    seed: NonNegativeInt
+    """Seed of the features of a request."""
+    max_known_rejected: Annotated[float, Field(gt=0.0, lt=1.0)]
+    """Minimum p-value of a request that a regime explains; below it the backbone answers."""
+    routing: RelativePath
+    """File with the routing state."""
+    tokenizer: RelativePath
+    """Folder with the tokenizer."""
+    regimes: Annotated[tuple[PublishedRegime, ...], Field(strict=False)]
+    """The regimes of the routing state."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for field in ("slot", "number"):
+            found = [getattr(each, field) for each in self.regimes]
+            if len(set(found)) < len(found):
+                raise ValueError(f"every regime must have a {field} of its own, found {sorted(found)}")
+        for each in self.regimes:
+            self._require_own_adapter(each)
+        names = {self.name, *(self.model_of(each) for each in self.regimes), *self.adapters}
+        if self.backbone in names:
+            raise ValueError(f"backbone must differ from the names of the regimes' models, found {self.backbone!r}")
+        return self
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the published adapter versions, in the order of the regimes."""
+        return tuple(each.adapter for each in self.regimes if each.adapter is not None)
+
+    def model_of(self, regime: PublishedRegime) -> str:
+        """Name of a regime's model, whichever version answers it."""
+        return f"{self.name}-regime-{regime.number}"
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the publication of a folder.
+
+        Raises:
+            PublicationError: there is none, or it is damaged or of another format.
+        """
+        path = folder / FILE
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise PublicationError(f"{path}: the publication cannot be read: {error.strerror}") from error
+        if len(data) > MAX_BYTES:
+            raise PublicationError(f"{path}: expected at most {MAX_BYTES} bytes, found more")
+        return cls.from_bytes(data, where=str(path))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, where: str) -> Self:
+        """The inverse of `to_bytes`; `where` names the file in messages.
+
+        Raises:
+            PublicationError: damaged, inconsistent or of another format.
+        """
+        try:
+            value = orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise PublicationError(f"{where}: expected JSON, found {len(data)} bytes: {error}") from error
+        found = value.get("format") if isinstance(value, dict) else None
+        if found != FORMAT:
+            raise PublicationError(
+                f"{where}: expected format {FORMAT}, found {found!r:.40}; publish and serve with the same release"
+            )
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            at = ".".join(map(str, fault["loc"])) or "the publication"
+            raise PublicationError(f"{where}: {at}: {fault['msg'].removeprefix('Value error, ')}") from error
+
+    def to_bytes(self) -> bytes:
+        """The content of `publication.json`."""
+        return orjson.dumps(self.model_dump(mode="json"), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+    def write(self, folder: Path, files: Files | None = None) -> None:
+        """Replace the folder's publication, durably and atomically: a reader finds the old one or this one.
+
+        1. Write and fsync a new file beside it.
+        2. Rename it over the old one.
+        3. fsync the folder.
+
+        Raises:
+            PublicationError: the disk is full or broken; after step 2 this publication may be in use all the same.
+        """
+        files = files or Files()
+        new = folder / f".{FILE}.{secrets.token_hex(8)}"
+        try:
+            try:
+                files.write(new, self.to_bytes())  # 1.
+                files.sync(new)
+                files.rename(new, folder / FILE)  # 2.
+            except OSError:
+                new.unlink(missing_ok=True)
+                raise
+            files.sync(folder)  # 3.
+        except OSError as error:
+            raise PublicationError(
+                f"{folder / FILE}: the publication cannot be written: {error.strerror or error}; check the disk and "
+                "the permissions"
+            ) from error
+
+    def _require_own_adapter(self, regime: PublishedRegime) -> None:
+        """An adapter's name says whose it is, so a request is never answered under another regime's name."""
+        if regime.adapter is None:
+            return
+        model, at, version = regime.adapter.partition("@")
+        if model != self.model_of(regime) or not at or not (version.isascii() and version.isalnum()):
+            raise ValueError(
+                f"adapter of regime {regime.number} must be named {self.model_of(regime)}@SNAPSHOT, found "
+                f"{regime.adapter!r:.100}"
+            )

@@ -1,0 +1,5 @@
+"""The daemon's endpoint, on which the guards and the server are tested."""
+
+from tests.serve.conftest import _shared, client, daemon
+
+__all__ = ["_shared", "client", "daemon"]
