@@ -68,7 +68,7 @@ class Sampling:
     """Above 0."""
     top_p: float
     seed: int
-    """From -2**63 to 2**63 - 1."""
+    """From 0 to 2**63 - 1."""
 
 
 @dataclass(frozen=True, slots=True)

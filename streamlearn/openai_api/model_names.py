@@ -27,6 +27,14 @@ class ModelNames:
         """Name of a regime's model."""
         return f"{self.name}-regime-{number}"
 
+    def of_answer(self, answered_by: str, regime: int | None) -> str:
+        """Name of what answered: a regime's model, the backbone, or what no request can name, such as a mean."""
+        if answered_by == "backbone":
+            return self.backbone
+        if answered_by == "regime" and regime is not None:
+            return self.of_regime(regime)
+        return f"{self.name}-{answered_by}"
+
     def listed(self, regimes: Iterable[int]) -> list[str]:
         """All names, given the numbers of the regimes."""
         return [self.name, self.backbone, *(self.of_regime(number) for number in regimes)]

@@ -2,23 +2,24 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, FastAPI, Query, Request
-from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
 from starlette.responses import Response
 
 from streamlearn import __version__
 from streamlearn.http.guards import guards
 from streamlearn.http.head import HeadAsGet
-from streamlearn.http.replies import ApiError, OrjsonResponse
+from streamlearn.http.replies import OrjsonResponse
 from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, Job, JobQueue, PromptInput, RouteJob, SnapshotJob
 from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, RouteResult, SnapshotResult
 from streamlearn.serve import metrics, replies
 from streamlearn.serve.health import health_routes, require_ready
+from streamlearn.serve.json_route import OrjsonRoute
+from streamlearn.serve.limits import require_at_most
+from streamlearn.serve.openai.routes import openai_routes
 from streamlearn.serve.schemas import (
     ErrorBody,
     EvalRequest,
@@ -94,6 +95,7 @@ def create_app(
     app.include_router(health_routes(board))
     app.include_router(_monitoring_routes(board, jobs, snapshots, clock))
     app.include_router(_job_routes(board, jobs, settings, job_deadline_s))
+    app.include_router(openai_routes(board, jobs, settings, clock, job_deadline_s))
     app.include_router(_index_route(app))
     _document_limits(app, settings)
     return app
@@ -104,9 +106,19 @@ def _document_limits(app: FastAPI, settings: ServeSettings) -> None:
     schemas = app.openapi()["components"]["schemas"]
     schemas["EvalRequest"]["properties"]["examples"]["maxItems"] = settings.max_examples
     schemas["RouteRequest"]["properties"]["prompts"]["maxItems"] = settings.max_examples
-    for name in ("EvalRequest", "GenerateRequest"):
-        [number, _] = schemas[name]["properties"]["max_new_tokens"]["anyOf"]
-        number["maximum"] = settings.max_new_tokens
+    for name, field in (
+        ("EvalRequest", "max_new_tokens"),
+        ("GenerateRequest", "max_new_tokens"),
+        ("CompletionRequest", "max_tokens"),
+        ("ChatRequest", "max_tokens"),
+        ("ChatRequest", "max_completion_tokens"),
+    ):
+        _limit(schemas[name], field, settings.max_new_tokens)
+
+
+def _limit(schema: dict[str, Any], field: str, maximum: int) -> None:
+    [number, _] = schema["properties"][field]["anyOf"]
+    number["maximum"] = maximum
 
 
 def _monitoring_routes(
@@ -150,7 +162,7 @@ def _monitoring_routes(
 
 
 def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_s: float) -> APIRouter:
-    routes = APIRouter(tags=["jobs"], route_class=_OrjsonRoute)
+    routes = APIRouter(tags=["jobs"], route_class=OrjsonRoute)
 
     async def run(request: Request, job: Job) -> Result:
         require_ready(board)
@@ -158,12 +170,12 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
 
     def new_tokens(requested: int | None) -> int:
         limit = settings.max_new_tokens
-        return _require_at_most(limit, requested or limit, field="max_new_tokens", setting="max_new_tokens")
+        return require_at_most(limit, requested or limit, field="max_new_tokens", setting="max_new_tokens")
 
     @routes.post("/v1/eval", response_model=EvalResult, summary="Evaluate the model", responses=_JOB_ERRORS)
     async def evaluate(request: Request, body: EvalRequest) -> Response:
         """Loss, perplexity and token accuracy on the examples; with `generate` also exact match and ROUGE-L."""
-        _require_at_most(settings.max_examples, len(body.examples), field="examples", setting="max_examples")
+        require_at_most(settings.max_examples, len(body.examples), field="examples", setting="max_examples")
         job = EvalJob(tuple(body.examples), body.generate, new_tokens(body.max_new_tokens))
         return OrjsonResponse(await run(request, job))
 
@@ -176,7 +188,7 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
     @routes.post("/v1/route", response_model=RouteResult, summary="Route prompts", responses=_JOB_ERRORS)
     async def route(request: Request, body: RouteRequest) -> Response:
         """The regime of each prompt, whether it explains the prompt, and what would answer; without the model."""
-        _require_at_most(settings.max_examples, len(body.prompts), field="prompts", setting="max_examples")
+        require_at_most(settings.max_examples, len(body.prompts), field="prompts", setting="max_examples")
         return OrjsonResponse(
             await run(request, RouteJob(tuple(PromptInput(*_prompt_of(each)) for each in body.prompts)))
         )
@@ -223,29 +235,3 @@ def _prompt_of(body: PromptRequest) -> tuple[str | None, tuple[dict[str, Any], .
     """Prompt, messages and image as plain values."""
     given = body.model_dump(mode="json", include={"messages", "image"})
     return body.prompt, None if given["messages"] is None else tuple(given["messages"]), given["image"]
-
-
-def _require_at_most(limit: int, found: int, *, field: str, setting: str) -> int:
-    if found > limit:
-        message = f"{field}: expected at most {limit}, found {found}"
-        raise ApiError(422, "invalid", message, hint=f"request fewer, or raise serve.{setting}")
-    return found
-
-
-class _OrjsonRequest(Request):
-    """A request whose JSON is parsed by orjson: strict UTF-8, no NaN, bounded depth."""
-
-    async def json(self) -> Any:
-        return orjson.loads(await self.body())
-
-
-class _OrjsonRoute(APIRoute):
-    """A route that reads its body with orjson."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handler(request: Request) -> Response:
-            return await handle(_OrjsonRequest(request.scope, request.receive))
-
-        return handler

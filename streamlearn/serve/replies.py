@@ -5,7 +5,7 @@ They are translated here and nowhere else; `http.replies` has the format.
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from fastapi import FastAPI, Request
@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from streamlearn.adaptation.requested import UnknownRegimeError
 from streamlearn.errors import RecordError, StreamlearnError
 from streamlearn.events import Event, get_logger
 from streamlearn.http.replies import ApiError, unavailable
@@ -84,16 +85,30 @@ def _from_invalid(request: Request, error: RequestValidationError, hint: str) ->
         return ApiError(400, "not_json", f"the body must be JSON: {reason} at character {position}", hint=hint)
     model = getattr(getattr(request.scope.get("route"), "body_field", None), "field_info", None)
     expected = model.annotation if model is not None else None
+    faults = [fault for fault in faults if not _follows(fault, faults)]
     lines = [_explain(fault, expected) for fault in faults[:5]]
     if len(faults) > len(lines):
         lines.append(f"and {len(faults) - len(lines)} more")
-    return ApiError(422, "invalid", "; ".join(lines), hint="/openapi.json describes the fields")
+    hint = "/openapi.json describes the fields"
+    return ApiError(422, "invalid", "; ".join(lines), hint=hint, param=_where(faults[0]) or None)
+
+
+def _follows(fault: Mapping[str, Any], faults: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a list is too short only because an item of it is wrong."""
+    location = fault["loc"]
+    others = (each["loc"] for each in faults if len(each["loc"]) > len(location))
+    return bool(fault["type"] == "too_short" and any(each[: len(location)] == location for each in others))
+
+
+def _where(fault: Mapping[str, Any]) -> str:
+    """The place of a fault, for example `messages[0].content`; empty for the body as a whole."""
+    location = fault["loc"][1:]  # without "body"
+    return re.sub(r"^\.", "", "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location))
 
 
 def _explain(fault: Mapping[str, Any], model: Any) -> str:
     """One line, for example `messages[0].contnt: unknown field, did you mean content?`."""
-    location = fault["loc"][1:]  # without "body"
-    where = re.sub(r"^\.", "", "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location))
+    location, where = fault["loc"][1:], _where(fault)
     if fault["type"] == "extra_forbidden":
         names = _fields(model, [part for part in location[:-1] if isinstance(part, str)])
         near = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
@@ -125,12 +140,13 @@ def _from_streamlearn(request: Request, error: StreamlearnError, retry_after_s: 
             return unavailable("queue_full", str(error), hint=hint, retry_after_s=retry_after_s)
         case QueueClosedError():
             return unavailable("stopping", str(error), hint="retry once /readyz returns 200", retry_after_s=5)
+        case UnknownRegimeError():
+            return ApiError(404, "model_not_found", str(error), hint="GET /v1/models lists the models", param="model")
         case LayerError():
             return ApiError(422, "invalid", str(error), hint="use any part of a name, for example mlp or layers.3.")
-        case ExampleError():
-            return ApiError(400, "unusable_record", str(error), hint=_RECORD_HINT)
-        case RecordError():
-            return ApiError(400, "unusable_record", f"unusable ({error.reason}): {error}", hint=_RECORD_HINT)
+        case ExampleError() | RecordError():
+            message = str(error) if isinstance(error, ExampleError) else f"unusable ({error.reason}): {error}"
+            return ApiError(400, "unusable_record", message, hint=_RECORD_HINT)
     _log.error(Event.HTTP_FAILED, path=request.url.path, error=type(error).__name__, message=str(error))
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower() + "_failed"
     return ApiError(500, code, str(error), hint="see the daemon's log")

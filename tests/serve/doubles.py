@@ -10,6 +10,7 @@ import httpx
 from streamlearn.adaptation.routed_input import Route
 from streamlearn.errors import Reason
 from streamlearn.http.server import HttpServer
+from streamlearn.jobs.generation_stream import GenerationStart
 from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, JobQueue, RouteJob, Ticket
 from streamlearn.jobs.results import (
     EvalResult,
@@ -148,8 +149,8 @@ class Time:
         return Clock(monotonic=lambda: self.monotonic, wall=lambda: self.wall)
 
 
-def finish(ticket: Ticket) -> None:
-    """Finish a job with a fixed result."""
+def finish(ticket: Ticket, route: Route = KNOWN) -> None:
+    """Finish a job with a fixed result; a generation with this route."""
     job = ticket.job
     if isinstance(job, EvalJob):
         output = "x" if job.generate else None
@@ -173,6 +174,10 @@ def finish(ticket: Ticket) -> None:
         )
     elif isinstance(job, GenerateJob):
         prompt = job.prompt if job.prompt is not None else repr(job.messages)
+        if job.stream is not None:
+            job.stream.begin(GenerationStart(step=42, prompt_tokens=5, route=route))
+            for piece in ("after ", prompt):
+                job.stream.write(piece)
         ticket.finish(
             GenerateResult(
                 step=42,
@@ -180,7 +185,7 @@ def finish(ticket: Ticket) -> None:
                 tokens=job.max_new_tokens,
                 prompt_tokens=5,
                 finish_reason="length",
-                route=KNOWN,
+                route=route,
                 seconds=0.01,
             )
         )

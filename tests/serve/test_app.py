@@ -416,7 +416,8 @@ def test_openapi_describes_every_endpoint_and_the_index_lists_it(client: httpx.C
     paths = described["paths"]
     reading = {"/v1/status", "/v1/regimes", "/v1/shifts", "/v1/snapshots"}
     jobs = {"/v1/experts", "/v1/eval", "/v1/generate", "/v1/route"}
-    assert set(paths) == {"/livez", "/readyz", "/metrics", *reading, *jobs}
+    official = {"/v1/models", "/v1/completions", "/v1/chat/completions"}
+    assert set(paths) == {"/livez", "/readyz", "/metrics", *reading, *jobs, *official}
     index = client.get("/").text
     for path, methods in paths.items():
         for method, operation in methods.items():
