@@ -33,8 +33,13 @@ _DESCRIPTIONS = {
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": OpenAIErrorBody, "description": description} for status, description in _DESCRIPTIONS.items()
 }
+_EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "JSON with a piece of the text, or [DONE]."}},
+    "required": ["data"],
+}
 _ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "The answer, or its events."},
+    200: {"content": {MEDIA_TYPE: {"itemSchema": _EVENT}}, "description": "The answer, or its events."},
     **_ERRORS,
 }
 
