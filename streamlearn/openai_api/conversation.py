@@ -35,7 +35,8 @@ def conversation_of(messages: Sequence[ChatMessage]) -> Conversation:
         UnreadableMessageError: a message has no text, a further field such as tool_calls, an image that is not a data:
             URL, or a part that is neither text nor an image.
     """
-    turns, images = [], []
+    turns: list[dict[str, Any]] = []
+    images: list[str] = []
     for index, message in enumerate(messages):
         field = f"messages[{index}]"
         for name, value in (message.model_extra or {}).items():

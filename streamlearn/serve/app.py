@@ -52,7 +52,8 @@ Monitoring endpoints read a status that the training loop publishes, so they res
 and `/v1/experts`) queue a job, which the loop runs between two training steps within its time budget; when the queue
 is full they return 503 with `Retry-After`. Closing the connection cancels the job. No request changes the weights.
 
-`HEAD` works on every path that answers `GET`. The body of every error is `{"error": {"code", "message", "hint"}}`."""
+`HEAD` works on every path that answers `GET`. The body of every error is `{"error": {"code", "message", "hint"}}`, on
+the paths of OpenAI's API `{"error": {"message", "type", "param", "code"}}`."""
 
 _Responses = dict[int | str, dict[str, Any]]
 _Layer = Annotated[str | None, Query(description="Any part of a layer's name; only matching layers are described.")]
@@ -221,11 +222,11 @@ def _index_route(app: FastAPI) -> APIRouter:
     @routes.get("/", include_in_schema=False)
     async def index() -> Response:
         listed = [
-            f"{method.upper():5}{path:15}{operation['summary']}"
+            f"{method.upper():5}{path:22}{operation['summary']}"
             for path, methods in app.openapi()["paths"].items()
             for method, operation in methods.items()
         ]
-        lines = [f"streamlearn {__version__}", "", *listed, f"GET  {'/openapi.json':15}OpenAPI document", ""]
+        lines = [f"streamlearn {__version__}", "", *listed, f"GET  {'/openapi.json':22}OpenAPI document", ""]
         return Response("\n".join(lines), media_type="text/plain")
 
     return routes

@@ -99,7 +99,7 @@ def test_a_stream_joins_to_the_whole_text(running: Running, decoding: dict[str, 
     asked = {"model": running.backbone, **decoding}  # what was learned here is a short answer
     pieces = running.pieces(**asked)
     assert "".join(pieces) == running.text(**asked)
-    assert len([piece for piece in pieces if piece]) > 3
+    assert len([piece for piece in pieces if piece]) > 1
 
 
 @pytest.mark.parametrize("decoding", [{"temperature": 0}, {"seed": 1, "temperature": 2}])

@@ -30,7 +30,12 @@ def test_the_reader_is_told_of_every_change() -> None:
 def test_no_piece_is_lost_between_threads() -> None:
     """A writer that never waits, and a reader that takes what there is."""
     stream, found = GenerationStream(lambda: None), ""
-    writer = threading.Thread(target=lambda: [stream.write(f"{i} ") for i in range(20_000)])
+
+    def write() -> None:
+        for i in range(20_000):
+            stream.write(f"{i} ")
+
+    writer = threading.Thread(target=write)
     writer.start()
     while writer.is_alive():
         found += stream.take()

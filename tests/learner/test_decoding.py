@@ -72,10 +72,10 @@ def test_finished_texts_leave_the_batch_unnoticed(
     slots = None if preset == "mot" else [0, 1, 0, 2, 1]
     limits = [2, 9, 1, 6, 4]
 
-    def texts_of(which: Sequence[int], stop: frozenset[int], **size: int) -> list[list[int]]:
+    def texts_of(which: Sequence[int], stop: frozenset[int], max_tokens: int | None = None) -> list[list[int]]:
         chosen = None if slots is None else [slots[i] for i in which]
         prompts, few = [PROMPTS[i] for i in which], [limits[i] for i in which]
-        return run_to_end(decode(learner.model, prompts, few, stop, CPU, chosen, **size))
+        return run_to_end(decode(learner.model, prompts, few, stop, CPU, chosen, max_tokens=max_tokens))
 
     everything = range(len(PROMPTS))
     stop = frozenset({texts_of([1], NEVER)[0][4]})

@@ -7,8 +7,9 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
+from streamlearn.http.replies import ApiError
 from streamlearn.openai_api.answer_headers import answer_headers
-from streamlearn.openai_api.errors import error_body
+from streamlearn.openai_api.errors import OpenAIErrorBody, OpenAIErrorDetail
 from streamlearn.openai_api.event_stream import event
 from streamlearn.openai_api.models import ModelList
 from streamlearn.openai_api.requests import ChatRequest, CompletionRequest
@@ -46,12 +47,13 @@ def test_only_a_stream_that_asks_for_its_usage_gets_it() -> None:
     assert CompletionRequest.model_validate({**body, "stream_options": {"include_usage": True}}).wants_usage
 
 
-def test_an_error_says_whose_it_is() -> None:
-    """Statuses below 500 are the client's."""
-    assert error_body(404, "model_not_found", "no x", param="model") == {
-        "error": {"message": "no x", "type": "invalid_request_error", "param": "model", "code": "model_not_found"}
-    }
-    assert error_body(503, "queue_full", "full")["error"]["type"] == "server_error"
+def test_an_error_is_described_as_it_is_written() -> None:
+    """The description has the fields of `ApiError`, no more and no fewer."""
+    form = ApiError(404, "model_not_found", "no x", hint="ask y", param="model").openai_form
+    assert OpenAIErrorBody.model_validate({"error": form}).model_dump() == {"error": form}
+    assert set(OpenAIErrorDetail.model_fields) == set(form)
+    server = ApiError(503, "queue_full", "full").openai_form
+    assert OpenAIErrorBody.model_validate({"error": server}).error.type == "server_error"
 
 
 def test_an_event_is_one_line_of_json() -> None:

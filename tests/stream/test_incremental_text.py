@@ -29,7 +29,8 @@ def _letters() -> dict[int, str]:
 
 
 BYTES = byte_tokens()
-END = BYTES.token_to_id("<end>")
+END = BYTES.get_vocab_size() - 1
+"""The control token."""
 
 
 def text_of(ids: Sequence[int]) -> str:
@@ -38,7 +39,7 @@ def text_of(ids: Sequence[int]) -> str:
 
 def tokens_of(data: bytes) -> list[int]:
     letters = _letters()
-    return [BYTES.token_to_id(letters[byte]) for byte in data]
+    return [int(BYTES.token_to_id(letters[byte]) or 0) for byte in data]
 
 
 def pieces_of(ids: Sequence[int]) -> list[str]:

@@ -1,6 +1,6 @@
 """Requests on OpenAI's paths, with the fields that the daemon decodes by."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 
@@ -8,7 +8,7 @@ from streamlearn.jobs.queue import Sampling
 from streamlearn.jobs.stop_strings import MAX_CHARS, MAX_STRINGS
 from streamlearn.openai_api import requests as shared
 from streamlearn.serve.schemas import PositiveCount, require_number
-from streamlearn.stream.decode import ROLES
+from streamlearn.stream.decode import Role
 
 _NON_EMPTY = {"type": "string", "minLength": 1}
 _STOP = {**_NON_EMPTY, "maxLength": MAX_CHARS}
@@ -116,7 +116,7 @@ class ChatMessage(shared.ChatMessage):
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
 
-    role: Literal[ROLES]
+    role: Role
     """Who wrote it."""
     content: Annotated[
         str | tuple[dict[str, Any], ...],
