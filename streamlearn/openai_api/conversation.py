@@ -59,9 +59,11 @@ def _content(
     images: list[str] = []
     for index, part in enumerate(content):
         match part:
-            case {"type": "text", "text": str(text)}:
+            case {"type": "text", "text": str(text), **further} if not further:
                 parts.append({"type": "text", "text": text})
-            case {"type": "image_url", "image_url": {"url": str(url)}}:
+            case {"type": "image_url", "image_url": {"url": str(url), **options}, **further} if not (
+                further or options.keys() - {"detail"}
+            ):
                 parts.append({"type": "image"})
                 images.append(_base64_of(url, f"{field}[{index}].image_url.url"))
             case _:

@@ -44,6 +44,8 @@ def test_an_answer_can_be_sent_back() -> None:
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": "x", "name": "me"}, "messages[0].name"),
         ({"role": "user", "content": [TEXT, {"type": "text"}]}, "messages[0].content[1]"),
+        ({"role": "user", "content": [{**TEXT, "cache_control": {}}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{**IMAGE, "text": "x"}]}, "messages[0].content[0]"),
         ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "messages[0].content[0]"),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]},

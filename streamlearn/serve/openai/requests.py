@@ -16,16 +16,19 @@ _TEXT_PART = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
+    "additionalProperties": False,
 }
 _IMAGE_URL = {
     "type": "object",
-    "properties": {"url": {"type": "string", "pattern": "^data:[a-z/+.-]*;base64,"}},
+    "properties": {"url": {"type": "string", "pattern": "^data:[a-z/+.-]*;base64,"}, "detail": {}},
     "required": ["url"],
+    "additionalProperties": False,
 }
 _IMAGE_PART = {
     "type": "object",
     "properties": {"type": {"const": "image_url"}, "image_url": _IMAGE_URL},
     "required": ["type", "image_url"],
+    "additionalProperties": False,
 }
 
 
