@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint evidence crash crash-states crash-mutations crash-calls crash-stops
+.PHONY: run test lint evidence fleet crash crash-states crash-mutations crash-calls crash-stops
 run: .venv/.ready
 	@rm -rf build/quickstart
 	@$(BIN)/streamlearn run --config configs/quickstart.yaml --segment-by task
@@ -15,6 +15,10 @@ test: lint
 # docs/forgetting_interleaved.json.
 evidence: .venv/.ready
 	@$(BIN)/pytest -m evidence tests/evidence
+
+# Some twenty minutes on two cores. Needs KAFKA_HOME, VLLM (the program) and BACKBONE (a folder); see docs/publish.md.
+fleet: .venv/.ready
+	@$(BIN)/python -m tests.fleet --vllm "$(VLLM)" --backbone "$(BACKBONE)" --json docs/fleet.json
 
 # N kills with SIGKILL, compared with a run that is not killed. About 5 s per kill. Needs KAFKA_HOME or ../shared/kafka.
 N ?= 300

@@ -14,7 +14,7 @@ import structlog
 
 
 class Event(StrEnum):
-    """Every event that the daemon logs."""
+    """Every event that the daemon or the gateway logs."""
 
     DAEMON_STARTED = "daemon_started"
     DAEMON_STOPPED = "daemon_stopped"
@@ -54,6 +54,23 @@ class Event(StrEnum):
     HTTP_FAILED = "http_failed"
     JOB_FINISHED = "job_finished"
     JOB_FAILED = "job_failed"
+    VERSION_PUBLISHED = "version_published"
+    VERSION_HELD_BACK = "version_held_back"
+    PUBLICATION_WRITTEN = "publication_written"
+    PUBLICATION_FAILED = "publication_failed"
+    REPLICA_REACHED = "replica_reached"
+    REPLICA_LOST = "replica_lost"
+    REPLICA_REFUSED = "replica_refused"
+    GATEWAY_STARTED = "gateway_started"
+    GATEWAY_STOPPED = "gateway_stopped"
+    PUBLICATION_TAKEN_UP = "publication_taken_up"
+    PUBLICATION_REFUSED = "publication_refused"
+    PUBLICATION_DELAYED = "publication_delayed"
+    UPSTREAM_REACHABLE = "upstream_reachable"
+    UPSTREAM_UNREACHABLE = "upstream_unreachable"
+    UPSTREAM_TIMED_OUT = "upstream_timed_out"
+    REQUEST_RETRIED = "request_retried"
+    STREAM_BROKEN = "stream_broken"
     SERVICE_MANAGER_UNREACHABLE = "service_manager_unreachable"
     CONFIG_CHANGE_ACCEPTED = "config_change_accepted"
 

@@ -43,7 +43,7 @@ class Broker:
         self._log = folder / "server.log"
         self._addresses = {
             name: f"127.0.0.1:{port}"
-            for name, port in zip(self.listeners, _free_ports(len(self.listeners)), strict=True)
+            for name, port in zip(self.listeners, free_ports(len(self.listeners)), strict=True)
         }
         self.servers = self._addresses["PLAINTEXT"]
         self._configure()
@@ -293,7 +293,7 @@ def kafka_home() -> Path | None:
     return home if (home / "bin" / "kafka-server-start.sh").exists() else None
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for free in sockets:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from streamlearn.adapters.routing_context import Slot
-from streamlearn.status.status import FIELD_DOCS
+from streamlearn.status.field_docs import FIELD_DOCS
 
 AnsweredBy = Literal["regime", "adapter", "mean", "backbone"]
 """What computes the answer: the likeliest regime's experts; the adapter, where routing does not depend on regimes; the

@@ -68,6 +68,21 @@ def measure_speed(
     speed.report(rounds=rounds, as_json=as_json)
 
 
+@app.command("gateway")
+def measure_gateway(
+    as_json: JsonOption = False,
+    seconds: Annotated[float, typer.Option(min=1, help="Length of the measurement, each way.")] = 20.0,
+    rate: Annotated[float, typer.Option(min=1, help="Requests per second.")] = 50.0,
+) -> None:
+    """Measure what the gateway adds to a request, and its start.
+
+    A stub in a process of its own answers for the model servers.
+    """
+    from streamlearn.bench import gateway  # noqa: PLC0415
+
+    gateway.report(seconds=seconds, requests_per_s=rate, as_json=as_json)
+
+
 @app.command("flood")
 def measure_flood(
     as_json: JsonOption = False,

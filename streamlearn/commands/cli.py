@@ -218,6 +218,58 @@ def export_regimes(
 
 
 @app.command()
+def gateway(
+    published: Annotated[
+        Path, typer.Option(help="The published folder.", show_default=False, metavar="FOLDER", file_okay=False)
+    ],
+    upstream: Annotated[
+        list[str], typer.Option(help="URL of a model server; may be repeated.", show_default=False, metavar="URL")
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address to bind; any other than loopback needs a token and TLS.", metavar="ADDRESS")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to bind; 0 takes a free one.", min=0, max=65535)] = 8084,
+    name: Annotated[
+        list[str] | None, typer.Option(help="A further name accepted in the Host header.", metavar="HOST")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the bearer token that clients must send.", metavar="FILE")
+    ] = None,
+    upstream_token_file: Annotated[
+        Path | None, typer.Option(help="File with the bearer token that the model servers require.", metavar="FILE")
+    ] = None,
+    tls_certfile: Annotated[Path | None, typer.Option(help="PEM certificate chain.", metavar="FILE")] = None,
+    tls_keyfile: Annotated[Path | None, typer.Option(help="PEM private key.", metavar="FILE")] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that a model server may be silent while it answers.", min=1.0)
+    ] = 600.0,
+) -> None:
+    """Answer OpenAI requests by a fleet of model servers, each with its regime's adapter.
+
+    Needs no model and no torch. SIGTERM ends it once all requests in flight are answered.
+    """
+    signals = StopSignals()
+    with signals.installed():
+        from streamlearn.commands.gateway import gateway_settings, run_gateway  # noqa: PLC0415
+
+        run_gateway(
+            gateway_settings(
+                published=published,
+                upstreams=tuple(upstream),
+                host=host,
+                port=port,
+                names=tuple(name or ()),
+                token_file=token_file,
+                upstream_token_file=upstream_token_file,
+                tls_certfile=tls_certfile,
+                tls_keyfile=tls_keyfile,
+                timeout_s=timeout,
+            ),
+            signals,
+        )
+
+
+@app.command()
 def status(config: ConfigOption, as_json: JsonOption = False) -> None:
     """Show the running daemon's progress, regimes, shifts and forgetting."""
     from streamlearn.commands import status as overview  # noqa: PLC0415

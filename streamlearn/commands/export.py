@@ -29,9 +29,8 @@ def export(
             format does not know the backbone.
     """
     with restored_model(settings, snapshot, same_dtype=False) as restored:
-        name = base or _public_name(restored.settings, restored.shape.folder)
-        revision = None if base else restored.settings.backbone.revision
-        options = ExportOptions(out, form, BaseModel(name, revision), approximate=approximate)
+        found = BaseModel.of(restored.settings.backbone, restored.shape.folder, name=base)
+        options = ExportOptions(out, form, found, approximate=approximate)
         exporter = Exporter(
             restored.model.learner,
             restored.model.adaptation,
@@ -41,11 +40,6 @@ def export(
             options,
         )
         return [exporter.export(slot) for slot in exporter.slots(regimes)]
-
-
-def _public_name(settings: Settings, folder: Path) -> str:
-    """The backbone's hub id, or the folder that it was loaded from."""
-    return settings.backbone.model if settings.backbone.revision else str(folder)
 
 
 def table(exported: Sequence[ExportedRegime]) -> FittedTable:

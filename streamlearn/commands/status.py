@@ -12,18 +12,24 @@ from rich.text import Text
 
 from streamlearn.commands.client import request
 from streamlearn.commands.fitted_table import FittedColumn, FittedTable
-from streamlearn.serve.views import RegimesView, ShiftsView, StatusView
+from streamlearn.commands.publication_table import publication_table
+from streamlearn.serve.views import PublicationView, RegimesView, ShiftsView, StatusView
 from streamlearn.settings import Settings
 from streamlearn.status.status import FallbackStatus, RegimeStatus, ShiftStatus
 
 SHOWN_SHIFTS = 10
 SHOWN_REGIMES = 20
 
-PATHS = {"status": "/v1/status", "regimes": "/v1/regimes", "shifts": "/v1/shifts"}
+PATHS = {
+    "status": "/v1/status",
+    "regimes": "/v1/regimes",
+    "shifts": "/v1/shifts",
+    "publication": "/v1/publication",
+}
 
 
 def fetch(settings: Settings) -> dict[str, Any]:
-    """The daemon's three answers, read shortly after one another.
+    """The daemon's answers, read shortly after one another.
 
     Raises:
         SourceError: no daemon answers.
@@ -45,6 +51,9 @@ def tables(answers: dict[str, Any]) -> RenderableType:
         newest = shifts.shifts[-SHOWN_SHIFTS:]
         total = sum(shifts.total.values())
         parts += ["", _shifts(newest, f"last {len(newest)} of {total} shifts" if total > len(newest) else "shifts")]
+    publication = PublicationView.model_validate(answers["publication"])
+    if publication.enabled:
+        parts += ["", publication_table(publication)]
     return Group(*parts)
 
 

@@ -1,13 +1,15 @@
 """The model card of an export: README.md, with the metadata that the Hugging Face hub reads."""
 
+from collections.abc import Sequence
+
 from streamlearn import __version__
 from streamlearn.export.exported_regime import ExportedRegime
 
 _LIBRARY = {"peft": "peft", "gguf": "llama.cpp", "merged": "transformers"}
 
 
-def card(exported: ExportedRegime) -> str:
-    """The text of the card."""
+def card(exported: ExportedRegime, figures: Sequence[str] | None = None) -> str:
+    """The text of the card; `figures` are lines that replace the hold-out figures of `exported`."""
     what = "All regimes" if exported.regime is None else f"Regime {exported.regime}"
     return "\n".join(
         [
@@ -24,7 +26,7 @@ def card(exported: ExportedRegime) -> str:
             "",
             *_table(exported),
             "",
-            *_figures(exported),
+            *(_figures(exported) if figures is None else figures),
             "## Use",
             "",
             *_usage(exported),

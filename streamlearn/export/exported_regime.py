@@ -1,9 +1,11 @@
 """What an export says about itself."""
 
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
 from streamlearn.export.holdout_figures import HoldoutFigures
+from streamlearn.settings import BackboneSettings
 
 Format = Literal["peft", "gguf", "merged"]
 """A folder that PEFT loads, an adapter of llama.cpp, or backbone and adapter as one model."""
@@ -16,6 +18,13 @@ class BaseModel:
     name: str
     """A hub id or a folder."""
     revision: str | None
+
+    @classmethod
+    def of(cls, settings: BackboneSettings, folder: Path, *, name: str | None = None) -> Self:
+        """The backbone's hub id, or the `folder` that it was loaded from; `name` replaces both."""
+        if name is not None:
+            return cls(name, None)
+        return cls(settings.model if settings.revision else str(folder), settings.revision)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamlearn.adapters.routing_context import NO_REGIME, AdaptedLayer, routing_context
+from streamlearn.adapters.routing_context import NO_REGIME, routing_context
 from streamlearn.export.plain_lora import PlainLora
+from streamlearn.export.plain_lora_adapter import PlainLoraAdapter
 from streamlearn.learner.evaluation import groups
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import packed_logits
@@ -52,10 +53,10 @@ class DaemonModel:
 
     def with_lora(self, lora: PlainLora) -> Logits:
         """The logits of the backbone with a plain LoRA, whose matrices are not copied."""
-        return lambda examples: self._logits(examples, NO_REGIME, _PlainLoraAdapter(lora))
+        return lambda examples: self._logits(examples, NO_REGIME, PlainLoraAdapter(lora))
 
     def _logits(
-        self, examples: Sequence[Example], slot: int, lora: "_PlainLoraAdapter | None"
+        self, examples: Sequence[Example], slot: int, lora: PlainLoraAdapter | None
     ) -> tuple[PackedBatch, Tensor]:
         model = self._learner.model
         packed = pack(examples, self._learner.device, [slot] * len(examples))
@@ -103,16 +104,3 @@ def _scores(logits_LV: Tensor, packed: PackedBatch) -> tuple[float, int]:
     """Summed loss, and number of tokens that were the most probable."""
     loss = F.cross_entropy(logits_LV, packed.target_L, reduction="sum")
     return float(loss), int((logits_LV.argmax(-1) == packed.target_L).sum())
-
-
-class _PlainLoraAdapter:
-    """Applies a plain LoRA beside the frozen linears, see `ParallelAdapter`."""
-
-    def __init__(self, lora: PlainLora) -> None:
-        self._lora = lora
-
-    def __call__(self, layer: AdaptedLayer, x_TD: Tensor, y: Tensor) -> Tensor:
-        """Add (alpha / rank) B A x in the dtype of `y`."""
-        matrices = self._lora.layers[layer.name]
-        A_ND, B_ON = matrices.A_ND.to(y), matrices.B_ON.to(y)
-        return y + self._lora.scaling * F.linear(F.linear(x_TD.to(y.dtype), A_ND), B_ON)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from streamlearn.adapters.routing_context import RoutingHook, Slot, routing_context
+from streamlearn.adapters.routing_context import ParallelAdapter, RoutingHook, Slot, routing_context
 from streamlearn.learner.loss import packed_loss
 from streamlearn.learner.packing import pack
 from streamlearn.stream.decode import Example, Prompt
@@ -40,6 +40,7 @@ def score(
     pack_tokens: int,
     slots: Sequence[Slot] | None = None,
     hooks: tuple[RoutingHook, ...] = (),
+    parallel_adapter: ParallelAdapter | None = None,
 ) -> Generator[None, None, list[ExampleScore]]:
     """Compute loss and accuracy of each example; yields after every forward pass.
 
@@ -50,6 +51,7 @@ def score(
         pack_tokens: Maximum tokens per forward pass; a longer example gets a pass of its own.
         slots: What adapts each example; None without regimes.
         hooks: Routing hooks of every pass.
+        parallel_adapter: A second adapter beside what the slots say.
 
     Returns:
         The scores, in the order of `examples`.
@@ -58,7 +60,9 @@ def score(
     for indices in groups(examples, pack_tokens):
         group = [examples[i] for i in indices]
         packed = pack(group, device, None if slots is None else [slots[i] for i in indices])
-        with torch.no_grad(), routing_context(model, packed.context(hooks=hooks)):
+        context = packed.context(hooks=hooks)
+        context.parallel_adapter = parallel_adapter
+        with torch.no_grad(), routing_context(model, context):
             loss = packed_loss(model.get_base_model(), packed)
             sums, counts = loss.per_record(packed)
             correct = torch.bincount(packed.segment_ids_L[loss.correct_L], minlength=len(group))

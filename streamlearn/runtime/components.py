@@ -18,6 +18,7 @@ from streamlearn.adapters.check import check
 from streamlearn.adapters.config import HeadLoraConfig
 from streamlearn.backbone.load import Outline, identity, outline
 from streamlearn.events import Event, get_logger
+from streamlearn.publish import open_publisher as publishing
 from streamlearn.runtime.checkpoint import Checkpoint, Durable
 from streamlearn.runtime.model import Model, adapter_of, adapter_shape
 from streamlearn.settings import Settings, fingerprint, with_defaults
@@ -49,6 +50,7 @@ class Components:
         shape = outline(settings.backbone)
         self.settings = settings = with_defaults(settings, is_vision=shape.is_vision, per_regime=config.per_regime)
         check(config, shape.linears, shape.tower_linears)
+        publishing.check(settings, config, shape)
         with ExitStack() as opened:  # closes what was opened when a later check fails
             opened.enter_context(StateLock(settings.state))
             self._open(opened, config, shape, fresh=fresh, accept=accept_config_change, clock=clock)
@@ -72,6 +74,7 @@ class Components:
             self.store.set_aside()
             self.journal.rewind(to_step=0)
             self.crash_guard.forget()
+            publishing.forget_run(settings.state)
         snapshot = self.store.newest()
         if snapshot is not None:
             _check_compatible(snapshot, settings, shape, config, accept=accept)
@@ -81,6 +84,10 @@ class Components:
         self.learner = self.model.learner
         self.decoder = self.model.decoder
         self.adaptation = self.model.adaptation
+        tokenizer = self.model.backbone.tokenizer
+        self.publisher = publishing.open_publisher(settings, config, shape, self.learner, tokenizer)
+        if self.publisher is not None:
+            opened.enter_context(closing(self.publisher))
         sink = opened.enter_context(closing(open_dead_letters(settings)))
         self.source = opened.enter_context(closing(open_source(settings.source)))
         decoding = None

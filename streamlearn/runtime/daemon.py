@@ -30,6 +30,7 @@ from streamlearn.stream.intake import FlushReason
 
 RETRY_S = 10.0  # between attempts to write a snapshot
 MIN_SNAPSHOTS = 2  # kept even when the disk is full
+PUBLISH_POLL_S = 0.02  # between two looks at whether the publisher has something to score, at the end of the stream
 POLL_S = 0.2  # longest wait for records in one turn: a stop, a job or a due snapshot waits at most this long
 
 _log = get_logger("daemon")
@@ -61,6 +62,7 @@ class Daemon:
         self.checkpoint = components.checkpoint
         self.learner = components.learner
         self.adaptation = components.adaptation
+        self.publisher = components.publisher
         self.state = components.state
         self.board = board
         self.observer = observer
@@ -74,7 +76,7 @@ class Daemon:
             pack_tokens=components.settings.stream.batch_tokens,
         )
         self.degradation = Degradation(components.settings.snapshot.max_age_s)
-        self._publisher = Publisher(board, components.source, components.adaptation)
+        self._publisher = Publisher(board, components.source, components.adaptation, components.publisher)
         self._stop_reason: str | None = None
         self._saved_at = time.monotonic()
         self._retry_at = self._saved_at
@@ -102,6 +104,7 @@ class Daemon:
         self._publish(Phase.RUNNING, ready=True)
         if self.observer:
             self.observer.on_start(self.board.read())
+        self._start_publishing()
         while (assigned := self.next_batch()) is not None:
             for shift in assigned.shifts:
                 self.enter(shift)
@@ -109,10 +112,13 @@ class Daemon:
             self.save_if_due()
             self.serve_jobs()
             self.adaptation.score_stalest(idle=False)
+            self._score_versions(idle=False)
         if self.stopped:
             _log.info(Event.STOP_REQUESTED, reason=self._stop_reason)
         self._publish(Phase.STOPPING, reason="the daemon is stopping")
         self.save()
+        if not self.stopped:
+            self._finish_publishing()
 
     def score_all(self) -> None:
         """Score the hold-out records of every regime under the present weights, at the end of a finite stream."""
@@ -173,7 +179,7 @@ class Daemon:
         self._publish(Phase.IDLE, ready=True)
         self.save_if_due()
         self.serve_jobs()
-        if not self.job_runner.busy:
+        if not self.job_runner.busy and not self._score_versions(idle=True):
             self.adaptation.score_stalest(idle=True)
 
     def enter(self, shift: Shift) -> None:
@@ -261,6 +267,8 @@ class Daemon:
         )
         if self.observer:
             self.observer.on_snapshot(info)
+        if self.publisher is not None:
+            self.publisher.notify(self.components.store.folder / info.name)
         self._publish(self.board.read().phase, ready=self.board.read().ready)
         return info
 
@@ -270,6 +278,25 @@ class Daemon:
             seconds = self.job_runner.serve(self.components.settings.serve.eval_budget_s)
             self.state.job_seconds = self.state.job_seconds.observe(seconds)
         self.board.beat()
+
+    def _start_publishing(self) -> None:
+        """Publish the snapshot that the run goes on from: an earlier process may not have come to it."""
+        if self.publisher is not None and self.state.last_snapshot is not None:
+            self.publisher.withdraw_after(self.state.last_snapshot.step)
+            self.publisher.notify(self.components.store.folder / self.state.last_snapshot.name)
+            self.publisher.start()
+
+    def _score_versions(self, *, idle: bool) -> bool:
+        """publish/: one forward pass over hold-out records for a new version; return whether one was made."""
+        return self.publisher is not None and self.publisher.scoring.serve(idle=idle)
+
+    def _finish_publishing(self) -> None:
+        """Publish the last snapshot of a finite stream, as far as replicas answer."""
+        while self.publisher is not None and not (self.publisher.is_idle or self.stopped):
+            if not self._score_versions(idle=True):
+                time.sleep(PUBLISH_POLL_S)
+            self.board.beat()
+        self._publish(self.board.read().phase)
 
     def _experts(self, job: ExpertsJob) -> Generator[None, None, ExpertsResult]:
         pack_tokens = self.components.settings.stream.batch_tokens
@@ -297,6 +324,9 @@ class Daemon:
         refused = frozenset(self.state.refused_since_save)
         self.state = self.checkpoint.roll_back(snapshot, refused)
         self.state.rolled_back_to = snapshot.name
+        if self.publisher is not None:
+            self.publisher.withdraw_after(snapshot.manifest.step)
+            self.publisher.notify(snapshot.path)
         _log.warning(Event.ROLLED_BACK, to=snapshot.name, left_out=len(refused))
 
     def _publish(self, phase: Phase, *, ready: bool = False, reason: str = "", step: Step | None = None) -> None:

@@ -9,6 +9,7 @@ from streamlearn.adaptation.adaptation import Adaptation
 from streamlearn.adaptation.routed_input import AnsweredBy
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Step
+from streamlearn.publish.adapter_publisher import AdapterPublisher
 from streamlearn.runtime.run_state import RunState
 from streamlearn.status.board import Board
 from streamlearn.status.status import PartitionStatus, Phase, RequestCount, Status
@@ -38,10 +39,13 @@ class Throughput:
 class Publisher:
     """Puts a new status on the board. Only the loop's thread calls it."""
 
-    def __init__(self, board: Board, source: Source, adaptation: Adaptation) -> None:
+    def __init__(
+        self, board: Board, source: Source, adaptation: Adaptation, versions: AdapterPublisher | None = None
+    ) -> None:
         self._board = board
         self._source = source
         self._adaptation = adaptation
+        self._versions = versions
         self._throughput = Throughput()
         self._logged_at = 0.0
 
@@ -81,6 +85,7 @@ class Publisher:
             dead_letters=dict(state.reasons),
             update_refusals=state.refusals,
             adaptation=self._adaptation.status(),
+            publication=None if self._versions is None else self._versions.status,
             partitions=tuple(PartitionStatus(origin, position[origin], lag.get(origin)) for origin in position),
             snapshot=state.last_snapshot,
             step_seconds=state.step_seconds,

@@ -31,9 +31,11 @@ from streamlearn.serve.schemas import (
 )
 from streamlearn.serve.views import (
     JobsView,
+    PublicationView,
     RegimesView,
     ShiftsView,
     StatusView,
+    publication_view,
     regimes_view,
     shifts_view,
     status_view,
@@ -151,6 +153,11 @@ def _monitoring_routes(
     async def read_shifts() -> Response:
         """Shifts of the stream, oldest first: onset, test statistic, regime entered, cost and result of its probe."""
         return OrjsonResponse(shifts_view(board.read()))
+
+    @routes.get("/v1/publication", response_model=PublicationView, summary="Published versions")
+    async def read_publication() -> Response:
+        """Version of each regime that is published, what the gate held back with its figures, and the replicas."""
+        return OrjsonResponse(publication_view(board.read()))
 
     @routes.get("/v1/snapshots", response_model=SnapshotList, summary="Snapshots on disk")
     async def list_snapshots() -> Response:

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from streamlearn.errors import Reason
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.status.board import Board, Clock
+from streamlearn.status.publication_status import HELD_BACK, PublicationStatus
 from streamlearn.status.status import ANSWERED_BY, SHIFT_KINDS, AdaptationStatus, Phase, Status
 from streamlearn.status.timing import BUCKETS_S, Timing
 
@@ -44,6 +45,8 @@ class StatusCollector(Collector):
         yield from _stream(status)
         yield from _regimes(status.adaptation)
         yield from _requests(status)
+        if status.publication is not None:
+            yield from _publication(status.publication)
         yield from self._snapshots(status)
         yield _build(status)
 
@@ -176,6 +179,31 @@ def _requests(status: Status) -> Iterator[Metric]:
             losses.add_metric([name], found)
     yield used
     yield losses
+
+
+def _publication(publication: PublicationStatus) -> Iterator[Metric]:
+    if publication.sequence is not None:
+        yield _gauge("publication_sequence", "Number of the newest publication.", publication.sequence)
+    published = [regime for regime in publication.regimes if regime.version is not None]
+    yield _gauge("published_regimes", "Regimes of which a version is published.", len(published))
+    waiting = [regime for regime in publication.regimes if regime.held_back is not None]
+    yield _gauge("held_back_regimes", "Regimes whose newest version is held back.", len(waiting))
+    yield _counter("versions_published", "Versions published by this process.", publication.num_published)
+    help_text = "Versions held back by this process, by reason."
+    held_back = CounterMetricFamily("streamlearn_versions_held_back", help_text, labels=["reason"])
+    counts = dict(publication.num_held_back)
+    for reason in HELD_BACK:  # zeros too: rate() needs a first sample
+        held_back.add_metric([reason], counts.get(reason, 0))
+    yield held_back
+    yield _gauge("publication_failing", "Whether the newest snapshot cannot be published.", bool(publication.fault))
+    up = GaugeMetricFamily("streamlearn_replica_up", "Whether the model server answers.", labels=["url"])
+    lacking = "Published versions that the model server has not loaded."
+    missing = GaugeMetricFamily("streamlearn_replica_missing_versions", lacking, labels=["url"])
+    for replica in publication.replicas:
+        up.add_metric([replica.url], float(replica.is_up))
+        missing.add_metric([replica.url], float(replica.wanted - replica.loaded))
+    yield up
+    yield missing
 
 
 def _build(status: Status) -> Metric:

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 from streamlearn.jobs.results import ApiModel
 from streamlearn.status.board import Board, Clock
+from streamlearn.status.publication_status import PublicationStatus, RegimePublication, ReplicaStatus
 from streamlearn.status.status import (
     ANSWERED_BY,
     SHIFT_KINDS,
@@ -125,6 +126,29 @@ class ShiftsView(ApiModel):
     """Shifts ever detected, by kind; the first regime is not counted."""
     shifts: tuple[ShiftStatus, ...]
     """The newest shifts. The first entry of a run is its first regime, with `previous` null."""
+
+
+class PublicationView(ApiModel):
+    """What is published of each regime, what was held back and why, and the replicas."""
+
+    enabled: bool
+    """Whether the configuration has a section `publish`; if not, the rest is empty."""
+    sequence: int | None
+    """Number of the newest publication; null before the first."""
+    snapshot: str | None
+    """Snapshot that its routing state is from."""
+    written_at: datetime | None
+    """When it was written."""
+    regimes: tuple[RegimePublication, ...]
+    """By number."""
+    replicas: tuple[ReplicaStatus, ...]
+    """In the order of publish.vllm.replicas."""
+    published: int
+    """Versions published by this process."""
+    held_back: dict[str, int]
+    """Versions held back by this process, by reason."""
+    fault: str | None
+    """Why the newest snapshot could not be published yet; null when nothing is wrong."""
 
 
 class StatusView(ApiModel):
@@ -273,6 +297,22 @@ def regimes_view(status: Status) -> RegimesView:
 def shifts_view(status: Status) -> ShiftsView:
     """Body of /v1/shifts."""
     return ShiftsView(total=_totals(status.adaptation), shifts=status.adaptation.shifts)
+
+
+def publication_view(status: Status) -> PublicationView:
+    """Body of /v1/publication."""
+    found = status.publication or PublicationStatus()
+    return PublicationView(
+        enabled=status.publication is not None,
+        sequence=found.sequence,
+        snapshot=found.snapshot,
+        written_at=None if found.written_at is None else _utc(found.written_at),
+        regimes=found.regimes,
+        replicas=found.replicas,
+        published=found.num_published,
+        held_back=dict(found.num_held_back),
+        fault=found.fault,
+    )
 
 
 def _totals(adaptation: AdaptationStatus) -> dict[str, int]:

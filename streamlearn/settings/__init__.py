@@ -20,6 +20,7 @@ from streamlearn.settings.learning import (
     ShiftSettings,
 )
 from streamlearn.settings.listen import ListenSettings
+from streamlearn.settings.publish import HubSettings, PublishSettings, VllmSettings
 from streamlearn.settings.section import section_type
 from streamlearn.settings.service import LogSettings, ServeSettings, SnapshotSettings
 from streamlearn.settings.settings import Settings, digest, fingerprint, with_defaults
@@ -40,18 +41,21 @@ __all__ = [
     "DeadLetterSettings",
     "GatewaySettings",
     "HoldoutSettings",
+    "HubSettings",
     "JsonlSettings",
     "KafkaSettings",
     "LearnerSettings",
     "ListenSettings",
     "LogSettings",
     "ProbeSettings",
+    "PublishSettings",
     "ServeSettings",
     "Settings",
     "ShiftSettings",
     "SnapshotSettings",
     "SourceSettings",
     "StreamSettings",
+    "VllmSettings",
     "digest",
     "fingerprint",
     "load",

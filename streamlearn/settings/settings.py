@@ -18,6 +18,7 @@ from streamlearn.settings.learning import (
     ProbeSettings,
     ShiftSettings,
 )
+from streamlearn.settings.publish import PublishSettings
 from streamlearn.settings.service import LogSettings, ServeSettings, SnapshotSettings
 from streamlearn.settings.source import DeadLetterSettings, SourceSettings, StreamSettings
 
@@ -64,6 +65,8 @@ class Settings(BaseSettings):
     """When and how snapshots are written."""
     serve: ServeSettings = ServeSettings()
     """HTTP endpoint."""
+    publish: PublishSettings | None = None
+    """Where regimes are published as plain LoRAs; nowhere if unset."""
     log: LogSettings = LogSettings()
     """Logging."""
 

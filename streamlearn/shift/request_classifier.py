@@ -7,6 +7,7 @@ is not kept. They are the sample of each regime, completed by its recent records
 # Shape suffixes: N exemplars, R regimes, S statistics.
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -35,6 +36,7 @@ class RequestClassifier:
                 self._exemplars[each.slot].append(each.features.buckets)
         profiles = [regimes[slot] for slot in range(len(regimes))]
         self._absent = naive_bayes.AbsentTokens.of(np.stack([each.token_frequency.expected for each in profiles]))
+        self._values = [_Statistics.under(each.token_frequency) for each in profiles]
         values_NS_by_slot = [self._exemplar_values(slot) for slot in range(len(regimes))]
         standards = [Standard.of(each) if len(each) >= MIN_EXEMPLARS else None for each in values_NS_by_slot]
         self._test = NoveltyTest.calibrated(standards, self._calibration(values_NS_by_slot, standards))
@@ -52,7 +54,7 @@ class RequestClassifier:
         scores = self._regimes.score(record)
         total_R = scores.scores_R + self._absent.scores(record.buckets)
         slot = int(total_R.argmax()) if slot is None else slot
-        values_S = _values(self._frequency(slot), record.buckets, float(scores.log_ratios_R[slot]))
+        values_S = self._values[slot].of(record.buckets, float(scores.log_ratios_R[slot]))
         return Assignment(slot, self._test.p_value(slot, values_S))
 
     def _frequency(self, slot: int) -> DocumentFrequency:
@@ -66,7 +68,7 @@ class RequestClassifier:
         fits_N = self._regimes.exemplar_fits(slot, exemplars)
         pairs = zip(exemplars, fits_N.tolist(), strict=True)
         without = [(self._frequency(slot).without(buckets), buckets, fit * len(buckets)) for buckets, fit in pairs]
-        return np.stack([_values(*each) for each in without])
+        return np.stack([_Statistics.under(frequency).of(*each) for frequency, *each in without])
 
     def _calibration(
         self, values_NS_by_slot: list[NDArray[np.float64]], standards: list[Standard | None]
@@ -85,22 +87,38 @@ class RequestClassifier:
                 if slot == own:
                     found.append(leave_one_out(values_NS, index))
                 else:
-                    values_S = _values(self._frequency(slot), buckets, float(log_ratios_R[slot]))
+                    values_S = self._values[slot].of(buckets, float(log_ratios_R[slot]))
                     found.append(standard.statistic(values_S))
         return found
 
 
-def _values(frequency: DocumentFrequency, buckets: NDArray[np.uint16], log_ratio: float) -> NDArray[np.float64]:
-    """Eq. (1) to (3) of `novelty_test`, given the document frequencies of a regime and the log ratio under it."""
-    present = np.unique(buckets)
-    expected_B = frequency.expected
-    common = np.flatnonzero(expected_B >= COMMON)
-    weights = -np.log1p(-expected_B[common])
-    missing = weights[~np.isin(common, present, assume_unique=True)].sum()
-    return np.array(
-        [
-            -log_ratio / len(buckets),
-            (frequency.records_B[present] == 0).mean(),
-            missing / max(weights.sum(), 1e-9),  # a regime may have no common token
-        ]
-    )
+@dataclass(frozen=True, eq=False)
+class _Statistics:
+    """Eq. (1) to (3) of `novelty_test` under one document frequency, as far as they do not depend on the record."""
+
+    seen_B: NDArray[np.bool_]
+    """Tokens that a record of the regime had."""
+    common: NDArray[np.int64]
+    """Tokens that most of its records have."""
+    weights: NDArray[np.float32]
+    """Weight of each of them."""
+
+    @classmethod
+    def under(cls, frequency: DocumentFrequency) -> Self:
+        """Precompute them."""
+        expected_B = frequency.expected
+        common = np.flatnonzero(expected_B >= COMMON)
+        return cls(frequency.records_B != 0, common, -np.log1p(-expected_B[common]))
+
+    def of(self, buckets: NDArray[np.uint16], log_ratio: float) -> NDArray[np.float64]:
+        """The statistics of a record with this log ratio under the regime, (S,)."""
+        present_B = np.zeros(len(self.seen_B), dtype=bool)
+        present_B[buckets] = True
+        missing = self.weights[~present_B[self.common]].sum()
+        return np.array(
+            [
+                -log_ratio / len(buckets),
+                (~self.seen_B[present_B]).mean(),
+                missing / max(self.weights.sum(), 1e-9),  # a regime may have no common token
+            ]
+        )

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from streamlearn.status.field_docs import FIELD_DOCS
+from streamlearn.status.publication_status import PublicationStatus
 from streamlearn.status.timing import Timing
 from streamlearn.stream.record import TopicPartition
-
-FIELD_DOCS = {"use_attribute_docstrings": True}
-"""Pydantic configuration of rows that HTTP returns unchanged: docstrings become descriptions in OpenAPI."""
 
 
 class Phase(StrEnum):
@@ -243,6 +242,8 @@ class Status:
     update_refusals: int = 0
     """Updates skipped because the loss or a gradient was not finite."""
     adaptation: AdaptationStatus = AdaptationStatus()
+    publication: PublicationStatus | None = None
+    """None unless regimes are published."""
     partitions: tuple[PartitionStatus, ...] = ()
     snapshot: SnapshotStatus | None = None
     step_seconds: Timing = field(default_factory=Timing)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from streamlearn.errors import ConfigError, Reason, RecordError
 
@@ -77,7 +77,8 @@ class Encoder:
 
     def text(self, text: str) -> list[int]:
         """Encode a record's text; names of control tokens are encoded letter by letter."""
-        return self._encode_literally(text)[0]
+        [encoding] = self._plain.encode_batch_fast([text], add_special_tokens=False)  # without offsets
+        return self._without_controls(encoding).ids
 
     def chat(self, messages: list[Message]) -> tuple[list[int], list[bool]]:
         """Encode messages; return the tokens and whether each belongs to an assistant turn. The last must be one.
@@ -184,9 +185,13 @@ class Encoder:
         base = 0
         for piece, control in self._pieces(whole):
             text = unmask(piece)
-            tokens, offsets = ([control], [0]) if control is not None else self._encode_literally(text)
-            ids += tokens
-            starts += [base + start for start in offsets]
+            if control is None:
+                encoding = self._encode_literally(text)
+                ids += encoding.ids
+                starts += [base + start for start, _ in encoding.offsets]
+            else:
+                ids.append(control)
+                starts.append(base)
             base += len(text)
         return ids, np.array(starts)
 
@@ -201,16 +206,18 @@ class Encoder:
             end = match.end()
         yield whole[end:], None
 
-    def _encode_literally(self, text: str) -> tuple[list[int], list[int]]:
-        """Token ids of text in which no control token is recognized, and where each starts."""
-        encoding = self._plain.encode(text, add_special_tokens=False)
+    def _encode_literally(self, text: str) -> Encoding:
+        """The encoding of text in which no control token is recognized."""
+        return self._without_controls(self._plain.encode(text, add_special_tokens=False))
+
+    def _without_controls(self, encoding: Encoding) -> Encoding:
         if not self._forged.isdisjoint(encoding.ids):
             name = next(name for name in self._names if self._ids[name] in encoding.ids)
             raise RecordError(
                 Reason.BAD_FORM,
                 f"text must not contain {name}: this tokenizer can encode it only as the control token",
             )
-        return encoding.ids, [start for start, _ in encoding.offsets]
+        return encoding
 
 
 def _unmasked_spans(

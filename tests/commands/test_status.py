@@ -165,7 +165,7 @@ def test_before_the_first_record_it_says_so(daemon: Daemon) -> None:
 
 
 def test_the_command_prints_tables_or_json(daemon: Daemon, tmp_path: Path) -> None:
-    """JSON is the unchanged answers of the three endpoints."""
+    """JSON is the unchanged answers of the endpoints."""
     config = tmp_path / "config.yaml"
     config.write_text(f"source: {{jsonl: {{path: a.jsonl}}}}\nserve: {{port: {daemon.server.port}}}\n")
     printed = CliRunner().invoke(app, ["status", "--config", str(config)], env={"COLUMNS": "100"})
@@ -173,7 +173,7 @@ def test_the_command_prints_tables_or_json(daemon: Daemon, tmp_path: Path) -> No
     assert "336 trained" in printed.stdout
     as_json = CliRunner().invoke(app, ["status", "--config", str(config), "--json"])
     answers = orjson.loads(as_json.stdout)
-    assert list(answers) == ["status", "regimes", "shifts"]
+    assert list(answers) == ["status", "regimes", "shifts", "publication"]
     for name in ("regimes", "shifts"):
         assert answers[name] == daemon.client.get(f"/v1/{name}").json()
 

@@ -8,7 +8,17 @@ import pytest
 from streamlearn.status.status import Phase, Status
 from tests.serve.doubles import SETTINGS, Daemon
 
-GET_PATHS = ("/livez", "/readyz", "/metrics", "/v1/status", "/v1/regimes", "/v1/shifts", "/v1/snapshots", "/v1/experts")
+GET_PATHS = (
+    "/livez",
+    "/readyz",
+    "/metrics",
+    "/v1/status",
+    "/v1/regimes",
+    "/v1/shifts",
+    "/v1/publication",
+    "/v1/snapshots",
+    "/v1/experts",
+)
 VARYING = {"date", "content-length"}
 """/metrics measures the process anew at each request."""
 

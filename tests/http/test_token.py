@@ -18,7 +18,17 @@ from streamlearn.settings import ServeSettings, Settings
 from tests.serve.doubles import AUTHORIZED, SETTINGS, TOKEN, Daemon
 
 JSON = {"content-type": "application/json"}
-READING = ("/metrics", "/v1/status", "/v1/regimes", "/v1/shifts", "/v1/snapshots", "/v1/experts", "/openapi.json", "/")
+READING = (
+    "/metrics",
+    "/v1/status",
+    "/v1/regimes",
+    "/v1/shifts",
+    "/v1/publication",
+    "/v1/snapshots",
+    "/v1/experts",
+    "/openapi.json",
+    "/",
+)
 
 
 def settings(state: Path, **serve: Any) -> Settings:

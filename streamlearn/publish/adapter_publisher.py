@@ -1,0 +1,358 @@
+"""Regimes of each snapshot, published as plain LoRAs, in a thread of its own.
+
+For the newest snapshot:
+
+1. The gate tests every regime whose weights changed (`regime_gate`); the forward passes are made by the loop, between
+   steps and within `publish.time_share`.
+2. What passed is written as versions, each complete or absent.
+3. Every replica that answers loads them. If none answers, or one refuses, nothing is published, and all is tried
+   again.
+4. The routing state of the snapshot is written.
+5. `publication.json` is replaced: from here on gateways send requests to the new versions.
+6. The hub gets a commit.
+7. After `publish.vllm.drain_s` the replicas unload what was replaced, and old files are removed.
+
+A process that is killed before 5 has published nothing; its next start unloads and removes what nothing names. A
+replica that was away loads what it lacks when it is back: until then it does not list the version, and gateways do not
+ask it.
+"""
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from streamlearn.adapters.config import HeadLoraConfig
+from streamlearn.errors import PublicationError, SnapshotError, StreamlearnError
+from streamlearn.events import Event, get_logger
+from streamlearn.export.exported_regime import BaseModel
+from streamlearn.publish.gate import Gate, HeldBack
+from streamlearn.publish.hub_repository import HubRepository
+from streamlearn.publish.publication import FILE, Publication, PublishedRegime
+from streamlearn.publish.publication_files import PublicationFiles
+from streamlearn.publish.regime_gate import Candidate, RegimeDecision, RegimeGate
+from streamlearn.publish.replica_set import ReplicaSet
+from streamlearn.publish.scoring_queue import PublishingStoppedError, ScoringQueue
+from streamlearn.publish.snapshot_regimes import SnapshotRegimes
+from streamlearn.publish.version import Version
+from streamlearn.publish.version_card import card
+from streamlearn.settings import Settings
+from streamlearn.snapshot.snapshot import Snapshot, read_manifest
+from streamlearn.status.publication_status import PublicationStatus, RegimePublication
+
+RETRY_S = 5.0
+"""Time between two looks at what is pending, where there are no replicas."""
+UPLOAD_RETRY_S = 60.0
+
+_log = get_logger("publish")
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Where publications go."""
+
+    folder: PublicationFiles
+    tokenizer: str
+    """Path of the tokenizer in the folder."""
+    base: BaseModel
+    """The backbone as users of the versions find it; its name is that under which replicas serve it."""
+    replicas: ReplicaSet
+    hub: HubRepository | None
+
+
+class AdapterPublisher:
+    """The thread. `notify`, `withdraw_after` and `status` may be used by any other."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        config: HeadLoraConfig,
+        run: str,
+        targets: Targets,
+        scoring: ScoringQueue,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare to publish.
+
+        Args:
+            settings: The configuration, with a section `publish`.
+            config: The adapter's options: one expert a head, one adapter a regime.
+            run: Identifies the daemon's run: regimes of another are not compared with its own.
+            targets: Where publications go.
+            scoring: Where hold-out records are scored.
+            clock: Monotonic time in seconds.
+        """
+        assert settings.publish is not None
+        self._settings, self._own, self._config, self._run = settings, settings.publish, config, run
+        self._targets = targets
+        self.scoring = scoring
+        self._clock = clock
+        self._gate = RegimeGate(Gate(self._own.level, self._own.min_holdout_records), scoring, targets.folder)
+        self._lock = threading.Lock()
+        self._pending: Path | None = None
+        self._last_step = math.inf
+        self._approved: frozenset[int] = frozenset()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._publication = _newest(targets.folder.folder)
+        self._routing = [] if self._publication is None else [self._publication.routing]
+        """Routing states that are kept: gateways may still be reading the one before the newest."""
+        self._unpublished: dict[str, Version] = {}
+        """Versions that are written and not loaded everywhere, by hash of the weights."""
+        drain_s = 0.0 if self._own.vllm is None else self._own.vllm.drain_s
+        self._draining = {version.name: clock() + drain_s for version in targets.folder.versions()}
+        """When each version that replicas may still be asked for is unloaded, by name."""
+        self._upload_pending = targets.hub is not None and self._publication is not None
+        self._upload_at = -math.inf
+        self._status = PublicationStatus(replicas=targets.replicas.status)
+        if self._publication is not None:
+            newest = self._publication
+            self._status = replace(
+                self._status,
+                sequence=newest.sequence,
+                snapshot=newest.snapshot,
+                written_at=newest.written_at.timestamp(),
+            )
+        self._thread = threading.Thread(target=self._work, name="publish", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def notify(self, snapshot: Path) -> None:
+        """Publish this snapshot, the newest; one that waits is skipped."""
+        with self._lock:
+            self._pending = snapshot
+        self._wake.set()
+
+    def withdraw_after(self, step: int) -> None:
+        """The run went back to a snapshot: versions of later steps are withdrawn with the next publication."""
+        with self._lock:
+            self._last_step = min(self._last_step, step)
+
+    def approve(self, number: int) -> None:
+        """Publish the next version of a regime although its answers changed, if it is no worse than the backbone."""
+        with self._lock:
+            self._approved |= {number}
+        self._wake.set()
+
+    @property
+    def status(self) -> PublicationStatus:
+        """What is published, and what is wrong. Immutable."""
+        return self._status
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the newest snapshot was published, or cannot be now."""
+        return (self._pending is None and not self._wake.is_set()) or self._status.fault is not None
+
+    def close(self) -> None:
+        """Stop; what was not published is tested again after the next start. Safe to call twice."""
+        self._stopping.set()
+        self._wake.set()
+        self.scoring.close()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._targets.replicas.close()
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                fault = self._turn()
+            except PublishingStoppedError:
+                return
+            except StreamlearnError as error:
+                fault = str(error)
+            except Exception as error:  # noqa: BLE001 - the training run goes on, whatever happens to a publication
+                _log.exception(Event.PUBLICATION_FAILED)
+                fault = f"{type(error).__name__}: {error}"
+            self._note(fault)
+            self._wake.wait(RETRY_S if self._own.vllm is None else self._own.vllm.interval_s)
+            self._wake.clear()
+
+    def _turn(self) -> str | None:
+        """Publish what is pending, then look after replicas, hub and files. Returns what is wrong."""
+        with self._lock:
+            pending, last_step, approved = self._pending, self._last_step, self._approved
+        fault = None
+        if pending is not None:
+            fault = self._publish(pending, last_step, approved)
+            with self._lock:
+                if fault is None and self._pending == pending:
+                    self._pending = None
+                if fault is None and self._last_step == last_step:
+                    self._last_step = math.inf
+        self._look_after()
+        return fault or self._upload()
+
+    def _publish(self, path: Path, last_step: float, approved: frozenset[int]) -> str | None:
+        """Steps 1 to 5. Returns why versions that the gate let pass could not be loaded, if so."""
+        started, folder = self._clock(), self._targets.folder
+        try:
+            snapshot = SnapshotRegimes(Snapshot(path, read_manifest(path)), self._settings, self._config)
+            decisions = self._gate.decide(snapshot, self._published(last_step), approved)  # 1.
+            candidates = [decision.candidate for decision in decisions if decision.candidate is not None]
+            fresh = {each.regime.number: self._write(each, snapshot) for each in candidates}  # 2.
+            arrays = snapshot.routing_state()
+        except SnapshotError:
+            if path.exists():
+                raise
+            return None  # it was pruned: a newer one is on its way
+        fault = self._targets.replicas.fault_of_loading([version.name for version in fresh.values()])  # 3.
+        if fault is not None:
+            self._show([_not_loaded(decision) for decision in decisions])
+            return fault
+        routing = folder.write_routing(snapshot.step, arrays)  # 4.
+        self._replace(snapshot, decisions, fresh, routing)  # 5.
+        with self._lock:
+            self._approved -= fresh.keys()
+        _log.info(
+            Event.PUBLICATION_WRITTEN,
+            sequence=self._status.sequence,
+            snapshot=snapshot.snapshot.name,
+            new=len(fresh),
+            seconds=round(self._clock() - started, 2),
+        )
+        return None
+
+    def _published(self, last_step: float) -> dict[int, Version]:
+        """Versions of this run that the newest publication names, by regime; not those of steps that were undone."""
+        names = self._publication.adapters if self._publication is not None else ()
+        versions = [Version.read(self._targets.folder.path(name)) for name in names]
+        return {each.regime: each for each in versions if each.run == self._run and each.step <= last_step}
+
+    def _write(self, candidate: Candidate, snapshot: SnapshotRegimes) -> Version:
+        """Write a version, unless an earlier attempt to publish these weights has."""
+        folder, regime = self._targets.folder, candidate.regime
+        written = self._unpublished.get(regime.weights_sha256)
+        if written is not None and written.holdout == tuple(sorted(candidate.losses)):
+            return written
+        version = Version(
+            name=folder.unused_name(f"{self._own.name}-regime-{regime.number}", snapshot.step),
+            run=self._run,
+            regime=regime.number,
+            step=snapshot.step,
+            weights_sha256=regime.weights_sha256,
+            holdout=tuple(sorted(candidate.losses)),
+            loss=candidate.backbone.loss,
+            backbone_loss=candidate.backbone.other_loss,
+        )
+        folder.write_version(version, candidate.lora, card(version, candidate, snapshot, self._targets.base))
+        self._unpublished[regime.weights_sha256] = version
+        return version
+
+    def _replace(
+        self, snapshot: SnapshotRegimes, decisions: Sequence[RegimeDecision], fresh: Mapping[int, Version], routing: str
+    ) -> None:
+        """Step 5, and what follows from it at once."""
+        before = self._publication
+        named = {
+            decision.regime.number: version.name
+            for decision in decisions
+            if (version := fresh.get(decision.regime.number, decision.version)) is not None
+        }
+        publication = Publication(
+            name=self._own.name,
+            sequence=0 if before is None else before.sequence + 1,
+            written_at=datetime.now(UTC),
+            snapshot=snapshot.snapshot.name,
+            backbone=self._targets.base.name,
+            seed=self._settings.seed,
+            max_known_rejected=self._settings.serve.max_known_rejected,
+            routing=routing,
+            tokenizer=self._targets.tokenizer,
+            regimes=tuple(
+                PublishedRegime(
+                    slot=decision.regime.slot,
+                    number=decision.regime.number,
+                    label=decision.regime.label,
+                    adapter=named.get(decision.regime.number),
+                )
+                for decision in decisions
+            ),
+        )
+        publication.write(self._targets.folder.folder, self._targets.folder.files)
+        self._publication, self._unpublished = publication, {}
+        self._routing = [*self._routing[-1:], routing]
+        self._upload_pending = self._targets.hub is not None
+        drain_s = 0.0 if self._own.vllm is None else self._own.vllm.drain_s
+        gone = set(before.adapters if before is not None else ()) - set(publication.adapters)
+        self._draining |= dict.fromkeys(gone, self._clock() + drain_s)
+        for version in fresh.values():
+            _log.info(
+                Event.VERSION_PUBLISHED,
+                version=version.name,
+                regime=version.regime,
+                loss=round(version.loss, 4),
+                backbone_loss=round(version.backbone_loss, 4),
+                records=len(version.holdout),
+            )
+        self._show([replace(decision.status, version=named.get(decision.regime.number)) for decision in decisions])
+        self._status = replace(
+            self._status,
+            sequence=publication.sequence,
+            snapshot=publication.snapshot,
+            written_at=publication.written_at.timestamp(),
+            num_published=self._status.num_published + len(fresh),
+        )
+
+    def _look_after(self) -> None:
+        """Step 7: what replicas should have loaded, and which files are kept."""
+        now = self._clock()
+        self._draining = {name: due for name, due in self._draining.items() if due > now}
+        current = self._publication.adapters if self._publication is not None else ()
+        self._targets.replicas.reconcile({*current, *self._draining})
+        self._status = replace(self._status, replicas=self._targets.replicas.status)
+        if self._publication is not None:
+            waiting = {version.name for version in self._unpublished.values()}
+            kept = self._targets.folder.newest_names(self._own.keep, run=self._run)
+            self._targets.folder.prune({*current, *self._draining, *waiting, *kept}, self._routing)
+
+    def _upload(self) -> str | None:
+        """Step 6, tried again after `UPLOAD_RETRY_S`. Returns why it failed."""
+        hub, publication = self._targets.hub, self._publication
+        if hub is None or publication is None or not self._upload_pending:
+            return None
+        if self._clock() < self._upload_at:
+            return self._status.fault
+        try:
+            hub.upload(self._targets.folder.folder, publication)
+        except PublicationError as error:
+            self._upload_at = self._clock() + UPLOAD_RETRY_S
+            return str(error)
+        self._upload_pending = False
+        return None
+
+    def _show(self, regimes: Sequence[RegimePublication]) -> None:
+        """Publish what the gate found; versions that were held back before are not counted again."""
+        before = {(each.number, each.step) for each in self._status.regimes if each.held_back}
+        counts = Counter(dict(self._status.num_held_back))
+        counts.update(each.held_back for each in regimes if each.held_back and (each.number, each.step) not in before)
+        self._status = replace(self._status, regimes=tuple(regimes), num_held_back=tuple(sorted(counts.items())))
+
+    def _note(self, fault: str | None) -> None:
+        """Log a fault once."""
+        if fault is not None and fault != self._status.fault:
+            _log.warning(Event.PUBLICATION_FAILED, fault=fault)
+        self._status = replace(self._status, fault=fault)
+
+
+def _not_loaded(decision: RegimeDecision) -> RegimePublication:
+    if decision.candidate is None:
+        return decision.status
+    return replace(decision.status, held_back=str(HeldBack.NOT_LOADED))
+
+
+def _newest(folder: Path) -> Publication | None:
+    """The publication in a folder; None before the first."""
+    return Publication.read(folder) if (folder / FILE).exists() else None

@@ -1,0 +1,166 @@
+"""The gate over one snapshot: which regimes keep their version, which get a new one, and which are held back."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+from streamlearn.events import Event, get_logger
+from streamlearn.export.plain_lora import PlainLora
+from streamlearn.learner.evaluation import ExampleScore
+from streamlearn.publish.gate import Comparison, Gate, GateDecision, HeldBack, Losses
+from streamlearn.publish.publication_files import PublicationFiles
+from streamlearn.publish.scoring_queue import ScoringQueue
+from streamlearn.publish.snapshot_regimes import RegimeOfSnapshot, SnapshotRegimes
+from streamlearn.publish.version import Version
+from streamlearn.status.publication_status import RegimePublication
+from streamlearn.stream.decode import Example
+
+_BACKBONE = ""
+"""What stands for the untouched backbone among the hashes of weights."""
+MAX_KNOWN = 65_536
+"""Maximum number of losses that are remembered of the backbone, some 10 MB."""
+
+_log = get_logger("publish")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A regime's newest weights, which passed the gate."""
+
+    regime: RegimeOfSnapshot
+    lora: PlainLora
+    losses: Losses
+    """Of the hold-out records, by digest."""
+    backbone: Comparison
+
+
+@dataclass(frozen=True)
+class RegimeDecision:
+    """What the gate says of one regime."""
+
+    regime: RegimeOfSnapshot
+    version: Version | None
+    """The published version, which stays where there is no candidate."""
+    candidate: Candidate | None
+    status: RegimePublication
+
+
+class RegimeGate:
+    """Scores the regimes of snapshots, and remembers what cannot change: losses of versions and of the backbone."""
+
+    def __init__(self, gate: Gate, scoring: ScoringQueue, folder: PublicationFiles) -> None:
+        self._gate = gate
+        self._scoring = scoring
+        self._folder = folder
+        self._losses: dict[str, dict[str, float]] = {}
+        """Loss of each record, by digest, by hash of the weights or `_BACKBONE`."""
+        self._decisions: dict[int, tuple[str, RegimePublication]] = {}
+        """The last decision on each regime, and the weights that it is about."""
+
+    def decide(
+        self, snapshot: SnapshotRegimes, published: Mapping[int, Version], approved: frozenset[int]
+    ) -> list[RegimeDecision]:
+        """RegimeGate every regime of a snapshot.
+
+        Args:
+            snapshot: The snapshot.
+            published: Versions that are published, by number of the regime.
+            approved: Regimes whose answers changed with an operator's approval.
+        """
+        regimes = snapshot.regimes
+        decisions = [
+            self._decide(snapshot, each, published.get(each.number), approved=each.number in approved)
+            for each in regimes
+        ]
+        known = [regime.weights_sha256 for regime in regimes]
+        self._forget([*known, *(version.weights_sha256 for version in published.values())])
+        return decisions
+
+    def _decide(
+        self, snapshot: SnapshotRegimes, regime: RegimeOfSnapshot, version: Version | None, *, approved: bool
+    ) -> RegimeDecision:
+        name = None if version is None else version.name
+        if version is not None and version.weights_sha256 == regime.weights_sha256:
+            _, status = self._decisions.get(regime.number, ("", RegimePublication(regime.number, name)))
+            kept = replace(status, version=name, held_back=None)
+            return RegimeDecision(regime, version, None, kept)
+        examples = snapshot.holdouts(regime.slot)
+        compared = None if approved else version
+        tested_on = None if compared is None else compared.holdout
+        unscored = self._gate.unscored(examples.keys(), tested_on)
+        if regime.is_suspected and not approved:
+            unscored = HeldBack.ANSWERS_CHANGED
+        if unscored is not None:
+            return self._held_back(snapshot, regime, version, GateDecision(unscored))
+        lora = snapshot.lora(regime.slot)
+        losses = self._known(regime.weights_sha256, examples, lambda: lora)
+        decision = self._gate.decide(
+            losses,
+            self._known(_BACKBONE, examples, lambda: None),
+            None if compared is None else self._known_of(compared, examples),
+            tested_on or (),
+        )
+        if decision.held_back is not None:
+            return self._held_back(snapshot, regime, version, decision)
+        assert decision.backbone is not None
+        status = _status(regime, name, snapshot.step, decision)
+        self._decisions[regime.number] = (regime.weights_sha256, status)
+        return RegimeDecision(regime, version, Candidate(regime, lora, losses, decision.backbone), status)
+
+    def _held_back(
+        self, snapshot: SnapshotRegimes, regime: RegimeOfSnapshot, version: Version | None, decision: GateDecision
+    ) -> RegimeDecision:
+        status = _status(regime, None if version is None else version.name, snapshot.step, decision)
+        before = self._decisions.get(regime.number)
+        if before is None or before[0] != regime.weights_sha256 or before[1].held_back != status.held_back:
+            _log.warning(
+                Event.VERSION_HELD_BACK,
+                regime=regime.number,
+                reason=status.held_back,
+                step=snapshot.step,
+                published=status.version,
+                records=status.records,
+                loss=status.loss,
+                published_loss=status.published_loss,
+                backbone_loss=status.backbone_loss,
+                p_value=status.p_value,
+            )
+        self._decisions[regime.number] = (regime.weights_sha256, status)
+        return RegimeDecision(regime, version, None, status)
+
+    def _known_of(self, version: Version, examples: Mapping[str, Example]) -> Losses:
+        return self._known(version.weights_sha256, examples, lambda: self._folder.lora(version.name))
+
+    def _known(self, weights: str, examples: Mapping[str, Example], load: Callable[[], PlainLora | None]) -> Losses:
+        """Losses of these records; only those that are not known need a forward pass."""
+        known = self._losses.setdefault(weights, {})
+        missing = {digest: example for digest, example in examples.items() if digest not in known}
+        if missing:
+            scores = self._scoring.score(list(missing.values()), load())
+            known |= {digest: _mean_loss(each) for digest, each in zip(missing, scores, strict=True)}
+        return {digest: known[digest] for digest in examples}
+
+    def _forget(self, weights: Collection[str]) -> None:
+        """Drop the losses of all other weights, and those of the backbone if they are too many."""
+        if len(self._losses.get(_BACKBONE, ())) > MAX_KNOWN:
+            del self._losses[_BACKBONE]
+        self._losses = {key: losses for key, losses in self._losses.items() if key == _BACKBONE or key in weights}
+
+
+def _mean_loss(score: ExampleScore) -> float:
+    return score.loss_sum / score.tokens
+
+
+def _status(regime: RegimeOfSnapshot, version: str | None, step: int, decision: GateDecision) -> RegimePublication:
+    compared = [each for each in (decision.published, decision.backbone) if each is not None]
+    decisive = compared[0] if compared else None
+    return RegimePublication(
+        number=regime.number,
+        version=version,
+        held_back=None if decision.held_back is None else str(decision.held_back),
+        step=step,
+        records=None if decisive is None else decisive.records,
+        loss=None if decisive is None else decisive.loss,
+        published_loss=None if decision.published is None else decision.published.other_loss,
+        backbone_loss=None if decision.backbone is None else decision.backbone.other_loss,
+        p_value=min((each.p_value for each in compared), default=None),
+    )

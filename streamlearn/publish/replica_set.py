@@ -1,0 +1,86 @@
+"""All replicas: each is asked on its own, side by side, so that one that hangs delays no other."""
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from streamlearn.errors import StreamlearnError
+from streamlearn.events import Event, get_logger
+from streamlearn.publish.replica import Replica, ReplicaAwayError, ReplicaRefusedError
+from streamlearn.status.publication_status import ReplicaStatus
+
+_log = get_logger("publish")
+
+
+class ReplicaSet:
+    """Replicas that should have the same adapters loaded. Only the publisher's thread calls it."""
+
+    def __init__(self, replicas: Sequence[Replica], folder_of: Callable[[str], str], prefix: str) -> None:
+        """Build the set.
+
+        Args:
+            replicas: The servers.
+            folder_of: Where they find the folder of a version.
+            prefix: First part of the names of our versions; other adapters on a server are left alone.
+        """
+        self._replicas = replicas
+        self._folder_of = folder_of
+        self._prefix = prefix
+        self._pool = ThreadPoolExecutor(max(len(replicas), 1), thread_name_prefix="publish-replica")
+        self.status: tuple[ReplicaStatus, ...] = tuple(ReplicaStatus(each.url, False, 0, 0) for each in replicas)
+
+    def fault_of_loading(self, names: Collection[str]) -> str | None:
+        """Load versions on every replica that answers, in addition to what it has.
+
+        Returns why requests cannot be sent to them: no replica answers, or one refuses. None if they can, or if there
+        is no replica to load them.
+        """
+        if not (names and self._replicas):
+            return None
+        faults = list(self._pool.map(lambda replica: self._load(replica, names), self._replicas))
+        refused = [str(fault) for fault in faults if isinstance(fault, ReplicaRefusedError)]
+        if refused:
+            return refused[0]
+        return None if None in faults else f"no replica answers; {faults[0]}"
+
+    def reconcile(self, wanted: Collection[str]) -> None:
+        """Give each replica what it lacks of `wanted`, and unload what is ours and not wanted."""
+        before = self.status
+        self.status = tuple(self._pool.map(lambda replica: self._reconcile(replica, wanted), self._replicas))
+        for old, new in zip(before, self.status, strict=True):
+            if new.is_up and not old.is_up:
+                _log.info(Event.REPLICA_REACHED, url=new.url, loaded=new.loaded, wanted=new.wanted)
+            elif old.is_up and not new.is_up:
+                _log.warning(Event.REPLICA_LOST, url=new.url, fault=new.fault)
+            elif new.fault is not None and new.fault != old.fault:
+                _log.warning(Event.REPLICA_REFUSED, url=new.url, fault=new.fault)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._pool.shutdown()
+        for replica in self._replicas:
+            replica.close()
+
+    def _load(self, replica: Replica, names: Collection[str]) -> StreamlearnError | None:
+        try:
+            loaded = replica.loaded()
+            for name in names:
+                if name not in loaded:
+                    replica.load(name, self._folder_of(name))
+        except (ReplicaAwayError, ReplicaRefusedError) as error:
+            return error
+        return None
+
+    def _reconcile(self, replica: Replica, wanted: Collection[str]) -> ReplicaStatus:
+        loaded: frozenset[str] = frozenset()
+        try:
+            loaded = replica.loaded()
+            for name in sorted(set(wanted) - loaded):
+                replica.load(name, self._folder_of(name))
+                loaded |= {name}
+            for name in sorted(name for name in loaded - set(wanted) if name.startswith(self._prefix)):
+                replica.unload(name)
+        except ReplicaAwayError as error:
+            return ReplicaStatus(replica.url, False, 0, len(wanted), str(error))
+        except ReplicaRefusedError as error:
+            return ReplicaStatus(replica.url, True, len(loaded & set(wanted)), len(wanted), str(error))
+        return ReplicaStatus(replica.url, True, len(wanted), len(wanted))

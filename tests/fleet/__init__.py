@@ -1,0 +1,1 @@
+"""A whole fleet on this machine: broker, daemon, two vLLM servers, gateway, clients."""

@@ -1,0 +1,221 @@
+"""Three tasks learned one after another by a daemon, and answered meanwhile by two vLLM servers behind a gateway.
+
+make fleet VLLM=/path/to/vllm BACKBONE=build/smollm2 KAFKA_HOME=/path/to/kafka
+
+1. The untouched backbone answers, since nothing is published.
+2. Each task's records are fed; after its last snapshot the gateway's answers are scored for a while.
+3. In the middle of a publication of the second task, one server is killed with SIGKILL; later it is started again.
+
+All the while the official client asks at a steady rate. Prints a table, writes the figures, and exits with 1 if a
+request failed, was answered by an adapter that its publication does not name, or by a publication that was replaced
+long before.
+"""
+
+import argparse
+import gzip
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from streamlearn.learner.text_metrics import rouge_l
+from tests.broker import kafka_home
+from tests.fleet.client import Clients, Outcome, Question
+from tests.fleet.processes import BASE_MODEL, Fleet, until
+from tests.fleet.publications import Publications
+
+SAMPLE = Path(__file__).parents[2] / "configs" / "sample"
+TASKS = ("task639", "task1729", "task002")
+UNKNOWN = ("Übersetze ins Deutsche: the rain in Spain", "SELECT name FROM users WHERE id = 7;")
+STALE_S = 5.0
+"""A publication may be used this long after it was replaced: gateways look once a second, and load it."""
+LEARN_S = 1500.0
+AWAY_S = 20.0
+MAX_PROMPT_CHARS = 2400
+QUESTIONS = 12
+"""Test prompts of each task, asked again and again."""
+
+
+def main() -> None:
+    """Run the fleet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm", type=Path, required=True, help="the vllm program")
+    parser.add_argument("--backbone", type=Path, required=True, help="folder of the backbone")
+    parser.add_argument("--records", type=int, default=120, help="records of each task")
+    parser.add_argument("--rate", type=float, default=5.0, help="requests a second")
+    parser.add_argument("--scored-s", type=float, default=60.0, help="seconds of requests that each phase is scored on")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    given = parser.parse_args()
+    home = kafka_home()
+    if home is None:
+        parser.error("set KAFKA_HOME to a Kafka")
+    folder = Path(tempfile.mkdtemp(prefix="streamlearn-fleet-"))
+    try:
+        figures = _run(given, folder, home)
+    except BaseException:
+        print(f"logs: {folder}", file=sys.stderr)
+        raise
+    shutil.rmtree(folder)
+    if given.json is not None:
+        given.json.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    _print(figures)
+    sys.exit(0 if not (figures["failed"] or figures["mixed"] or figures["stale"]) else 1)
+
+
+def _run(given: argparse.Namespace, folder: Path, kafka: Path) -> dict[str, Any]:
+    train = {task: _records("train", task)[: given.records] for task in TASKS}
+    questions = {task: [_question(task, row) for row in _records("test", task)[:QUESTIONS]] for task in TASKS}
+    questions["unknown"] = [Question("unknown", prompt, "") for prompt in UNKNOWN]
+    phases: list[tuple[str, float, float]] = []
+    with Fleet(folder, backbone=given.backbone, vllm=given.vllm, kafka=kafka) as fleet:
+        publications = Publications(fleet.published, fleet.state / "snapshots")
+        clients = Clients(fleet.urls["gateway"], questions, rate=given.rate, seed=0)
+        clients.start()
+        killer = threading.Thread(target=_kill_in_mid_publication, args=(fleet, publications), daemon=True)
+        try:
+            phases.append(_scored("nothing learned", given.scored_s))
+            for task in TASKS:
+                if task == TASKS[1]:
+                    killer.start()
+                _learn(fleet, publications, train[task])
+                phases.append(_scored(f"after {task}", given.scored_s))
+            killer.join(AWAY_S * 10)
+        finally:
+            clients.stop()
+            publications.stop()
+    return _figures(clients, publications, phases)
+
+
+def _learn(fleet: Fleet, publications: Publications, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Feed records, and wait until the last snapshot of them is published."""
+    done = _status(fleet)["records_trained"] + _status(fleet)["records_held_out"] + len(rows)
+    fleet.feed([orjson.dumps({"prompt": row["prompt"], "completion": row["completion"]}) for row in rows])
+
+    def learned() -> bool:
+        status = _status(fleet)
+        return bool(status["records_trained"] + status["records_held_out"] >= done)
+
+    until(learned, "all records of a task are learned", seconds=LEARN_S)
+    token = (fleet.state / "http.token").read_text().strip()
+    request = urllib.request.Request(  # noqa: S310 - on this machine
+        fleet.urls["daemon"] + "/v1/snapshots",
+        b"",
+        {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
+        name = orjson.loads(answer.read())["name"]
+    until(
+        lambda: (newest := publications.newest) is not None and newest.snapshot == name,
+        f"snapshot {name} is published",
+        seconds=120,
+    )
+
+
+def _kill_in_mid_publication(fleet: Fleet, publications: Publications) -> None:
+    """Kill a server between a snapshot and its publication, and start it again later."""
+    known = set(publications.snapshot_at)
+    until(lambda: bool(set(publications.snapshot_at) - known), "a snapshot is written", seconds=LEARN_S)
+    fleet.end("replica 2", signal.SIGKILL)
+    time.sleep(AWAY_S)
+    fleet.start("replica 2")
+    fleet.wait("replica 2", "/v1/models")
+
+
+def _scored(name: str, seconds: float) -> tuple[str, float, float]:
+    began = time.time()
+    time.sleep(seconds)
+    return name, began, time.time()
+
+
+def _figures(clients: Clients, publications: Publications, phases: list[tuple[str, float, float]]) -> dict[str, Any]:
+    outcomes = clients.outcomes
+    answered = [each for each in outcomes if each.error is None]
+    delays = publications.delays_s()
+    latencies = sorted(each.answered_at - each.asked_at for each in answered)
+    return {
+        "requests": len(outcomes),
+        "failed": [each.error for each in outcomes if each.error is not None],
+        "mixed": [each.model for each in answered if not _is_named(each, publications)],
+        "stale": [each.model for each in answered if _age_s(each, publications) > STALE_S],
+        "oldest_publication_used_s": round(max(_age_s(each, publications) for each in answered), 2),
+        "versions": len({each.model for each in answered} - {BASE_MODEL}),
+        "publications": len(publications.by_sequence),
+        "snapshot_to_publication_s": {
+            "median": round(statistics.median(delays.values()), 2),
+            "largest": round(max(delays.values()), 2),
+        },
+        "latency_s": {
+            "p50": round(latencies[len(latencies) // 2], 2),
+            "p99": round(latencies[len(latencies) * 99 // 100], 2),
+        },
+        "phases": [
+            _phase(name, [each for each in answered if begin <= each.asked_at <= end]) for name, begin, end in phases
+        ],
+    }
+
+
+def _phase(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Mean ROUGE-L of each task's answers, and what answered them."""
+    rows: dict[str, Any] = {"phase": name}
+    for task in (*TASKS, "unknown"):
+        mine = [each for each in outcomes if each.question.task == task]
+        by_adapter = sum(each.model != BASE_MODEL for each in mine)
+        scores = [rouge_l(each.text, each.question.answer) for each in mine]
+        rows[task] = {
+            "answers": len(mine),
+            "by_adapter": by_adapter,
+            "rouge_l": round(statistics.fmean(scores), 3) if scores and task != "unknown" else None,
+        }
+    return rows
+
+
+def _is_named(outcome: Outcome, publications: Publications) -> bool:
+    """Whether the answer's adapter is one of the publication that the gateway used for it."""
+    used = publications.by_sequence[outcome.publication]
+    return outcome.model in (*used.adapters, used.backbone)
+
+
+def _age_s(outcome: Outcome, publications: Publications) -> float:
+    """Seconds between the end of the publication that was used and the request."""
+    return max(0.0, outcome.asked_at - publications.replaced_at(outcome.publication))
+
+
+def _status(fleet: Fleet) -> dict[str, Any]:
+    with urllib.request.urlopen(fleet.urls["daemon"] + "/v1/status", timeout=30) as answer:  # noqa: S310
+        found: dict[str, Any] = orjson.loads(answer.read())
+        return found
+
+
+def _records(part: str, task: str) -> list[dict[str, Any]]:
+    with gzip.open(SAMPLE / f"superni.{part}.jsonl.gz") as lines:
+        rows = [orjson.loads(line) for line in lines]
+    return [
+        row for row in rows if row["meta"]["task"].startswith(f"{task}_") and len(row["prompt"]) <= MAX_PROMPT_CHARS
+    ]
+
+
+def _question(task: str, row: Mapping[str, Any]) -> Question:
+    return Question(task, row["prompt"], row["completion"])
+
+
+def _print(figures: Mapping[str, Any]) -> None:
+    for phase in figures["phases"]:
+        tasks = "  ".join(
+            f"{task} {phase[task]['rouge_l']} ({phase[task]['by_adapter']} of {phase[task]['answers']} by an adapter)"
+            for task in (*TASKS, "unknown")
+        )
+        print(f"{phase['phase']:16}  {tasks}")
+    print(orjson.dumps({k: v for k, v in figures.items() if k != "phases"}, option=orjson.OPT_INDENT_2).decode())
+
+
+if __name__ == "__main__":
+    main()

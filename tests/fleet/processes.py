@@ -1,0 +1,164 @@
+"""The processes of a fleet, each with a log of its own; all are ended on the way out."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import yaml
+
+from tests.broker import Broker, free_ports
+
+START_S = 600.0  # vLLM compiles and loads on a busy CPU
+BASE_MODEL = "base"
+_VLLM = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+_LIMITS = ("--max-lora-rank", "32", "--max-loras", "4", "--max-cpu-loras", "16", "--max-model-len", "1024")
+
+
+class Fleet:
+    """Broker, daemon, replicas and gateway in one folder."""
+
+    def __init__(self, folder: Path, *, backbone: Path, vllm: Path, kafka: Path) -> None:
+        """Choose ports and write the daemon's configuration.
+
+        Args:
+            folder: For logs and state.
+            backbone: Folder of the backbone.
+            vllm: The program.
+            kafka: KAFKA_HOME.
+        """
+        self.folder, self._backbone, self._vllm = folder, backbone, vllm
+        (folder / "broker").mkdir()
+        self.broker = Broker(kafka, folder / "broker")
+        ports = free_ports(4)
+        self.urls = {
+            name: f"http://127.0.0.1:{port}"
+            for name, port in zip(("daemon", "gateway", "replica 1", "replica 2"), ports, strict=True)
+        }
+        self.published, self.state, self.config = folder / "published", folder / "state", folder / "config.yaml"
+        self.topic = "records"
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self.config.write_text(yaml.safe_dump(self._settings(ports[0])))
+
+    def __enter__(self) -> Self:
+        """Start everything, and wait until it answers."""
+        try:
+            for name in ("replica 1", "replica 2"):
+                self.start(name)
+            self.broker.start()
+            self.broker.create_topic(self.topic)
+            self.start("daemon")
+            for name, path in (("replica 1", "/v1/models"), ("replica 2", "/v1/models"), ("daemon", "/readyz")):
+                self.wait(name, path)
+            self.start("gateway")
+            self.wait("gateway", "/readyz")
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name in list(self._running):
+            self.end(name, signal.SIGTERM)
+        self.broker.stop()
+
+    def start(self, name: str) -> None:
+        """Start one process."""
+        command, environment = self._command(name)
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+
+    def end(self, name: str, number: signal.Signals) -> None:
+        """End one process and what it started."""
+        process = self._running.pop(name)
+        os.killpg(process.pid, number)
+        process.wait(60)
+
+    def wait(self, name: str, path: str) -> None:
+        """Wait until a process answers 200."""
+        deadline = time.monotonic() + START_S
+        while not self._answers(self.urls[name] + path):
+            assert self._running[name].poll() is None, f"{name} ended: see {self.folder / name}.log"
+            assert time.monotonic() < deadline, f"{name} does not answer: see {self.folder / name}.log"
+            time.sleep(0.5)
+
+    def feed(self, lines: Sequence[bytes]) -> None:
+        """Put records into the topic."""
+        self.broker.produce(self.topic, list(lines))
+
+    @staticmethod
+    def _answers(url: str) -> bool:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - on this machine
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _command(self, name: str) -> tuple[list[str], dict[str, str]]:
+        port = self.urls[name].rpartition(":")[2]
+        python = [sys.executable, "-m", "streamlearn"]
+        if name == "daemon":
+            return [*python, "run", "--config", str(self.config)], {"OMP_NUM_THREADS": "1"}
+        if name == "gateway":
+            upstreams = [part for each in ("replica 1", "replica 2") for part in ("--upstream", self.urls[each])]
+            return [*python, "gateway", "--published", str(self.published), *upstreams, "--port", port], {}
+        served = [str(self._vllm), "serve", str(self._backbone), "--served-model-name", BASE_MODEL]
+        listen = ["--host", "127.0.0.1", "--port", port, "--dtype", "float32", "--enforce-eager", "--enable-lora"]
+        return [*served, *listen, *_LIMITS], _VLLM
+
+    def _settings(self, port: int) -> dict[str, object]:
+        replicas = [self.urls[name] for name in ("replica 1", "replica 2")]
+        kafka = {
+            "bootstrap_servers": self.broker.servers,
+            "topics": [self.topic],
+            "group_id": "fleet",
+            "security_protocol": "PLAINTEXT",
+            "offset_start": "earliest",
+        }
+        return {
+            "state": str(self.state),
+            "source": {"kafka": kafka},
+            "stream": {"batch_tokens": 1024, "batch_records": 4, "linger_s": 3.0},
+            "backbone": {"model": str(self._backbone)},
+            "probe": {"similarity_tokens": 512},
+            "holdout": {"every_records": 10},
+            "snapshot": {"every_records": 40, "keep": 4},
+            "publish": {
+                "folder": str(self.published),
+                "base_model": BASE_MODEL,
+                "vllm": {"replicas": replicas, "interval_s": 2.0, "drain_s": 20.0},
+            },
+            "serve": {"port": port},
+            "log": {"style": "json"},
+        }
+
+
+def until(reached: Callable[[], bool], what: str, *, seconds: float) -> None:
+    """Wait for something."""
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.05)

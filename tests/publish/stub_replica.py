@@ -1,0 +1,100 @@
+"""A model server that loads and unloads adapters, and fails as it is told."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+from safetensors.numpy import load_file
+
+
+class StubReplica:
+    """The state behind one server."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, dict[str, Any]] = {}
+        self.calls: list[tuple[str, str]] = []
+        """Loads and unloads, in their order."""
+        self.refusal: str | None = None
+        """What it says to a load."""
+        self.key: str | None = None
+        self._server: ThreadingHTTPServer | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Listen, on the same port as before if it was stopped."""
+        handler = type("Handler", (_Handler,), {"replica": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def stop(self, *, forget: bool = True) -> None:
+        """Stop listening; a server that dies forgets its adapters."""
+        assert self._server is not None
+        self._server.shutdown()
+        self._server.server_close()
+        self._server = None
+        if forget:
+            self.loaded = {}
+
+    def answer(self, method: str, path: str, body: dict[str, str]) -> tuple[int, object]:
+        if path == "/v1/models":
+            return 200, {"object": "list", "data": [{"id": name} for name in ("base", *self.loaded)]}
+        name = body["lora_name"]
+        self.calls.append((path.removeprefix("/v1/").removesuffix("_lora_adapter"), name))
+        if path == "/v1/load_lora_adapter":
+            if self.refusal is not None:
+                return 400, {"error": self.refusal}
+            self.loaded[name] = load_file(Path(body["lora_path"]) / "adapter_model.safetensors")
+            return 200, "Success"
+        if path == "/v1/unload_lora_adapter":
+            if name not in self.loaded:
+                return 404, {"error": "not loaded"}
+            del self.loaded[name]
+            return 200, "Success"
+        return 404, {"error": f"no {method} {path}"}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    replica: ClassVar[StubReplica]
+
+    def do_GET(self) -> None:
+        self._answer("GET", {})
+
+    def do_POST(self) -> None:
+        self._answer("POST", json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+    def _answer(self, method: str, body: dict[str, str]) -> None:
+        if self.replica.key is not None and self.headers["authorization"] != f"Bearer {self.replica.key}":
+            status, answer = 401, {"error": "unauthorized"}
+        else:
+            status, answer = self.replica.answer(method, self.path, body)  # type: ignore[assignment]
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def replicas(number: int) -> Iterator[list[StubReplica]]:
+    """Running servers."""
+    stubs = [StubReplica() for _ in range(number)]
+    for stub in stubs:
+        stub.start()
+    try:
+        yield stubs
+    finally:
+        for stub in stubs:
+            if stub._server is not None:
+                stub.stop()

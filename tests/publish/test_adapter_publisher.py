@@ -1,0 +1,305 @@
+"""The publisher beside a running daemon: what reaches the folder and the replicas, and what does not."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import torch
+from safetensors.numpy import load_file
+from structlog.testing import capture_logs
+
+from streamlearn.adapters.routing_context import NO_REGIME
+from streamlearn.errors import ConfigError
+from streamlearn.events import Event
+from streamlearn.export.plain_lora_adapter import PlainLoraAdapter
+from streamlearn.learner.evaluation import run_to_end, score
+from streamlearn.publish.publication import Publication
+from streamlearn.publish.publication_files import PublicationFiles
+from streamlearn.runtime.components import Components
+from streamlearn.runtime.daemon import Daemon
+from streamlearn.settings import Settings
+from streamlearn.snapshot.snapshot import SnapshotInfo
+from streamlearn.status.publication_status import RegimePublication
+from tests.adaptation.conftest import backbone, make
+from tests.adaptation.shifting_streams import TASKS, Silent, differences, run, stream, tensors_of
+from tests.publish.stub_replica import StubReplica, replicas
+from tests.publish.test_publication_files import BASE
+from tests.runtime.test_daemon import daemon_of, opened
+
+__all__ = ["backbone", "make"]
+
+WAIT_S = 20.0
+HOLDOUT = {"every_records": 10}
+
+
+class Patient(Silent):
+    """Waits after each snapshot until it is published, so that no snapshot is skipped, and notes what came of it."""
+
+    def __init__(self, components: Components) -> None:
+        assert components.publisher is not None
+        self.publisher = components.publisher
+        self.history: list[tuple[int, dict[int, RegimePublication]]] = []
+        """Records that were done by each snapshot, and what came of it by regime."""
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not self.publisher.is_idle:
+            assert time.monotonic() < deadline, "the publisher does not come to an end"
+            if not self.publisher.scoring.serve(idle=True):
+                time.sleep(0.001)
+
+
+class PatientDaemon(Daemon):
+    """A daemon that lets each snapshot be published before it goes on."""
+
+    patient: Patient
+
+    def save(self) -> SnapshotInfo:
+        info = super().save()
+        if self.publisher is not None and self.publisher.is_started:
+            self.patient.wait()
+            self.patient.history.append(
+                (self.state.records, {row.number: row for row in self.publisher.status.regimes})
+            )
+        return info
+
+
+@contextmanager
+def patient(settings: Settings) -> Iterator[PatientDaemon]:
+    with opened(settings) as components:
+        plain = daemon_of(components)
+        daemon = PatientDaemon(components, plain.board, plain.job_runner._jobs)
+        daemon.patient = Patient(components)
+        yield daemon
+
+
+def poisoned(number: int) -> list[bytes]:
+    """Records of the first task with garbage for answers."""
+    rng, prompt = random.Random(1), TASKS["animals"][0]
+    answers = ["".join(rng.choice("abcdefghij") for _ in range(8)) for _ in range(number)]
+    prompts = [prompt.format(1000 + 31 * i % 9000) for i in range(number)]
+    return [orjson.dumps({"prompt": p, "completion": f" {a}"}) for p, a in zip(prompts, answers, strict=True)]
+
+
+def publishing(tmp_path: Path, stubs: list[StubReplica] | None = None, **fields: Any) -> dict[str, Any]:
+    """Sections of a configuration that publishes."""
+    vllm = stubs and {"replicas": [stub.url for stub in stubs], "interval_s": 0.02, "drain_s": 0.05}
+    return {"publish": {"folder": tmp_path / "published", "vllm": vllm, **fields}, "holdout": HOLDOUT}
+
+
+def published(tmp_path: Path) -> Publication:
+    return Publication.read(tmp_path / "published")
+
+
+def test_what_is_published_is_what_the_daemon_learned(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """Each regime has a version of the last snapshot, which loses on no hold-out record against the daemon's own."""
+    settings = make(stream("animals", "sums", "cities"), **publishing(tmp_path))
+    with opened(settings) as components:
+        daemon_of(components).run()
+        learner, holdouts = components.learner, components.adaptation.holdouts
+        newest = published(tmp_path)
+        assert [each.number for each in newest.regimes] == [1, 2, 3]
+        assert newest.snapshot == components.state.last_snapshot.name  # type: ignore[union-attr]
+        folder = PublicationFiles(tmp_path / "published", BASE)
+        for each in newest.regimes:
+            assert each.adapter is not None
+            examples = holdouts.examples(each.slot)
+            assert len(examples) >= 5
+            adapter = PlainLoraAdapter(folder.lora(each.adapter))
+            work = score(
+                learner.model,
+                examples,
+                learner.device,
+                pack_tokens=256,
+                slots=[NO_REGIME] * len(examples),
+                parallel_adapter=adapter,
+            )
+            own = score(learner.model, examples, learner.device, pack_tokens=256, slots=[each.slot] * len(examples))
+            ours, theirs = run_to_end(own), run_to_end(work)
+            losses = torch.tensor([[row.loss_sum for row in rows] for rows in (ours, theirs)])
+            torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-5)
+        monitor = components.adaptation.monitor.state(components.adaptation._trained)
+        routing = load_file(tmp_path / "published" / newest.routing)
+        assert routing.keys() == monitor.keys()
+        assert all(np.array_equal(routing[name], monitor[name]) for name in monitor)
+
+
+def test_publishing_changes_no_bit_of_the_training_run(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """Scoring for the gate draws no random number and leaves no trace."""
+    lines = stream("animals", "sums", per_task=70)
+    quiet, _ = run(make(lines, "quiet", holdout=HOLDOUT))
+    settings = make(lines, "publishing", **publishing(tmp_path))
+    with patient(settings) as daemon:
+        daemon.run()
+        assert any(row.version for _, rows in daemon.patient.history for row in rows.values())
+        assert not differences(quiet, tensors_of(daemon.components))
+
+
+def test_garbage_never_reaches_a_replica(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """After a regime was published, its answers are exchanged for garbage: every later version is held back."""
+    lines = stream("animals", "sums", per_task=110)
+    with replicas(2) as stubs:
+        settings = make(lines + poisoned(90), snapshot={"every_records": 12}, **publishing(tmp_path, stubs))
+        with patient(settings) as daemon:
+            daemon.run()
+            loaded = {name for stub in stubs for _, name in stub.calls}
+    clean = [rows[1].version for records, rows in daemon.patient.history if rows and records <= len(lines)]
+    assert clean[-1] is not None, "no version was published before the garbage"
+    assert {name for name in loaded if "-regime-1@" in name} == set(clean) - {None}
+    garbage = [rows[1].held_back for records, rows in daemon.patient.history if records > len(lines)]
+    assert garbage[-1] == "answers_changed"
+    assert None not in garbage
+    assert published(tmp_path).regimes[0].adapter == clean[-1]
+
+
+def test_an_operator_may_let_changed_answers_pass(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """The answers changed for good: with approval the next version is published, and only that one."""
+    lines = stream("animals", per_task=110) + [
+        orjson.dumps({"prompt": TASKS["animals"][0].format(1000 + 31 * i % 9000), "completion": " Paris"})
+        for i in range(200)
+    ]
+    with patient(make(lines, **publishing(tmp_path))) as daemon:
+        daemon.run()
+        publisher = daemon.patient.publisher
+        before = published(tmp_path).regimes[0].adapter
+        assert publisher.status.regimes[0].held_back == "answers_changed"
+        publisher.approve(1)
+        publisher.notify(daemon.components.store.folder / daemon.components.store.names()[-1])
+        daemon.patient.wait()
+        assert publisher.status.regimes[0].held_back is None
+        assert published(tmp_path).regimes[0].adapter != before
+
+
+def test_a_version_is_used_only_once_every_replica_that_answers_has_it(
+    make: Callable[..., Settings], tmp_path: Path
+) -> None:
+    """While no replica answers nothing is published; the one that is back first is enough, the other follows."""
+    with replicas(2) as stubs:
+        settings = make(stream("animals", per_task=110), **publishing(tmp_path, stubs))
+        for stub in stubs:
+            stub.stop()
+        with opened(settings) as components, capture_logs() as logs:
+            publisher = components.publisher
+            assert publisher is not None
+            daemon_of(components).run()
+            assert [row["event"] for row in logs if row["event"] == Event.PUBLICATION_FAILED]
+            assert published(tmp_path).adapters == ()
+            assert publisher.status.regimes[0].held_back == "not_loaded"
+            stubs[0].start()
+            _serve_until(publisher, lambda: published(tmp_path).adapters != ())
+            [name] = published(tmp_path).adapters
+            assert set(stubs[0].loaded) == {name}
+            stubs[1].start()
+            _serve_until(publisher, lambda: set(stubs[1].loaded) == {name})
+            written = list(map(orjson.loads, (tmp_path / "published" / "history.jsonl").read_bytes().splitlines()))
+            assert len({row["weights_sha256"] for row in written}) == len(written), "a retry wrote a version again"
+            _serve_until(publisher, lambda: all(each.is_up for each in publisher.status.replicas))
+
+
+def test_what_was_replaced_is_unloaded_after_a_while(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """Requests that began before may still use it; after that only the published versions are loaded."""
+    with replicas(1) as [stub]:
+        settings = make(stream("animals", per_task=150), **publishing(tmp_path, [stub], keep=1))
+        with patient(settings) as daemon:
+            daemon.run()
+            publisher = daemon.patient.publisher
+            loads = [name for what, name in stub.calls if what == "load"]
+            assert len(loads) > 1
+            newest = published(tmp_path).adapters
+            _serve_until(publisher, lambda: tuple(stub.loaded) == newest)
+            _serve_until(publisher, lambda: len(list((tmp_path / "published" / "adapters").iterdir())) == 1)
+    for name in loads[:-1]:
+        assert stub.calls.index(("unload", name)) > stub.calls.index(("load", loads[loads.index(name) + 1]))
+
+
+def test_a_restart_goes_on_from_what_is_published(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """The same weights are not published twice, and a half-published version is cleaned away."""
+    settings = make(stream("animals", "sums", per_task=110), **publishing(tmp_path))
+    with opened(settings) as components:
+        daemon_of(components).run()
+    before = published(tmp_path)
+    folder = PublicationFiles(tmp_path / "published", BASE)
+    half = folder.versions()[-1].model_copy(update={"name": "streamlearn-regime-2@999", "run": "another"})
+    folder.write_version(half, folder.lora(before.adapters[0]), "")
+    with opened(settings) as components:
+        daemon_of(components).run()
+    after = published(tmp_path)
+    assert after.adapters == before.adapters
+    assert after.sequence > before.sequence
+    assert not (tmp_path / "published" / "adapters" / half.name).exists()
+
+
+def test_versions_of_steps_that_were_undone_are_withdrawn(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """The run went back to a snapshot before the first version: no later one stays published."""
+    settings = make(stream("animals", per_task=110), snapshot={"keep": 50}, **publishing(tmp_path))
+    with patient(settings) as daemon:
+        daemon.run()
+        assert published(tmp_path).adapters
+        publisher, store = daemon.patient.publisher, daemon.components.store
+        early = store.names()[1]
+        publisher.withdraw_after(int(early))
+        publisher.notify(store.folder / early)
+        daemon.patient.wait()
+        assert published(tmp_path).adapters == ()
+        assert published(tmp_path).snapshot == early
+
+
+def test_a_new_run_replaces_what_the_old_one_published(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """Its regime 1 is another one: nothing of the old run stays, and no name is used twice."""
+    old = make(stream("animals", per_task=110), "old", **publishing(tmp_path))
+    with opened(old) as components:
+        daemon_of(components).run()
+    before = published(tmp_path)
+    new = make(stream("cities", per_task=110), "new", **publishing(tmp_path))
+    with opened(new) as components:
+        daemon_of(components).run()
+    after = published(tmp_path)
+    assert after.sequence > before.sequence
+    assert len(after.adapters) == 1
+    assert not set(before.adapters) & set(after.adapters)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"adapter": {"preset": "cp-moe", "num_heads": 1}}, "expected a preset whose regimes are plain LoRAs"),
+        ({"adapter": {"preset": "streamlearn-routed", "num_heads": 4}}, "with 2 experts per head"),
+        ({"holdout": {"every_records": 0}}, "needs hold-out records"),
+        ({"holdout": {"every_records": 10, "records_per_regime": 4}}, "at most holdout.records_per_regime"),
+    ],
+)
+def test_what_cannot_be_published_is_refused_before_anything_is_loaded(
+    make: Callable[..., Settings], tmp_path: Path, sections: dict[str, Any], message: str
+) -> None:
+    """The message says what was found and what to do."""
+    settings = make(stream("animals"), **{**publishing(tmp_path), **sections})
+    with pytest.raises(ConfigError, match=message):
+        Components(settings)
+    assert not (tmp_path / "published").exists()
+
+
+def test_a_key_that_others_may_read_is_refused(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """So is one that is not there."""
+    key = tmp_path / "key"
+    vllm = {"replicas": ["http://127.0.0.1:1"], "token_file": key}
+    settings = make(stream("animals"), **publishing(tmp_path, vllm=vllm))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Components(settings)
+    key.write_text("secret")
+    key.chmod(0o644)
+    with pytest.raises(ConfigError, match="readable by its owner only"):
+        Components(settings)
+
+
+def _serve_until(publisher: Any, reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < deadline, "not reached in time"
+        publisher.scoring.serve(idle=True)
+        time.sleep(0.005)

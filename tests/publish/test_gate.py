@@ -1,0 +1,91 @@
+"""The gate: paired tests that hold back what is worse, and little else."""
+
+from itertools import product
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from streamlearn.publish.gate import Gate, HeldBack, compare
+from streamlearn.settings import PublishSettings
+
+GATE = Gate(level=0.05, min_records=5)
+
+
+def losses(*values: float) -> dict[str, float]:
+    return {f"record {index}": value for index, value in enumerate(values)}
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=2, max_size=8))
+def test_the_p_value_is_the_share_of_signs_with_as_large_a_mean(pairs: list[tuple[int, int]]) -> None:
+    """Eq. (2), spelled as a loop over all signs."""
+    new, other = losses(*(a / 8 for a, _ in pairs)), losses(*(b / 8 for _, b in pairs))
+    differences = [(a - b) / 8 for a, b in pairs]
+    means = [fmean(s * d for s, d in zip(signs, differences, strict=True)) for signs in _signs(len(pairs))]
+    expected = fmean(mean >= fmean(differences) - 1e-12 for mean in means)
+    assert compare(new, other).p_value == pytest.approx(expected)
+
+
+def test_a_version_that_is_no_worse_is_held_back_as_rarely_as_the_level_says() -> None:
+    """With equal means, at most the stated share of versions is held back, within what 400 draws allow."""
+    rng = np.random.default_rng(3)
+    held = 0
+    for _ in range(400):
+        other = rng.normal(2.0, 0.5, 8)
+        new = other + rng.normal(0.0, 0.3, 8)
+        held += compare(losses(*new), losses(*other)).p_value <= GATE.level
+    assert 0 < held <= 400 * 0.05 + 3 * (400 * 0.05 * 0.95) ** 0.5
+
+
+def test_a_version_that_is_clearly_worse_is_held_back() -> None:
+    """A rise of one deviation of the differences is found in most draws of 9 records."""
+    rng = np.random.default_rng(4)
+    held = 0
+    for _ in range(100):
+        other = rng.normal(2.0, 0.5, 9)
+        held += compare(losses(*(other + rng.normal(0.3, 0.3, 9))), losses(*other)).p_value <= GATE.level
+    assert held > 75
+
+
+def test_a_version_worse_than_the_backbone_is_held_back() -> None:
+    """The first version of a regime is compared with the untouched backbone."""
+    decision = GATE.decide(losses(*[2.0] * 5), losses(*[1.0] * 5))
+    assert decision.held_back is HeldBack.WORSE_THAN_BACKBONE
+    assert decision.backbone is not None
+    assert decision.backbone.p_value == pytest.approx(1 / 32)
+    assert GATE.decide(losses(*[1.0] * 5), losses(*[2.0] * 5)).held_back is None
+
+
+def test_learning_bad_records_does_not_hide_what_was_lost_on_good_ones() -> None:
+    """On all records the new version is better; on those of the published version's test it is worse: that counts."""
+    good, bad = [1.5] * 6, [0.5] * 6
+    new, published = losses(*good, *bad), losses(*[1.0] * 6, *[6.0] * 6)
+    assert compare(new, published).p_value > 0.5
+    tested_on = [f"record {index}" for index in range(6)]
+    decision = GATE.decide(new, losses(*[9.0] * 12), published, tested_on)
+    assert decision.held_back is HeldBack.WORSE_THAN_PUBLISHED
+    assert decision.published is not None
+    assert decision.published.records == 6
+
+
+def test_a_replaced_sample_needs_an_operator() -> None:
+    """Without enough of the published version's records nothing shows that the new one is no worse."""
+    records = losses(*[1.0] * 9).keys()
+    assert GATE.unscored(records, [f"record {index}" for index in range(4)]) is HeldBack.ANSWERS_CHANGED
+    assert GATE.unscored(records, [f"record {index}" for index in range(5)]) is None
+    assert GATE.unscored(records, None) is None
+    assert GATE.unscored(list(records)[:4], None) is HeldBack.TOO_FEW_RECORDS
+
+
+def test_a_test_that_can_not_fail_is_refused() -> None:
+    """Four records have no p-value below 1/16, so a level of .05 would hold nothing back."""
+    with pytest.raises(ValidationError, match=r"the smallest p-value is 0\.0625"):
+        PublishSettings.model_validate({"folder": "published", "min_holdout_records": 4})
+    assert PublishSettings.model_validate({"folder": "published", "min_holdout_records": 4, "level": 0.1}).level == 0.1
+
+
+def _signs(number: int) -> list[tuple[int, ...]]:
+    return list(product((-1, 1), repeat=number))

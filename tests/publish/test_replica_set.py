@@ -1,0 +1,93 @@
+"""Replicas get what they lack, one by one, and a replica that is away delays and spoils nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import save_file
+from structlog.testing import capture_logs
+
+from streamlearn.events import Event
+from streamlearn.publish.replica import Replica, ReplicaRefusedError
+from streamlearn.publish.replica_set import ReplicaSet
+from tests.publish.stub_replica import StubReplica, replicas
+
+
+@pytest.fixture
+def stubs() -> Iterator[list[StubReplica]]:
+    with replicas(2) as found:
+        yield found
+
+
+@pytest.fixture
+def fleet(stubs: list[StubReplica], tmp_path: Path) -> Iterator[ReplicaSet]:
+    for name in ("s-regime-1@10", "s-regime-1@20", "s-regime-2@20"):
+        (tmp_path / name).mkdir()
+        save_file({}, tmp_path / name / "adapter_model.safetensors")
+    clients = [Replica(stub.url, key=None, timeout_s=5.0) for stub in stubs]
+    built = ReplicaSet(clients, lambda name: str(tmp_path / name), "s-regime-")
+    yield built
+    built.close()
+
+
+def test_a_version_is_loaded_on_every_replica_before_it_may_be_used(
+    fleet: ReplicaSet, stubs: list[StubReplica]
+) -> None:
+    """Loading returns when all have it; one that is loaded already is not loaded again."""
+    assert fleet.fault_of_loading(["s-regime-1@10"]) is None
+    assert fleet.fault_of_loading(["s-regime-1@10", "s-regime-2@20"]) is None
+    for stub in stubs:
+        assert stub.calls == [("load", "s-regime-1@10"), ("load", "s-regime-2@20")]
+
+
+def test_a_replica_that_is_away_gets_what_it_lacks_when_it_is_back(fleet: ReplicaSet, stubs: list[StubReplica]) -> None:
+    """It died and forgot everything; the other one served on."""
+    fleet.reconcile(["s-regime-1@10"])
+    stubs[1].stop()
+    assert fleet.fault_of_loading(["s-regime-1@20"]) is None
+    with capture_logs() as logs:
+        fleet.reconcile(["s-regime-1@20", "s-regime-1@10"])
+    assert [row["event"] for row in logs] == [Event.REPLICA_LOST]
+    assert [row.is_up for row in fleet.status] == [True, False]
+    stubs[1].start()
+    with capture_logs() as logs:
+        fleet.reconcile(["s-regime-1@20"])
+    assert [row["event"] for row in logs] == [Event.REPLICA_REACHED]
+    assert [set(stub.loaded) for stub in stubs] == [{"s-regime-1@20"}] * 2
+    assert [(row.loaded, row.wanted, row.fault) for row in fleet.status] == [(1, 1, None)] * 2
+
+
+def test_what_is_not_ours_is_left_alone(fleet: ReplicaSet, stubs: list[StubReplica]) -> None:
+    """Another adapter on the same server stays; a version that nobody wants any more goes."""
+    stubs[0].loaded = {"their-own": {}, "s-regime-9@1": {}}
+    fleet.reconcile([])
+    assert set(stubs[0].loaded) == {"their-own"}
+
+
+def test_without_any_replica_there_is_nobody_to_send_requests_to(fleet: ReplicaSet, stubs: list[StubReplica]) -> None:
+    """No replica answers: a reason, not a success."""
+    for stub in stubs:
+        stub.stop()
+    fault = fleet.fault_of_loading(["s-regime-1@10"])
+    assert fault is not None
+    assert "no replica answers" in fault
+
+
+def test_a_refusal_is_reported_with_what_to_do(fleet: ReplicaSet, stubs: list[StubReplica]) -> None:
+    """A server with too small a rank says so in its own words; ours name the option."""
+    stubs[0].refusal = "LoRA rank 32 is greater than max_lora_rank 16"
+    fault = fleet.fault_of_loading(["s-regime-1@10"])
+    assert fault is not None
+    assert "LoRA rank 32 is greater" in fault
+    assert "--max-lora-rank" in fault
+    fleet.reconcile(["s-regime-1@10"])
+    assert [row.is_up for row in fleet.status] == [True, True]
+    assert [row.fault is None for row in fleet.status] == [False, True]
+
+
+def test_a_wrong_key_is_refused_and_a_right_one_is_sent(stubs: list[StubReplica]) -> None:
+    """The key travels as a bearer token."""
+    stubs[0].key = "secret"
+    with pytest.raises(ReplicaRefusedError, match="401"):
+        Replica(stubs[0].url, key="other", timeout_s=5.0).loaded()
+    assert Replica(stubs[0].url, key="secret", timeout_s=5.0).loaded() == {"base"}
