@@ -14,6 +14,7 @@ from streamlearn.http.server import HttpServer
 from streamlearn.http.token import obtain
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
+from streamlearn.openai_api.model_names import DEFAULT_NAME
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.runtime.model import versions
@@ -141,7 +142,8 @@ def _http(settings: Settings, board: Board, jobs: JobQueue, clock: Clock) -> Ite
             for info in store.infos()
         ]
 
-    app = create_app(board, jobs, settings.serve, rows, clock, token=obtain(settings))
+    name = DEFAULT_NAME if settings.publish is None else settings.publish.name  # as a fleet's gateway names them
+    app = create_app(board, jobs, settings.serve, rows, clock, token=obtain(settings), model_name=name)
     server = HttpServer(app, settings.serve)
     server.start()
     try:

@@ -8,5 +8,5 @@ def answer_headers(model: str, regime: int | None, score: float) -> dict[str, st
 
     Names of models are percent-encoded where a header cannot hold them.
     """
-    headers = {"x-streamlearn-model": quote(model, safe="/:@+,=~ "), "x-streamlearn-score": f"{score:.6g}"}
+    headers = {"x-streamlearn-model": quote(model, safe="/:@+,=~ "), "x-streamlearn-score": repr(score)}
     return headers if regime is None else {**headers, "x-streamlearn-regime": str(regime)}

@@ -15,6 +15,7 @@ from streamlearn.http.head import HeadAsGet
 from streamlearn.http.replies import OrjsonResponse
 from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, Job, JobQueue, PromptInput, RouteJob, SnapshotJob
 from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, RouteResult, SnapshotResult
+from streamlearn.openai_api.model_names import DEFAULT_NAME
 from streamlearn.serve import metrics, replies
 from streamlearn.serve.health import health_routes, require_ready
 from streamlearn.serve.json_route import OrjsonRoute
@@ -81,9 +82,21 @@ def create_app(
     clock: Clock,
     *,
     token: str,
+    model_name: str = DEFAULT_NAME,
     job_deadline_s: float = JOB_DEADLINE_S,
 ) -> FastAPI:
-    """The application. `snapshots` lists the snapshots on disk; it is called in a worker thread."""
+    """The application.
+
+    Args:
+        board: The published status.
+        jobs: The queue of the loop.
+        settings: Addresses, token and limits.
+        snapshots: Lists the snapshots on disk; called in a worker thread.
+        clock: The time.
+        token: The bearer token.
+        model_name: Name that OpenAI's clients ask for; regimes are `NAME-regime-3`.
+        job_deadline_s: When a job is cancelled.
+    """
     app = FastAPI(
         title="streamlearn",
         version=__version__,
@@ -98,7 +111,7 @@ def create_app(
     app.include_router(health_routes(board))
     app.include_router(_monitoring_routes(board, jobs, snapshots, clock))
     app.include_router(_job_routes(board, jobs, settings, job_deadline_s))
-    app.include_router(openai_routes(board, jobs, settings, clock, job_deadline_s))
+    app.include_router(openai_routes(board, jobs, settings, clock, model_name, job_deadline_s))
     app.include_router(_index_route(app))
     _document_limits(app, settings)
     return app

@@ -21,6 +21,7 @@ from streamlearn.jobs.results import (
     RouteResult,
     SnapshotResult,
 )
+from streamlearn.openai_api.model_names import DEFAULT_NAME
 from streamlearn.serve.app import create_app
 from streamlearn.serve.schemas import SnapshotRow
 from streamlearn.settings import ServeSettings
@@ -236,14 +237,23 @@ class Loop:
 class Daemon:
     """Board, queue, loop and server, connected as in the daemon."""
 
-    def __init__(self, settings: ServeSettings = SETTINGS, *, job_deadline_s: float = 5.0) -> None:
+    def __init__(
+        self, settings: ServeSettings = SETTINGS, *, job_deadline_s: float = 5.0, model_name: str = DEFAULT_NAME
+    ) -> None:
         self.time = Time()
         self.board = Board(RUNNING, self.time.clock())
         self.jobs = JobQueue(settings.queue_size)
         self.rows: Sequence[SnapshotRow] = ()
         clock = self.time.clock()
         app = create_app(
-            self.board, self.jobs, settings, lambda: self.rows, clock, token=TOKEN, job_deadline_s=job_deadline_s
+            self.board,
+            self.jobs,
+            settings,
+            lambda: self.rows,
+            clock,
+            token=TOKEN,
+            model_name=model_name,
+            job_deadline_s=job_deadline_s,
         )
         self.server = HttpServer(app, settings)
         self.server.start()

@@ -18,7 +18,7 @@ from streamlearn.jobs.queue import GenerateJob, JobQueue, PromptInput
 from streamlearn.jobs.results import GenerateResult
 from streamlearn.openai_api.answer_headers import answer_headers
 from streamlearn.openai_api.event_stream import DONE, MEDIA_TYPE, event
-from streamlearn.openai_api.model_names import DEFAULT_NAME, ModelNames
+from streamlearn.openai_api.model_names import ModelNames
 from streamlearn.serve.generation import follow
 from streamlearn.serve.health import require_ready
 from streamlearn.serve.limits import require_at_most
@@ -32,25 +32,23 @@ from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import Status
 
 
-def names_of(status: Status) -> ModelNames:
-    """Names of the daemon's models."""
-    return ModelNames(DEFAULT_NAME, status.backbone)
-
-
-def regimes_of(status: Status) -> list[int]:
-    """Numbers of the regimes that can be asked to answer."""
-    return [each.number for each in status.adaptation.regimes] if status.adaptation.routes_by_regime else []
-
-
 class Answering:
     """Answers requests with the jobs of one daemon."""
 
-    def __init__(self, board: Board, jobs: JobQueue, settings: ServeSettings, clock: Clock, deadline_s: float) -> None:
+    def __init__(
+        self, board: Board, jobs: JobQueue, settings: ServeSettings, clock: Clock, name: str, deadline_s: float
+    ) -> None:
         self._board = board
         self._jobs = jobs
         self._settings = settings
         self._clock = clock
+        self._name = name
         self._deadline_s = deadline_s
+
+    def models(self) -> list[str]:
+        """Names of the models that a request may ask for."""
+        status = self._board.read()
+        return self._names(status).listed(_regimes(status))
 
     async def answer(
         self,
@@ -97,11 +95,14 @@ class Answering:
 
     def _requested(self, model: str) -> Requested:
         status = self._board.read()
-        requested = names_of(status).requested(model)
-        if requested is None or (isinstance(requested, int) and requested not in regimes_of(status)):
+        requested = self._names(status).requested(model)
+        if requested is None or (isinstance(requested, int) and requested not in _regimes(status)):
             message, hint = f"the model {model[:100]!r} does not exist", "GET /v1/models lists the models"
             raise ApiError(404, "model_not_found", message, hint=hint, param="model")
         return requested
+
+    def _names(self, status: Status) -> ModelNames:
+        return ModelNames(self._name, status.backbone)
 
     async def _whole(self, request: Request, job: GenerateJob, form: AnswerForm) -> Response:
         result = await wait_for_result(request.receive, self._jobs.submit(job), self._deadline_s)
@@ -121,7 +122,7 @@ class Answering:
         return AnswerHead(
             id=f"{form.prefix}-{uuid.uuid4().hex}",
             created=int(self._clock.wall()),
-            model=names_of(self._board.read()).of_answer(route.answered_by, route.regime),
+            model=self._names(self._board.read()).of_answer(route.answered_by, route.regime),
             system_fingerprint=f"step-{step}",
             route=route,
         )
@@ -165,6 +166,11 @@ async def _events(
             yield event({"error": error.openai_form})
         except StreamlearnError as error:
             yield event({"error": ApiError(500, "job_failed", str(error), hint="see the log").openai_form})
+
+
+def _regimes(status: Status) -> list[int]:
+    """Numbers of the regimes that can be asked to answer."""
+    return [each.number for each in status.adaptation.regimes] if status.adaptation.routes_by_regime else []
 
 
 def _usage(result: GenerateResult) -> Usage:

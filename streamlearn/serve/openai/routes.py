@@ -13,7 +13,7 @@ from streamlearn.openai_api.event_stream import MEDIA_TYPE
 from streamlearn.openai_api.models import ModelList
 from streamlearn.serve.json_route import OrjsonRoute
 from streamlearn.serve.openai.answer_forms import ChatForm, CompletionForm
-from streamlearn.serve.openai.answering import Answering, names_of, regimes_of
+from streamlearn.serve.openai.answering import Answering
 from streamlearn.serve.openai.requests import ChatRequest, CompletionRequest
 from streamlearn.serve.openai.responses import ChatCompletion, Completion
 from streamlearn.settings import ServeSettings
@@ -44,17 +44,17 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def openai_routes(board: Board, jobs: JobQueue, settings: ServeSettings, clock: Clock, deadline_s: float) -> APIRouter:
-    """The routes of one daemon."""
+def openai_routes(
+    board: Board, jobs: JobQueue, settings: ServeSettings, clock: Clock, name: str, deadline_s: float
+) -> APIRouter:
+    """The routes of one daemon, whose models have names that begin with `name`."""
     routes = APIRouter(tags=["openai"], route_class=OrjsonRoute)
-    answering = Answering(board, jobs, settings, clock, deadline_s)
+    answering = Answering(board, jobs, settings, clock, name, deadline_s)
 
     @routes.get("/v1/models", response_model=ModelList, summary="Models")
     async def list_models() -> Response:
         """What a request may name: what routing finds, the untouched backbone, and each regime."""
-        status = board.read()
-        names = names_of(status).listed(regimes_of(status))
-        return OrjsonResponse(ModelList.of(names, int(status.started_at)))
+        return OrjsonResponse(ModelList.of(answering.models(), int(board.read().started_at)))
 
     @routes.post("/v1/completions", response_model=Completion, summary="Continue a text", responses=_ANSWERS)
     async def complete(request: Request, body: CompletionRequest) -> Response:

@@ -71,6 +71,19 @@ def test_the_models_are_the_automatic_one_the_backbone_and_the_regimes(official:
     assert {(model.object, model.created, model.owned_by) for model in models} == {("model", 1_000_000, "streamlearn")}
 
 
+def test_the_models_have_the_name_of_the_publication() -> None:
+    """So that a daemon and a fleet answer to the same names."""
+    daemon = Daemon(model_name="tickets")
+    try:
+        models = [each["id"] for each in daemon.client.get("/v1/models").json()["data"]]
+        assert models == ["tickets", "builtin:nano", "tickets-regime-1", "tickets-regime-3"]
+        answer = daemon.client.post("/v1/completions", json={**TEXT, "model": "tickets"})
+        assert answer.json()["model"] == "tickets-regime-3"
+        assert daemon.client.post("/v1/completions", json=TEXT).status_code == 404
+    finally:
+        daemon.stop()
+
+
 def test_no_regime_is_listed_where_none_can_be_asked(daemon: Daemon, client: httpx.Client) -> None:
     """Presets whose routing is the same for all regimes."""
     daemon.board.publish(replace(RUNNING, adaptation=replace(ADAPTATION, routes_by_regime=False)))
