@@ -14,7 +14,7 @@ from streamlearn.http.server import HttpServer
 from streamlearn.http.token import obtain
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
-from streamlearn.openai_api.model_names import DEFAULT_NAME
+from streamlearn.openai_api.named_models import DEFAULT_NAME
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.runtime.model import versions

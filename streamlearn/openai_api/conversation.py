@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamlearn.openai_api.requests import ChatMessage
+from streamlearn.openai_api.request_fields import ChatMessage
 
 
 class UnreadableMessageError(ValueError):

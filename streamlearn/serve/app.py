@@ -15,7 +15,7 @@ from streamlearn.http.head import HeadAsGet
 from streamlearn.http.replies import OrjsonResponse
 from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, Job, JobQueue, PromptInput, RouteJob, SnapshotJob
 from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, RouteResult, SnapshotResult
-from streamlearn.openai_api.model_names import DEFAULT_NAME
+from streamlearn.openai_api.named_models import DEFAULT_NAME
 from streamlearn.serve import metrics, replies
 from streamlearn.serve.health import health_routes, require_ready
 from streamlearn.serve.json_route import OrjsonRoute
@@ -125,9 +125,9 @@ def _document_limits(app: FastAPI, settings: ServeSettings) -> None:
     for name, field in (
         ("EvalRequest", "max_new_tokens"),
         ("GenerateRequest", "max_new_tokens"),
-        ("CompletionRequest", "max_tokens"),
-        ("ChatRequest", "max_tokens"),
-        ("ChatRequest", "max_completion_tokens"),
+        ("TextCompletionRequest", "max_tokens"),
+        ("ChatCompletionRequest", "max_tokens"),
+        ("ChatCompletionRequest", "max_completion_tokens"),
     ):
         _limit(schemas[name], field, settings.max_new_tokens)
 

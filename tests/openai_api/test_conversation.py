@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from streamlearn.openai_api.conversation import Conversation, UnreadableMessageError, conversation_of
-from streamlearn.openai_api.requests import ChatMessage
+from streamlearn.openai_api.request_fields import ChatMessage
 
 TEXT = {"type": "text", "text": "what is this?"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA==", "detail": "low"}}

@@ -9,15 +9,15 @@ from pydantic import ValidationError
 
 from streamlearn.http.replies import ApiError
 from streamlearn.openai_api.answer_headers import answer_headers
-from streamlearn.openai_api.errors import OpenAIErrorBody, OpenAIErrorDetail
-from streamlearn.openai_api.event_stream import event
+from streamlearn.openai_api.error_form import OpenAIErrorBody, OpenAIErrorDetail
 from streamlearn.openai_api.models import ModelList
-from streamlearn.openai_api.requests import ChatRequest, CompletionRequest
+from streamlearn.openai_api.request_fields import ChatRequest, PromptedRequest
+from streamlearn.openai_api.server_sent_events import event
 
 
 def test_unknown_fields_are_kept_unread() -> None:
     """A server that passes requests on must not lose them."""
-    request = CompletionRequest.model_validate({"model": "a", "prompt": "b", "top_k": 3, "n": "?"})
+    request = PromptedRequest.model_validate({"model": "a", "prompt": "b", "top_k": 3, "n": "?"})
     assert request.model_extra == {"top_k": 3, "n": "?"}
     message = {"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}
     chat = ChatRequest.model_validate({"model": "a", "messages": [message]})
@@ -27,7 +27,7 @@ def test_unknown_fields_are_kept_unread() -> None:
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"], [1, 2], [[1], [2, 3]]])
 def test_every_form_of_prompt_is_read(prompt: object) -> None:
     """A text, texts, token ids, lists of token ids."""
-    read = CompletionRequest.model_validate({"model": "a", "prompt": prompt}).prompt
+    read = PromptedRequest.model_validate({"model": "a", "prompt": prompt}).prompt
     assert orjson.loads(orjson.dumps(read)) == prompt
 
 
@@ -37,14 +37,14 @@ def test_every_form_of_prompt_is_read(prompt: object) -> None:
 def test_a_request_names_its_model_and_how_it_is_answered(body: dict[str, object]) -> None:
     """Without either there is nothing to pass on."""
     with pytest.raises(ValidationError):
-        CompletionRequest.model_validate(body)
+        PromptedRequest.model_validate(body)
 
 
 def test_only_a_stream_that_asks_for_its_usage_gets_it() -> None:
     """By `stream_options.include_usage`."""
     body = {"model": "a", "prompt": "b", "stream": True}
-    assert not CompletionRequest.model_validate(body).wants_usage
-    assert CompletionRequest.model_validate({**body, "stream_options": {"include_usage": True}}).wants_usage
+    assert not PromptedRequest.model_validate(body).wants_usage
+    assert PromptedRequest.model_validate({**body, "stream_options": {"include_usage": True}}).wants_usage
 
 
 def test_an_error_is_described_as_it_is_written() -> None:

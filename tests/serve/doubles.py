@@ -21,7 +21,7 @@ from streamlearn.jobs.results import (
     RouteResult,
     SnapshotResult,
 )
-from streamlearn.openai_api.model_names import DEFAULT_NAME
+from streamlearn.openai_api.named_models import DEFAULT_NAME
 from streamlearn.serve.app import create_app
 from streamlearn.serve.schemas import SnapshotRow
 from streamlearn.settings import ServeSettings

@@ -17,13 +17,13 @@ from streamlearn.jobs.generation_stream import GenerationStart
 from streamlearn.jobs.queue import GenerateJob, JobQueue, PromptInput
 from streamlearn.jobs.results import GenerateResult
 from streamlearn.openai_api.answer_headers import answer_headers
-from streamlearn.openai_api.event_stream import DONE, MEDIA_TYPE, event
-from streamlearn.openai_api.model_names import ModelNames
+from streamlearn.openai_api.named_models import NamedModels
+from streamlearn.openai_api.server_sent_events import DONE, MEDIA_TYPE, event
 from streamlearn.serve.generation import follow
 from streamlearn.serve.health import require_ready
 from streamlearn.serve.limits import require_at_most
 from streamlearn.serve.openai.answer_forms import AnswerForm
-from streamlearn.serve.openai.requests import ChatRequest, CompletionRequest
+from streamlearn.serve.openai.requests import ChatCompletionRequest, TextCompletionRequest
 from streamlearn.serve.openai.responses import AnswerHead, Usage
 from streamlearn.serve.openai.unsupported import refuse_unsupported
 from streamlearn.serve.wait import wait_for_result
@@ -53,7 +53,7 @@ class Answering:
     async def answer(
         self,
         request: Request,
-        body: CompletionRequest | ChatRequest,
+        body: TextCompletionRequest | ChatCompletionRequest,
         given: PromptInput,
         form: AnswerForm,
     ) -> Response:
@@ -72,7 +72,7 @@ class Answering:
         except RecordError as error:
             raise ApiError(400, error.reason, str(error), param=field) from error
 
-    def _job(self, body: CompletionRequest | ChatRequest, given: PromptInput) -> GenerateJob:
+    def _job(self, body: TextCompletionRequest | ChatCompletionRequest, given: PromptInput) -> GenerateJob:
         require_ready(self._board)
         requested = self._requested(body.model)
         refuse_unsupported(body.model_extra or {}, type(body).model_fields)
@@ -86,7 +86,7 @@ class Answering:
             stop=body.stop,
         )
 
-    def _max_new_tokens(self, body: CompletionRequest | ChatRequest) -> int:
+    def _max_new_tokens(self, body: TextCompletionRequest | ChatCompletionRequest) -> int:
         limit = self._settings.max_new_tokens
         found = min(limit, body.default_tokens or limit)
         for field, wanted in body.token_limits.items():
@@ -101,8 +101,8 @@ class Answering:
             raise ApiError(404, "model_not_found", message, hint=hint, param="model")
         return requested
 
-    def _names(self, status: Status) -> ModelNames:
-        return ModelNames(self._name, status.backbone)
+    def _names(self, status: Status) -> NamedModels:
+        return NamedModels(self._name, status.backbone)
 
     async def _whole(self, request: Request, job: GenerateJob, form: AnswerForm) -> Response:
         result = await wait_for_result(request.receive, self._jobs.submit(job), self._deadline_s)

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, With
 
 from streamlearn.jobs.queue import Sampling
 from streamlearn.jobs.stop_strings import MAX_CHARS, MAX_STRINGS
-from streamlearn.openai_api import requests as shared
+from streamlearn.openai_api import request_fields as shared
 from streamlearn.serve.schemas import PositiveCount, require_number
 from streamlearn.stream.decode import Role
 
@@ -94,7 +94,7 @@ class _Decoding(shared.ModelRequest):
         return Sampling(temperature, top_p, seed if self.seed is None else self.seed % 2**63)
 
 
-class CompletionRequest(_Decoding, shared.CompletionRequest):
+class TextCompletionRequest(_Decoding, shared.PromptedRequest):
     """A text to continue."""
 
     model_config = ConfigDict(
@@ -114,7 +114,7 @@ class CompletionRequest(_Decoding, shared.CompletionRequest):
     default_tokens: ClassVar[int | None] = 16  # as OpenAI
 
 
-class ChatMessage(shared.ChatMessage):
+class ChatTurn(shared.ChatMessage):
     """One turn of a conversation."""
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
@@ -131,7 +131,7 @@ class ChatMessage(shared.ChatMessage):
     """Text, or parts of type text and image_url, the latter with data: URLs and for backbones that read images."""
 
 
-class ChatRequest(_Decoding, shared.ChatRequest):
+class ChatCompletionRequest(_Decoding, shared.ChatRequest):
     """A conversation to answer."""
 
     model_config = ConfigDict(
@@ -143,7 +143,7 @@ class ChatRequest(_Decoding, shared.ChatRequest):
         }
     )
 
-    messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1)]
+    messages: Annotated[tuple[ChatTurn, ...], Field(min_length=1)]
     """The conversation so far."""
     max_completion_tokens: PositiveCount | None = None
     """The newer name of `max_tokens`; if both are given, this one counts."""

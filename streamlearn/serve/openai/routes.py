@@ -8,13 +8,13 @@ from starlette.responses import Response
 from streamlearn.http.replies import ApiError, OrjsonResponse
 from streamlearn.jobs.queue import JobQueue, PromptInput
 from streamlearn.openai_api.conversation import UnreadableMessageError, conversation_of
-from streamlearn.openai_api.errors import OpenAIErrorBody
-from streamlearn.openai_api.event_stream import MEDIA_TYPE
+from streamlearn.openai_api.error_form import OpenAIErrorBody
 from streamlearn.openai_api.models import ModelList
+from streamlearn.openai_api.server_sent_events import MEDIA_TYPE
 from streamlearn.serve.json_route import OrjsonRoute
 from streamlearn.serve.openai.answer_forms import ChatForm, CompletionForm
 from streamlearn.serve.openai.answering import Answering
-from streamlearn.serve.openai.requests import ChatRequest, CompletionRequest
+from streamlearn.serve.openai.requests import ChatCompletionRequest, TextCompletionRequest
 from streamlearn.serve.openai.responses import ChatCompletion, Completion
 from streamlearn.settings import ServeSettings
 from streamlearn.status.board import Board, Clock
@@ -57,14 +57,14 @@ def openai_routes(
         return OrjsonResponse(ModelList.of(answering.models(), int(board.read().started_at)))
 
     @routes.post("/v1/completions", response_model=Completion, summary="Continue a text", responses=_ANSWERS)
-    async def complete(request: Request, body: CompletionRequest) -> Response:
+    async def complete(request: Request, body: TextCompletionRequest) -> Response:
         """As OpenAI's path of this name. With `stream` the answer is server-sent events."""
         return await answering.answer(request, body, PromptInput(body.prompt, None), CompletionForm())
 
     @routes.post(
         "/v1/chat/completions", response_model=ChatCompletion, summary="Answer a conversation", responses=_ANSWERS
     )
-    async def chat(request: Request, body: ChatRequest) -> Response:
+    async def chat(request: Request, body: ChatCompletionRequest) -> Response:
         """As OpenAI's path of this name. With `stream` the answer is server-sent events."""
         try:
             conversation = conversation_of(body.messages)

@@ -10,10 +10,10 @@ DEFAULT_NAME = "streamlearn"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelNames:
+class NamedModels:
     """The names under one `name`, beside that of the backbone.
 
-    >>> names = ModelNames("streamlearn", "HuggingFaceTB/SmolLM2-135M-Instruct")
+    >>> names = NamedModels("streamlearn", "HuggingFaceTB/SmolLM2-135M-Instruct")
     >>> names.requested("streamlearn-regime-3")
     3
     """

@@ -2,9 +2,9 @@
 
 import pytest
 
-from streamlearn.openai_api.model_names import ModelNames
+from streamlearn.openai_api.named_models import NamedModels
 
-NAMES = ModelNames("streamlearn", "HuggingFaceTB/SmolLM2-135M-Instruct")
+NAMES = NamedModels("streamlearn", "HuggingFaceTB/SmolLM2-135M-Instruct")
 
 
 def test_every_listed_name_asks_for_one_thing() -> None:

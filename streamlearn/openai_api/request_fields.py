@@ -30,7 +30,7 @@ class ModelRequest(OpenAISchema):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-class CompletionRequest(ModelRequest):
+class PromptedRequest(ModelRequest):
     """A request to /v1/completions."""
 
     prompt: str | tuple[str, ...] | tuple[int, ...] | tuple[tuple[int, ...], ...]
