@@ -19,6 +19,8 @@
     ├── ExampleError                  a client's request fails; it corrects the example          -
     ├── UnknownRegimeError            a client's request fails; it names another regime          -
     ├── LayerError                    a client's request fails; it corrects the layer's name     -
+    ├── RegimeError                   a client's request fails; it corrects the regime's number  exit 64
+    │   └── RegimeBusyError           a client's request fails; it may retry                     exit 75
     └── RunFailedError                runs of a bench command failed; the message lists them       exit 1
 
 Exit codes follow sysexits.h; `-` never ends the process. A message states what must hold, what was found, where, and
@@ -91,6 +93,18 @@ class PublicationError(StreamlearnError):
 
 class StateLockedError(StreamlearnError):
     """Another daemon holds the lock of the state folder."""
+
+    exit_code: ClassVar[int] = 75
+
+
+class RegimeError(StreamlearnError):
+    """What is asked of a regime cannot be done; nothing was changed."""
+
+    exit_code: ClassVar[int] = 64
+
+
+class RegimeBusyError(RegimeError):
+    """What is asked of a regime cannot be done yet; nothing was changed."""
 
     exit_code: ClassVar[int] = 75
 

@@ -5,12 +5,14 @@ next_batch   the next batch to train on, its regimes decided
 enter        a shift begins in it: close the old regime, probe the new one, give it its bias
 hold_out     every Nth record of a regime is kept for scoring and never trained on
 after_step   the batch is done: what only its losses show, and the counts
+
+Between two steps an operator may freeze, rename or drop a regime.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import nsmallest
 from typing import Any
 
@@ -22,12 +24,15 @@ from streamlearn.adaptation.expert_evidence import ExpertEvidence
 from streamlearn.adaptation.fallback import MAX_AVERAGED, Fallback
 from streamlearn.adaptation.forgetting import Forgetting
 from streamlearn.adaptation.holdout import HoldoutReservoirs
+from streamlearn.adaptation.regime_controls import RegimeControls
 from streamlearn.adaptation.regime_statistics import RegimeStatistics
 from streamlearn.adaptation.requested import Requested, UnknownRegimeError
 from streamlearn.adaptation.routed_input import AnsweredBy, Route, RoutedInput
+from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.adaptation.time_budget import TimeBudget
 from streamlearn.adapters.routing_context import NO_REGIME, Slot
 from streamlearn.consolidate.consolidator import Consolidator
+from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.probe.head_start import MAX_CANDIDATES, HeadStart, measure_head_start
@@ -39,8 +44,9 @@ from streamlearn.shift.concept_drift_detector import ConceptDriftDetector
 from streamlearn.shift.featurizer import input_of
 from streamlearn.shift.monitor import Monitor
 from streamlearn.shift.monitor_state import MonitorState
+from streamlearn.shift.segment import NO_SLOT
 from streamlearn.shift.shift import Shift
-from streamlearn.status.status import AdaptationStatus, ShiftStatus
+from streamlearn.status.status import AdaptationStatus
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 
@@ -51,37 +57,6 @@ the cause, and the answers have not changed."""
 MAX_REPORTS = 256  # newest shifts kept for the status and the manifest
 
 _log = get_logger("shift")
-
-
-@dataclass(frozen=True)
-class ShiftReport:
-    """A shift that was acted on, and what its probe cost and found."""
-
-    shift: Shift
-    step: int
-    """Steps taken before it."""
-    probe_tokens: int = 0
-    probe_seconds: float = 0.0
-    mean_similarity: float | None = None
-    """Mean CKA over all banks, heads and experts; None when experts were not compared."""
-    started_from: int | None = None
-    """Number of the regime whose adapter was copied; None: the regime starts from nothing, or has no adapter."""
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready fields."""
-        return {**self.__dict__, "shift": self.shift.to_json()}
-
-    @property
-    def status(self) -> ShiftStatus:
-        """The shift as it is published."""
-        own = {name: value for name, value in self.__dict__.items() if name != "shift"}
-        fields = {name: value for name, value in self.shift.to_json().items() if name != "slot"}
-        return ShiftStatus(**fields, **own)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "ShiftReport":
-        """The inverse of `to_json`."""
-        return cls(**{**fields, "shift": Shift.from_json(fields["shift"])})
 
 
 class Adaptation:
@@ -111,24 +86,27 @@ class Adaptation:
             regimes=slots,
             seed=settings.seed,
         )
-        self.statistics = RegimeStatistics(learner, self.holdouts, self.forgetting)
+        self.controls = RegimeControls()
+        self.statistics = RegimeStatistics(
+            learner, self.holdouts, self.forgetting, self.controls, self.drift_detector.level_of
+        )
         self.numbers: dict[int, int] = {}
         """Slot of each regime that was entered -> its number."""
         self.current: int | None = None
-        """Slot of the segment that is being trained on."""
+        """Slot of the segment that is being trained on; None before the first, and after its regime was dropped."""
         self.reports: deque[ShiftReport] = deque(maxlen=MAX_REPORTS)
         self.suspected: list[Shift] = []
         """Shifts of the answers that wait for confirmation."""
         self.undivided: list[Shift] = []
         """Splits whose regimes' hold-out records are not divided yet."""
         self.records = 0
-        """Ordinal of the last record that was trained on or held out."""
+        """Ordinal of the last record that was trained on, held out or only measured."""
         self.probe_seconds = 0.0
         self._trained: MonitorState | None = self.monitor.released
 
     def look_ahead(self, batch: Batch) -> None:
         """Assign the records of the next batch read from the stream to regimes."""
-        self.monitor.update(batch)
+        self.monitor.update(batch, self.controls.frozen_at)
 
     def next_batch(self) -> AssignedBatch | None:
         """The next batch to train on.
@@ -165,7 +143,7 @@ class Adaptation:
         if not shift.known:
             report = self._open(report, examples if self._is_probed(shift) else ())
         self.consolidator.enter(shift.slot)
-        self.numbers[shift.slot] = shift.regime
+        self._take_slot(shift)
         self.statistics.entered(shift, self.current)
         self.current = shift.slot
         if self._learner.stages is not None:
@@ -183,13 +161,17 @@ class Adaptation:
         shift = report.shift
         parent = self._slot_of(shift.parent)
         report = self._open(report, (), parent=parent)
-        self.numbers[shift.slot] = shift.regime
+        self._take_slot(shift)
         if parent is not None:
             self.drift_detector.forget(parent)
             self.undivided.append(shift)
         self.statistics.entered(shift, self.current)
         self._publish(report)
         return report
+
+    def _take_slot(self, shift: Shift) -> None:
+        self.numbers[shift.slot] = shift.regime
+        self.controls.keep(self.numbers.values())  # another regime may have been forgotten for it
 
     def hold_out(self, assigned: AssignedBatch) -> frozenset[int]:
         """Count the batch's records and return the indices of those that are not trained on."""
@@ -198,18 +180,36 @@ class Adaptation:
         self.records += len(assigned.slots)
         return frozenset([index for index, (slot, example) in pairs if self.holdouts.take(slot, example)])
 
-    def after_step(self, assigned: AssignedBatch, held_out: Collection[int], step: Step | None) -> list[ShiftReport]:
-        """Everything that follows from a batch being done; `step` is None when no record of it was trained on.
+    def frozen(self, assigned: AssignedBatch) -> frozenset[int]:
+        """Indices of the batch's records whose regimes are frozen."""
+        numbers = self.controls.frozen
+        return frozenset(index for index, slot in enumerate(assigned.slots) if self.numbers.get(slot) in numbers)
 
-        Returns the shifts of the answers that are confirmed now.
+    def after_step(
+        self, assigned: AssignedBatch, held_out: Collection[int], step: Step | None, measured: Mapping[int, float]
+    ) -> list[ShiftReport]:
+        """Everything that follows from a batch being done.
+
+        Args:
+            assigned: The batch.
+            held_out: Indices of the records that were held out.
+            step: Its step; None when no record of it was trained on.
+            measured: Losses of the records of frozen regimes, which were not trained on, by index.
+
+        Returns:
+            The shifts of the answers that are confirmed now.
         """
         confirmed: list[ShiftReport] = []
+        losses = dict(measured)
         if step is not None:
             self.budget.trained(step.seconds)
         if step is not None and step.refusal is None:
-            self._detect_drift(assigned, held_out, step.record_losses)
-            confirmed = self._confirm()
+            trained = [i for i in range(len(assigned.slots)) if i not in held_out and i not in measured]
+            losses.update(zip(trained, step.record_losses, strict=True))
             self.statistics.trained()
+        if losses:
+            self._detect_drift(assigned, losses)
+            confirmed = self._confirm()
         self._trained = (
             assigned.after
         )  # requests and snapshots see the regimes as of this batch, not as of the look-ahead
@@ -217,6 +217,70 @@ class Adaptation:
             self._divide_holdouts(shift)
             self.undivided.remove(shift)
         return confirmed
+
+    def rename(self, number: int, name: str) -> None:
+        """Give a regime a name for people; an empty one removes it.
+
+        Raises:
+            RegimeError: no regime has this number, or the name cannot be its name.
+        """
+        slot = self._known_slot(number)
+        self.controls.rename(number, name)
+        self.statistics.changed(slot)
+        _log.info(Event.REGIME_RENAMED, regime=number, name=name)
+
+    def freeze(self, number: int) -> None:
+        """Keep every bit of a regime's adapter and optimizer state. Its records are measured and not trained on.
+
+        Raises:
+            RegimeError: no regime has this number, or regimes share their experts.
+        """
+        slot = self._known_slot(number)
+        if not self._learner.per_regime:
+            raise RegimeError(
+                f"regime {number} must have an adapter of its own to be frozen, found preset "
+                f"{self._settings.adapter.preset}, whose experts all regimes share; start a new run with "
+                "adapter.per_regime: true, or stop feeding the regime's records"
+            )
+        self._set_frozen(slot, True)
+
+    def unfreeze(self, number: int) -> None:
+        """Train on a regime's records again.
+
+        Raises:
+            RegimeError: no regime has this number.
+        """
+        self._set_frozen(self._known_slot(number), False)
+
+    def drop(self, number: int) -> None:
+        """Forget a regime: its profile, adapter, optimizer state, hold-out records, scores, name.
+
+        Experts that regimes share keep their weights. If its records come again, they begin a new regime, or belong to
+        another that explains them. If it is the regime of the present segment, the next record begins a new one.
+
+        Raises:
+            RegimeError: no regime has this number.
+            RegimeBusyError: the stream is entering a regime; it can be dropped a few batches later.
+        """
+        slot = self._known_slot(number)
+        assert self._trained is not None, "a regime is under way"
+        if not self._is_settled(self._trained):
+            raise RegimeBusyError(
+                f"regime {number} cannot be dropped while the stream enters another regime, which lasts up to "
+                f"shift.lookahead_records ({self._settings.shift.lookahead_records}) records or stream.linger_s "
+                f"({self._settings.stream.linger_s:g} s); try again then"
+            )
+        is_current = slot == self.current
+        del self.numbers[slot]
+        self.current = None if is_current else self.current
+        self.controls.drop(number)
+        self.suspected = [each for each in self.suspected if each.slot != slot]
+        self.undivided = [each for each in self.undivided if slot != each.slot and number != each.parent]
+        self._clear(slot)
+        self.statistics.forget(slot)
+        self.consolidator.drop(slot, is_current=is_current)
+        self._trained = self.monitor.forget(slot, self._trained, self.controls.frozen_at)
+        _log.info(Event.REGIME_DROPPED, regime=number, left=sorted(self.numbers.values()))
 
     def route(self, inputs: Sequence[NDArray[Any]], requested: Requested = "routed") -> list[RoutedInput]:
         """The regime of each input of a request, and what answers it, which may be requested.
@@ -315,6 +379,25 @@ class Adaptation:
             self.forgetting.forget(slot)
             self.statistics.changed(slot)
 
+    def _known_slot(self, number: int) -> int:
+        slot = self._slot_of(number)
+        if slot is None:
+            known = ", ".join(map(str, sorted(self.numbers.values()))) or "none yet"
+            raise RegimeError(f"regime: must be the number of a remembered regime, which are {known}, found {number}")
+        return slot
+
+    def _set_frozen(self, slot: int, is_frozen: bool) -> None:
+        read, number = self.monitor.records_read, self.numbers[slot]
+        self.controls.set_frozen(number, is_frozen, read=read, trained=self.records)
+        self.statistics.changed(slot)
+        _log.info(Event.REGIME_FROZEN if is_frozen else Event.REGIME_UNFROZEN, regime=number)
+
+    def _is_settled(self, state: MonitorState) -> bool:
+        """Whether the monitor knew, as of the last trained batch, of every regime that was entered by then."""
+        profiles, current = state.detector.regimes, state.detector.segment.slot
+        numbers = {slot: profile.number for slot, profile in enumerate(profiles) if profile is not None}
+        return numbers == self.numbers and current == (NO_SLOT if self.current is None else self.current)
+
     def _slot_of(self, number: int | None) -> int | None:
         """Slot of the regime with this number; None if it was forgotten."""
         return next((slot for slot, own in self.numbers.items() if own == number), None)
@@ -389,11 +472,10 @@ class Adaptation:
         self.forgetting.forget(slot)
         self.drift_detector.forget(slot)
 
-    def _detect_drift(self, assigned: AssignedBatch, held_out: Collection[int], losses: Sequence[float]) -> None:
-        """Update each regime's detector with the prequential losses of its trained records, in order."""
+    def _detect_drift(self, assigned: AssignedBatch, losses: Mapping[int, float]) -> None:
+        """Update each regime's detector with the prequential losses of its records, by index, in order."""
         first = self.records - len(assigned.slots) + 1
-        trained = [index for index in range(len(assigned.slots)) if index not in held_out]
-        for index, loss in zip(trained, losses, strict=True):
+        for index, loss in sorted(losses.items()):
             slot = assigned.slots[index]
             number = self.numbers.get(slot)
             if number is not None:
@@ -477,6 +559,7 @@ class Adaptation:
             "forgetting": self.forgetting.to_json(),
             "unknown": self.fallback.to_json(),
             "chronicle": self.statistics.to_json(),
+            "controls": self.controls.to_json(),
         }
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
@@ -501,4 +584,5 @@ class Adaptation:
         self.undivided = [Shift.from_json(fields) for fields in values.get("undivided", [])]  # older snapshots: none
         self.forgetting.load_json(values["forgetting"])
         self.fallback.load_json(values.get("unknown", []))  # older snapshots have none
+        self.controls.load_json(values.get("controls", {}))
         self.statistics.restore(tensors, values["chronicle"], [report.status for report in self.reports])

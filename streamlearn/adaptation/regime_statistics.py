@@ -5,7 +5,7 @@ A step changes only the regimes of its own records, so only their published stat
 # Shape suffixes: H heads, K experts a head.
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from streamlearn.adaptation.forgetting import Forgetting, ScoreHistory
 from streamlearn.adaptation.holdout import HoldoutReservoirs
+from streamlearn.adaptation.regime_controls import RegimeControls
 from streamlearn.adapters.config import regime_adapter
 from streamlearn.learner.learner import Learner
 from streamlearn.shift.shift import Shift
@@ -39,7 +40,15 @@ class RegimeVisits:
 class RegimeStatistics:
     """Counts, and the status that they and the hold-out scores add up to. Only the loop's thread calls it."""
 
-    def __init__(self, learner: Learner, holdouts: HoldoutReservoirs, forgetting: Forgetting) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        holdouts: HoldoutReservoirs,
+        forgetting: Forgetting,
+        controls: RegimeControls,
+        loss_of: Callable[[int], float | None],
+    ) -> None:
+        """`loss_of` returns the smoothed prequential loss of the regime in a slot, nats per token."""
         self.visits_by_slot: dict[int, RegimeVisits] = {}
         self.num_regime_entries: Counter[str] = Counter()
         """By kind of shift; the entry into the first regime is among them."""
@@ -48,6 +57,8 @@ class RegimeStatistics:
         """Tokens that each expert was trained on, (H, K) by bank; sequences where those are routed."""
         self._holdouts = holdouts
         self._forgetting = forgetting
+        self._controls = controls
+        self._loss_of = loss_of
         self._regimes: dict[int, RegimeStatus] = {}
         self._shifts: tuple[ShiftStatus, ...] = ()
         self._stale: set[int] = set()
@@ -57,8 +68,7 @@ class RegimeStatistics:
         """The stream moved to the regime of `shift` from the one in slot `left`."""
         if not shift.known:
             self.visits_by_slot[shift.slot] = RegimeVisits(shift.regime)
-            own = f"{regime_adapter(shift.slot)}/"
-            self.load = {name: load_HK for name, load_HK in self.load.items() if not name.startswith(own)}
+            self._forget_load(shift.slot)
         self.visits_by_slot[shift.slot].visits += 1
         self.changed(shift.slot)
         if left is not None:
@@ -92,6 +102,17 @@ class RegimeStatistics:
         self._stale.add(slot)
         self._transfer = None
 
+    def forget(self, slot: int) -> None:
+        """The regime in a slot was dropped."""
+        del self.visits_by_slot[slot]
+        self._regimes.pop(slot, None)
+        self._forget_load(slot)
+        self.changed(slot)
+
+    def _forget_load(self, slot: int) -> None:
+        own = f"{regime_adapter(slot)}/"
+        self.load = {name: load_HK for name, load_HK in self.load.items() if not name.startswith(own)}
+
     def status(self, current: int | None) -> AdaptationStatus:
         """What is published about regimes and shifts; `current` is the slot of the segment under way."""
         for slot in self._stale & self.visits_by_slot.keys():
@@ -121,11 +142,14 @@ class RegimeStatistics:
         return RegimeStatus(
             number=visits.number,
             slot=slot,
+            name=self._controls.names.get(visits.number, ""),
+            frozen=visits.number in self._controls.frozen,
             current=slot == current,
             visits=visits.visits,
             records=visits.records,
             first_record=visits.first_record,
             last_record=visits.last_record,
+            prequential_loss=self._loss_of(slot),
             holdout_records=len(self._holdouts.examples(slot)),
             history=tuple(history.points),
             best_accuracy=history.best_accuracy,

@@ -200,6 +200,15 @@ def add_regime(model: PeftModel, slot: int, seed: int) -> None:
     model.base_model.add(regime_adapter(slot), replace(config, init_seed=seed))
 
 
+def delete_adapter(model: PeftModel, name: str) -> None:
+    """Delete an adapter, which must not be the only one."""
+    others = [other for other in model.peft_config if other != name]
+    if name in model.active_adapters:  # PEFT would warn
+        model.set_adapter(others[0])  # which freezes all others
+        model.set_requires_grad(others)
+    model.delete_adapter(name)
+
+
 def _decoder_prefix(model: nn.Module) -> str:
     """Prefix of the decoder's module names in an image-text model; empty in a text-only one."""
     if getattr(getattr(model, "config", None), "vision_config", None) is None:

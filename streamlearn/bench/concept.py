@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 from rich.table import Table
 
-from streamlearn.adaptation.adaptation import ShiftReport
+from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.bench.learn.arms import read_arm
 from streamlearn.bench.learn.profile import read_profile
 from streamlearn.bench.superni import read_task

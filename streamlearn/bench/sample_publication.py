@@ -72,6 +72,7 @@ def publish_sample(
             adapter=None if profile.number in held_back else f"streamlearn-regime-{profile.number}@{version}",
         )
         for slot, profile in enumerate(state_arrays.profiles_from_arrays(arrays))
+        if profile is not None
     )
     values: dict[str, Any] = {
         "name": "streamlearn",

@@ -193,14 +193,15 @@ def measure_returns(
         typer.Option(min=8, help="Records of a task each time; may be repeated. By default 24, 48 and 60."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Draws tasks and records.")] = 0,
+    bare: Annotated[bool, typer.Option("--bare", help="Leave the tasks' definitions out of the prompts.")] = False,
 ) -> None:
-    """Measure how many returns of tasks are recognised.
+    """Measure how many returns of tasks are recognised, and how many new tasks are taken for known ones.
 
     Assigns the records of `bench regimes` to regimes, without learning from them.
     """
     from streamlearn.bench.many_regimes import returns  # noqa: PLC0415
 
-    returns.report(others=others, tasks=tasks, records=records or [24, 48, 60], seed=seed, as_json=as_json)
+    returns.report(others=others, tasks=tasks, records=records or [24, 48, 60], seed=seed, bare=bare, as_json=as_json)
 
 
 @app.command("mot")

@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from streamlearn.adaptation.adaptation import ShiftReport
+from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.commands.fitted_table import FittedColumn, FittedTable
 from streamlearn.learner.evaluation import ExampleScore
 from streamlearn.learner.learner import Step

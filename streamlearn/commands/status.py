@@ -1,6 +1,6 @@
 """The status command: the running daemon's progress, regimes and shifts as tables for a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +115,7 @@ def _regimes(remembered: tuple[RegimeStatus, ...]) -> FittedTable:
     return FittedTable(
         [
             FittedColumn("regime", [f"{'* ' if regime.current else ''}{regime.number}" for regime in regimes], 9),
+            *_labels(regimes),
             FittedColumn("records", [f"{regime.records:,}" for regime in regimes], 9),
             FittedColumn("visits", [f"{regime.visits}" for regime in regimes], 3),
             FittedColumn("held\nout", [f"{regime.holdout_records}" for regime in regimes], 2),
@@ -128,6 +129,13 @@ def _regimes(remembered: tuple[RegimeStatus, ...]) -> FittedTable:
         caption="* current regime. Loss (nats per token) and accuracy are of hold-out records.",
         bold_rows=frozenset(number for number, regime in enumerate(regimes) if regime.current),
     )
+
+
+def _labels(regimes: Sequence[RegimeStatus]) -> list[FittedColumn]:
+    """A column of names, and one of those that are frozen, where there are any."""
+    names = FittedColumn("name", [regime.name for regime in regimes], 8, is_text=True)
+    frozen = FittedColumn("training", ["frozen" if regime.frozen else "" for regime in regimes], 7, is_text=True)
+    return [column for column in (names, frozen) if any(column.cells)]
 
 
 def _origin(shift: ShiftStatus) -> str:

@@ -137,9 +137,29 @@ class Consolidator:
         if self._learner.path is not None:
             self._learner.path.restart()  # it measured the way to the old targets
 
+    @torch.no_grad()
+    def drop(self, slot: int, *, is_current: bool) -> None:
+        """Remove what the regime in `slot` has in the learner; experts that regimes share keep their weights.
+
+        The training path goes on where it is another regime's; `is_current` says that it is this one's.
+        """
+        if is_current:
+            self.release(slot)
+            for omega in self._pending.values():
+                omega.zero_()
+        elif self._learner.anchors.strength:
+            self.store.release(slot)
+            self._learner.anchors.hold()
+        self._clear_bias(slot)
+        if self._learner.per_regime:
+            self._learner.remove_regime(slot)
+
     def forget(self, slot: int) -> None:
         """Free the slot of a regime that is no longer remembered: remove its bias and its part of the importance."""
         self.release(slot)
+        self._clear_bias(slot)
+
+    def _clear_bias(self, slot: int) -> None:
         for bank in self._shared:
             self.similarity[bank.name][:, :, slot] = 0.0
             if bank.bias_HKN is not None:

@@ -11,6 +11,7 @@ _LIBRARY = {"peft": "peft", "gguf": "llama.cpp", "merged": "transformers"}
 def card(exported: ExportedRegime, figures: Sequence[str] | None = None) -> str:
     """The text of the card; `figures` are lines that replace the hold-out figures of `exported`."""
     what = "All regimes" if exported.regime is None else f"Regime {exported.regime}"
+    what += f" ({exported.label})" if exported.label else ""
     return "\n".join(
         [
             "---",

@@ -35,6 +35,8 @@ class ExportedRegime:
     """Of its folder, for example regime-3."""
     regime: int | None
     """Its number; None for the one adapter that all regimes share."""
+    label: str
+    """Its name, for people; empty without one."""
     snapshot: str
     written: str
     """When the snapshot was, ISO 8601."""

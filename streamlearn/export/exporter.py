@@ -193,6 +193,7 @@ class Exporter:
         return ExportedRegime(
             name=name,
             regime=None if slot is None else self._adaptation.numbers[slot],
+            label="" if slot is None else self._adaptation.controls.names.get(self._adaptation.numbers[slot], ""),
             snapshot=snapshot_name(self._manifest.step),
             written=self._manifest.created_at,
             records=sum(each.records for each in visits),

@@ -68,10 +68,16 @@ class AdapterCache:
         self._rest([name])
 
     def remove(self, name: str) -> None:
-        """Forget an adapter, if there is one of this name."""
+        """Forget an adapter, if there is one of this name, and remove its file."""
         self._groups.pop(name, None)
         self._in_memory.pop(name, None)
         self.changed([name])
+        if self._folder is None:
+            return
+        try:
+            self._path(name).unlink(missing_ok=True)
+        except OSError as error:  # it is not read any more, and removed at the next start
+            _log.warning(Event.ADAPTER_NOT_REMOVED, adapter=name, folder=str(self._folder), error=str(error))
 
     def use(self, names: Collection[str]) -> None:
         """Have these adapters in memory, all at a time; unknown names are ignored.

@@ -22,8 +22,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.config import regime_adapter
-from streamlearn.adapters.model import SHARED, Bank, add_regime, banks
+from streamlearn.adapters.config import regime_adapter, slot_of
+from streamlearn.adapters.model import SHARED, Bank, add_regime, banks, delete_adapter
 from streamlearn.adapters.presets import ATTENTION_LINEARS, Objective
 from streamlearn.adapters.routing_context import RoutingContext, routing_context
 from streamlearn.adapters.slots import copy_slots
@@ -185,13 +185,23 @@ class Learner:
                     own.copy_(other)
 
     def keep_regimes(self, slots: Collection[int]) -> None:
-        """Delete the adapters of all other regimes, for a rollback to when they did not exist."""
+        """Delete the adapters of all other regimes, with the optimizer's state; `slots` has one that exists."""
         names = {regime_adapter(slot) for slot in slots}
-        for name in self.model.peft_config.keys() - names:
-            self.model.delete_adapter(name)
+        for name in sorted(self.model.peft_config.keys() - names):
+            delete_adapter(self.model, name)
             self.cache.remove(name)
         self._banks = {name: own for name, own in self._banks.items() if name in names}
         self._set_groups({name: groups for name, groups in self._groups.items() if name in names})
+
+    def remove_regime(self, slot: int) -> None:
+        """Delete the adapter of the regime in `slot`, with the optimizer's state.
+
+        A model has one adapter at least. Without a regime it is that of slot 0, untrained, as in a new run.
+        """
+        others = [slot_of(name) for name in self._groups if name != regime_adapter(slot)]
+        if not others:
+            self.add_regime(0, seed=0)  # replaced when a regime takes the slot
+        self.keep_regimes(others or [0])
 
     def step(
         self,
@@ -273,8 +283,34 @@ class Learner:
                 torch.autograd.backward(weight * sum((balance.loss() for balance in balances), start=loss.mean))
         return totals
 
+    @torch.no_grad()
+    def measure(
+        self,
+        examples: Sequence[Example],
+        slots: Sequence[int],
+        *,
+        parts: int = 1,
+        on_record: Callable[[int], None] = lambda _: None,
+    ) -> list[float]:
+        """Test without training: the loss of each example under the present weights, nats per learned token.
+
+        Arguments and errors are those of `step`. Nothing changes, `number` neither.
+        """
+
+        def work(parts: int) -> list[float]:
+            losses: list[float] = []
+            for part in slices(len(examples), parts):
+                on_record(part.start)
+                packed = pack(examples[part], self.device, slots[part])
+                with routing_context(self.model, packed.context()):
+                    sums, counts = packed_loss(self.forward, packed).per_record(packed)
+                losses += (sums / counts).tolist()
+            return losses
+
+        return with_oom_retry(work, parts, len(examples), lambda: None)
+
     def skip_step(self) -> None:
-        """Count a batch from which every record was removed, so that its snapshot gets its own number."""
+        """Count a batch of which no record is trained on, so that its snapshot gets its own number."""
         self.number += 1
 
     def pin(self) -> PinnedWeights:

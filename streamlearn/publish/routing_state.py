@@ -36,7 +36,8 @@ def read(folder: Path, publication: Publication) -> MonitorState:
         raise PublicationError(
             f"{path}: expected the arrays of a monitor's state, found {type(error).__name__}: {error}"
         ) from error
-    found = {slot: profile.number for slot, profile in enumerate(state.detector.regimes)}
+    profiles = enumerate(state.detector.regimes)
+    found = {slot: profile.number for slot, profile in profiles if profile is not None}
     expected = {each.slot: each.number for each in publication.regimes}
     if found != expected:
         raise PublicationError(

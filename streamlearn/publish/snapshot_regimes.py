@@ -60,7 +60,7 @@ class SnapshotRegimes:
         """Those that have learned something, by number."""
         state, files = self.snapshot.manifest.components["regimes"], self.snapshot.manifest.files
         visits = state["chronicle"]["presences"]
-        labels = state.get("names", {})
+        labels = state.get("controls", {}).get("names", {})
         suspected = {shift["regime"] for shift in state["suspected"]}
         found = [
             RegimeOfSnapshot(

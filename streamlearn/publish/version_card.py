@@ -13,6 +13,7 @@ def card(version: Version, candidate: Candidate, snapshot: SnapshotRegimes, base
     exported = ExportedRegime(
         name=version.name,
         regime=regime.number,
+        label=regime.label or "",
         snapshot=snapshot.snapshot.name,
         written=manifest.created_at,
         records=regime.records,

@@ -4,11 +4,12 @@
 """
 
 import time
-from collections.abc import Generator
+from collections.abc import Collection, Generator
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
 
-from streamlearn.adaptation.adaptation import ShiftReport
+from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError
 from streamlearn.events import Event, get_logger
 from streamlearn.jobs.experts import experts
@@ -22,6 +23,7 @@ from streamlearn.runtime.heap import return_freed_memory
 from streamlearn.runtime.publisher import Publisher
 from streamlearn.shift.assigned_batch import AssignedBatch
 from streamlearn.shift.shift import Shift
+from streamlearn.snapshot.crash_guard import GuardedBatch
 from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.status.board import Board
 from streamlearn.status.status import Phase, SnapshotStatus, Status
@@ -191,13 +193,15 @@ class Daemon:
         """learner/: one step, or none when no record of the batch is to be trained on; then the ledger."""
         self._note_journal(self.checkpoint.journal(assigned.batch))
         held_out = self.adaptation.hold_out(assigned)
-        batch, slots = assigned.without(held_out)
+        frozen = self.adaptation.frozen(assigned) - held_out
+        measured = self._measure(assigned, frozen)
+        batch, slots = assigned.without(held_out | frozen)
         step = self._train(batch, slots)
         if step is not None and step.refusal is not None:
             self._dead_letter(batch, step)
-        for report in self.adaptation.after_step(assigned, held_out, step):
+        for report in self.adaptation.after_step(assigned, held_out, step, measured):
             self._notify(report)
-        self.state.account(assigned.batch, step, held_out)
+        self.state.account(assigned.batch, step, held_out | frozen)
         if self.state.bad_in_a_row >= self.components.settings.learner.max_bad_batches:
             self._roll_back()
         self._publish(Phase.RUNNING, ready=True, step=step)
@@ -205,14 +209,27 @@ class Daemon:
             self.observer.on_step(batch, step, self.board.read())
         return step
 
+    def _measure(self, assigned: AssignedBatch, frozen: Collection[int]) -> dict[int, float]:
+        """Losses of the records at these indices, which are not trained on, in nats per learned token."""
+        if not frozen:
+            return {}
+        batch, slots = assigned.without(set(range(len(assigned.slots))) - set(frozen))
+        with self._guarded(batch) as guarded:
+            parts = len(batch.examples) if guarded.one_by_one else 1
+            losses = self.learner.measure(batch.examples, slots, parts=parts, on_record=guarded.on_record)
+        return dict(zip(sorted(frozen), losses, strict=True))
+
     def _train(self, batch: Batch, slots: tuple[int, ...]) -> Step | None:
         if not batch.examples:
             self.learner.skip_step()
             return None
-        ids = [record.id for record in batch.records]
-        with self.components.crash_guard.training(self.learner.number + 1, ids) as guarded:
+        with self._guarded(batch) as guarded:
             parts = len(batch.examples) if guarded.one_by_one else 1
             return self.learner.step(batch.examples, slots, parts=parts, on_record=guarded.on_record)
+
+    def _guarded(self, batch: Batch) -> AbstractContextManager[GuardedBatch]:
+        ids = [record.id for record in batch.records]
+        return self.components.crash_guard.training(self.learner.number + 1, ids)
 
     def _note_journal(self, fault: SnapshotError | None) -> None:
         if fault is not None:

@@ -90,7 +90,7 @@ def exposition(collectors: CollectorRegistry) -> bytes:
 def _progress(status: Status) -> Iterator[Metric]:
     yield _counter("steps", "Optimizer updates.", status.step)
     yield _counter("records_trained", "Records trained on.", status.records_trained)
-    held_out = "Records kept out of training to measure forgetting."
+    held_out = "Records kept out of training: to measure forgetting, or because their regime is frozen."
     yield _counter("records_held_out", held_out, status.records_held_out)
     yield _counter("tokens_trained", "Tokens of records trained on.", status.tokens_trained)
     yield _gauge("tokens_per_second", "Recent training throughput.", status.tokens_per_s)

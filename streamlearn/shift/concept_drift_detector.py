@@ -81,6 +81,11 @@ class ConceptDriftDetector:
                 self._levels[slot] = LossLevel(regime, self._build())
         return shifts
 
+    def level_of(self, slot: int) -> float | None:
+        """The smoothed loss of the regime in a slot, nats per token; None before a record since the last alarm."""
+        level = self._levels.get(slot)
+        return level.level if level is not None and level.records else None
+
     def forget(self, slot: int) -> None:
         """Discard the slot's losses: it belongs to another regime now."""
         self._levels.pop(slot, None)

@@ -10,6 +10,8 @@
 5. A regime that received a record may turn out to be two, mixed from the beginning (`mixture_test`). The smaller part
    becomes a regime of its own. This is a shift as well, but the segment goes on: both regimes are in the stream. Only
    where the smaller part is the newest run of the stream did the stream move on, as in 4.
+
+The first record of the stream begins a regime, and so does the first after the segment's regime was forgotten.
 """
 
 from collections.abc import Collection, Mapping
@@ -91,14 +93,23 @@ class InputShiftDetector:
             return shifted or AssignedRecord(slot)
         return self._split(slot, protected)
 
+    def forget(self, slot: int) -> None:
+        """Forget the regime in a slot; if it is the segment's, the next record is the first of a new regime."""
+        self._segment.forget(slot)
+        self._regimes.forget(slot)
+
     def _begin(self, features: Features) -> AssignedRecord:
-        """Create the first regime of the stream."""
-        created = self._regimes.create(1, ())
-        assert created is not None
-        self._regimes.add(0, features, 1)
-        self._segment.slot, self._num_shifts = 0, 1
-        self._segment.add(RecentRecord(features, 1, 0, 0.0))
-        return AssignedRecord(0, (Shift("inputs", 1, 1, 0, False, None, 1, 1, 0.0, 0.0),))
+        """Create a regime with the newest record: the first of the stream, or after the segment's was forgotten."""
+        previous = self._segment.forgotten or None
+        created = self._regimes.create(self._ordinal, ())
+        assert created is not None, "the forgotten regime left its slot vacant"
+        slot, _ = created
+        self._regimes.add(slot, features, self._ordinal)
+        self._segment.begin(RecentRecord(features, self._ordinal, slot, 0.0))
+        self._num_shifts += 1
+        at, regime = self._ordinal, self._regimes[slot].number
+        shift = Shift("inputs", self._num_shifts, regime, slot, False, previous, at, at, 0.0, 0.0)
+        return AssignedRecord(slot, (shift,))
 
     def _handle(self, alarm: Alarm, protected: Collection[int]) -> AssignedRecord | None:
         """Decide on an alarm; None if its records are the segment's, too few, or there is no slot for a new regime."""

@@ -74,6 +74,11 @@ class Lookahead:
         return [*(assigned.batch for assigned in self._decided), *undecided]
 
     @property
+    def is_flushed(self) -> bool:
+        """Whether all that was read is decided, without waiting for more records."""
+        return self._flushed
+
+    @property
     def slots(self) -> tuple[tuple[int, ...], ...]:
         """Slots of the undecided batches, by batch."""
         return tuple(tuple(held.slots) for held in self._undecided)

@@ -9,7 +9,7 @@ are part of the state (`MonitorState.undecided`): shifts and corrections that co
 them again, and not to later batches. They are not released a second time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,13 @@ from streamlearn.shift.regime_memory import RegimeMemory
 from streamlearn.shift.request_classifier import RequestClassifier
 from streamlearn.stream.batch import Batch
 
+KeptAt = Callable[[int], Collection[int]]
+"""Numbers of the regimes that keep their slots when the record with this ordinal is read."""
+
+
+def _none_kept(_: int) -> Collection[int]:
+    return ()
+
 
 class Monitor:
     """Reads batches ahead of the learner and assigns their records to regimes."""
@@ -41,7 +48,7 @@ class Monitor:
         self._released = MonitorState(self._detector.save())
         self._classifier: tuple[MonitorState, RequestClassifier] | None = None
 
-    def update(self, batch: Batch) -> list[AssignedBatch]:
+    def update(self, batch: Batch, kept_at: KeptAt = _none_kept) -> list[AssignedBatch]:
         """Read the next batch; return the batches that are decided by it, in order: none, one or several.
 
         They wait in `lookahead` for the loop to take them.
@@ -49,7 +56,7 @@ class Monitor:
         held = HeldBatch(batch, self._detector.ordinal + 1)
         self.lookahead.append(held)
         for example in batch.examples:
-            protected = self.lookahead.protected
+            protected = self.lookahead.protected | self._slots_of(kept_at(self._detector.ordinal + 1))
             assigned = self._detector.update(self._featurizer.featurize(input_of(example)), protected)
             held.slots.append(assigned.slot)
             for ordinal, slot in assigned.reassigned:
@@ -61,6 +68,11 @@ class Monitor:
     def flush(self) -> list[AssignedBatch]:
         """Decide all batches without waiting for more records, and return them."""
         return self._release(self.lookahead.flush(self._detector.save()))
+
+    @property
+    def records_read(self) -> int:
+        """Ordinal of the newest record that was read, ahead of training."""
+        return self._detector.ordinal
 
     @property
     def released(self) -> MonitorState:
@@ -78,7 +90,7 @@ class Monitor:
             slot: Of the regime that every input is taken to belong to, instead of the likeliest.
         """
         state = MonitorState(self._detector.save()) if as_of is None else as_of
-        if not state.detector.regimes:
+        if not any(state.detector.regimes):
             return [Assignment(0, 1.0)] * len(inputs)
         classifier = self._classifier_of(state)
         return [classifier.assign(self._featurizer.featurize(ids), slot) for ids in inputs]
@@ -101,11 +113,41 @@ class Monitor:
             first += len(slots)
         self.lookahead.restart(held)
 
+    def forget(self, slot: int, as_of: MonitorState, kept_at: KeptAt = _none_kept) -> MonitorState:
+        """Forget the regime in `slot` as of the batch trained on last, and read the waiting batches again.
+
+        They are decided as after a restart from the returned state. Nothing in the look-ahead refers to the regime any
+        more. Batches that `as_of` lists as undecided count as decided: a shift that begins in one of them and is found
+        later is attached to the first batch after them.
+
+        Args:
+            slot: The regime's slot.
+            as_of: The state after that batch; every shift that was entered is in it.
+            kept_at: That of `update`.
+
+        Returns:
+            The state that takes its place.
+        """
+        waiting, is_flushed = self.lookahead.waiting, self.lookahead.is_flushed
+        self._detector.load(as_of.detector)
+        self._detector.forget(slot)
+        self._released = state = MonitorState(self._detector.save())
+        self.lookahead.restart()
+        for batch in waiting:
+            self.update(batch, kept_at)
+        if is_flushed:
+            self.flush()
+        return state
+
     def _classifier_of(self, state: MonitorState) -> RequestClassifier:
         """The classifier under a state; the last one is kept, for requests between the same two batches."""
         if self._classifier is None or self._classifier[0] is not state:
             self._classifier = state, RequestClassifier.of(state)
         return self._classifier[1]
+
+    def _slots_of(self, numbers: Collection[int]) -> set[int]:
+        regimes = self._detector.regimes
+        return {slot for slot in regimes.occupied if regimes[slot].number in numbers} if numbers else set()
 
     def _regimes_of(self, state: MonitorState) -> RegimeMemory:
         regimes = RegimeMemory(self._settings.max_regimes)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from streamlearn.shift import naive_bayes
 from streamlearn.shift.assignment import Assignment
 from streamlearn.shift.document_frequency import COMMON, DocumentFrequency
-from streamlearn.shift.featurizer import Features
+from streamlearn.shift.featurizer import NUM_BUCKETS, Features
 from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.novelty_test import MAX_EXEMPLARS, MIN_EXEMPLARS, NoveltyTest, Standard, leave_one_out
 from streamlearn.shift.recent_record import RecentRecord
@@ -25,18 +25,23 @@ from streamlearn.shift.regime_profile import NUM_SAMPLED
 
 
 class RequestClassifier:
-    """The classifier under one state of the memory, which must not change while it is in use, nor be empty."""
+    """The classifier under one state of the memory, which must not change while in use, and has a regime."""
 
     def __init__(self, regimes: RegimeMemory, recent: Iterable[RecentRecord] = ()) -> None:
         """Calibrate the test; `recent` are records that are counted in the memory, but not offered to a sample yet."""
         self._regimes = regimes
-        self._exemplars = [[each.buckets for each in regimes[slot].sample] for slot in range(len(regimes))]
+        occupied = regimes.occupied
+        self._exemplars: list[list[NDArray[np.uint16]]] = [[] for _ in range(len(regimes))]
+        for slot in occupied:
+            self._exemplars[slot] += [each.buckets for each in regimes[slot].sample]
         for each in recent:
             if len(self._exemplars[each.slot]) < NUM_SAMPLED:
                 self._exemplars[each.slot].append(each.features.buckets)
-        profiles = [regimes[slot] for slot in range(len(regimes))]
-        self._absent = naive_bayes.AbsentTokens.of(np.stack([each.token_frequency.expected for each in profiles]))
-        self._values = [_Statistics.under(each.token_frequency) for each in profiles]
+        frequency_RB = np.zeros((len(regimes), NUM_BUCKETS), dtype=np.float32)  # a vacant slot, scored -inf, keeps 0
+        for slot in occupied:
+            frequency_RB[slot] = regimes[slot].token_frequency.expected
+        self._absent = naive_bayes.AbsentTokens.of(frequency_RB)
+        self._values = {slot: _Statistics.under(regimes[slot].token_frequency) for slot in occupied}
         values_NS_by_slot = [self._exemplar_values(slot) for slot in range(len(regimes))]
         standards = [Standard.of(each) if len(each) >= MIN_EXEMPLARS else None for each in values_NS_by_slot]
         self._test = NoveltyTest.calibrated(standards, self._calibration(values_NS_by_slot, standards))
@@ -74,7 +79,7 @@ class RequestClassifier:
         self, values_NS_by_slot: list[NDArray[np.float64]], standards: list[Standard | None]
     ) -> list[float]:
         """T of each exemplar under the regime that it is assigned to, if that one is tested."""
-        per_regime = max(MAX_EXEMPLARS // len(self._regimes), 1)
+        per_regime = max(MAX_EXEMPLARS // len(self._regimes.occupied), 1)
         found = []
         for own, values_NS in enumerate(values_NS_by_slot):
             for index, buckets in enumerate(self._exemplars[own][:per_regime]):

@@ -26,7 +26,7 @@ class SegmentState:
     """What a snapshot keeps of the segment."""
 
     slot: int = NO_SLOT
-    """Slot of its regime; `NO_SLOT` before the first record."""
+    """Slot of its regime; `NO_SLOT` before the first record, and after its regime was forgotten."""
     parent: int = NO_SLOT
     """Slot of the regime from which its regime was split, if the segment is the regime's first; else `NO_SLOT`."""
     num_records: int = 0
@@ -35,6 +35,8 @@ class SegmentState:
     window: WindowState = field(default_factory=WindowState)
     other_records: tuple[RecentRecord, ...] = ()
     absence: AbsenceState = field(default_factory=AbsenceState)
+    forgotten: int = 0
+    """Number of its regime if that was forgotten, and no record has come since; else 0."""
 
 
 class Segment:
@@ -58,6 +60,7 @@ class Segment:
             window=self._window.state,
             other_records=self._others.records,
             absence=self._absence.state,
+            forgotten=self.forgotten,
         )
 
     def load(self, state: SegmentState) -> None:
@@ -67,6 +70,7 @@ class Segment:
         self._window = SegmentWindow(state.window)
         self._others = OtherRecords(state.other_records)
         self._absence.state = state.absence
+        self.forgotten = state.forgotten
 
     @property
     def recent_records(self) -> tuple[RecentRecord, ...]:
@@ -87,6 +91,20 @@ class Segment:
     def cool_down(self) -> None:
         """Suspend the window's tests after a false alarm."""
         self._cooldown = COOLDOWN
+
+    def begin(self, record: RecentRecord) -> None:
+        """Begin a segment with a record that comes after none, or after the segment's regime was forgotten."""
+        self.slot, self.forgotten = record.slot, 0
+        self.add(record)
+
+    def forget(self, slot: int) -> None:
+        """Forget the records of the regime in a slot. Where it is the segment's, the next record begins a segment."""
+        self._others = OtherRecords(tuple(each for each in self._others.records if each.slot != slot))
+        if self.parent == slot:
+            self.parent = NO_SLOT
+        if self.slot == slot:
+            number, others = self._regimes[slot].number, self._others.records
+            self.load(SegmentState(other_records=others, forgotten=number))
 
     def restart(self, slot: int, parent: int, records: Collection[RecentRecord]) -> None:
         """Begin a new segment with some of the recent records, which are its window."""

@@ -20,7 +20,7 @@ class Shift:
     known: bool
     """Whether the regime occurred before."""
     previous: int | None
-    """Number of the previous regime; None for the first regime of the stream."""
+    """Number of the previous regime, which may have been dropped since; None for the first regime of the stream."""
     declared_at: int
     """Ordinal of the record at which the shift was declared."""
     onset: int

@@ -24,6 +24,7 @@ from streamlearn.shift.segment_window import WindowState
 
 Arrays = Mapping[str, NDArray[np.generic]]
 _INTEGER_SCALARS = ("number", "visits", "records", "first_record", "last_record", "is_separated", "next_test")
+_VACANT = RegimeProfile(number=0, first_record=0)  # numbers of regimes begin at 1
 
 
 def to_arrays(state: MonitorState) -> dict[str, NDArray[np.generic]]:
@@ -51,6 +52,7 @@ def to_arrays(state: MonitorState) -> dict[str, NDArray[np.generic]]:
         **profiles_to_arrays(detector.regimes),
         "ghosts.sizes": np.array([len(slots) for slots in undecided], dtype=np.int64),
         "ghosts.slots": np.array([slot for slots in undecided for slot in slots], dtype=np.int64),
+        **({"forgotten": np.array([segment.forgotten], dtype=np.int64)} if segment.forgotten else {}),
     }
 
 
@@ -70,14 +72,16 @@ def from_arrays(arrays: Arrays) -> MonitorState:
         window=WindowState(_records_from_arrays("window", arrays), fits_before, tokens_before),
         other_records=_records_from_arrays("others", arrays),
         absence=AbsenceState(share, statistic, run_start),
+        forgotten=int(arrays["forgotten"][0]) if "forgotten" in arrays else 0,
     )
     detector = DetectorState(ordinal, num_shifts, segment, profiles_from_arrays(arrays), next_number)
     slots = iter(arrays["ghosts.slots"].tolist())
     return MonitorState(detector, tuple(tuple(islice(slots, size)) for size in arrays["ghosts.sizes"].tolist()))
 
 
-def profiles_to_arrays(profiles: SavedProfiles) -> dict[str, NDArray[np.generic]]:
-    """Regime profiles, one row per slot."""
+def profiles_to_arrays(saved: SavedProfiles) -> dict[str, NDArray[np.generic]]:
+    """Regime profiles, one row per slot; that of a vacant one has the number 0."""
+    profiles = [_VACANT if each is None else each for each in saved]
     references = [each.reference.to_row() for each in profiles]
     frequencies = [each.token_frequency for each in profiles]
     sampled = [record for each in profiles for record in each.sample]
@@ -109,7 +113,9 @@ def profiles_from_arrays(arrays: Arrays) -> SavedProfiles:
     )
 
 
-def _profile_from_arrays(arrays: Arrays, slot: int, sample: tuple[SampledRecord, ...]) -> RegimeProfile:
+def _profile_from_arrays(arrays: Arrays, slot: int, sample: tuple[SampledRecord, ...]) -> RegimeProfile | None:
+    if int(arrays["regimes.scalars"][slot][SCALARS.index("number")]) == _VACANT.number:
+        return None
     scalars = dict(zip(SCALARS, arrays["regimes.scalars"][slot].tolist(), strict=True))
     if "regimes.scalars.added" in arrays:
         scalars |= zip(ADDED_SCALARS, arrays["regimes.scalars.added"][slot].tolist(), strict=True)
@@ -150,7 +156,7 @@ def _records_from_arrays(name: str, arrays: Arrays) -> tuple[RecentRecord, ...]:
     return tuple(RecentRecord(*each) for each in zip(features, *columns, strict=True))
 
 
-def _scalars(names: Sequence[str], profiles: SavedProfiles) -> NDArray[Any]:
+def _scalars(names: Sequence[str], profiles: Sequence[RegimeProfile]) -> NDArray[Any]:
     values = [np.array([getattr(each, name) for name in names], dtype=np.float64) for each in profiles]
     return _rows(values, np.float64, len(names))
 

@@ -18,6 +18,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -58,13 +59,14 @@ class SnapshotStore:
     def save(self, draft: ManifestDraft, parts: Sequence[SnapshotPart]) -> SnapshotInfo:
         """Make one complete state durable. Every earlier snapshot stays untouched.
 
-        0. If a snapshot of the same state exists (step, position, ledger, configuration), return it and write nothing.
+        0. If a snapshot of the same state exists (step, position, ledger, configuration, what an operator decided
+           about regimes), return it and write nothing.
         1. Write every part into a staging folder beside the target, or link it.
         2. fsync every file that is not linked, then every folder except the staging folder.
         3. Write the manifest, which names and hashes those files; fsync it, then the staging folder.
-        4. Rename the staging folder to the step's name. A snapshot of the same step at another position (dead letters
-           move the position without a step) is first renamed to `.replaced-*`; `newest` repairs a crash between the
-           two renames.
+        4. Rename the staging folder to the step's name. A snapshot of the same step in another state (dead letters
+           move the position without a step, an operator drops a regime between two) is first renamed to `.replaced-*`;
+           `newest` repairs a crash between the two renames.
         5. fsync the folder of snapshots. From here on `newest` finds the new snapshot after any crash.
 
         If any step fails, nothing of the new snapshot remains. A failed fsync is never retried.
@@ -206,7 +208,7 @@ class SnapshotStore:
             return None
         found = read_manifest(self._path(name))
         same = all(getattr(found, key) == getattr(draft, key) for key in _STATE_KEYS)
-        return found if same else None
+        return found if same and _controls(found) == _controls(draft) else None
 
     def _is_valid(self, name: str) -> bool:
         """Whether there is a valid snapshot of this name; a damaged one is moved aside."""
@@ -301,3 +303,8 @@ def _unused(path: Path) -> Path:
         number += 1
         candidate = path.with_name(f"{path.name}-{number}")
     return candidate
+
+
+def _controls(manifest: ManifestDraft) -> Any:
+    """What an operator decided about regimes, which changes the state between two steps."""
+    return manifest.components.get("regimes", {}).get("controls")

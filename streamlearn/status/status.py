@@ -67,16 +67,23 @@ class RegimeStatus:
     """Unique; never reused."""
     slot: int
     """Where its state is kept; reused after the regime is forgotten."""
+    name: str = ""
+    """Label for people; empty without one."""
+    frozen: bool = False
+    """Whether its records are measured and not trained on."""
     current: bool = False
     """Whether the stream is in this regime."""
     visits: int = 0
     """Number of segments of the stream in this regime."""
     records: int = 0
-    """Records trained on or held out."""
+    """Records trained on, held out, or measured while it was frozen."""
     first_record: int | None = None
     """Its first record."""
     last_record: int | None = None
     """Its last record so far."""
+    prequential_loss: float | None = None
+    """Loss of its newest records before each was trained on, or while it was frozen, nats per learned token, smoothed
+    over up to 128 of them; null before one was measured since the regime began or its answers changed."""
     holdout_records: int = 0
     """Held-out records in its sample."""
     history: tuple[Scoring, ...] = ()
@@ -229,7 +236,7 @@ class Status:
     """Optimizer updates made."""
     records_trained: int = 0
     records_held_out: int = 0
-    """Records kept out of training to measure forgetting."""
+    """Records kept out of training: to measure forgetting, or because their regime is frozen."""
     tokens_trained: int = 0
     tokens_per_s: float = 0.0
     """Recent training throughput."""

@@ -20,7 +20,7 @@ class Ledger:
     def account(self, batch: Batch, *, refused: bool, held_out: Collection[int] = ()) -> None:
         """Count a batch: its records were trained on, or dead-lettered if the update was refused.
 
-        `held_out` holds the indices of records that were kept for evaluation instead.
+        `held_out` holds the indices of records that were evaluated only.
         """
         self.dead_lettered.update(dead_lettered.id.origin for dead_lettered in batch.dead_lettered)
         column = self.dead_lettered if refused else self.trained

@@ -6,7 +6,7 @@ import orjson
 import torch
 from torch import Tensor
 
-from streamlearn.adaptation.adaptation import ShiftReport
+from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.learner.learner import Step
 from streamlearn.runtime.components import Components
 from streamlearn.settings import Settings

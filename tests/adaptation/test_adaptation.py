@@ -10,7 +10,7 @@ import torch
 from structlog.testing import capture_logs
 
 from streamlearn.adaptation import adaptation as adaptation_module
-from streamlearn.adaptation.adaptation import ShiftReport
+from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.events import Event
 from streamlearn.jobs.queue import ExpertsJob, JobQueue

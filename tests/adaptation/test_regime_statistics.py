@@ -8,6 +8,7 @@ import torch
 
 from streamlearn.adaptation.forgetting import Forgetting, ScoreHistory
 from streamlearn.adaptation.holdout import HoldoutReservoirs
+from streamlearn.adaptation.regime_controls import RegimeControls
 from streamlearn.adaptation.regime_statistics import MAX_SHIFTS, RegimeStatistics
 from streamlearn.settings import HoldoutSettings
 from streamlearn.shift.shift import Shift
@@ -39,7 +40,8 @@ def forgetting() -> Forgetting:
 def statistics(scores: Forgetting | None = None) -> tuple[RegimeStatistics, HoldoutReservoirs]:
     holdouts = HoldoutReservoirs(HoldoutSettings(every_records=2), regimes=4, seed=0)
     learner: Any = Learner()
-    return RegimeStatistics(learner, holdouts, scores or forgetting()), holdouts
+    controls = RegimeControls()
+    return RegimeStatistics(learner, holdouts, scores or forgetting(), controls, lambda _: None), holdouts
 
 
 def shift(regime: int, slot: int, *, known: bool = False) -> Shift:

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from rich.console import Console
 
-from streamlearn.adaptation.adaptation import ShiftReport
+from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.commands.progress import FIRST, LAST, LabelledSegments, ProgressDisplay, frozen_loss, mean_loss
 from streamlearn.learner.evaluation import ExampleScore
 from streamlearn.learner.learner import Step

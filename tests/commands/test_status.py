@@ -72,6 +72,18 @@ def test_regimes_have_a_row_each_and_the_current_one_a_mark(daemon: Daemon) -> N
     assert row(text, "*", "3") == ["*", "3", "250", "1", "0", "-", "-", "-", "-", "-"]
 
 
+def test_names_and_frozen_regimes_have_a_column_where_there_are_any(daemon: Daemon) -> None:
+    """Otherwise the table keeps its width for figures."""
+    assert not {"name", "training"} & set(shown(daemon).split())
+    past, present = ADAPTATION.regimes
+    operated = (replace(past, frozen=True), replace(present, name="orders EU"))
+    daemon.board.publish(replace(RUNNING, adaptation=replace(ADAPTATION, regimes=operated)))
+    text = shown(daemon)
+    assert row(text, "1", "frozen")[2:] == ["100", "2", "5", "1.250", "0.500", "0.750", "0.625", "40"]
+    assert row(text, "*", "3") == ["*", "3", "orders", "EU", "250", "1", "0", "-", "-", "-", "-", "-"]
+    assert {"name", "training"} <= set(text.split())
+
+
 def test_shifts_show_evidence_and_cost(daemon: Daemon) -> None:
     """The first regime is no shift: it has neither evidence nor a probe."""
     text = shown(daemon)

@@ -1,5 +1,6 @@
 """`streamlearn export`: what stock libraries load from it computes what the daemon computes."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -259,3 +260,16 @@ def test_two_exports_are_the_same_to_the_byte(learned: Settings, tmp_path: Path)
     card = (tmp_path / "one" / "regime-2" / "README.md").read_text()
     assert "base_model: org/name" in card
     assert "| records | 90 in 1 visit |" in card
+
+
+def test_the_card_has_the_regimes_name(learned: Settings, tmp_path: Path) -> None:
+    """Beside its number; the folder keeps the number only."""
+    settings = learned.model_copy(update={"state": tmp_path / "state"})
+    shutil.copytree(learned.state, settings.state)
+    with opened(settings) as components:
+        components.adaptation.rename(2, "orders EU")
+        daemon_of(components).save()
+    written(settings, tmp_path / "out")
+    titles = [(tmp_path / "out" / f"regime-{number}" / "README.md").read_text() for number in (1, 2)]
+    assert "# Regime 2 (orders EU) of snapshot" in titles[1]
+    assert "# Regime 1 of snapshot" in titles[0]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamlearn.adapters import SHAPES, routing_context
+from streamlearn.adapters.config import regime_adapter
 from streamlearn.adapters.model import SHARED
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import packed_loss
@@ -261,3 +262,43 @@ def test_a_penaltys_gradient_is_added_and_its_value_is_not_reported(make_learner
     added = slope * math.sqrt(learner.banks[0].A.numel())
     assert step.loss == plain.loss
     assert step.grad_norm == pytest.approx(math.hypot(plain.grad_norm, added), rel=1e-4)  # dL/dA is zero while B is
+
+
+def test_a_record_is_measured_as_a_step_measures_it(make_learner: MakeLearner) -> None:
+    """Also in several parts; nothing changes, and each part is announced."""
+    learner = make_learner(preset="streamlearn")
+    learner.step(batch_of(seed=1).examples, [0, 1, 1])
+    before, announced = snapshot(learner), list[int]()
+    measured = learner.measure(batch_of().examples, [0, 1, 1])
+    in_parts = learner.measure(batch_of().examples, [0, 1, 1], parts=3, on_record=announced.append)
+    assert same(before, snapshot(learner))
+    assert announced == [0, 1, 2]
+    assert in_parts == pytest.approx(measured, rel=1e-5)
+    assert measured == pytest.approx(learner.step(batch_of().examples, [0, 1, 1]).record_losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("slot", [0, 2], ids=["active in PEFT", "another"])
+def test_a_regime_is_removed_and_the_others_train_on(make_learner: MakeLearner, slot: int) -> None:
+    """With the bits of a learner that still has it."""
+    batch, whole, removed = batch_of(), make_learner(preset="streamlearn"), make_learner(preset="streamlearn")
+    removed.remove_regime(slot)
+    for learner in (whole, removed):
+        learner.step(batch.examples, [1, 3, 1])
+    kept, all_of = snapshot(removed), snapshot(whole)
+    name = regime_adapter(slot)
+    assert {key for key in all_of if name in key} == all_of.keys() - kept.keys()
+    assert same(kept, {key: all_of[key] for key in kept})
+    assert name not in removed.model.peft_config
+
+
+def test_without_a_regime_one_untrained_adapter_is_left(make_learner: MakeLearner) -> None:
+    """As in a new run; a regime that comes replaces it."""
+    learner = make_learner(preset="streamlearn")
+    learner.step(batch_of().examples, [3, 0, 3])
+    for slot in (0, 1, 2, 3):
+        learner.remove_regime(slot)
+    assert list(learner.revisions) == [regime_adapter(0)]
+    assert not any(bank.B.any() for bank in learner.banks)
+    learner.add_regime(0, seed=5)
+    assert learner.step(batch_of().examples, [0, 0, 0]).refusal is None
+    assert all(bank.B.any() for bank in learner.banks)

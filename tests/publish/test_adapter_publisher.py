@@ -83,7 +83,7 @@ def poisoned(number: int) -> list[bytes]:
     """Records of the first task with garbage for answers."""
     rng, prompt = random.Random(1), TASKS["animals"][0]
     answers = ["".join(rng.choice("abcdefghij") for _ in range(8)) for _ in range(number)]
-    prompts = [prompt.format(1000 + 31 * i % 9000) for i in range(number)]
+    prompts = [prompt.format(1000 + (8642 + 7919 * i) % 9000) for i in range(number)]
     return [orjson.dumps({"prompt": p, "completion": f" {a}"}) for p, a in zip(prompts, answers, strict=True)]
 
 
@@ -161,7 +161,7 @@ def test_garbage_never_reaches_a_replica(make: Callable[..., Settings], tmp_path
 def test_an_operator_may_let_changed_answers_pass(make: Callable[..., Settings], tmp_path: Path) -> None:
     """The answers changed for good: with approval the next version is published, and only that one."""
     lines = stream("animals", per_task=110) + [
-        orjson.dumps({"prompt": TASKS["animals"][0].format(1000 + 31 * i % 9000), "completion": " Paris"})
+        orjson.dumps({"prompt": TASKS["animals"][0].format(1000 + (8642 + 7919 * i) % 9000), "completion": " Paris"})
         for i in range(200)
     ]
     with patient(make(lines, **publishing(tmp_path))) as daemon:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import streamlearn.learner.learner as learner_module
 from connectors.jsonl import JsonlSource
-from streamlearn.adaptation.adaptation import ShiftReport
+from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.errors import DivergedError, SnapshotError, SnapshotMismatchError, StateLockedError
 from streamlearn.events import Event
 from streamlearn.jobs.queue import JobQueue

@@ -89,6 +89,7 @@ ADAPTATION = AdaptationStatus(
             records=100,
             first_record=1,
             last_record=100,
+            prequential_loss=1.5,
             holdout_records=5,
             history=(Scoring(10, 1.0, 0.75), Scoring(40, 1.25, 0.5)),
             best_accuracy=0.75,

@@ -314,7 +314,63 @@ def test_every_record_is_counted_in_one_regime() -> None:
     for batch in batches(stream(runs((0, 100), (1, 100), (0, 100)))):
         monitor.update(batch)
     monitor.flush()
-    first, second = monitor.released.detector.regimes
+    first, second = [each for each in monitor.released.detector.regimes if each is not None]
     assert (first.number, first.visits) == (1, 2)
     assert first.records + second.records == 300
     assert abs(second.records - 100) <= 2
+
+
+@pytest.mark.parametrize("slot", [0, 2, 1], ids=["in turns with it", "the segment's", "absent"])
+@pytest.mark.parametrize("is_flushed", [False, True], ids=["reading", "flushed"])
+def test_after_a_regime_is_forgotten_a_restart_repeats_everything(slot: int, is_flushed: bool) -> None:
+    """What was read ahead is decided as by a monitor that starts from the state of the last batch trained on."""
+    tasks = [*runs((0, 80), (2, 80), (1, 80)), *([0, 1] * 30), *runs((1, 20), (2, 60), (0, 60))]
+    made = batches(stream(tasks))
+    monitor = new_monitor()
+    before = [each for batch in made[:38] for each in monitor.update(batch)]
+    taken = monitor.lookahead.take()
+    while len(monitor.lookahead) > 2:
+        taken = monitor.lookahead.take()
+    assert taken is not None
+    assert taken.after is not None
+    done = before.index(taken) + 1
+    if is_flushed:
+        monitor.flush()
+    read = monitor.records_read
+    assert taken.after.detector.segment.slot == 2
+    state = monitor.forget(slot, taken.after)
+    assert monitor.records_read == read
+    assert (state.detector.regimes[slot], state.undecided) == (None, ())
+    restarted = new_monitor()
+    restarted.load_state(monitor.state(state))
+    for batch in made[done:38]:
+        restarted.update(batch)
+    if is_flushed:
+        restarted.flush()
+    found = [taken_from(each) for each in (monitor, restarted)]
+    rest = [[each for batch in made[38:] for each in m.update(batch)] + m.flush() for m in (monitor, restarted)]
+    assert found[0] + rest[0] == found[1] + rest[1]
+    numbers = {shift.regime for shift in shifts_of(found[0] + rest[0]) if not shift.known}
+    assert numbers == {4}, "its task returned, as another regime"
+    assert {name: array.tolist() for name, array in monitor.state().items()} == {
+        name: array.tolist() for name, array in restarted.state().items()
+    }
+
+
+def taken_from(monitor: Monitor) -> list[AssignedBatch]:
+    """The batches that wait to be trained on."""
+    found = []
+    while (taken := monitor.lookahead.take()) is not None:
+        found.append(taken)
+    return found
+
+
+def test_a_regime_that_is_kept_is_not_dropped_for_another() -> None:
+    """From the record on at which it is kept."""
+    made = batches(stream(runs((0, 60), (1, 100), (2, 100))))
+    monitor = new_monitor(ShiftSettings(max_regimes=2))
+    kept = [each for batch in made for each in monitor.update(batch, lambda ordinal: {1} if ordinal > 100 else ())]
+    assert {shift.dropped for shift in shifts_of(kept)} == {None}
+    later = new_monitor(ShiftSettings(max_regimes=2))
+    dropped = [each for batch in made for each in later.update(batch, lambda ordinal: {1} if ordinal > 250 else ())]
+    assert {shift.dropped for shift in shifts_of(dropped)} == {None, 1}

@@ -1,10 +1,13 @@
 """The memory is bounded; merged or dropped is the regime of least worth."""
 
 import numpy as np
+import pytest
 
 from streamlearn.shift.featurizer import Features, Featurizer
-from streamlearn.shift.regime_memory import RegimeMemory
+from streamlearn.shift.regime_memory import RegimeMemory, SavedProfiles
+from streamlearn.shift.regime_profile import RegimeProfile
 from streamlearn.shift.request_classifier import RequestClassifier
+from streamlearn.shift.state_arrays import profiles_from_arrays, profiles_to_arrays
 from tests.shift.records import features_of, fill, memory_of
 
 
@@ -68,13 +71,73 @@ def test_moving_a_record_leaves_no_trace() -> None:
     assert (regimes[0].records, regimes[1].records) == (50, 51)
 
 
+def occupied(profiles: SavedProfiles) -> list[RegimeProfile]:
+    return [each for each in profiles if each is not None]
+
+
 def test_a_saved_copy_does_not_change() -> None:
     """It shares with the next copy the profiles that did not change between them."""
     regimes = memory_of((0, 50), (1, 50), max_regimes=3)
-    first = regimes.save()
+    first = occupied(regimes.save())
     counts = first[0].counts_B.copy()
     fill(regimes, 0, features_of(0, 5, seed=7), 101)
-    second = regimes.save()
+    second = occupied(regimes.save())
     assert np.array_equal(first[0].counts_B, counts)
     assert second[0].records == first[0].records + 5
     assert second[1] is first[1]
+
+
+@pytest.fixture(scope="module")
+def vacated() -> RegimeMemory:
+    """Of tasks 0, 1 and 2, the second forgotten."""
+    regimes = memory_of((0, 100), (1, 60), (2, 100), max_regimes=4)
+    regimes.forget(1)
+    regimes.calibrate()
+    return regimes
+
+
+def test_no_record_is_assigned_to_a_vacant_slot(vacated: RegimeMemory) -> None:
+    """The others score it, and single inputs, as a memory that never had that regime."""
+    without = memory_of((0, 100), max_regimes=4)
+    without.load(without.save(), next_number=3)
+    assert without.create(161, ()) == (1, None)
+    fill(without, 1, features_of(2, 100, seed=2), 161)
+    without.calibrate()
+    classifiers = RequestClassifier(vacated), RequestClassifier(without)
+    for record in [each for task in range(4) for each in features_of(task, 20, seed=5)]:
+        scores, expected = vacated.score(record).scores_R, without.score(record).scores_R
+        assert scores[[0, 2]].tolist() == expected.tolist()
+        assert scores[1] == -np.inf
+        assigned = [classifier.assign(record) for classifier in classifiers]
+        assert assigned[0] == assigned[1]._replace(slot=2 * assigned[1].slot)
+    assert vacated.rank(features_of(1, 5)) == [2 * slot for slot in without.rank(features_of(1, 5))]
+    assert vacated[2].fit_center == without[1].fit_center
+
+
+def test_a_vacant_slot_stays_vacant_in_a_copy(vacated: RegimeMemory) -> None:
+    """In arrays too, of which it has an empty row."""
+    again = RegimeMemory(4)
+    again.load(profiles_from_arrays(profiles_to_arrays(vacated.save())), vacated.next_number)
+    assert (len(again), again.occupied) == (3, [0, 2])
+    record = features_of(2, 1, seed=5)[0]
+    assert again.score(record).scores_R.tolist() == vacated.score(record).scores_R.tolist()
+
+
+def test_the_lowest_vacant_slot_is_taken_first() -> None:
+    """Then the next unused one, and only then another regime's. Numbers go on."""
+    regimes = memory_of((0, 50), (1, 50), (2, 50), max_regimes=4)
+    regimes.forget(2)
+    regimes.forget(0)
+    slots = []
+    for ordinal in (151, 201, 251):
+        created = regimes.create(ordinal, ())
+        assert created is not None
+        assert created[1] is None
+        slots.append(created[0])
+        fill(regimes, slots[-1], features_of(3, 50), ordinal)
+    assert slots == [0, 2, 3]
+    assert numbers(regimes) == [4, 2, 5, 6]
+    assert regimes[0].records == 50
+    created = regimes.create(301, ())
+    assert created is not None
+    assert created[1] is not None

@@ -5,10 +5,9 @@ import pytest
 from streamlearn.shift import segment_classifier
 from streamlearn.shift.alarm import Alarm
 from streamlearn.shift.mean_embedding_test import MeanEmbeddingTest
-from streamlearn.shift.mixture_test import UNLIKELY
 from streamlearn.shift.recent_record import RecentRecord
 from streamlearn.shift.regime_memory import RegimeMemory
-from streamlearn.shift.segment_classifier import Classification, SegmentClassifier
+from streamlearn.shift.segment_classifier import DISTINCT, Classification, SegmentClassifier
 from streamlearn.shift.token_presence_test import TokenChange
 from tests.shift.records import features_of, memory_of, recent
 
@@ -57,8 +56,8 @@ def test_a_token_change_is_never_the_segments_regime() -> None:
     assert not classify(regimes, records, change=TokenChange(7, True, 30.0, 20.0)).known
 
 
-@pytest.mark.parametrize(("statistic", "known"), [(UNLIKELY - 0.1, True), (UNLIKELY + 0.1, False)])
-def test_records_that_would_be_split_off_again_are_new(
+@pytest.mark.parametrize(("statistic", "known"), [(DISTINCT - 0.1, True), (DISTINCT + 0.1, False)])
+def test_records_that_are_distinct_from_the_regimes_own_are_new(
     statistic: float, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although the regime explains them: one of many topics explains any."""

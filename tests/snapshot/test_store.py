@@ -242,3 +242,18 @@ def test_a_snapshot_holds_no_executable_content(store: SnapshotStore) -> None:
     save(store, 1)
     suffixes = {path.suffix for path in store.folder.rglob("*") if path.is_file()}
     assert suffixes == {".json", ".safetensors"}
+
+
+def test_what_an_operator_decided_replaces_the_snapshot_of_the_same_step(store: SnapshotStore) -> None:
+    """Between two steps a regime may be named, frozen or dropped."""
+
+    def decided(number: int) -> dict[str, Any]:
+        return {"regimes": {"controls": {"num_changes": number}, "scores": number}}
+
+    save(store, 3, components=decided(0))
+    assert save(store, 3, components=decided(1)).step == 3
+    snapshot = store.newest()
+    assert snapshot is not None
+    assert snapshot.manifest.components == decided(1)
+    save(store, 3, components={"regimes": {**decided(1)["regimes"], "scores": 2}})
+    assert store.new_bytes == 0

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from streamlearn.adaptation.adaptation import Adaptation, ShiftReport
+from streamlearn.adaptation.adaptation import Adaptation
+from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.bench.learn.detection_scores import detection_scores
 from streamlearn.bench.learn.evaluator import Evaluator, SlotsOf
 from streamlearn.bench.learn.lower_layers import reuse_lower_layers

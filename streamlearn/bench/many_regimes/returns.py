@@ -1,6 +1,7 @@
 """How many returns of tasks are recognised, by the number of records that a task has each time.
 
     streamlearn bench returns --json > docs/returns.json
+    streamlearn bench returns --bare --json > docs/returns_bare.json
 
 The stream is that of `bench regimes`. Only the monitor reads it, which assigns records to regimes; nothing is learned.
 """
@@ -23,18 +24,19 @@ from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 
 BATCH_RECORDS = 8
-COLUMNS = ("records", "regimes", "recognised", "purity")
+COLUMNS = ("records", "regimes", "recognised", "taken_for_known", "purity")
 
 
-def report(*, others: Path, tasks: int, records: Sequence[int], seed: int, as_json: bool) -> None:
+def report(*, others: Path, tasks: int, records: Sequence[int], seed: int, bare: bool, as_json: bool) -> None:
     """Measure and print.
 
     Raises:
         UsageError: the file has too few tasks with so many records; raised before anything is measured.
     """
     configure_logging("error")
-    streams = [TwoRounds.draw(others, tasks=tasks, records=number, seed=seed) for number in records]
-    result = {"tasks": tasks, "seed": seed, "returns": [measure(stream) for stream in streams]}
+    streams = [TwoRounds.draw(others, tasks=tasks, records=number, seed=seed, bare=bare) for number in records]
+    prompts = "bare" if bare else "definitions"
+    result = {"tasks": tasks, "seed": seed, "prompts": prompts, "returns": [measure(stream) for stream in streams]}
     if as_json:
         print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON is printed unformatted
     else:

@@ -65,9 +65,15 @@ def test_returns_are_recognised(result: dict[str, Any]) -> None:
 def test_a_return_to_another_regime_is_not_recognised() -> None:
     """Most of a segment's records decide; records in another task's regime are counted against purity."""
     rounds = TwoRounds(("a", "b", "b", "a"), 4, ())
-    first = [1] * 4 + [2] * 4
-    assert rounds.returns([*first, 2, 2, 2, 1, *[1] * 4]) == {"recognised": 1.0, "purity": 0.9375}
-    assert rounds.returns([*first, *[3] * 4, 1, 1, 2, 1]) == {"recognised": 0.5, "purity": 0.6875}
+    first, new = [1] * 4 + [2] * 4, {"taken_for_known": 0.0}
+    assert rounds.returns([*first, 2, 2, 2, 1, *[1] * 4]) == {"recognised": 1.0, "purity": 0.9375, **new}
+    assert rounds.returns([*first, *[3] * 4, 1, 1, 2, 1]) == {"recognised": 0.5, "purity": 0.6875, **new}
+
+
+def test_a_new_task_in_another_ones_regime_was_taken_for_a_known_one() -> None:
+    """Its return to that regime is a return all the same."""
+    rounds = TwoRounds(("a", "b", "a", "b"), 4, ())
+    assert rounds.returns([1] * 16) == {"recognised": 1.0, "taken_for_known": 0.5, "purity": 1.0}
 
 
 def test_the_table_and_the_plot_show_the_checkpoints(result: dict[str, Any], tmp_path: Path) -> None:
@@ -88,7 +94,8 @@ def test_too_few_tasks_are_named(texts: Path) -> None:
 
 def test_the_monitor_alone_finds_what_the_daemon_finds(texts: Path, result: dict[str, Any]) -> None:
     found = returns.measure(TwoRounds.draw(texts, tasks=3, records=32, seed=0))
-    assert found == {"records": 32, "regimes": 3, "recognised": result["recognised"], "purity": result["purity"]}
+    figures = {name: result[name] for name in ("recognised", "taken_for_known", "purity")}
+    assert found == {"records": 32, "regimes": 3, **figures}
     out = io.StringIO()
     Console(file=out, width=80).print(returns.table({"returns": [found]}))
     assert "1.0" in out.getvalue()
