@@ -17,6 +17,7 @@
     ├── QueueFullError                a client's request fails; it may retry                     -
     ├── QueueClosedError              a client's request fails; the daemon is stopping           -
     ├── ExampleError                  a client's request fails; it corrects the example          -
+    ├── UnknownRegimeError            a client's request fails; it names another regime          -
     ├── LayerError                    a client's request fails; it corrects the layer's name     -
     ├── RegimeError                   a client's request fails; it corrects the regime's number  exit 64
     │   └── RegimeBusyError           a client's request fails; it may retry                     exit 75

@@ -49,4 +49,5 @@ def test_exit_codes_are_those_of_the_classes() -> None:
     for name, (_, code) in documented().items():
         assert code in (actual[name], None)
     never = {name for name, (_, code) in documented().items() if code is None}
-    assert never == {"RecordError", "QueueFullError", "QueueClosedError", "ExampleError", "LayerError"}
+    of_clients = {"QueueFullError", "QueueClosedError", "ExampleError", "LayerError", "UnknownRegimeError"}
+    assert never == {"RecordError", *of_clients}

@@ -26,6 +26,7 @@ from streamlearn.adaptation.forgetting import Forgetting
 from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.adaptation.regime_controls import RegimeControls
 from streamlearn.adaptation.regime_statistics import RegimeStatistics
+from streamlearn.adaptation.requested import Requested, UnknownRegimeError
 from streamlearn.adaptation.routed_input import AnsweredBy, Route, RoutedInput
 from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.adaptation.time_budget import TimeBudget
@@ -281,15 +282,23 @@ class Adaptation:
         self._trained = self.monitor.forget(slot, self._trained, self.controls.frozen_at)
         _log.info(Event.REGIME_DROPPED, regime=number, left=sorted(self.numbers.values()))
 
-    def route(self, inputs: Sequence[NDArray[Any]]) -> list[RoutedInput]:
-        """The regime of each input of a request, and what answers it.
+    def route(self, inputs: Sequence[NDArray[Any]], requested: Requested = "routed") -> list[RoutedInput]:
+        """The regime of each input of a request, and what answers it, which may be requested.
 
         Before the first record nothing is known, and the backbone answers.
+
+        Raises:
+            UnknownRegimeError: the requested regime is not remembered, or the preset's routing is the same for all.
         """
+        if isinstance(requested, int):
+            return self._by_regime(inputs, requested)
         if not self.numbers:
             return [RoutedInput(NO_REGIME, Route(None, 0.0, known=False, answered_by="backbone"))] * len(inputs)
         averaged = self._averaged()
-        return [self._routed(each, averaged) for each in self.monitor.assign(inputs, self._trained)]
+        routed = [self._routed(each, averaged) for each in self.monitor.assign(inputs, self._trained)]
+        if requested == "backbone":
+            return [RoutedInput(NO_REGIME, replace(each.route, answered_by="backbone")) for each in routed]
+        return routed
 
     def slots_of(self, inputs: Sequence[NDArray[Any]]) -> list[Slot]:
         """What adapts each input, see `RoutedInput`."""
@@ -315,6 +324,7 @@ class Adaptation:
             adapters_in_memory=self._learner.cache.num_in_memory,
             adapter_reads=self._learner.cache.num_reads,
             fallback=self.fallback.status,
+            routes_by_regime=self._learner.routes_by_regime,
         )
 
     def expert_evidence(self) -> ExpertEvidence:
@@ -408,14 +418,28 @@ class Adaptation:
             pack_tokens=self._settings.stream.batch_tokens,
         )
 
-    def _routed(self, assigned: Assignment, averaged: tuple[int, ...]) -> RoutedInput:
+    def _by_regime(self, inputs: Sequence[NDArray[Any]], number: int) -> list[RoutedInput]:
+        """The regime with this number for each input, with its own score."""
+        slot = self._slot_of(number) if self._learner.routes_by_regime else None
+        if slot is None:
+            known = sorted(self.numbers.values()) if self._learner.routes_by_regime else []
+            raise UnknownRegimeError(
+                f"regime {number} cannot answer, expected one of {', '.join(map(str, known)) or 'none'}"
+            )
+        assigned = self.monitor.assign(inputs, self._trained, slot=slot)
+        return [RoutedInput(slot, self._route(each, "regime")) for each in assigned]
+
+    def _route(self, assigned: Assignment, answered_by: AnsweredBy) -> Route:
         known = assigned.p_value >= self._settings.serve.max_known_rejected
-        answered_by: AnsweredBy = "regime" if self._learner.routes_by_regime else "adapter"
-        if not known and self.fallback.answered_by != "nearest":
-            answered_by = self.fallback.answered_by
-        slot = assigned.slot if known else self.fallback.slot_for(assigned.slot, averaged)
-        number = self.numbers[assigned.slot]
-        return RoutedInput(slot, Route(number, assigned.p_value, known=known, answered_by=answered_by))
+        return Route(self.numbers[assigned.slot], assigned.p_value, known=known, answered_by=answered_by)
+
+    def _routed(self, assigned: Assignment, averaged: tuple[int, ...]) -> RoutedInput:
+        route = self._route(assigned, "regime" if self._learner.routes_by_regime else "adapter")
+        if route.known:
+            return RoutedInput(assigned.slot, route)
+        if self.fallback.answered_by != "nearest":
+            route = replace(route, answered_by=self.fallback.answered_by)
+        return RoutedInput(self.fallback.slot_for(assigned.slot, averaged), route)
 
     def _averaged(self, *, without: int | None = None) -> tuple[int, ...]:
         """Slots of the regimes with the most records, whose adapters the mean is of."""

@@ -18,7 +18,7 @@ class Route:
     __pydantic_config__ = FIELD_DOCS
 
     regime: int | None
-    """Number of the likeliest regime; null before the first record."""
+    """Number of the likeliest regime, or of the requested one; null before the first record."""
     score: float
     """Share of the regimes' own records that are explained no better, 0 to 1 (a p-value)."""
     known: bool

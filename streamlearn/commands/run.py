@@ -16,6 +16,7 @@ from streamlearn.http.server import HttpServer
 from streamlearn.http.token import obtain
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
+from streamlearn.openai_api.named_models import DEFAULT_NAME
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.runtime.model import versions
@@ -150,8 +151,9 @@ def _http(settings: Settings, board: Board, jobs: JobQueue, clock: Clock) -> Ite
             for info in store.infos()
         ]
 
+    name = DEFAULT_NAME if settings.publish is None else settings.publish.name  # as a fleet's gateway names them
     audit = AuditLog(settings.state)
-    app = create_app(board, jobs, settings.serve, rows, clock, token=obtain(settings), audit=audit)
+    app = create_app(board, jobs, settings.serve, rows, clock, token=obtain(settings), audit=audit, model_name=name)
     server = HttpServer(app, settings.serve)
     server.start()
     try:

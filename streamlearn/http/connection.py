@@ -3,6 +3,7 @@
 uvicorn closes idle keep-alive connections, but waits without limit for a first byte, the rest of a header or a body.
 Its concurrency limit rejects every new client once silent connections have used it up. Here
 
+- a client must read: when it does not take what is buffered for it within `READ_S`, the connection is aborted;
 - a request must arrive completely within `RECEIVE_S` of the connection or of its first byte; an incomplete one is
   answered 408;
 - above `max_connections` the connection that has been waiting longest for its client is closed. A new connection is
@@ -16,6 +17,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 RECEIVE_S = 10.0
+READ_S = 30.0
 MAX_CONNECTIONS = 64
 _TOO_SLOW = b'{"error":{"code":"too_slow","message":"expected a whole request within 10 s","hint":"send it faster"}}'
 
@@ -25,6 +27,7 @@ class GuardedConnection(H11Protocol):
 
     max_connections: ClassVar[int] = MAX_CONNECTIONS
     _deadline: asyncio.TimerHandle | None = None
+    _read_deadline: asyncio.TimerHandle | None = None
     waiting_since = 0.0
     """Time of the event loop at which the connection began to wait for its client."""
 
@@ -39,7 +42,18 @@ class GuardedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the receive deadline."""
         self._cancel_deadline()
+        self._cancel_read_deadline()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start the deadline for the client to read."""
+        super().pause_writing()
+        self._read_deadline = self.loop.call_later(READ_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client reads: cancel the deadline."""
+        self._cancel_read_deadline()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Handle a part of a request, a whole one, or several."""
@@ -66,6 +80,11 @@ class GuardedConnection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _cancel_read_deadline(self) -> None:
+        if self._read_deadline is not None:
+            self._read_deadline.cancel()
+            self._read_deadline = None
 
     def _cancel_deadline_if_complete(self) -> None:
         partial = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]

@@ -57,7 +57,10 @@ class ApiError(Exception):
 
     def response(self, path: str = "") -> Response:
         """The response for this error, in OpenAI's form on its paths."""
-        return OrjsonResponse({"error": self.openai_form if is_openai(path) else self.form}, self.status, self.headers)
+        if is_openai(path):
+            status = 400 if self.status == 422 else self.status  # OpenAI's answer to every invalid request
+            return OrjsonResponse({"error": self.openai_form}, status, self.headers)
+        return OrjsonResponse({"error": self.form}, self.status, self.headers)
 
     @property
     def form(self) -> dict[str, str]:

@@ -5,23 +5,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from statistics import fmean
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamlearn.adaptation.requested import Requested
 from streamlearn.adaptation.routed_input import Route, RoutedInput
 from streamlearn.errors import RecordError
 from streamlearn.jobs.queue import EvalJob, ExampleError
 from streamlearn.jobs.results import EvalResult, ExampleResult
-from streamlearn.learner.decoding import decode_greedily
+from streamlearn.learner.decoding import decode
 from streamlearn.learner.evaluation import ExampleScore, prompt_of, reference_of, score
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.text_metrics import exact_match, rouge_l
 from streamlearn.shift.featurizer import input_of
 from streamlearn.stream.decode import Decoder, Example
 
-RouteInputs = Callable[[Sequence[NDArray[np.int32]]], list[RoutedInput]]
-"""Finds what answers each input."""
+
+class RouteInputs(Protocol):
+    """Finds what answers each input, which the request may have chosen."""
+
+    def __call__(self, inputs: Sequence[NDArray[np.int32]], requested: Requested = "routed", /) -> list[RoutedInput]:
+        """Raise UnknownRegimeError if the requested regime cannot answer."""
 
 
 def evaluate(
@@ -45,7 +51,7 @@ def evaluate(
     scores = yield from score(learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=slots)
     outputs: list[str | None] = [None] * len(examples)
     if job.generate:
-        decoded = yield from decode_greedily(
+        decoded = yield from decode(
             learner.model,
             [prompt_of(example) for example in examples],
             [job.max_new_tokens] * len(examples),

@@ -17,9 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamlearn.adaptation.requested import Requested
 from streamlearn.controls.control import Control
 from streamlearn.controls.requester import Requester
 from streamlearn.errors import RecordError, StreamlearnError
+from streamlearn.jobs.generation_stream import GenerationStream
 from streamlearn.jobs.results import Result
 
 
@@ -64,10 +66,28 @@ class PromptInput:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are sampled; see `NucleusSampler`."""
+
+    temperature: float
+    """Above 0."""
+    top_p: float
+    seed: int
+    """From 0 to 2**63 - 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateJob(PromptInput):
     """Continue a prompt or answer a conversation."""
 
     max_new_tokens: int = field(kw_only=True)
+    requested: Requested = field(default="routed", kw_only=True)
+    sampling: Sampling | None = field(default=None, kw_only=True)
+    """None: greedy."""
+    stop: tuple[str, ...] = field(default=(), kw_only=True)
+    """Strings that end the text."""
+    stream: GenerationStream | None = field(default=None, kw_only=True)
+    """Gets the text as it is generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +146,9 @@ class Ticket:
     def fail(self, error: Exception) -> None:
         """Set an error; has no effect on a cancelled job.
 
-        RecordError and ExampleError become 400, UsageError 409, LayerError 422. Any other StreamlearnError becomes a
-        500 with its message; every other exception becomes a 500 without one, so the caller logs it.
+        RecordError and ExampleError become 400, UnknownRegimeError 404, UsageError 409, LayerError 422. Any other
+        StreamlearnError becomes a 500 with its message; every other exception becomes a 500 without one, so the caller
+        logs it.
         """
         with suppress(InvalidStateError):
             self.future.set_exception(error)

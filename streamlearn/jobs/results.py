@@ -1,10 +1,14 @@
 """Result of each kind of job, as HTTP returns it and the OpenAPI document describes it."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict
 
 from streamlearn.adaptation.routed_input import Route
 from streamlearn.controls.control import Control
 from streamlearn.controls.state_controls import StateControls
+
+FinishReason = Literal["stop", "length"]
 
 
 class ApiModel(BaseModel):
@@ -66,6 +70,10 @@ class GenerateResult(ApiModel):
     """The continuation, without the prompt."""
     tokens: int
     """Generated tokens."""
+    prompt_tokens: int
+    """Tokens of the prompt."""
+    finish_reason: FinishReason
+    """stop: the text ended by itself or with a stop string; length: at the maximum number of tokens."""
     route: Route
     """The prompt's regime, and what generated the text."""
     seconds: float

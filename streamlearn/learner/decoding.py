@@ -1,4 +1,4 @@
-"""Greedy generation between training steps, without effect on training.
+"""Text generation between training steps, without effect on training.
 
 The prompts of a batch are read in one packed pass, without padding. Their keys and values are then padded on the left,
 so that every further pass adds one token to each text. Like `evaluation`, this is a generator that yields after every
@@ -6,8 +6,8 @@ pass.
 """
 # Shape suffixes: B texts decoded together, T tokens of all prompts, L tokens of the longest, G key heads, E head size.
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers import DynamicCache
 from streamlearn.adapters.routing_context import RoutingContext, RoutingDecision, Slot, encode_slots, routing_context
 from streamlearn.learner.loss import arguments
 from streamlearn.learner.packing import joined_features, positions, vision_units
+from streamlearn.learner.token_choice import TokenChoice, most_likely
 from streamlearn.stream.decode import Prompt
 
 DECODE_BATCH = 16
@@ -25,8 +26,11 @@ DECODE_BATCH = 16
 TOKENS_PER_CHECK: Mapping[str, int] = {"cuda": 8}
 """Tokens after which texts are checked for their end, by type of device; else 1. A check makes a GPU wait."""
 
+OnToken = Callable[[int, int], bool]
+"""Receives the index of a prompt and the next token of its text; returns whether the text continues."""
 
-def decode_greedily(
+
+def decode(
     model: Any,
     prompts: Sequence[Prompt],
     limits: Sequence[int],
@@ -34,10 +38,12 @@ def decode_greedily(
     device: torch.device,
     slots: Sequence[Slot] | None = None,
     *,
+    choose: TokenChoice = most_likely,
+    on_token: OnToken | None = None,
     max_prompts: int = DECODE_BATCH,
     max_tokens: int | None = None,
 ) -> Generator[None, None, list[list[int]]]:
-    """Continue each prompt greedily; yields after every token.
+    """Continue each prompt; yields after every token.
 
     Prompts of similar length are decoded together, with a key-value cache. Finished texts leave the batch.
 
@@ -48,6 +54,8 @@ def decode_greedily(
         stop: Tokens that end a text; they are not part of it.
         device: Where the model is.
         slots: What adapts each prompt; None without regimes.
+        choose: Chooses the next token of each text, greedily by default.
+        on_token: Called with every token of a text as it is found, in order; may end the text.
         max_prompts: Maximum number of prompts decoded together.
         max_tokens: Maximum tokens of prompts and texts decoded together, with padding; None: any number. A longer
             prompt is decoded separately.
@@ -55,20 +63,13 @@ def decode_greedily(
     Returns:
         The new token ids of each prompt, in the order of `prompts`.
     """
-    outputs: list[list[int]] = [[] for _ in prompts]
+    outputs = [_Output(i, limit, stop, on_token) for i, limit in enumerate(limits)]
     order = sorted((i for i in range(len(prompts)) if limits[i] > 0), key=lambda i: len(prompts[i].ids))
     for indices in _batches(order, prompts, limits, max_prompts, max_tokens):
-        finished = yield from _decode_batch(
-            model,
-            [prompts[i] for i in indices],
-            [limits[i] for i in indices],
-            stop,
-            device,
-            None if slots is None else [slots[i] for i in indices],
-        )
-        for i, output in zip(indices, finished, strict=True):
-            outputs[i] = output
-    return outputs
+        chosen = None if slots is None else [slots[i] for i in indices]
+        texts = _read(model, [prompts[i] for i in indices], device, chosen, choose)
+        yield from _continue(model, texts, [outputs[i] for i in indices], device, choose)
+    return [output.tokens for output in outputs]
 
 
 def _batches(
@@ -116,36 +117,58 @@ class _Texts:
         self.context = _rows_of(self.context, rows)
 
 
-def _decode_batch(
-    model: Any,
-    prompts: Sequence[Prompt],
-    limits: Sequence[int],
-    stop: frozenset[int],
-    device: torch.device,
-    slots: Sequence[Slot] | None,
-) -> Generator[None, None, list[list[int]]]:
-    texts = _read(model, prompts, device, slots)
-    outputs: list[list[int]] = [[] for _ in prompts]
-    rows = list(range(len(prompts)))  # the prompt of each row that is still decoded
+@dataclass
+class _Output:
+    """The new tokens of one prompt."""
+
+    index: int
+    limit: int
+    stop: frozenset[int]
+    on_token: OnToken | None
+    tokens: list[int] = field(default_factory=list)
+
+    def extend(self, tokens: Sequence[int]) -> bool:
+        """Append tokens up to the text's end; return whether the text continues."""
+        for token in tokens:
+            if token in self.stop:
+                return False
+            self.tokens.append(token)
+            continues = self.on_token is None or self.on_token(self.index, token)
+            if not continues or len(self.tokens) == self.limit:
+                return False
+        return True
+
+
+def _continue(
+    model: Any, texts: _Texts, outputs: Sequence[_Output], device: torch.device, choose: TokenChoice
+) -> Generator[None, None, None]:
+    """Decode texts whose prompts have been read, each to its end."""
+    rows = list(outputs)  # those that are still decoded
     unchecked = [texts.last_B1[:, 0]]
     while True:
-        left = max(limits[i] - len(outputs[i]) for i in rows)
+        left = max(output.limit - len(output.tokens) for output in rows)
         if len(unchecked) == min(left, TOKENS_PER_CHECK.get(device.type, 1)):
             tokens_BT = torch.stack(unchecked, dim=1).tolist()
-            kept = [row for row, i in enumerate(rows) if _extend(outputs[i], tokens_BT[row], limits[i], stop)]
+            kept = [row for row, output in enumerate(rows) if output.extend(tokens_BT[row])]
             unchecked = []
             if 0 < len(kept) < len(rows):
                 texts.keep(torch.tensor(kept, device=device))
             rows = [rows[row] for row in kept]
         yield
         if not rows:
-            return outputs
-        texts.append(_next_token(model, texts))
+            return
+        texts.append(choose(_next_logits(model, texts)))
         unchecked.append(texts.last_B1[:, 0])
 
 
 @torch.no_grad()
-def _read(model: Any, prompts: Sequence[Prompt], device: torch.device, slots: Sequence[Slot] | None) -> _Texts:
+def _read(
+    model: Any,
+    prompts: Sequence[Prompt],
+    device: torch.device,
+    slots: Sequence[Slot] | None,
+    choose: TokenChoice,
+) -> _Texts:
     """Read the prompts in one packed pass and find the first token of each text."""
     forward, lengths = model.get_base_model(), [len(prompt.ids) for prompt in prompts]
     ends = list(accumulate(lengths))
@@ -175,7 +198,7 @@ def _read(model: Any, prompts: Sequence[Prompt], device: torch.device, slots: Se
     largest = [int(part.max()) for part in torch.split(positions_T.cpu(), lengths, dim=-1)]
     mask_BL = torch.arange(max(lengths), device=device) >= max(lengths) - lengths_B[:, None]
     texts = _Texts(
-        last_B1=logits_BV.argmax(-1)[:, None],
+        last_B1=choose(logits_BV)[:, None],
         positions_B1=torch.tensor(largest, device=device)[:, None],
         mask_BL=mask_BL.long(),
         cache=_padded(packed, mask_BL, DynamicCache(config=forward.config)),
@@ -195,10 +218,10 @@ def _padded(packed: DynamicCache, mask_BL: Tensor, cache: DynamicCache) -> Dynam
 
 
 @torch.no_grad()
-def _next_token(model: Any, texts: _Texts) -> Tensor:
-    """Read the last token of each text and find the next one, (B,)."""
+def _next_logits(model: Any, texts: _Texts) -> Tensor:
+    """Read the last token of each text; return the logits of the next one, (B, V)."""
     with routing_context(model, texts.context):
-        logits_B1V = model.get_base_model()(
+        logits_B1V: Tensor = model.get_base_model()(
             input_ids=texts.last_B1,
             attention_mask=texts.mask_BL,
             position_ids=texts.positions_B1,
@@ -206,19 +229,7 @@ def _next_token(model: Any, texts: _Texts) -> Tensor:
             use_cache=True,
             logits_to_keep=1,
         ).logits
-    best_B: Tensor = logits_B1V[:, -1].argmax(dim=-1)
-    return best_B
-
-
-def _extend(output: list[int], tokens: Sequence[int], limit: int, stop: frozenset[int]) -> bool:
-    """Append tokens up to the text's end; return whether the text continues."""
-    for token in tokens:
-        if token in stop:
-            return False
-        output.append(token)
-        if len(output) == limit:
-            return False
-    return True
+    return logits_B1V[:, -1]
 
 
 def _rows_of(context: RoutingContext, rows_B: Tensor) -> RoutingContext:

@@ -13,13 +13,16 @@ from streamlearn import __version__
 from streamlearn.controls.audit_log import AuditLog
 from streamlearn.http.guards import guards
 from streamlearn.http.head import HeadAsGet
-from streamlearn.http.replies import ApiError, OrjsonResponse
+from streamlearn.http.replies import OrjsonResponse
 from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, Job, JobQueue, PromptInput, RouteJob, SnapshotJob
 from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, RouteResult, SnapshotResult
+from streamlearn.openai_api.named_models import DEFAULT_NAME
 from streamlearn.serve import metrics, replies
 from streamlearn.serve.control_routes import ControlRoutes
 from streamlearn.serve.health import health_routes, require_ready
-from streamlearn.serve.orjson_route import OrjsonRoute
+from streamlearn.serve.json_route import OrjsonRoute
+from streamlearn.serve.limits import require_at_most
+from streamlearn.serve.openai.routes import openai_routes
 from streamlearn.serve.refusals import Refusals
 from streamlearn.serve.schemas import (
     JOB_ERRORS,
@@ -58,7 +61,8 @@ is full they return 503 with `Retry-After`. Closing the connection cancels the j
 Controls pause the daemon, pin snapshots, roll back and change regimes. The loop carries one out between two training
 steps, before any job, and answers once it is durable. All need the bearer token; all are in the audit log.
 
-`HEAD` works on every path that answers `GET`. The body of every error is `{"error": {"code", "message", "hint"}}`."""
+`HEAD` works on every path that answers `GET`. The body of every error is `{"error": {"code", "message", "hint"}}`, on
+the paths of OpenAI's API `{"error": {"message", "type", "param", "code"}}`."""
 
 _Responses = dict[int | str, dict[str, Any]]
 _Layer = Annotated[str | None, Query(description="Any part of a layer's name; only matching layers are described.")]
@@ -73,6 +77,7 @@ def create_app(
     *,
     token: str,
     audit: AuditLog,
+    model_name: str = DEFAULT_NAME,
     job_deadline_s: float = JOB_DEADLINE_S,
 ) -> FastAPI:
     """The application.
@@ -85,6 +90,7 @@ def create_app(
         clock: Monotonic and wall time.
         token: The bearer token.
         audit: Gets a line for each control that is refused before the loop begins it.
+        model_name: Name that OpenAI's clients ask for; regimes are `NAME-regime-3`.
         job_deadline_s: Time until a job is cancelled.
     """
     refusals = Refusals(audit, clock.monotonic)
@@ -103,6 +109,7 @@ def create_app(
     app.include_router(_monitoring_routes(board, jobs, snapshots, clock))
     app.include_router(_job_routes(board, jobs, settings, job_deadline_s))
     app.include_router(ControlRoutes(board, jobs, refusals, job_deadline_s).router)
+    app.include_router(openai_routes(board, jobs, settings, clock, model_name, job_deadline_s))
     app.include_router(_index_route(app))
     _document_limits(app, settings)
     return app
@@ -113,9 +120,19 @@ def _document_limits(app: FastAPI, settings: ServeSettings) -> None:
     schemas = app.openapi()["components"]["schemas"]
     schemas["EvalRequest"]["properties"]["examples"]["maxItems"] = settings.max_examples
     schemas["RouteRequest"]["properties"]["prompts"]["maxItems"] = settings.max_examples
-    for name in ("EvalRequest", "GenerateRequest"):
-        [number, _] = schemas[name]["properties"]["max_new_tokens"]["anyOf"]
-        number["maximum"] = settings.max_new_tokens
+    for name, field in (
+        ("EvalRequest", "max_new_tokens"),
+        ("GenerateRequest", "max_new_tokens"),
+        ("TextCompletionRequest", "max_tokens"),
+        ("ChatCompletionRequest", "max_tokens"),
+        ("ChatCompletionRequest", "max_completion_tokens"),
+    ):
+        _limit(schemas[name], field, settings.max_new_tokens)
+
+
+def _limit(schema: dict[str, Any], field: str, maximum: int) -> None:
+    [number, _] = schema["properties"][field]["anyOf"]
+    number["maximum"] = maximum
 
 
 def _monitoring_routes(
@@ -172,12 +189,12 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
 
     def new_tokens(requested: int | None) -> int:
         limit = settings.max_new_tokens
-        return _require_at_most(limit, requested or limit, field="max_new_tokens", setting="max_new_tokens")
+        return require_at_most(limit, requested or limit, field="max_new_tokens", setting="max_new_tokens")
 
     @routes.post("/v1/eval", response_model=EvalResult, summary="Evaluate the model", responses=JOB_ERRORS)
     async def evaluate(request: Request, body: EvalRequest) -> Response:
         """Loss, perplexity and token accuracy on the examples; with `generate` also exact match and ROUGE-L."""
-        _require_at_most(settings.max_examples, len(body.examples), field="examples", setting="max_examples")
+        require_at_most(settings.max_examples, len(body.examples), field="examples", setting="max_examples")
         job = EvalJob(tuple(body.examples), body.generate, new_tokens(body.max_new_tokens))
         return OrjsonResponse(await run(request, job))
 
@@ -190,7 +207,7 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
     @routes.post("/v1/route", response_model=RouteResult, summary="Route prompts", responses=JOB_ERRORS)
     async def route(request: Request, body: RouteRequest) -> Response:
         """The regime of each prompt, whether it explains the prompt, and what would answer; without the model."""
-        _require_at_most(settings.max_examples, len(body.prompts), field="prompts", setting="max_examples")
+        require_at_most(settings.max_examples, len(body.prompts), field="prompts", setting="max_examples")
         return OrjsonResponse(
             await run(request, RouteJob(tuple(PromptInput(*_prompt_of(each)) for each in body.prompts)))
         )
@@ -237,10 +254,3 @@ def _prompt_of(body: PromptRequest) -> tuple[str | None, tuple[dict[str, Any], .
     """Prompt, messages and image as plain values."""
     given = body.model_dump(mode="json", include={"messages", "image"})
     return body.prompt, None if given["messages"] is None else tuple(given["messages"]), given["image"]
-
-
-def _require_at_most(limit: int, found: int, *, field: str, setting: str) -> int:
-    if found > limit:
-        message = f"{field}: expected at most {limit}, found {found}"
-        raise ApiError(422, "invalid", message, hint=f"request fewer, or raise serve.{setting}")
-    return found

@@ -24,7 +24,7 @@ from streamlearn.http.replies import OrjsonResponse
 from streamlearn.jobs.queue import ControlJob, JobQueue, QueueClosedError
 from streamlearn.jobs.results import ControlResult
 from streamlearn.serve.health import require_ready
-from streamlearn.serve.orjson_route import OrjsonRoute
+from streamlearn.serve.json_route import OrjsonRoute
 from streamlearn.serve.refusals import Refusals, requester
 from streamlearn.serve.schemas import CONTROL_ERRORS, RenameRequest, RollbackRequest
 from streamlearn.serve.wait import wait_for_result

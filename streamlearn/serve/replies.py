@@ -5,7 +5,7 @@ They are translated here and nowhere else; `http.replies` has the format.
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from fastapi import FastAPI, Request
@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import compile_path
 
+from streamlearn.adaptation.requested import UnknownRegimeError
 from streamlearn.errors import RecordError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.http.replies import ApiError, unavailable
@@ -86,16 +87,30 @@ def _from_invalid(request: Request, error: RequestValidationError, hint: str) ->
         return ApiError(400, "not_json", f"the body must be JSON: {reason} at character {position}", hint=hint)
     model = getattr(getattr(request.scope.get("route"), "body_field", None), "field_info", None)
     expected = next(_models_in(model.annotation), None) if model is not None else None
+    faults = [fault for fault in faults if not _follows(fault, faults)]
     lines = [_explain(fault, expected) for fault in faults[:5]]
     if len(faults) > len(lines):
         lines.append(f"and {len(faults) - len(lines)} more")
-    return ApiError(422, "invalid", "; ".join(lines), hint="/openapi.json describes the fields")
+    hint = "/openapi.json describes the fields"
+    return ApiError(422, "invalid", "; ".join(lines), hint=hint, param=_where(faults[0]) or None)
+
+
+def _follows(fault: Mapping[str, Any], faults: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a list is too short only because an item of it is wrong."""
+    location = fault["loc"]
+    others = (each["loc"] for each in faults if len(each["loc"]) > len(location))
+    return bool(fault["type"] == "too_short" and any(each[: len(location)] == location for each in others))
+
+
+def _where(fault: Mapping[str, Any]) -> str:
+    """The place of a fault, for example `messages[0].content`; empty for the body as a whole."""
+    location = fault["loc"][1:]  # without "body"
+    return re.sub(r"^\.", "", "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location))
 
 
 def _explain(fault: Mapping[str, Any], model: Any) -> str:
     """One line, for example `messages[0].contnt: unknown field, did you mean content?`."""
-    location = fault["loc"][1:]  # without "body"
-    where = re.sub(r"^\.", "", "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location))
+    location, where = fault["loc"][1:], _where(fault)
     if fault["type"] == "extra_forbidden":
         names = _fields(model, [part for part in location[:-1] if isinstance(part, str)])
         near = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
@@ -121,20 +136,32 @@ def _models_in(annotation: Any) -> Any:
 
 
 def _from_streamlearn(request: Request, error: StreamlearnError, retry_after_s: int) -> ApiError:
-    match error:
-        case QueueFullError():
-            hint = "retry after the seconds in Retry-After, or raise serve.queue_size"
-            return unavailable("queue_full", str(error), hint=hint, retry_after_s=retry_after_s)
-        case QueueClosedError():
-            return unavailable("stopping", str(error), hint="retry once /readyz returns 200", retry_after_s=5)
-        case UsageError():
-            hint = "nothing was changed; GET /v1/snapshots and /v1/regimes list what there is"
-            return ApiError(409, "refused", str(error), hint=hint)
-        case LayerError():
-            return ApiError(422, "invalid", str(error), hint="use any part of a name, for example mlp or layers.3.")
-        case ExampleError() | RecordError():
-            message = str(error) if isinstance(error, ExampleError) else f"unusable ({error.reason}): {error}"
-            return ApiError(400, "unusable_record", message, hint=_RECORD_HINT)
+    refusal = _refusal(error, retry_after_s)
+    if refusal is not None:
+        return refusal
     _log.error(Event.HTTP_FAILED, path=request.url.path, error=type(error).__name__, message=str(error))
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower() + "_failed"
     return ApiError(500, code, str(error), hint="see the daemon's log")
+
+
+def _refusal(error: StreamlearnError, retry_after_s: int) -> ApiError | None:
+    """The answer to a request that the client may mend or repeat; None if the daemon is at fault."""
+    text, answer = str(error), None
+    match error:
+        case QueueFullError():
+            hint = "retry after the seconds in Retry-After, or raise serve.queue_size"
+            answer = unavailable("queue_full", text, hint=hint, retry_after_s=retry_after_s)
+        case QueueClosedError():
+            answer = unavailable("stopping", text, hint="retry once /readyz returns 200", retry_after_s=5)
+        case UnknownRegimeError():
+            answer = ApiError(404, "model_not_found", text, hint="GET /v1/models lists the models", param="model")
+        case UsageError():
+            hint = "nothing was changed; GET /v1/snapshots and /v1/regimes list what there is"
+            answer = ApiError(409, "refused", text, hint=hint)
+        case LayerError():
+            answer = ApiError(422, "invalid", text, hint="use any part of a name, for example mlp or layers.3.")
+        case ExampleError():
+            answer = ApiError(400, "unusable_record", text, hint=_RECORD_HINT)
+        case RecordError():
+            answer = ApiError(400, "unusable_record", f"unusable ({error.reason}): {error}", hint=_RECORD_HINT)
+    return answer

@@ -10,7 +10,8 @@ from streamlearn.jobs.results import ApiModel
 from streamlearn.stream.offset_range import PATTERN
 
 
-def _require_number(value: object) -> object:
+def require_number(value: object) -> object:
+    """Return the value, which must not be a string or a boolean."""
     if isinstance(value, bool | str):
         raise ValueError("expected a number")
     return value
@@ -19,7 +20,7 @@ def _require_number(value: object) -> object:
 Responses = dict[int | str, dict[str, Any]]
 """Descriptions of responses, by status."""
 
-PositiveCount = Annotated[int, Field(gt=0), BeforeValidator(_require_number)]
+PositiveCount = Annotated[int, Field(gt=0), BeforeValidator(require_number)]
 """A positive integer; strings and booleans are not converted."""
 _GIVEN: JsonDict = {"not": {"type": "null"}}
 _ABSENT: JsonDict = {"type": "null"}

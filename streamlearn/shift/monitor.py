@@ -79,18 +79,21 @@ class Monitor:
         """The state after the last released batch was read and before the next one was."""
         return self._released
 
-    def assign(self, inputs: Sequence[NDArray[np.int32]], as_of: MonitorState | None = None) -> list[Assignment]:
+    def assign(
+        self, inputs: Sequence[NDArray[np.int32]], as_of: MonitorState | None = None, *, slot: int | None = None
+    ) -> list[Assignment]:
         """The likeliest regime of each input, classified by itself; slot 0 before the first record.
 
         Args:
             inputs: Their tokens.
             as_of: The state to use, `released` or an `AssignedBatch.after`; by default the current one.
+            slot: Of the regime that every input is taken to belong to, instead of the likeliest.
         """
         state = MonitorState(self._detector.save()) if as_of is None else as_of
         if not any(state.detector.regimes):
             return [Assignment(0, 1.0)] * len(inputs)
         classifier = self._classifier_of(state)
-        return [classifier.assign(self._featurizer.featurize(ids)) for ids in inputs]
+        return [classifier.assign(self._featurizer.featurize(ids), slot) for ids in inputs]
 
     def rank(self, inputs: Sequence[NDArray[np.int32]], as_of: MonitorState) -> list[int]:
         """Slots of all regimes by how well they explain the inputs together, best first; `as_of`: see `assign`."""

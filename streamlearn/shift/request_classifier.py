@@ -54,11 +54,11 @@ class RequestClassifier:
         regimes.load(saved, state.detector.next_number)
         return cls(regimes, (*segment.window.records, *segment.other_records))
 
-    def assign(self, record: Features) -> Assignment:
-        """Classify one input."""
+    def assign(self, record: Features, slot: int | None = None) -> Assignment:
+        """Classify one input, or say how well the regime in `slot` explains it."""
         scores = self._regimes.score(record)
         total_R = scores.scores_R + self._absent.scores(record.buckets)
-        slot = int(total_R.argmax())
+        slot = int(total_R.argmax()) if slot is None else slot
         values_S = self._values[slot].of(record.buckets, float(scores.log_ratios_R[slot]))
         return Assignment(slot, self._test.p_value(slot, values_S))
 

@@ -207,6 +207,8 @@ class AdaptationStatus:
     adapter_reads: int = 0
     """Adapters read back from their files by this process."""
     fallback: FallbackStatus = FallbackStatus("auto", "backbone", None, None, None, 0)
+    routes_by_regime: bool = True
+    """Whether a regime can be asked to answer."""
 
     @property
     def current(self) -> RegimeStatus | None:

@@ -17,7 +17,7 @@ first.
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,8 @@ from streamlearn.stream.images import RecordImage, VisionProcessor
 from streamlearn.stream.parse import json_type, parse, read_integers, read_list, read_string
 from streamlearn.stream.record import Record
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+ROLES = get_args(Role)
 MAX_MESSAGES = 256  # each answer renders all messages before it: in the worst case 256 messages of 4 kB take 1 s
 _FORM_OF = {
     "text": "text",

@@ -2,15 +2,16 @@
 
 import gzip
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from streamlearn.adaptation.requested import Requested, UnknownRegimeError
 from streamlearn.jobs.queue import EvalJob, GenerateJob, Job, PromptInput, RouteJob
-from streamlearn.jobs.results import EvalResult
+from streamlearn.jobs.results import EvalResult, GenerateResult
 from streamlearn.learner.evaluation import run_to_end, score
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
@@ -144,6 +145,28 @@ def test_known_and_unknown_are_answered_in_one_request(trained: Trained, monkeyp
         [alone] = trained.result(EvalJob((value,), generate=True, max_new_tokens=4)).per_example
         assert (row.route, row.output) == (alone.route, alone.output)
         assert row.loss == pytest.approx(alone.loss, rel=1e-4)
+
+
+def test_a_request_chooses_what_answers(trained: Trained) -> None:
+    """A regime by its number, with its own score; or the backbone, whose text is bit-equal to the frozen one."""
+    value = requests(TRAINED[1], 2)[1]
+
+    def ask(requested: Requested) -> GenerateResult:
+        result = trained.result(GenerateJob(value["prompt"], None, max_new_tokens=24, requested=requested))
+        assert isinstance(result, GenerateResult)
+        return result
+
+    routed, own, other, backbone = (ask(requested) for requested in ("routed", 2, 1, "backbone"))
+    assert (routed.route.regime, routed.route.answered_by) == (2, "regime")
+    assert (own.route, own.text) == (routed.route, routed.text)
+    assert (other.route.regime, other.route.answered_by, other.route.known) == (1, "regime", False)
+    assert other.route.score < own.route.score
+    assert backbone.route == replace(routed.route, answered_by="backbone")
+    with trained.components.learner.model.disable_adapter():
+        assert ask("routed").text == backbone.text
+    assert len({routed.text, other.text, backbone.text}) == 3
+    with pytest.raises(UnknownRegimeError, match=r"regime 7 cannot answer, expected one of 1, 2"):
+        ask(7)
 
 
 def test_requests_are_counted(trained: Trained) -> None:

@@ -13,7 +13,7 @@ from streamlearn.adapters.routing_context import (
     RoutingContextHolder,
     routing_context,
 )
-from streamlearn.learner.decoding import decode_greedily
+from streamlearn.learner.decoding import decode
 from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.packing import pack
@@ -118,7 +118,7 @@ def test_texts_without_a_regime_are_the_backbones(trained: Learner) -> None:
     prompts = [Prompt(each.input_ids.tolist()) for each in EXAMPLES]
 
     def texts(slots: list[int], limits: list[int]) -> list[list[int]]:
-        work = decode_greedily(trained.model, prompts, limits, frozenset(), trained.device, slots)
+        work = decode(trained.model, prompts, limits, frozenset(), trained.device, slots)
         return run_to_end(work)
 
     with trained.model.disable_adapter():

@@ -14,7 +14,7 @@ from streamlearn.adapters.model import attach
 from streamlearn.backbone import attention
 from streamlearn.backbone.attention import band_mask, packed_attention
 from streamlearn.backbone.load import load, outline
-from streamlearn.learner.decoding import decode_greedily
+from streamlearn.learner.decoding import decode
 from streamlearn.learner.evaluation import run_to_end
 from streamlearn.settings import BackboneSettings
 from streamlearn.stream.decode import Prompt
@@ -161,5 +161,5 @@ def test_prompts_read_together_have_windows_of_their_own(architecture: Architect
     model = load(settings, outline(settings)).model
     lora = HeadLoraConfig(num_heads=1, num_experts=1, top_k=None, gate="none", router_gradient="none")
     prompts = [Prompt(record) for record in RECORDS]
-    texts = run_to_end(decode_greedily(attach(model, lora, 0), prompts, [6] * 6, frozenset(), torch.device("cpu")))
+    texts = run_to_end(decode(attach(model, lora, 0), prompts, [6] * 6, frozenset(), torch.device("cpu")))
     assert texts == [greedy(model, prompt.ids, 6) for prompt in prompts]

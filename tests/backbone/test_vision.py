@@ -14,7 +14,7 @@ from streamlearn.adapters.presets import OBJECTIVES, resolve
 from streamlearn.adapters.routing_context import NO_REGIME
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.errors import Reason, RecordError
-from streamlearn.learner.decoding import decode_greedily
+from streamlearn.learner.decoding import decode
 from streamlearn.learner.evaluation import prompt_of, run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
@@ -153,9 +153,9 @@ def test_the_vision_tower_can_be_adapted_too(folder: Path, backbone: Backbone) -
     assert all(abs(found - other) > 1e-3 for found, other in zip(together, frozen, strict=True))
 
     prompts = [prompt_of(example) for example in examples]
-    given = run_to_end(decode_greedily(model, prompts, [3] * 4, frozenset(), CPU, [0, 0, 1, 0]))
+    given = run_to_end(decode(model, prompts, [3] * 4, frozenset(), CPU, [0, 0, 1, 0]))
     for prompt, slot, answer in zip(prompts, [0, 0, 1, 0], given, strict=True):
-        assert run_to_end(decode_greedily(model, [prompt], [3], frozenset(), CPU, [slot])) == [answer]
+        assert run_to_end(decode(model, [prompt], [3], frozenset(), CPU, [slot])) == [answer]
 
 
 def test_a_regimes_own_adapter_acts_on_its_images_only(folder: Path, backbone: Backbone) -> None:
@@ -184,8 +184,8 @@ def test_prompts_decoded_together_give_the_texts_of_each(backbone: Backbone) -> 
         learner.step(examples)
     prompts = [prompt_of(example) for example in examples]
     limits = [6] * len(prompts)
-    together = run_to_end(decode_greedily(learner.model, prompts, limits, decoder.stop, CPU))
-    separate = [run_to_end(decode_greedily(learner.model, [p], [6], decoder.stop, CPU))[0] for p in prompts]
+    together = run_to_end(decode(learner.model, prompts, limits, decoder.stop, CPU))
+    separate = [run_to_end(decode(learner.model, [p], [6], decoder.stop, CPU))[0] for p in prompts]
     assert together == separate
 
 

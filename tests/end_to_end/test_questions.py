@@ -131,6 +131,9 @@ def test_requests_change_no_bit_of_the_run(daemon: DaemonProcess) -> None:
         for _ in range(3):
             assert client.post("/v1/eval", json={"examples": QUESTIONS, "generate": True}).status_code == 200
             assert client.post("/v1/generate", json={"prompt": "say 3", "max_new_tokens": 5}).status_code == 200
+            for stream_it in (False, True):
+                sampled = {"model": "streamlearn", "prompt": "say 3", "seed": 1, "stop": "4", "stream": stream_it}
+                assert client.post("/v1/completions", json=sampled).status_code == 200
         lines = daemon.state.parent.parent / "stream.jsonl"
         with lines.open("ab") as more:
             more.write(stream(4))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streamlearn.adaptation.requested import Requested
 from streamlearn.adaptation.routed_input import Route, RoutedInput
 from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import resolve
@@ -37,6 +38,6 @@ def decoder(learner_and_decoder: tuple[Learner, Decoder]) -> Decoder:
     return learner_and_decoder[1]
 
 
-def first_regime(inputs: Sequence[NDArray[np.int32]]) -> list[RoutedInput]:
+def first_regime(inputs: Sequence[NDArray[np.int32]], _: Requested = "routed") -> list[RoutedInput]:
     """All inputs are known and answered by regime 1."""
     return [RoutedInput(0, Route(1, 0.5, known=True, answered_by="regime"))] * len(inputs)

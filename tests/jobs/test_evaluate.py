@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from streamlearn.adaptation.requested import Requested
 from streamlearn.adaptation.routed_input import RoutedInput
 from streamlearn.errors import Reason
 from streamlearn.jobs.evaluate import evaluate
@@ -62,7 +63,7 @@ def test_every_input_is_assigned_to_a_regime_slot(learner: Learner, decoder: Dec
     """`route_inputs` receives the inputs once, in the order of the examples."""
     received: list[list[list[int]]] = []
 
-    def route_inputs(inputs: Sequence[NDArray[np.int32]]) -> list[RoutedInput]:
+    def route_inputs(inputs: Sequence[NDArray[np.int32]], _: Requested = "routed") -> list[RoutedInput]:
         received.append([each.tolist() for each in inputs])
         return first_regime(inputs)
 

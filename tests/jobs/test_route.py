@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streamlearn.adaptation.requested import Requested
 from streamlearn.adaptation.routed_input import RoutedInput
 from streamlearn.errors import Reason
 from streamlearn.jobs.queue import ExampleError, PromptInput, RouteJob
@@ -27,7 +28,7 @@ def test_prompts_are_routed_by_their_tokens_only(learner: Learner, decoder: Deco
     """In the order of the request; the model is not called."""
     received: list[NDArray[np.int32]] = []
 
-    def route_inputs(inputs: Sequence[NDArray[np.int32]]) -> list[RoutedInput]:
+    def route_inputs(inputs: Sequence[NDArray[np.int32]], _: Requested = "routed") -> list[RoutedInput]:
         received.extend(inputs)
         return first_regime(inputs)
 

@@ -20,6 +20,7 @@ from streamlearn.controls.control import Control
 from streamlearn.errors import Reason, RecordError, SnapshotError
 from streamlearn.events import Event
 from streamlearn.jobs.experts import experts
+from streamlearn.jobs.generation_stream import GenerationStream
 from streamlearn.jobs.queue import (
     ControlJob,
     EvalJob,
@@ -28,6 +29,7 @@ from streamlearn.jobs.queue import (
     GenerateJob,
     Job,
     JobQueue,
+    Sampling,
     SnapshotJob,
 )
 from streamlearn.jobs.results import ControlResult, EvalResult, ExpertsResult, GenerateResult, SnapshotResult
@@ -50,6 +52,14 @@ SCORE = EvalJob(EXAMPLES, generate=False, max_new_tokens=4)
 SCORE_AND_GENERATE = EvalJob(EXAMPLES, generate=True, max_new_tokens=4)
 EXPERTS = ExpertsJob(None)
 GENERATE = GenerateJob("the quick brown", None, max_new_tokens=5)
+SAMPLE = GenerateJob(
+    "the quick brown",
+    None,
+    max_new_tokens=5,
+    sampling=Sampling(temperature=1.5, top_p=0.95, seed=3),
+    stop=("never there",),
+    stream=GenerationStream(lambda: None),
+)
 BAD = EvalJob(({"text": "fine"}, {"txt": "no such form"}), generate=False, max_new_tokens=4)
 
 
@@ -141,7 +151,9 @@ def untimed(result: EvalResult | GenerateResult | ExpertsResult) -> dict[str, An
 
 
 @pytest.mark.parametrize(
-    "job", [SCORE, SCORE_AND_GENERATE, GENERATE, EXPERTS], ids=["score", "score and generate", "generate", "experts"]
+    "job",
+    [SCORE, SCORE_AND_GENERATE, GENERATE, SAMPLE, EXPERTS],
+    ids=["score", "score and generate", "generate", "sample", "experts"],
 )
 def test_a_job_spread_over_steps_gives_the_figures_of_its_start(env: Environment, job: Job) -> None:
     """Training continues after every piece, yet all figures, texts and the step are those of the job's start."""
@@ -171,6 +183,10 @@ def test_serving_changes_no_bit_of_training(folder: Path, env: Environment) -> N
     undisturbed = Environment(load(settings, outline(settings)))
     undisturbed.train(3)
     env.spread(SCORE_AND_GENERATE)
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    env.spread(SAMPLE)
+    assert torch.equal(torch.random.get_rng_state(), before)
     undisturbed.train(env.learner.number - undisturbed.learner.number)
     assert all(torch.equal(one, other) for one, other in zip(env.weights(), undisturbed.weights(), strict=True))
 

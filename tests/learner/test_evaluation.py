@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from streamlearn.learner import evaluation
-from streamlearn.learner.decoding import decode_greedily
+from streamlearn.learner.decoding import decode
 from streamlearn.learner.evaluation import prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example, Prompt
@@ -77,7 +77,7 @@ def test_evaluation_changes_no_bit_of_training(make_learner: MakeLearner) -> Non
         routed = [group.routed_HK.clone() for group in evaluated.optimizer.groups if group.routed_HK is not None]
         with evaluated.pin().swapped_in():
             scores_of(evaluated)
-            run_to_end(decode_greedily(evaluated.model, PROMPTS, [3] * len(PROMPTS), NEVER, CPU))
+            run_to_end(decode(evaluated.model, PROMPTS, [3] * len(PROMPTS), NEVER, CPU))
         assert torch.equal(torch.get_rng_state(), before)
         after = [group.routed_HK for group in evaluated.optimizer.groups if group.routed_HK is not None]
         assert all(torch.equal(one, other) for one, other in zip(routed, after, strict=True))
@@ -119,13 +119,13 @@ def test_a_job_between_training_steps_sees_the_weights_of_its_start(learner: Lea
     """Scores and texts computed between training steps are bit-equal to those computed without a break."""
     expected_scores = scores_of(learner, pack_tokens=12)
     limits = [6] * len(PROMPTS)
-    expected_texts = run_to_end(decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU))
+    expected_texts = run_to_end(decode(learner.model, PROMPTS, limits, NEVER, CPU))
     start = snapshot(learner)
     assert interleaved(learner, score(learner.model, EXAMPLES, CPU, pack_tokens=12)) == expected_scores
     assert not same(snapshot(learner), start)
     assert scores_of(learner, pack_tokens=12) != expected_scores  # the weights did change
-    texts = run_to_end(decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU))
-    assert interleaved(learner, decode_greedily(learner.model, PROMPTS, limits, NEVER, CPU)) == texts
+    texts = run_to_end(decode(learner.model, PROMPTS, limits, NEVER, CPU))
+    assert interleaved(learner, decode(learner.model, PROMPTS, limits, NEVER, CPU)) == texts
     assert texts != expected_texts
 
 

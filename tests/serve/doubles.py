@@ -15,6 +15,7 @@ from streamlearn.adaptation.routed_input import Route
 from streamlearn.controls.audit_log import NAME, AuditLog
 from streamlearn.errors import Reason
 from streamlearn.http.server import HttpServer
+from streamlearn.jobs.generation_stream import GenerationStart
 from streamlearn.jobs.queue import ControlJob, EvalJob, ExpertsJob, GenerateJob, JobQueue, RouteJob, Ticket
 from streamlearn.jobs.results import (
     ControlResult,
@@ -26,6 +27,7 @@ from streamlearn.jobs.results import (
     RouteResult,
     SnapshotResult,
 )
+from streamlearn.openai_api.named_models import DEFAULT_NAME
 from streamlearn.serve.app import create_app
 from streamlearn.serve.schemas import SnapshotRow
 from streamlearn.settings import ServeSettings
@@ -155,8 +157,8 @@ class Time:
         return Clock(monotonic=lambda: self.monotonic, wall=lambda: self.wall)
 
 
-def finish(ticket: Ticket) -> None:
-    """Finish a job with a fixed result."""
+def finish(ticket: Ticket, route: Route = KNOWN) -> None:
+    """Finish a job with a fixed result; a generation with this route."""
     job = ticket.job
     if isinstance(job, ControlJob):
         if ticket.begin():
@@ -192,8 +194,20 @@ def finish(ticket: Ticket) -> None:
         )
     elif isinstance(job, GenerateJob):
         prompt = job.prompt if job.prompt is not None else repr(job.messages)
+        if job.stream is not None:
+            job.stream.begin(GenerationStart(step=42, prompt_tokens=5, route=route))
+            for piece in ("after ", prompt):
+                job.stream.write(piece)
         ticket.finish(
-            GenerateResult(step=42, text=f"after {prompt}", tokens=job.max_new_tokens, route=KNOWN, seconds=0.01)
+            GenerateResult(
+                step=42,
+                text=f"after {prompt}",
+                tokens=job.max_new_tokens,
+                prompt_tokens=5,
+                finish_reason="length",
+                route=route,
+                seconds=0.01,
+            )
         )
     elif isinstance(job, RouteJob):
         ticket.finish(RouteResult(step=42, routes=(UNKNOWN,) * len(job.prompts), seconds=0.01))
@@ -242,7 +256,9 @@ class Loop:
 class Daemon:
     """Board, queue, loop and server, connected as in the daemon."""
 
-    def __init__(self, settings: ServeSettings = SETTINGS, *, job_deadline_s: float = 5.0) -> None:
+    def __init__(
+        self, settings: ServeSettings = SETTINGS, *, job_deadline_s: float = 5.0, model_name: str = DEFAULT_NAME
+    ) -> None:
         self.time = Time()
         self.board = Board(RUNNING, self.time.clock())
         self.jobs = JobQueue(settings.queue_size)
@@ -258,6 +274,7 @@ class Daemon:
             clock,
             token=TOKEN,
             audit=self.audit,
+            model_name=model_name,
             job_deadline_s=job_deadline_s,
         )
         self.server = HttpServer(app, settings)

@@ -246,7 +246,15 @@ def test_the_loop_receives_the_examples_unchanged(daemon: Daemon, client: httpx.
 def test_generate_continues_a_prompt_within_the_bound(client: httpx.Client) -> None:
     answer = client.post("/v1/generate", json={"prompt": "hello"})
     known = {"regime": 3, "score": 0.5, "known": True, "answered_by": "regime"}
-    assert answer.json() == {"step": 42, "text": "after hello", "tokens": 32, "route": known, "seconds": 0.01}
+    assert answer.json() == {
+        "step": 42,
+        "text": "after hello",
+        "tokens": 32,
+        "prompt_tokens": 5,
+        "finish_reason": "length",
+        "route": known,
+        "seconds": 0.01,
+    }
 
 
 def test_generate_answers_messages(client: httpx.Client) -> None:
@@ -414,7 +422,8 @@ def test_openapi_describes_every_endpoint_and_the_index_lists_it(client: httpx.C
     snapshots = {f"/v1/snapshots/{{name}}/{each}" for each in ("pin", "unpin", "rollback")}
     regimes = {f"/v1/regimes/{{number}}/{each}" for each in ("freeze", "unfreeze", "rename", "drop")}
     controls = {"/v1/pause", "/v1/resume", *snapshots, *regimes}
-    assert set(paths) == {"/livez", "/readyz", "/metrics", *reading, *jobs, *controls}
+    official = {"/v1/models", "/v1/completions", "/v1/chat/completions"}
+    assert set(paths) == {"/livez", "/readyz", "/metrics", *reading, *jobs, *controls, *official}
     index = client.get("/").text
     for path, methods in paths.items():
         for method, operation in methods.items():

@@ -7,7 +7,7 @@ from itertools import islice
 from streamlearn.adapters.routing_context import Slot
 from streamlearn.bench.learn.suite import Suite
 from streamlearn.bench.learn.task_metrics import Metric, metric_of, score_answer
-from streamlearn.learner.decoding import decode_greedily
+from streamlearn.learner.decoding import decode
 from streamlearn.learner.evaluation import prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Decoder, Example
@@ -92,7 +92,7 @@ class Evaluator:
         assert all(each is None for each in slots) or None not in slots, "all tasks have slots, or none has"
         size = ANSWER_BATCHES[learner.device.type]
         outputs = run_to_end(
-            decode_greedily(
+            decode(
                 learner.model,
                 [prompt_of(example) for example in examples],
                 [self._limits[task] for task in chosen for _ in self.tests[task]],

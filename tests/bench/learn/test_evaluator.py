@@ -5,7 +5,7 @@ import pytest
 from streamlearn.bench.learn import evaluator as module
 from streamlearn.bench.learn.evaluator import AnswerBatch, Evaluator
 from streamlearn.bench.learn.suite import Json, Reference, Suite
-from streamlearn.learner.decoding import decode_greedily
+from streamlearn.learner.decoding import decode
 from streamlearn.learner.evaluation import prompt_of, run_to_end
 from tests.bench.learn.decoders import LetterDecoder
 from tests.learners import MakeLearner
@@ -55,7 +55,7 @@ def test_answers_are_those_decoded_one_by_one(
         assert len(answers.scores) == len(TESTS[task])
         for text, example, slot in zip(answers.texts, evaluator.tests[task], slots[task], strict=True):
             prompts = [prompt_of(example)]
-            ids = decode_greedily(learner.model, prompts, [limits[task]], LetterDecoder().stop, learner.device, [slot])
+            ids = decode(learner.model, prompts, [limits[task]], LetterDecoder().stop, learner.device, [slot])
             assert text == LetterDecoder().text(run_to_end(ids)[0]).strip()
 
 

@@ -1,4 +1,4 @@
-"""Routes that read JSON bodies with orjson."""
+"""Routes whose bodies orjson parses."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -20,7 +20,7 @@ class OrjsonRoute(APIRoute):
     """A route that reads its body with orjson."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, called with such a request."""
+        """The handler, given a request that orjson reads."""
         handle = super().get_route_handler()
 
         async def handler(request: Request) -> Response:

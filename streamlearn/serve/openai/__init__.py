@@ -1,0 +1,1 @@
+"""OpenAI's paths, answered from the daemon's own weights."""
