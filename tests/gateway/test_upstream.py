@@ -52,9 +52,9 @@ def test_a_server_that_fails_a_poll_serves_nothing_until_the_next(failure: httpx
         poll(upstream)
         assert upstream.models == {"nano"}
         poll(upstream, 2)
-        assert (upstream.models, upstream.is_reachable) == (set(), False)
+        assert (upstream.models, upstream.is_reachable) == (frozenset(), False)
         poll(upstream)
-        assert (upstream.models, upstream.is_reachable) == ({"nano"}, True)
+        assert (upstream.models, upstream.is_reachable) == (frozenset({"nano"}), True)
     assert [each["event"] for each in events] == ["upstream_reachable", "upstream_unreachable", "upstream_reachable"]
 
 
