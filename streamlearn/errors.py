@@ -4,6 +4,8 @@
     ├── ConfigError                   the operator corrects the configuration                    exit 78
     │   └── SnapshotMismatchError     the snapshot belongs to another setup                      exit 78
     ├── UsageError                    the operator corrects the command line or the control      exit 64
+    │   └── RegimeError               the operator corrects the regime's number or name          exit 64
+    │       └── RegimeBusyError       the stream is entering a regime; retry later               exit 75
     ├── SourceError                   the stream cannot be read; restart later                   exit 74
     │   ├── OffsetGapError            untrained records were deleted; the operator decides       exit 74
     │   └── CredentialsError          the operator replaces a certificate, key or password       exit 78
@@ -19,8 +21,9 @@
     ├── ExampleError                  a client's request fails; it corrects the example          -
     ├── UnknownRegimeError            a client's request fails; it names another regime          -
     ├── LayerError                    a client's request fails; it corrects the layer's name     -
-    ├── RegimeError                   a client's request fails; it corrects the regime's number  exit 64
-    │   └── RegimeBusyError           a client's request fails; it may retry                     exit 75
+    ├── PublishingStoppedError        the daemon stops; tested again after the next start        -
+    ├── ReplicaAwayError              a model server does not answer; asked again later          -
+    ├── ReplicaRefusedError           a model server refuses an adapter; shown in the status     -
     └── RunFailedError                runs of a bench command failed; the message lists them       exit 1
 
 Exit codes follow sysexits.h; `-` never ends the process. A message states what must hold, what was found, where, and

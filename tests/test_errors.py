@@ -50,4 +50,5 @@ def test_exit_codes_are_those_of_the_classes() -> None:
         assert code in (actual[name], None)
     never = {name for name, (_, code) in documented().items() if code is None}
     of_clients = {"QueueFullError", "QueueClosedError", "ExampleError", "LayerError", "UnknownRegimeError"}
-    assert never == {"RecordError", *of_clients}
+    of_publishing = {"PublishingStoppedError", "ReplicaAwayError", "ReplicaRefusedError"}
+    assert never == {"RecordError", *of_clients, *of_publishing}

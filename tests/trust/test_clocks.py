@@ -36,6 +36,8 @@ WALL = {
 }
 NAMED = {
     ("streamlearn/runtime/checkpoint.py", "datetime.datetime.now"),  # a snapshot's created_at: information for people
+    ("streamlearn/controls/audit_log.py", "datetime.datetime.now"),  # when a control was asked for
+    ("streamlearn/publish/adapter_publisher.py", "datetime.datetime.now"),  # a publication's written_at
     ("streamlearn/commands/doctor.py", "time.time"),  # warns that the clock is not set
     ("streamlearn/status/board.py", "time.time"),  # the default of Clock.wall: started_at and the snapshot's age
 }
