@@ -41,6 +41,7 @@ class Event(StrEnum):
     REGIME_FROZEN = "regime_frozen"
     REGIME_UNFROZEN = "regime_unfrozen"
     REGIME_RENAMED = "regime_renamed"
+    REGIME_APPROVED = "regime_approved"
     REGIME_DROPPED = "regime_dropped"
     HOLDOUT_SCORED = "holdout_scored"
     STEP_TAKEN = "step_taken"

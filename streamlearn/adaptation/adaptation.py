@@ -252,6 +252,18 @@ class Adaptation:
         """
         self._set_frozen(self._known_slot(number), False)
 
+    def approve(self, number: int) -> None:
+        """Let a regime be published although its answers changed: the next version need not be as good as the last.
+
+        Raises:
+            RegimeError: no regime has this number, or nothing is published.
+        """
+        self._known_slot(number)
+        if self._settings.publish is None:
+            raise RegimeError(f"regime {number} cannot be approved: nothing is published; add a section publish")
+        self.controls.approve(number, self._learner.number)
+        _log.info(Event.REGIME_APPROVED, regime=number, step=self._learner.number)
+
     def drop(self, number: int) -> None:
         """Forget a regime: its profile, adapter, optimizer state, hold-out records, scores, name.
 

@@ -1,4 +1,4 @@
-"""What an operator decided about regimes: their names, and which are frozen.
+"""What an operator decided about regimes: their names, which are frozen, and which may be published.
 
 A frozen regime keeps its slot: it is neither dropped nor merged when a new regime needs one. Decisions about slots are
 made when a record is read, ahead of training, and are made again when it is read again after a restart. So what counts
@@ -24,6 +24,8 @@ class RegimeControls:
         """Those of the regimes that have one."""
         self.num_changes = 0
         """By the operator, ever. A snapshot of the same step with another number is another state."""
+        self.approved: dict[int, int] = {}
+        """Step at which an operator let a regime be published although its answers changed."""
         self._toggles: dict[int, list[int]] = {}
         """Records that had been read when a regime was frozen, unfrozen, frozen again and so on."""
 
@@ -65,27 +67,36 @@ class RegimeControls:
         while len(toggles) > 1 and toggles[1] <= trained:
             del toggles[:2]
 
+    def approve(self, number: int, step: int) -> None:
+        """Let versions of a regime from this step on replace earlier ones. Safe to repeat."""
+        self.num_changes += self.approved.get(number) != step
+        self.approved[number] = step
+
     def drop(self, number: int) -> None:
         """Forget what was decided about a regime that is dropped."""
         self.names.pop(number, None)
+        self.approved.pop(number, None)
         self._toggles.pop(number, None)
         self.num_changes += 1
 
     def keep(self, numbers: Collection[int]) -> None:
         """Forget what was decided about all other regimes: they are no longer remembered."""
         self.names = {number: name for number, name in self.names.items() if number in numbers}
+        self.approved = {number: step for number, step in self.approved.items() if number in numbers}
         self._toggles = {number: toggles for number, toggles in self._toggles.items() if number in numbers}
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest."""
         toggles = {str(number): self._toggles[number] for number in sorted(self._toggles) if self._toggles[number]}
         names = {str(number): self.names[number] for number in sorted(self.names)}
-        return {"names": names, "frozen": toggles, "num_changes": self.num_changes}
+        approved = {str(number): self.approved[number] for number in sorted(self.approved)}
+        return {"names": names, "frozen": toggles, "approved": approved, "num_changes": self.num_changes}
 
     def load_json(self, values: Mapping[str, Any]) -> None:
         """The inverse of `to_json`; an empty mapping where nothing was decided."""
         self.names = {int(number): name for number, name in values.get("names", {}).items()}
         self._toggles = {int(number): list(toggles) for number, toggles in values.get("frozen", {}).items()}
+        self.approved = {int(number): step for number, step in values.get("approved", {}).items()}
         self.num_changes = values.get("num_changes", 0)
 
     def _check(self, number: int, name: str) -> None:

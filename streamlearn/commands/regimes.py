@@ -59,6 +59,14 @@ def rename(
 
 
 @app.command()
+def approve(number: NumberArgument, config: ConfigOption) -> None:
+    """Publish what a regime learned although its answers changed."""
+    from streamlearn.controls.control import ApproveRegime  # noqa: PLC0415
+
+    _change(config, ApproveRegime(number), f"regime {number} is published if it is no worse than the backbone")
+
+
+@app.command()
 def drop(number: NumberArgument, config: ConfigOption) -> None:
     """Forget a regime and its adapter. Snapshots written before keep it."""
     from streamlearn.controls.control import DropRegime  # noqa: PLC0415

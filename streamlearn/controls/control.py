@@ -86,6 +86,13 @@ class RenameRegime(RegimeControl):
 
 
 @dataclass(frozen=True, slots=True)
+class ApproveRegime(RegimeControl):
+    """Publish what a regime learned although its answers changed."""
+
+    name = "approve"
+
+
+@dataclass(frozen=True, slots=True)
 class DropRegime(RegimeControl):
     """Forget a regime."""
 

@@ -96,7 +96,6 @@ class AdapterPublisher:
         self._lock = threading.Lock()
         self._pending: Path | None = None
         self._last_step = math.inf
-        self._approved: frozenset[int] = frozenset()
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._publication = _newest(targets.folder.folder)
@@ -134,12 +133,6 @@ class AdapterPublisher:
         """The run went back to a snapshot: versions of later steps are withdrawn with the next publication."""
         with self._lock:
             self._last_step = min(self._last_step, step)
-
-    def approve(self, number: int) -> None:
-        """Publish the next version of a regime although its answers changed, if it is no worse than the backbone."""
-        with self._lock:
-            self._approved |= {number}
-        self._wake.set()
 
     @property
     def status(self) -> PublicationStatus:
@@ -183,10 +176,10 @@ class AdapterPublisher:
     def _turn(self) -> str | None:
         """Publish what is pending, then look after replicas, hub and files. Returns what is wrong."""
         with self._lock:
-            pending, last_step, approved = self._pending, self._last_step, self._approved
+            pending, last_step = self._pending, self._last_step
         fault = None
         if pending is not None:
-            fault = self._publish(pending, last_step, approved)
+            fault = self._publish(pending, last_step)
             with self._lock:
                 if fault is None and self._pending == pending:
                     self._pending = None
@@ -195,12 +188,12 @@ class AdapterPublisher:
         self._look_after()
         return fault or self._upload()
 
-    def _publish(self, path: Path, last_step: float, approved: frozenset[int]) -> str | None:
+    def _publish(self, path: Path, last_step: float) -> str | None:
         """Steps 1 to 5. Returns why versions that the gate let pass could not be loaded, if so."""
         started, folder = self._clock(), self._targets.folder
         try:
             snapshot = SnapshotRegimes(Snapshot(path, read_manifest(path)), self._settings, self._config)
-            decisions = self._gate.decide(snapshot, self._published(last_step), approved)  # 1.
+            decisions = self._gate.decide(snapshot, self._published(last_step))  # 1.
             candidates = [decision.candidate for decision in decisions if decision.candidate is not None]
             fresh = {each.regime.number: self._write(each, snapshot) for each in candidates}  # 2.
             arrays = snapshot.routing_state()
@@ -214,8 +207,6 @@ class AdapterPublisher:
             return fault
         routing = folder.write_routing(snapshot.step, arrays)  # 4.
         self._replace(snapshot, decisions, fresh, routing)  # 5.
-        with self._lock:
-            self._approved -= fresh.keys()
         _log.info(
             Event.PUBLICATION_WRITTEN,
             sequence=self._status.sequence,

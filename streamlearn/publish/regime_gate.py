@@ -56,34 +56,27 @@ class RegimeGate:
         self._decisions: dict[int, tuple[str, RegimePublication]] = {}
         """The last decision on each regime, and the weights that it is about."""
 
-    def decide(
-        self, snapshot: SnapshotRegimes, published: Mapping[int, Version], approved: frozenset[int]
-    ) -> list[RegimeDecision]:
+    def decide(self, snapshot: SnapshotRegimes, published: Mapping[int, Version]) -> list[RegimeDecision]:
         """RegimeGate every regime of a snapshot.
 
         Args:
             snapshot: The snapshot.
             published: Versions that are published, by number of the regime.
-            approved: Regimes whose answers changed with an operator's approval.
         """
         regimes = snapshot.regimes
-        decisions = [
-            self._decide(snapshot, each, published.get(each.number), approved=each.number in approved)
-            for each in regimes
-        ]
+        decisions = [self._decide(snapshot, each, published.get(each.number)) for each in regimes]
         known = [regime.weights_sha256 for regime in regimes]
         self._forget([*known, *(version.weights_sha256 for version in published.values())])
         return decisions
 
-    def _decide(
-        self, snapshot: SnapshotRegimes, regime: RegimeOfSnapshot, version: Version | None, *, approved: bool
-    ) -> RegimeDecision:
+    def _decide(self, snapshot: SnapshotRegimes, regime: RegimeOfSnapshot, version: Version | None) -> RegimeDecision:
         name = None if version is None else version.name
         if version is not None and version.weights_sha256 == regime.weights_sha256:
             _, status = self._decisions.get(regime.number, ("", RegimePublication(regime.number, name)))
             kept = replace(status, version=name, held_back=None)
             return RegimeDecision(regime, version, None, kept)
         examples = snapshot.holdouts(regime.slot)
+        approved = regime.approved_at is not None and (version is None or regime.approved_at > version.step)
         compared = None if approved else version
         tested_on = None if compared is None else compared.holdout
         unscored = self._gate.unscored(examples.keys(), tested_on)

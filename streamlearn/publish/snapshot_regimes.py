@@ -40,6 +40,8 @@ class RegimeOfSnapshot:
     visits: int
     is_suspected: bool
     """Whether its answers may have changed, which is not confirmed yet."""
+    approved_at: int | None
+    """Step at which an operator let it be published although its answers changed."""
 
 
 class SnapshotRegimes:
@@ -60,7 +62,8 @@ class SnapshotRegimes:
         """Those that have learned something, by number."""
         state, files = self.snapshot.manifest.components["regimes"], self.snapshot.manifest.files
         visits = state["chronicle"]["presences"]
-        labels = state.get("controls", {}).get("names", {})
+        controls = state.get("controls", {})
+        labels, approved = controls.get("names", {}), controls.get("approved", {})
         suspected = {shift["regime"] for shift in state["suspected"]}
         found = [
             RegimeOfSnapshot(
@@ -71,6 +74,7 @@ class SnapshotRegimes:
                 records=visits[slot]["records"],
                 visits=visits[slot]["visits"],
                 is_suspected=number in suspected,
+                approved_at=approved.get(str(number)),
             )
             for slot, number in state["numbers"].items()
             if _WEIGHTS.format(regime_adapter(int(slot))) in files

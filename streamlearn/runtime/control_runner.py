@@ -6,6 +6,7 @@ from typing import Protocol
 
 from streamlearn.controls.audit_log import AuditLog
 from streamlearn.controls.control import (
+    ApproveRegime,
     Control,
     DropRegime,
     FreezeRegime,
@@ -36,6 +37,9 @@ class RegimeChanges(Protocol):
 
     def rename(self, number: int, name: str) -> None:
         """Give the regime a name."""
+
+    def approve(self, number: int) -> None:
+        """Publish what the regime learned although its answers changed."""
 
     def drop(self, number: int) -> None:
         """Forget the regime."""
@@ -142,5 +146,7 @@ def _change(regimes: RegimeChanges, control: RegimeControl) -> None:
             regimes.unfreeze(number)
         case RenameRegime(number, name):
             regimes.rename(number, name)
+        case ApproveRegime(number):
+            regimes.approve(number)
         case DropRegime(number):
             regimes.drop(number)

@@ -5,7 +5,7 @@ import re
 _PATHS = re.compile(
     r"/v1/(?:(?P<run>pause|resume)"
     r"|snapshots/(?P<name>[^/]+)/(?P<snapshot>pin|unpin|rollback)"
-    r"|regimes/(?P<number>[^/]+)/(?P<regime>freeze|unfreeze|rename|drop))"
+    r"|regimes/(?P<number>[^/]+)/(?P<regime>freeze|unfreeze|rename|approve|drop))"
 )
 MAX_ARGUMENT_CHARS = 100
 

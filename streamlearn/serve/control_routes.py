@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.responses import Response
 
 from streamlearn.controls.control import (
+    ApproveRegime,
     Control,
     DropRegime,
     FreezeRegime,
@@ -100,6 +101,11 @@ class ControlRoutes:
         async def rename(request: Request, number: _Number, body: RenameRequest) -> Response:
             """Give this regime a name."""
             return await self._run(request, RenameRegime(number, body.name))
+
+        @self._post("/v1/regimes/{number}/approve", "Approve a regime")
+        async def approve(request: Request, number: _Number) -> Response:
+            """Publish what this regime learned although its answers changed. Takes no body."""
+            return await self._run(request, ApproveRegime(number))
 
         @self._post("/v1/regimes/{number}/drop", "Drop a regime")
         async def drop(request: Request, number: _Number) -> Response:

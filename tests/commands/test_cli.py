@@ -37,6 +37,7 @@ COMMANDS = [
     ["regimes", "freeze"],
     ["regimes", "unfreeze"],
     ["regimes", "rename"],
+    ["regimes", "approve"],
     ["regimes", "drop"],
     ["check-config"],
     ["doctor"],

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 
 from streamlearn.adapters.routing_context import NO_REGIME
-from streamlearn.errors import ConfigError
+from streamlearn.errors import ConfigError, UsageError
 from streamlearn.events import Event
 from streamlearn.export.plain_lora_adapter import PlainLoraAdapter
 from streamlearn.learner.evaluation import run_to_end, score
@@ -169,11 +169,23 @@ def test_an_operator_may_let_changed_answers_pass(make: Callable[..., Settings],
         publisher = daemon.patient.publisher
         before = published(tmp_path).regimes[0].adapter
         assert publisher.status.regimes[0].held_back == "answers_changed"
-        publisher.approve(1)
-        publisher.notify(daemon.components.store.folder / daemon.components.store.names()[-1])
-        daemon.patient.wait()
+        daemon.adaptation.approve(1)
+        daemon.save()
         assert publisher.status.regimes[0].held_back is None
-        assert published(tmp_path).regimes[0].adapter != before
+        approved = published(tmp_path).regimes[0].adapter
+        assert approved != before
+    with opened(
+        make(lines + lines[-40:], **publishing(tmp_path))
+    ) as components:  # the approval is durable, and used up
+        assert components.adaptation.controls.approved == {1: int(str(approved).rpartition("@")[2])}
+
+
+def test_only_what_is_published_can_be_approved(make: Callable[..., Settings]) -> None:
+    """Without a section publish an approval would do nothing."""
+    with opened(make(stream("animals", per_task=30))) as components:
+        daemon_of(components).run()
+        with pytest.raises(UsageError, match="nothing is published"):
+            components.adaptation.approve(1)
 
 
 def test_a_version_is_used_only_once_every_replica_that_answers_has_it(

@@ -420,7 +420,7 @@ def test_openapi_describes_every_endpoint_and_the_index_lists_it(client: httpx.C
     reading = {"/v1/status", "/v1/regimes", "/v1/shifts", "/v1/publication", "/v1/snapshots"}
     jobs = {"/v1/experts", "/v1/eval", "/v1/generate", "/v1/route"}
     snapshots = {f"/v1/snapshots/{{name}}/{each}" for each in ("pin", "unpin", "rollback")}
-    regimes = {f"/v1/regimes/{{number}}/{each}" for each in ("freeze", "unfreeze", "rename", "drop")}
+    regimes = {f"/v1/regimes/{{number}}/{each}" for each in ("freeze", "unfreeze", "rename", "approve", "drop")}
     controls = {"/v1/pause", "/v1/resume", *snapshots, *regimes}
     official = {"/v1/models", "/v1/completions", "/v1/chat/completions"}
     assert set(paths) == {"/livez", "/readyz", "/metrics", *reading, *jobs, *controls, *official}

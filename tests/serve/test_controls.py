@@ -19,7 +19,7 @@ PATHS = (
     "/v1/pause",
     "/v1/resume",
     *(f"/v1/snapshots/00000042/{control}" for control in ("pin", "unpin", "rollback")),
-    *(f"/v1/regimes/3/{control}" for control in ("freeze", "unfreeze", "rename", "drop")),
+    *(f"/v1/regimes/3/{control}" for control in ("freeze", "unfreeze", "rename", "approve", "drop")),
 )
 
 
