@@ -31,6 +31,7 @@ from streamlearn.learner.learner import Step
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings
+from streamlearn.shift.assigned_batch import AssignedBatch
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import Phase, Status
@@ -393,25 +394,26 @@ def test_fresh_forgets_pins_and_skipped_records_and_stays_paused(
     ],
 )
 def test_a_changed_regime_is_durable_when_it_is_answered(
-    make: Callable[..., Settings], control: Control, holds: Callable[[Adaptation], bool]
+    make: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    control: Control,
+    holds: Callable[[Adaptation], bool],
 ) -> None:
     """A snapshot of the same step has it: killed right after the answer, the next start finds it changed."""
-    settings = make(clean())
-
-    class Dying(Operator):
-        def on_step(self, batch: Batch, step: Step, status: Status) -> None:
-            if "asked" in self.answers:
-                raise Died
-            super().on_step(batch, step, status)
-            if control.name in self.answers:
-                self.answers["asked"] = self.answers[control.name]
-
-    operator = Dying({10: control})
+    settings, operator = make(clean()), Operator({10: control})
     with opened(settings) as components:
-        daemon = daemon_of(components, operator)
-        assert not holds(components.adaptation)
+        next_batch = components.adaptation.next_batch
+
+        def next_or_die() -> AssignedBatch | None:
+            if control.name in operator.answers:
+                assert operator.answers[control.name].done(), "answered before the next batch"
+                raise Died
+            assert not components.adaptation.numbers or not holds(components.adaptation)
+            return next_batch()
+
+        monkeypatch.setattr(components.adaptation, "next_batch", next_or_die)
         with pytest.raises(Died):
-            daemon.run()
+            daemon_of(components, operator).run()
     assert operator.answer(control.name).snapshot == "00000010"
     with opened(settings) as components:
         assert components.state.last_snapshot is not None

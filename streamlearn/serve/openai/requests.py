@@ -60,8 +60,8 @@ class _Decoding(shared.ModelRequest):
     """Divides the logits; 0 is greedy decoding."""
     top_p: Annotated[float, Field(ge=0, le=1), BeforeValidator(require_number)] | None = 1.0
     """Tokens are sampled from the fewest, most likely first, whose probabilities sum to it."""
-    seed: Annotated[int, BeforeValidator(require_number)] | None = None
-    """Any integer, of which the lowest 63 bits count; random when absent. The same seed, request and
+    seed: Annotated[int, Field(ge=-(1 << 53), le=1 << 53), BeforeValidator(require_number)] | None = None
+    """An integer that every JSON reader keeps exactly; random when absent. The same seed, request and
     `system_fingerprint` give the same text."""
     stop: Annotated[
         tuple[Annotated[str, StringConstraints(min_length=1, max_length=MAX_CHARS)], ...],
