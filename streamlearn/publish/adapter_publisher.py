@@ -41,6 +41,8 @@ from streamlearn.publish.snapshot_regimes import SnapshotRegimes
 from streamlearn.publish.version import Version
 from streamlearn.publish.version_card import card
 from streamlearn.settings import Settings
+from streamlearn.shift.regime_memory import SavedProfiles
+from streamlearn.shift.state_arrays import profiles_from_arrays
 from streamlearn.snapshot.snapshot import Snapshot, read_manifest
 from streamlearn.status.publication_status import PublicationStatus, RegimePublication
 
@@ -206,7 +208,7 @@ class AdapterPublisher:
             self._show([_not_loaded(decision) for decision in decisions])
             return fault
         routing = folder.write_routing(snapshot.step, arrays)  # 4.
-        self._replace(snapshot, decisions, fresh, routing)  # 5.
+        self._replace(snapshot, decisions, fresh, routing, profiles_from_arrays(arrays))  # 5.
         _log.info(
             Event.PUBLICATION_WRITTEN,
             sequence=self._status.sequence,
@@ -243,35 +245,18 @@ class AdapterPublisher:
         return version
 
     def _replace(
-        self, snapshot: SnapshotRegimes, decisions: Sequence[RegimeDecision], fresh: Mapping[int, Version], routing: str
+        self,
+        snapshot: SnapshotRegimes,
+        decisions: Sequence[RegimeDecision],
+        fresh: Mapping[int, Version],
+        routing: str,
+        profiles: SavedProfiles,
     ) -> None:
         """Step 5, and what follows from it at once."""
         before = self._publication
-        named = {
-            decision.regime.number: version.name
-            for decision in decisions
-            if (version := fresh.get(decision.regime.number, decision.version)) is not None
-        }
-        publication = Publication(
-            name=self._own.name,
-            sequence=0 if before is None else before.sequence + 1,
-            written_at=datetime.now(UTC),
-            snapshot=snapshot.snapshot.name,
-            backbone=self._targets.base.name,
-            seed=self._settings.seed,
-            max_known_rejected=self._settings.serve.max_known_rejected,
-            routing=routing,
-            tokenizer=self._targets.tokenizer,
-            regimes=tuple(
-                PublishedRegime(
-                    slot=decision.regime.slot,
-                    number=decision.regime.number,
-                    label=decision.regime.label,
-                    adapter=named.get(decision.regime.number),
-                )
-                for decision in decisions
-            ),
-        )
+        versions = {each.regime.number: fresh.get(each.regime.number, each.version) for each in decisions}
+        named = {number: version.name for number, version in versions.items() if version is not None}
+        publication = self._next_publication(snapshot, routing, published_regimes(profiles, snapshot.labels, named))
         publication.write(self._targets.folder.folder, self._targets.folder.files)
         self._publication, self._unpublished = publication, {}
         self._routing = [*self._routing[-1:], routing]
@@ -295,6 +280,22 @@ class AdapterPublisher:
             snapshot=publication.snapshot,
             written_at=publication.written_at.timestamp(),
             num_published=self._status.num_published + len(fresh),
+        )
+
+    def _next_publication(
+        self, snapshot: SnapshotRegimes, routing: str, regimes: tuple[PublishedRegime, ...]
+    ) -> Publication:
+        return Publication(
+            name=self._own.name,
+            sequence=0 if self._publication is None else self._publication.sequence + 1,
+            written_at=datetime.now(UTC),
+            snapshot=snapshot.snapshot.name,
+            backbone=self._targets.base.name,
+            seed=self._settings.seed,
+            max_known_rejected=self._settings.serve.max_known_rejected,
+            routing=routing,
+            tokenizer=self._targets.tokenizer,
+            regimes=regimes,
         )
 
     def _look_after(self) -> None:
@@ -336,6 +337,25 @@ class AdapterPublisher:
         if fault is not None and fault != self._status.fault:
             _log.warning(Event.PUBLICATION_FAILED, fault=fault)
         self._status = replace(self._status, fault=fault)
+
+
+def published_regimes(
+    profiles: SavedProfiles, labels: Mapping[int, str], versions: Mapping[int, str]
+) -> tuple[PublishedRegime, ...]:
+    """The regimes of a routing state, with their versions.
+
+    Some have none: those that learned nothing yet, and those whose versions are held back.
+    """
+    return tuple(
+        PublishedRegime(
+            slot=slot,
+            number=profile.number,
+            label=labels.get(profile.number),
+            adapter=versions.get(profile.number),
+        )
+        for slot, profile in enumerate(profiles)
+        if profile is not None
+    )
 
 
 def _not_loaded(decision: RegimeDecision) -> RegimePublication:

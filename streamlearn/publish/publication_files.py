@@ -20,12 +20,12 @@ from typing import Any
 import orjson
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from streamlearn.errors import PublicationError
 from streamlearn.export import peft_folder
 from streamlearn.export.exported_regime import BaseModel
 from streamlearn.export.plain_lora import PlainLora
+from streamlearn.publish import routing_state
 from streamlearn.publish import version as version_file
 from streamlearn.publish.version import Version
 from streamlearn.snapshot.contents import list_tree
@@ -116,7 +116,8 @@ class PublicationFiles:
             target = target.with_name(f"{step}r{number}.safetensors")
         staging = target.with_name(_STAGING + target.name)
         with _translated(target):
-            save_file(dict(arrays), staging)
+            staging.unlink(missing_ok=True)
+            self.files.write(staging, routing_state.to_bytes(arrays))
             self.files.sync(staging)
             self.files.rename(staging, target)
             self.files.sync(target.parent)

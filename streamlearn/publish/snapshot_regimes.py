@@ -58,18 +58,23 @@ class SnapshotRegimes:
         return self.snapshot.manifest.step
 
     @property
+    def labels(self) -> dict[int, str]:
+        """The operator's names, by number of the regime."""
+        controls = self.snapshot.manifest.components["regimes"].get("controls", {})
+        return {int(number): name for number, name in controls.get("names", {}).items()}
+
+    @property
     def regimes(self) -> list[RegimeOfSnapshot]:
         """Those that have learned something, by number."""
         state, files = self.snapshot.manifest.components["regimes"], self.snapshot.manifest.files
         visits = state["chronicle"]["presences"]
-        controls = state.get("controls", {})
-        labels, approved = controls.get("names", {}), controls.get("approved", {})
+        labels, approved = self.labels, state.get("controls", {}).get("approved", {})
         suspected = {shift["regime"] for shift in state["suspected"]}
         found = [
             RegimeOfSnapshot(
                 slot=int(slot),
                 number=number,
-                label=labels.get(str(number)),
+                label=labels.get(number),
                 weights_sha256=files[_WEIGHTS.format(regime_adapter(int(slot)))].sha256,
                 records=visits[slot]["records"],
                 visits=visits[slot]["visits"],
