@@ -18,7 +18,7 @@ evidence: .venv/.ready
 
 # Some twenty minutes on two cores. Needs KAFKA_HOME, VLLM (the program) and BACKBONE (a folder); see docs/publish.md.
 fleet: .venv/.ready
-	@$(BIN)/python -m tests.fleet --vllm "$(VLLM)" --backbone "$(BACKBONE)" --json build/fleet.json
+	@$(BIN)/python -m tests.fleet --vllm "$(VLLM)" --backbone "$(BACKBONE)" --json docs/fleet.json
 
 # N kills with SIGKILL, compared with a run that is not killed. About 5 s per kill. Needs KAFKA_HOME or ../shared/kafka.
 N ?= 300
