@@ -90,7 +90,8 @@ class RegimeControls:
         toggles = {str(number): self._toggles[number] for number in sorted(self._toggles) if self._toggles[number]}
         names = {str(number): self.names[number] for number in sorted(self.names)}
         approved = {str(number): self.approved[number] for number in sorted(self.approved)}
-        return {"names": names, "frozen": toggles, "approved": approved, "num_changes": self.num_changes}
+        values = {"names": names, "frozen": toggles, "num_changes": self.num_changes}
+        return {**values, "approved": approved} if approved else values
 
     def load_json(self, values: Mapping[str, Any]) -> None:
         """The inverse of `to_json`; an empty mapping where nothing was decided."""
