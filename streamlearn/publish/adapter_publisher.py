@@ -185,8 +185,6 @@ class AdapterPublisher:
             with self._lock:
                 if fault is None and self._pending == pending:
                     self._pending = None
-                if fault is None and self._last_step == last_step:
-                    self._last_step = math.inf
         self._look_after()
         return fault or self._upload()
 
@@ -209,6 +207,9 @@ class AdapterPublisher:
             return fault
         routing = folder.write_routing(snapshot.step, arrays)  # 4.
         self._replace(snapshot, decisions, fresh, routing, profiles_from_arrays(arrays))  # 5.
+        with self._lock:
+            if self._last_step == last_step:  # what was undone is withdrawn
+                self._last_step = math.inf
         _log.info(
             Event.PUBLICATION_WRITTEN,
             sequence=self._status.sequence,

@@ -256,6 +256,8 @@ def test_versions_of_steps_that_were_undone_are_withdrawn(make: Callable[..., Se
         publisher, store = daemon.patient.publisher, daemon.components.store
         early = store.names()[1]
         publisher.withdraw_after(int(early))
+        publisher.notify(store.folder / "00000000-pruned")  # gone before its turn: nothing is withdrawn by it yet
+        daemon.patient.wait()
         publisher.notify(store.folder / early)
         daemon.patient.wait()
         assert published(tmp_path).adapters == ()
