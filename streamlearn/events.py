@@ -38,6 +38,7 @@ class Event(StrEnum):
     RECORD_DEAD_LETTERED = "record_dead_lettered"
     FIRST_REGIME_ENTERED = "first_regime_entered"
     SHIFT_DETECTED = "shift_detected"
+    RETURN_REFUSED = "return_refused"
     REGIME_FROZEN = "regime_frozen"
     REGIME_UNFROZEN = "regime_unfrozen"
     REGIME_RENAMED = "regime_renamed"

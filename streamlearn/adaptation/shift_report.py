@@ -21,6 +21,8 @@ class ShiftReport:
     """Mean CKA over all banks, heads and experts; None when experts were not compared."""
     started_from: int | None = None
     """Number of the regime whose adapter was copied; None: the regime starts from nothing, or has no adapter."""
+    refused_return: int | None = None
+    """Number of the known regime that the inputs look like, whose losses say otherwise; None: there is none."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready fields."""

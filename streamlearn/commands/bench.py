@@ -194,14 +194,30 @@ def measure_returns(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Draws tasks and records.")] = 0,
     bare: Annotated[bool, typer.Option("--bare", help="Leave the tasks' definitions out of the prompts.")] = False,
+    learned: Annotated[
+        bool, typer.Option("--learn", help="Learn from the records, and check returns by their losses.")
+    ] = False,
+    backbone: Annotated[
+        Path | None,
+        typer.Option(help="With --learn: folder of a causal language model; else the bundled one.", metavar="FOLDER"),
+    ] = None,
 ) -> None:
     """Measure how many returns of tasks are recognised, and how many new tasks are taken for known ones.
 
-    Assigns the records of `bench regimes` to regimes, without learning from them.
+    Assigns the records of `bench regimes` to regimes by their inputs alone, unless they are learned.
     """
     from streamlearn.bench.many_regimes import returns  # noqa: PLC0415
 
-    returns.report(others=others, tasks=tasks, records=records or [24, 48, 60], seed=seed, bare=bare, as_json=as_json)
+    returns.report(
+        others=others,
+        tasks=tasks,
+        records=records or [24, 48, 60],
+        seed=seed,
+        bare=bare,
+        learned=learned,
+        backbone=backbone,
+        as_json=as_json,
+    )
 
 
 @app.command("mot")

@@ -108,7 +108,12 @@ class ProbeSettings(Section):
     lr: PositiveFloat = 1e-2
     """Learning rate of the transient expert; high, since it is trained for few steps and then discarded."""
     similarity_tokens: PositiveInt = 1024
-    """Tokens of a new regime on which it is compared with what is known."""
+    """Tokens of a new regime on which it is compared with what is known, and of a returning one on which its return is
+    checked."""
+    max_returns_refused: float = Field(default=0.01, ge=0.0, lt=1.0)
+    """Share of true returns that may be refused. Records whose inputs look like a known regime's, but which cost more
+    under its adapter than its own did (at this level), begin a new regime. 0: the inputs decide. Only where each regime
+    has an adapter of its own."""
 
 
 class ConsolidateSettings(Section):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from streamlearn.shift.refused_return import RefusedReturn
 from streamlearn.shift.regime_memory import SavedProfiles
 from streamlearn.shift.segment import SegmentState
 
@@ -17,3 +18,5 @@ class DetectorState:
     regimes: SavedProfiles = ()
     next_number: int = 1
     """Number of the next new regime."""
+    refused: tuple[RefusedReturn, ...] = ()
+    """Returns that are still to be declared, and then are not returns."""

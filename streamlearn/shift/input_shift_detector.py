@@ -6,7 +6,8 @@
    may raise an alarm (`Segment`).
 3. The records of an alarm are the segment's after all, such as a burst of similar records, or those of another known
    regime that returns, or of a new one (`SegmentClassifier`).
-4. The last two are a shift: the records move to that regime and begin a new segment.
+4. The last two are a shift: the records move to that regime and begin a new segment. A return that was refused
+   (`refuse`) is a new regime.
 5. A regime that received a record may turn out to be two, mixed from the beginning (`mixture_test`). The smaller part
    becomes a regime of its own. This is a shift as well, but the segment goes on: both regimes are in the stream. Only
    where the smaller part is the newest run of the stream did the stream move on, as in 4.
@@ -14,7 +15,7 @@
 The first record of the stream begins a regime, and so does the first after the segment's regime was forgotten.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from streamlearn.settings import ShiftSettings
@@ -26,6 +27,7 @@ from streamlearn.shift.mean_embedding_test import WINDOWS
 from streamlearn.shift.mixture_test import LIKELY, UNLIKELY, YOUNG, separate
 from streamlearn.shift.recent_record import RecentRecord
 from streamlearn.shift.record_assigner import RecordAssigner
+from streamlearn.shift.refused_return import RefusedReturn
 from streamlearn.shift.regime_memory import RegimeMemory
 from streamlearn.shift.segment import NO_SLOT, Segment
 from streamlearn.shift.segment_classifier import MIN_RECORDS, Classification, SegmentClassifier
@@ -52,6 +54,7 @@ class InputShiftDetector:
         tests = WindowTests.of(level, windows, serial_correlation=serial_correlation)
         self._per_record = per_record and settings.enabled
         self._ordinal = self._num_shifts = 0
+        self._refused: tuple[RefusedReturn, ...] = ()
         self._regimes = RegimeMemory(settings.max_regimes)
         self._assigner = RecordAssigner(self._regimes)
         self._segment = Segment(settings, self._regimes, tests)
@@ -70,17 +73,20 @@ class InputShiftDetector:
     def save(self) -> DetectorState:
         """Return the state. Cheap: only profiles that changed since the last call are copied."""
         profiles, next_number = self._regimes.save(), self._regimes.next_number
-        return DetectorState(self._ordinal, self._num_shifts, self._segment.state, profiles, next_number)
+        segment = self._segment.state
+        return DetectorState(self._ordinal, self._num_shifts, segment, profiles, next_number, self._refused)
 
     def load(self, state: DetectorState) -> None:
         """Continue from a saved state."""
         self._ordinal, self._num_shifts = state.ordinal, state.num_shifts
         self._segment.load(state.segment)
         self._regimes.load(state.regimes, state.next_number)
+        self._refused = state.refused
 
     def update(self, features: Features, protected: Collection[int]) -> AssignedRecord:
         """Assign the next record. Slots in `protected` are not freed for a new regime."""
         self._ordinal += 1
+        self._refused = tuple(each for each in self._refused if each.declared_at >= self._ordinal)
         here = self._segment.slot
         if here == NO_SLOT:
             return self._begin(features)
@@ -97,6 +103,10 @@ class InputShiftDetector:
         """Forget the regime in a slot; if it is the segment's, the next record is the first of a new regime."""
         self._segment.forget(slot)
         self._regimes.forget(slot)
+
+    def refuse(self, refused: Iterable[RefusedReturn]) -> None:
+        """Take the records of shifts that are still to be declared for new regimes', whatever they look like."""
+        self._refused = (*self._refused, *refused)
 
     def _begin(self, features: Features) -> AssignedRecord:
         """Create a regime with the newest record: the first of the stream, or after the segment's was forgotten."""
@@ -116,6 +126,8 @@ class InputShiftDetector:
         if len(alarm.records) < MIN_RECORDS:
             return None
         found = self._classifier.classify(alarm, self._segment.recent_records, self._segment.slot)
+        if RefusedReturn(self._ordinal, found.slot) in self._refused:
+            found = replace(found, known=False)
         if found.known and found.slot == self._segment.slot:
             self._segment.cool_down()
             return None

@@ -22,8 +22,10 @@ from streamlearn.shift.featurizer import Featurizer, input_of
 from streamlearn.shift.input_shift_detector import InputShiftDetector
 from streamlearn.shift.lookahead import HeldBatch, Lookahead
 from streamlearn.shift.monitor_state import MonitorState
+from streamlearn.shift.refused_return import RefusedReturn
 from streamlearn.shift.regime_memory import RegimeMemory
 from streamlearn.shift.request_classifier import RequestClassifier
+from streamlearn.shift.shift import Shift
 from streamlearn.stream.batch import Batch
 
 KeptAt = Callable[[int], Collection[int]]
@@ -105,13 +107,23 @@ class Monitor:
 
     def load_state(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         """Restore what `state` returned. The next batch to read is the one after the last released."""
-        self._released = state = state_arrays.from_arrays(arrays)
-        self._detector.load(state.detector)
-        held, first = [], state.detector.ordinal + 1 - sum(map(len, state.undecided))
-        for slots in state.undecided:
-            held.append(HeldBatch(None, first, list(slots)))
-            first += len(slots)
-        self.lookahead.restart(held)
+        self._go_back(state_arrays.from_arrays(arrays))
+
+    def refuse_returns(
+        self, shifts: Sequence[Shift], batch: Batch, as_of: MonitorState, kept_at: KeptAt = _none_kept
+    ) -> None:
+        """Read the batches that wait again, as after a restart; the shifts are then to new regimes.
+
+        Args:
+            shifts: All returns that were refused since `as_of`, none of which was entered.
+            batch: The batch that was taken last; it and those after it have not been trained on.
+            as_of: The state after the batch before it.
+            kept_at: That of `update`.
+        """
+        waiting, is_flushed = [batch, *self.lookahead.waiting], self.lookahead.is_flushed
+        self._go_back(as_of)
+        self._detector.refuse([RefusedReturn(shift.declared_at, shift.slot) for shift in shifts])
+        self._read_again(waiting, kept_at, is_flushed=is_flushed)
 
     def forget(self, slot: int, as_of: MonitorState, kept_at: KeptAt = _none_kept) -> MonitorState:
         """Forget the regime in `slot` as of the batch trained on last, and read the waiting batches again.
@@ -133,11 +145,23 @@ class Monitor:
         self._detector.forget(slot)
         self._released = state = MonitorState(self._detector.save())
         self.lookahead.restart()
-        for batch in waiting:
+        self._read_again(waiting, kept_at, is_flushed=is_flushed)
+        return state
+
+    def _go_back(self, state: MonitorState) -> None:
+        self._released = state
+        self._detector.load(state.detector)
+        held, first = [], state.detector.ordinal + 1 - sum(map(len, state.undecided))
+        for slots in state.undecided:
+            held.append(HeldBatch(None, first, list(slots)))
+            first += len(slots)
+        self.lookahead.restart(held)
+
+    def _read_again(self, batches: Sequence[Batch], kept_at: KeptAt, *, is_flushed: bool) -> None:
+        for batch in batches:
             self.update(batch, kept_at)
         if is_flushed:
             self.flush()
-        return state
 
     def _classifier_of(self, state: MonitorState) -> RequestClassifier:
         """The classifier under a state; the last one is kept, for requests between the same two batches."""

@@ -141,6 +141,8 @@ class ShiftStatus:
     """Mean CKA of the transient expert with the stable experts; null when they were not compared."""
     started_from: int | None = None
     """Regime whose adapter was copied as the new one's start; null when it started from nothing."""
+    refused_return: int | None = None
+    """Known regime that the inputs look like; by its losses the new one is another. Null when there is none."""
 
 
 @dataclass(frozen=True, slots=True)

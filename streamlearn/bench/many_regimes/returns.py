@@ -3,7 +3,10 @@
     streamlearn bench returns --json > docs/returns.json
     streamlearn bench returns --bare --json > docs/returns_bare.json
 
-The stream is that of `bench regimes`. Only the monitor reads it, which assigns records to regimes; nothing is learned.
+    streamlearn bench returns --bare --learn --tasks 20 --records 60 --json
+
+The stream is that of `bench regimes`. Only the monitor reads it, which assigns records to regimes by their inputs; with
+`--learn` the daemon does, which also checks each supposed return by its losses (`probe/return_check`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +17,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from streamlearn.bench.many_regimes.learned_rounds import learn
 from streamlearn.bench.many_regimes.two_rounds import TwoRounds
 from streamlearn.bench.streams import text_decoder
 from streamlearn.events import configure_logging
@@ -25,9 +29,20 @@ from streamlearn.stream.decode import Example
 
 BATCH_RECORDS = 8
 COLUMNS = ("records", "regimes", "recognised", "taken_for_known", "purity")
+LEARNED_COLUMNS = ("refused", "prequential_loss", "forgetting")
 
 
-def report(*, others: Path, tasks: int, records: Sequence[int], seed: int, bare: bool, as_json: bool) -> None:
+def report(
+    *,
+    others: Path,
+    tasks: int,
+    records: Sequence[int],
+    seed: int,
+    bare: bool,
+    learned: bool,
+    backbone: Path | None,
+    as_json: bool,
+) -> None:
     """Measure and print.
 
     Raises:
@@ -36,7 +51,8 @@ def report(*, others: Path, tasks: int, records: Sequence[int], seed: int, bare:
     configure_logging("error")
     streams = [TwoRounds.draw(others, tasks=tasks, records=number, seed=seed, bare=bare) for number in records]
     prompts = "bare" if bare else "definitions"
-    result = {"tasks": tasks, "seed": seed, "prompts": prompts, "returns": [measure(stream) for stream in streams]}
+    rows = [measure_learned(each, backbone, seed) if learned else measure(each) for each in streams]
+    result = {"tasks": tasks, "seed": seed, "prompts": prompts, "learned": learned, "returns": rows}
     if as_json:
         print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON is printed unformatted
     else:
@@ -44,12 +60,18 @@ def report(*, others: Path, tasks: int, records: Sequence[int], seed: int, bare:
 
 
 def measure(drawn: TwoRounds) -> dict[str, Any]:
-    """Assign the records of both rounds; JSON-ready."""
+    """Assign the records of both rounds by their inputs; JSON-ready."""
     decoder, _ = text_decoder()
     tasks = len(drawn.segments) // 2
     monitor = Monitor(ShiftSettings(max_regimes=tasks + tasks // 4), vocab_size=1, seed=0)
     regimes = list(_regimes(monitor, [decoder.decode_value(record) for record in drawn.stream]))
     return {"records": drawn.records, "regimes": len(set(regimes)), **drawn.returns(regimes)}
+
+
+def measure_learned(drawn: TwoRounds, backbone: Path | None, seed: int) -> dict[str, Any]:
+    """Learn both rounds; JSON-ready."""
+    regimes, figures = learn(drawn, backbone=backbone, seed=seed)
+    return {"records": drawn.records, "regimes": len(set(regimes)), **drawn.returns(regimes), **figures}
 
 
 def _regimes(monitor: Monitor, examples: Sequence[Example]) -> Iterator[int]:
@@ -70,7 +92,8 @@ def _regimes(monitor: Monitor, examples: Sequence[Example]) -> Iterator[int]:
 
 def table(result: Mapping[str, Any]) -> Table:
     """One row per number of records."""
-    shown = Table(*COLUMNS, box=None, pad_edge=False)
+    columns = (*COLUMNS, *(LEARNED_COLUMNS if result["learned"] else ()))
+    shown = Table(*columns, box=None, pad_edge=False)
     for row in result["returns"]:
-        shown.add_row(*(f"{row[name]}" for name in COLUMNS))
+        shown.add_row(*(f"{row[name]}" for name in columns))
     return shown

@@ -1,0 +1,116 @@
+"""Returns of known regimes: what only looks like one begins a new regime."""
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from streamlearn.adaptation import adaptation as adaptation_module
+from streamlearn.adaptation.recent_losses import NUM_LOSSES, RecentLosses
+from streamlearn.events import Event
+from streamlearn.probe.return_check import ReturnCheck, check_return
+from streamlearn.settings import Settings
+from tests.adaptation.shifting_streams import PER_TASK, run, stream
+from tests.adaptation.test_bit_equality import assert_two_deaths_change_nothing, die_after
+
+
+def disguised() -> list[bytes]:
+    """Animals, sums, and a third task whose inputs are those of the animals, with answers of its own."""
+    lines = stream("animals", "sums", "animals")
+    values = [orjson.loads(line) for line in lines]
+    return [
+        orjson.dumps({**value, "completion": " seven kilos"} if i >= 2 * PER_TASK else value)
+        for i, value in enumerate(values)
+    ]
+
+
+def test_records_that_cost_more_than_the_regimes_own_begin_a_new_one(make: Callable[..., Settings]) -> None:
+    """The known regime learns nothing from them, and the shift says what its records look like."""
+    with capture_logs() as logs:
+        _, components = run(make(disguised()))
+    *_, last = components.adaptation.reports
+    assert (last.shift.regime, last.shift.known, last.refused_return) == (3, False, 1)
+    assert abs(last.shift.onset - 2 * PER_TASK - 1) <= 1
+    assert last.probe_tokens > 0
+    records = {each.number: each.records for each in components.adaptation.status().regimes}
+    assert records[1] <= PER_TASK + 1
+    assert records[3] >= PER_TASK - 1
+    [refused] = [line for line in logs if line["event"] == Event.RETURN_REFUSED]
+    assert refused["loss"] > 2 * refused["own_loss"]
+    assert components.adaptation.status().shifts[-1].refused_return == 1
+
+
+def test_the_inputs_decide_where_returns_are_not_checked(make: Callable[..., Settings]) -> None:
+    """With `probe.max_returns_refused: 0` the same records are the known regime's."""
+    _, components = run(make(disguised(), probe={"max_returns_refused": 0.0}))
+    *_, last = components.adaptation.reports
+    assert (last.shift.regime, last.shift.known, last.refused_return) == (1, True, None)
+
+
+def test_a_true_return_is_not_refused(make: Callable[..., Settings]) -> None:
+    """Its adapter answers its records as it did before it left."""
+    _, components = run(make(stream("animals", "sums", "animals", "sums")))
+    assert [(each.shift.regime, each.shift.known) for each in components.adaptation.reports] == [
+        (1, False),
+        (2, False),
+        (1, True),
+        (2, True),
+    ]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3], ids=["before", "right after", "after its declaration"])
+def test_a_death_around_a_refusal_changes_no_bit(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Also between the first record of the new regime and the one at which it is declared."""
+    lines = disguised()
+    whole, _ = run(make(lines, "whole"))
+    settings = make(lines, "killed", snapshot={"every_records": 4})
+    first = 2 * PER_TASK // 4 - 2 + steps
+    die_after(monkeypatch, [first, first + 1])
+    assert_two_deaths_change_nothing(settings, whole, len(lines))
+
+
+def test_a_death_while_a_return_is_checked_changes_no_bit(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is checked again by the next process, with the same outcome."""
+    lines, deaths = disguised(), [1, 2]
+    whole, _ = run(make(lines, "whole"))
+
+    def dying(*args: Any, **kwargs: Any) -> ReturnCheck:
+        found = check_return(*args, **kwargs)
+        if deaths:
+            deaths.pop()
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(adaptation_module, "check_return", dying)
+    assert_two_deaths_change_nothing(make(lines, "killed"), whole, len(lines))
+
+
+def test_the_last_losses_of_a_regime_are_kept_over_a_restart(make: Callable[..., Settings]) -> None:
+    """A process that begins with the snapshot of another compares with the same losses."""
+    settings = make(stream("animals", "sums"))
+    _, before = run(settings)
+    state, after = run(settings)
+    assert [after.adaptation.recent_losses.of(slot) for slot in (0, 1)] == [
+        before.adaptation.recent_losses.of(slot) for slot in (0, 1)
+    ]
+    assert len(after.adaptation.recent_losses.of(0)) == NUM_LOSSES
+    assert state["regimes.losses.0"].dtype == torch.float64
+
+
+def test_only_the_newest_finite_losses_count() -> None:
+    """Older ones are of an adapter that knew less."""
+    losses = RecentLosses()
+    for i in range(NUM_LOSSES + 5):
+        losses.add(3, float(i))
+    losses.add(3, float("nan"))
+    assert losses.of(3) == tuple(float(i) for i in range(5, NUM_LOSSES + 5))
+    assert losses.of(4) == ()
+    losses.forget(3)
+    assert losses.of(3) == ()
