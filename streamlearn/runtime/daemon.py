@@ -66,7 +66,7 @@ class Daemon:
         self.checkpoint = components.checkpoint
         self.learner = components.learner
         self.adaptation = components.adaptation
-        self.regimes = OperatedRegimes(components.adaptation, components.learner, components.settings)
+        self.operated_regimes = OperatedRegimes(components.adaptation, components.learner, components.settings)
         self.publisher = components.publisher
         self.state = components.state
         self.board = board
@@ -345,7 +345,7 @@ class Daemon:
                 f"snapshot {name} must stay as it is because it is pinned, and the change would need a snapshot of the "
                 f"same step: unpin {name}, or let the daemon take a step first"
             )
-        change(self.regimes)
+        change(self.operated_regimes)
         self.save()
 
     def _newest_name(self) -> str | None:
