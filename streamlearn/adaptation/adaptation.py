@@ -6,7 +6,7 @@ enter        a shift begins in it: close the old regime, probe the new one, give
 hold_out     every Nth record of a regime is kept for scoring and never trained on
 after_step   the batch is done: what only its losses show, and the counts
 
-Between two steps an operator may freeze, rename or drop a regime.
+What an operator does between two steps is in `operated_regimes`.
 """
 
 import time
@@ -34,7 +34,6 @@ from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.adaptation.time_budget import TimeBudget
 from streamlearn.adapters.routing_context import NO_REGIME, Slot
 from streamlearn.consolidate.consolidator import Consolidator
-from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.probe.head_start import MAX_CANDIDATES, HeadStart, measure_head_start
@@ -179,6 +178,7 @@ class Adaptation:
         report = self._open(report, (), parent=parent)
         self._take_slot(shift)
         if parent is not None:
+            self.controls.inherit(self.numbers[parent], shift.regime, declared_at=shift.declared_at)
             self.drift_detector.forget(parent)
             self.recent_losses.forget(parent)
             self.undivided.append(shift)
@@ -236,72 +236,21 @@ class Adaptation:
             self.undivided.remove(shift)
         return confirmed
 
-    def rename(self, number: int, name: str) -> None:
-        """Give a regime a name for people; an empty one removes it.
-
-        Raises:
-            RegimeError: no regime has this number, or the name cannot be its name.
-        """
-        slot = self._known_slot(number)
-        self.controls.rename(number, name)
-        self.statistics.changed(slot)
-        _log.info(Event.REGIME_RENAMED, regime=number, name=name)
-
-    def freeze(self, number: int) -> None:
-        """Keep every bit of a regime's adapter and optimizer state. Its records are measured and not trained on.
-
-        Raises:
-            RegimeError: no regime has this number, or regimes share their experts.
-        """
-        slot = self._known_slot(number)
-        if not self._learner.per_regime:
-            raise RegimeError(
-                f"regime {number} must have an adapter of its own to be frozen, found preset "
-                f"{self._settings.adapter.preset}, whose experts all regimes share; start a new run with "
-                "adapter.per_regime: true, or stop feeding the regime's records"
-            )
-        self._set_frozen(slot, True)
-
-    def unfreeze(self, number: int) -> None:
-        """Train on a regime's records again.
-
-        Raises:
-            RegimeError: no regime has this number.
-        """
-        self._set_frozen(self._known_slot(number), False)
-
-    def approve(self, number: int) -> None:
-        """Let a regime be published although its answers changed: the next version need not be as good as the last.
-
-        Raises:
-            RegimeError: no regime has this number, or nothing is published.
-        """
-        self._known_slot(number)
-        if self._settings.publish is None:
-            raise RegimeError(f"regime {number} cannot be approved: nothing is published; add a section publish")
-        self.controls.approve(number, self._learner.number)
-        _log.info(Event.REGIME_APPROVED, regime=number, step=self._learner.number)
-
-    def drop(self, number: int) -> None:
-        """Forget a regime: its profile, adapter, optimizer state, hold-out records, scores, name.
-
-        Experts that regimes share keep their weights. If its records come again, they begin a new regime, or belong to
-        another that explains them. If it is the regime of the present segment, the next record begins a new one.
-
-        Raises:
-            RegimeError: no regime has this number.
-            RegimeBusyError: the stream is entering a regime; it can be dropped a few batches later.
-        """
-        slot = self._known_slot(number)
+    @property
+    def is_settled(self) -> bool:
+        """Whether the monitor knew, as of the last trained batch, of every regime that was entered by then."""
         assert self._trained is not None, "a regime is under way"
-        if not self._is_settled(self._trained):
-            raise RegimeBusyError(
-                f"regime {number} cannot be dropped while the stream enters another regime, which lasts up to "
-                f"shift.lookahead_records ({self._settings.shift.lookahead_records}) records or stream.linger_s "
-                f"({self._settings.stream.linger_s:g} s); try again then"
-            )
-        is_current = slot == self.current
-        del self.numbers[slot]
+        detector = self._trained.detector
+        numbers = {slot: profile.number for slot, profile in enumerate(detector.regimes) if profile is not None}
+        return numbers == self.numbers and detector.segment.slot == (NO_SLOT if self.current is None else self.current)
+
+    def forget(self, slot: int) -> None:
+        """Forget the regime in `slot`: all that is kept of it here, its adapter and its optimizer state.
+
+        Only while `is_settled`. The batches that wait are assigned again, as if the regime had never been.
+        """
+        assert self._trained is not None, "a regime is under way"
+        number, is_current = self.numbers.pop(slot), slot == self.current
         self.current = None if is_current else self.current
         self.controls.drop(number)
         self.suspected = [each for each in self.suspected if each.slot != slot]
@@ -310,7 +259,6 @@ class Adaptation:
         self.statistics.forget(slot)
         self.consolidator.drop(slot, is_current=is_current)
         self._trained = self.monitor.forget(slot, self._trained, self.controls.frozen_at)
-        _log.info(Event.REGIME_DROPPED, regime=number, left=sorted(self.numbers.values()))
 
     def route(self, inputs: Sequence[NDArray[Any]], requested: Requested = "routed") -> list[RoutedInput]:
         """The regime of each input of a request, and what answers it, which may be requested.
@@ -408,25 +356,6 @@ class Adaptation:
         for slot in (parent, shift.slot):  # their scores were those of other records
             self.forgetting.forget(slot)
             self.statistics.changed(slot)
-
-    def _known_slot(self, number: int) -> int:
-        slot = self._slot_of(number)
-        if slot is None:
-            known = ", ".join(map(str, sorted(self.numbers.values()))) or "none yet"
-            raise RegimeError(f"regime: must be the number of a remembered regime, which are {known}, found {number}")
-        return slot
-
-    def _set_frozen(self, slot: int, is_frozen: bool) -> None:
-        read, number = self.monitor.records_read, self.numbers[slot]
-        self.controls.set_frozen(number, is_frozen, read=read, trained=self.records)
-        self.statistics.changed(slot)
-        _log.info(Event.REGIME_FROZEN if is_frozen else Event.REGIME_UNFROZEN, regime=number)
-
-    def _is_settled(self, state: MonitorState) -> bool:
-        """Whether the monitor knew, as of the last trained batch, of every regime that was entered by then."""
-        profiles, current = state.detector.regimes, state.detector.segment.slot
-        numbers = {slot: profile.number for slot, profile in enumerate(profiles) if profile is not None}
-        return numbers == self.numbers and current == (NO_SLOT if self.current is None else self.current)
 
     def _slot_of(self, number: int | None) -> int | None:
         """Slot of the regime with this number; None if it was forgotten."""

@@ -67,6 +67,14 @@ class RegimeControls:
         while len(toggles) > 1 and toggles[1] <= trained:
             del toggles[:2]
 
+    def inherit(self, parent: int, number: int, *, declared_at: int) -> None:
+        """A regime was split from another: if that one is frozen, so is this one, from the split on.
+
+        Its first record that is read as frozen does not depend on how far was read ahead, unlike with an operator.
+        """
+        if parent in self.frozen:
+            self._toggles[number] = [declared_at]
+
     def approve(self, number: int, step: int) -> None:
         """Let versions of a regime from this step on replace earlier ones. Safe to repeat."""
         self.num_changes += self.approved.get(number) != step

@@ -38,8 +38,10 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
         self.blocks_with_router: set[str] = set()
         if not hasattr(self, "context_holder"):  # all adapters of a model have one
             self.context_holder = RoutingContextHolder()
-            model.register_forward_pre_hook(self._begin_pass, with_kwargs=True)
-            model.register_forward_hook(self._end_pass, always_call=True)
+            self._pass_hooks = (
+                model.register_forward_pre_hook(self._begin_pass, with_kwargs=True),
+                model.register_forward_hook(self._end_pass, always_call=True),
+            )
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
         """PEFT calls this for each new adapter; experts are float32 already."""
@@ -59,6 +61,13 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
                 "of their own, `routing_context` says which sequence belongs to which"
             )
         yield
+
+    def _unload_and_optionally_merge(self, *arguments: Any, **named: Any) -> Any:
+        """PEFT calls this for `unload` and `merge_and_unload`; the backbone keeps none of our hooks."""
+        unloaded = super()._unload_and_optionally_merge(*arguments, **named)
+        for hook in self._pass_hooks:
+            hook.remove()
+        return unloaded
 
     def _begin_pass(self, _model: nn.Module, _arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.context_holder.begin_pass(named.get("past_key_values"))

@@ -6,6 +6,7 @@ so there is no "current" CP bias that one of them could leave set for the next.
 """
 # Shape suffixes: T tokens, B sequences, D in features, O out features, H heads, K experts a head.
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -189,30 +190,81 @@ def vision_segment_ids(vision_units_B: Tensor, num: int) -> Tensor:
     return sequences.repeat_interleave(vision_units_B * num // vision_units_B.sum(), output_size=num)
 
 
+class _OfThread(threading.local):
+    """What the passes of one thread run under."""
+
+    context: RoutingContext | None = None
+    """None before the thread's first pass."""
+    default: RoutingContext | None = None
+    """The context of its newest pass outside of `routing_context`."""
+
+
 class RoutingContextHolder:
-    """The context of the forward pass in progress, shared by all layers of one adapter."""
+    """The context of the forward pass in progress, shared by all layers of one adapter. Each thread has its own pass.
+
+    A thread in which no pass began, such as one of autograd's that computes a checkpointed block again, finds the
+    context that was set last.
+    """
 
     def __init__(self) -> None:
-        self.context = self._default = RoutingContext()
+        self._own = _OfThread()
+        self._latest = RoutingContext()
         self.before_pass: Callable[[RoutingContext], None] | None = None
         """Called when a context is set; it may bring the adapters that the passes use into memory."""
+
+    @property
+    def context(self) -> RoutingContext:
+        """The context of this thread's pass."""
+        own = self._own.context
+        return self._latest if own is None else own
+
+    @context.setter
+    def context(self, context: RoutingContext) -> None:
+        self._set(context)
+
+    @contextmanager
+    def holding(self, context: RoutingContext) -> Iterator[None]:
+        """Set the context of this thread's passes inside the block."""
+        before = self._own.context
+        self._set(context)
+        try:
+            yield
+        finally:
+            self._set(before)
 
     def begin_pass(self, cache: Any) -> None:
         """A forward pass begins; one outside of `routing_context` gets a context of its own.
 
         Where sequences are routed, a pass that adds to keys and values in `cache` keeps the experts of the prompts.
         """
-        if self.context is not self._default:
+        own = self._own
+        if own.context is not own.default:
             return
-        if self.context.block_decisions and cache is not None and cache.get_seq_length():
-            self.context.decoding = True
+        if own.context is not None and own.context.block_decisions and cache is not None and cache.get_seq_length():
+            own.context.decoding = True
         else:
-            self.context = self._default = RoutingContext()
+            self._set_default()
 
     def end_pass(self) -> None:
         """It ended: nothing of its graph is kept."""
-        if self.context is self._default and torch.is_grad_enabled():
-            self.context = self._default = RoutingContext()
+        if self._own.context is self._own.default and torch.is_grad_enabled():
+            self._set_default()
+
+    def _set_default(self) -> None:
+        self._own.default = RoutingContext()
+        self._set(self._own.default)
+
+    def _set(self, context: RoutingContext | None) -> None:
+        self._own.context = context
+        self._latest = RoutingContext() if context is None else context
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: no pass is in progress in it."""
+        return {"before_pass": self.before_pass}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+        self.before_pass = state["before_pass"]
 
 
 @contextmanager
@@ -221,8 +273,5 @@ def routing_context(model: Any, context: RoutingContext) -> Iterator[RoutingCont
     context_holder: RoutingContextHolder = model.base_model.context_holder
     if context_holder.before_pass is not None:
         context_holder.before_pass(context)
-    before, context_holder.context = context_holder.context, context
-    try:
+    with context_holder.holding(context):
         yield context
-    finally:
-        context_holder.context = before

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
 
+from streamlearn.adaptation.operated_regimes import OperatedRegimes
 from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError, UsageError
 from streamlearn.events import Event, get_logger
@@ -65,6 +66,7 @@ class Daemon:
         self.checkpoint = components.checkpoint
         self.learner = components.learner
         self.adaptation = components.adaptation
+        self.operated_regimes = OperatedRegimes(components.adaptation, components.learner, components.settings)
         self.publisher = components.publisher
         self.state = components.state
         self.board = board
@@ -343,7 +345,7 @@ class Daemon:
                 f"snapshot {name} must stay as it is because it is pinned, and the change would need a snapshot of the "
                 f"same step: unpin {name}, or let the daemon take a step first"
             )
-        change(self.adaptation)
+        change(self.operated_regimes)
         self.save()
 
     def _newest_name(self) -> str | None:

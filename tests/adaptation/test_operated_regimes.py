@@ -36,19 +36,19 @@ MIXED = [*stream("animals", "sums"), *in_turns("animals", "sums")]
 
 
 def freeze(number: int) -> Act:
-    return lambda daemon: daemon.adaptation.freeze(number)
+    return lambda daemon: daemon.operated_regimes.freeze(number)
 
 
 def unfreeze(number: int) -> Act:
-    return lambda daemon: daemon.adaptation.unfreeze(number)
+    return lambda daemon: daemon.operated_regimes.unfreeze(number)
 
 
 def drop(number: int) -> Act:
-    return lambda daemon: daemon.adaptation.drop(number)
+    return lambda daemon: daemon.operated_regimes.drop(number)
 
 
 def rename(number: int, name: str) -> Act:
-    return lambda daemon: daemon.adaptation.rename(number, name)
+    return lambda daemon: daemon.operated_regimes.rename(number, name)
 
 
 def test_a_frozen_regime_keeps_every_bit_in_batches_of_several_regimes(make: Callable[..., Settings]) -> None:
@@ -56,7 +56,7 @@ def test_a_frozen_regime_keeps_every_bit_in_batches_of_several_regimes(make: Cal
     before: dict[str, Any] = {}
 
     def freeze_first(daemon: Daemon) -> None:
-        daemon.adaptation.freeze(1)
+        daemon.operated_regimes.freeze(1)
         learner = daemon.learner
         before.update({f"regime0: {name}": weight.clone() for name, weight in learner.weights("regime0").items()})
         before.update({name: moment.clone() for name, moment in learner.moments("regime0").items()})
@@ -110,7 +110,7 @@ def test_an_unfrozen_regime_learns_again(make: Callable[..., Settings]) -> None:
 
     def unfreeze_first(daemon: Daemon) -> None:
         before.update({name: moment.clone() for name, moment in daemon.learner.moments("regime0").items()})
-        daemon.adaptation.unfreeze(1)
+        daemon.operated_regimes.unfreeze(1)
 
     state, components = operate(make(MIXED), {at: freeze(1), at + 10: unfreeze_first})
     assert differences(before, {name: state[name] for name in before}) == list(before)
@@ -123,9 +123,9 @@ def test_a_regime_without_an_adapter_of_its_own_cannot_be_frozen(make: Callable[
     settings = make(stream("animals"), adapter={"preset": preset, "num_heads": 1})
     _, components = run(settings)
     with pytest.raises(RegimeError, match=f"regime 1 must have an adapter of its own .* found preset {preset}"):
-        components.adaptation.freeze(1)
-    components.adaptation.rename(1, "animals")
-    components.adaptation.drop(1)
+        daemon_of(components).operated_regimes.freeze(1)
+    daemon_of(components).operated_regimes.rename(1, "animals")
+    daemon_of(components).operated_regimes.drop(1)
     assert components.adaptation.status().regimes == ()
 
 
@@ -149,8 +149,8 @@ def test_a_dropped_regime_that_returns_is_a_new_one(make: Callable[..., Settings
     checked: list[Any] = []
 
     def drop_first(daemon: Daemon) -> None:
-        daemon.adaptation.rename(1, "animals")
-        daemon.adaptation.drop(1)
+        daemon.operated_regimes.rename(1, "animals")
+        daemon.operated_regimes.drop(1)
         assert_consistent(daemon)
         assert daemon.adaptation.numbers == {1: 2}
         checked.append(daemon.adaptation.current)
@@ -199,7 +199,7 @@ def test_a_drop_deletes_the_adapter_in_memory_and_at_rest_and_in_the_next_snapsh
         daemon.run()
         resting = settings.state / "resting" / "regime0.safetensors"
         assert resting.exists()
-        components.adaptation.drop(1)
+        daemon.operated_regimes.drop(1)
         assert not resting.exists()
         info = daemon.save()
         folder = components.store.load(info.name).path
@@ -235,7 +235,7 @@ def test_a_regime_that_others_started_from_can_be_dropped(make: Callable[..., Se
         daemon.run()
         started_from = [report.started_from for report in components.adaptation.reports]
         assert 1 in started_from
-        components.adaptation.drop(1)
+        daemon.operated_regimes.drop(1)
         daemon.save()
     with opened(settings) as components:
         assert [report.started_from for report in components.adaptation.reports] == started_from
@@ -251,6 +251,33 @@ def test_of_a_regime_that_was_split_either_part_can_be_dropped(make: Callable[..
     assert components.state.records == 160
 
 
+def test_a_regime_that_is_split_off_a_frozen_one_is_frozen_with_a_copy_of_its_adapter(
+    make: Callable[..., Settings],
+) -> None:
+    """From its first record on, also after deaths around the split; unfreezing the one leaves the other frozen."""
+    shape = {"holdout": {"every_records": 4}, "shift": {"lookahead_records": 4}}
+    lines = [*mixed(80), *stream("animals", per_task=30)]
+
+    def unfreeze_first(daemon: Daemon) -> None:
+        assert [regime.frozen for regime in daemon.adaptation.status().regimes] == [True, True, False]
+        assert differences(renamed(daemon.learner.weights("regime0")), renamed(daemon.learner.weights("regime1"))) == []
+        daemon.operated_regimes.unfreeze(1)
+
+    acts = {1: freeze(1), 25: unfreeze_first}
+    whole, components = operate(make(lines, "whole", **shape), {**acts})
+    split, last = list(components.adaptation.reports)[1:]
+    assert (split.shift.parent, last.shift.parent) == (1, None)
+    assert [regime.frozen for regime in components.adaptation.status().regimes] == [False, True, False]
+    state, again = die_and_go_on(make(lines, "killed", **shape), {**acts}, [1, last.step + 1, last.step + 3])
+    assert differences(whole, state) == []
+    assert regimes_of(again) == regimes_of(components)
+
+
+def renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a regime's adapter under names that those of another have too."""
+    return {name.replace("regime1", "regime0"): weight for name, weight in weights.items()}
+
+
 def test_a_drop_waits_until_the_stream_has_entered_a_regime(make: Callable[..., Settings]) -> None:
     """The message says how long; nothing changes, and a few batches later it can be done."""
     refused: list[int] = []
@@ -259,10 +286,10 @@ def test_a_drop_waits_until_the_stream_has_entered_a_regime(make: Callable[..., 
         if not refused and daemon.adaptation.current == 1:
             before = daemon.adaptation.to_json()
             with pytest.raises(RegimeBusyError, match=r"shift.lookahead_records \(16\) records or stream.linger_s"):
-                daemon.adaptation.drop(1)
+                daemon.operated_regimes.drop(1)
             assert daemon.adaptation.to_json() == before
             refused.append(daemon.learner.number)
-            daemon.adaptation.freeze(1)  # needs no waiting
+            daemon.operated_regimes.freeze(1)  # needs no waiting
 
     settings = make(stream("animals", "sums"), shift={"lookahead_records": 16})
     _, components = operate(settings, {STEPS + 12: drop(1)}, check=drop_at_once)
@@ -289,7 +316,7 @@ def test_what_is_undecided_about_a_dropped_regime_is_forgotten(make: Callable[..
     shift = Shift("answers", 1, 1, 0, True, 1, 80, 80, 1.0, 0.0)
     adaptation.suspected = [shift, replace(shift, regime=2, slot=1)]
     adaptation.undivided = [replace(shift, regime=2, slot=1, parent=1), replace(shift, slot=0, parent=9)]
-    adaptation.drop(1)
+    daemon_of(components).operated_regimes.drop(1)
     assert [each.regime for each in adaptation.suspected] == [2]
     assert adaptation.undivided == []
 
@@ -350,8 +377,8 @@ def random_act(seed: int, at: int) -> Act:
         number = rng.choice(sorted(adaptation.numbers.values()))
         kind = rng.choice(["freeze", "unfreeze", "rename", "drop", "drop"])
         if kind == "rename":
-            adaptation.rename(number, f"name {at}")
+            daemon.operated_regimes.rename(number, f"name {at}")
         else:
-            getattr(adaptation, kind)(number)
+            getattr(daemon.operated_regimes, kind)(number)
 
     return act

@@ -151,6 +151,16 @@ def test_nothing_of_a_pass_outlives_it(options: dict[str, Any]) -> None:
     torch.testing.assert_close(logits(copy.deepcopy(model)), logits(model))
 
 
+def test_a_backbone_that_was_unloaded_keeps_nothing_of_the_adapter() -> None:
+    """No layer and no hook."""
+    model = backbone()
+    hooks = dict(model._forward_hooks), dict(model._forward_pre_hooks)
+    unloaded = get_peft_model(model, HeadLoraConfig(target_modules=["up_proj"], **TOKENS)).unload()
+    assert (dict(unloaded._forward_hooks), dict(unloaded._forward_pre_hooks)) == hooks == ({}, {})
+    assert linears(unloaded) == set()
+    unloaded(input_ids=IDS)
+
+
 @pytest.mark.parametrize("options", [TOKENS, SEQUENCES], ids=["tokens", "sequences"])
 def test_an_input_without_tokens(options: dict[str, Any]) -> None:
     linear = adapted(**options).base_model.model.model.layers[0].mlp.up_proj

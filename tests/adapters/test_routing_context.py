@@ -1,11 +1,14 @@
 """Routing contexts: what one forward pass is routed by, and that nothing of it outlives the pass."""
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from streamlearn.adapters.routing_context import (
     AdaptedLayer,
@@ -132,6 +135,43 @@ def test_a_bias_does_not_outlive_its_forward_pass(make_learner: MakeLearner) -> 
     with pytest.raises(KeyError), routing_context(learner.model, context):
         raise KeyError
     assert learner.model.base_model.context_holder.context is not context
+
+
+def test_passes_in_several_threads_keep_their_own_contexts(make_learner: MakeLearner) -> None:
+    """Each waits in its first layer until the others are there too, and is routed by its own regime all the same."""
+    learner = make_learner(preset="cp-moe")
+    favour(learner, 1, 2)
+    favour(learner, 3, 0)
+    slots = ([1, 1, 1], [3, 3, 3], [0, 0, 0], None)
+    alone = [[each.selected_HKT for each in decisions(learner, EXAMPLES, each)] for each in slots]
+    together = threading.Barrier(len(slots), timeout=60)
+
+    def routed(slots_B: Sequence[int] | None) -> list[Tensor]:
+        recorder, packed = Recorder(), pack(EXAMPLES, learner.device, slots_B)
+
+        def wait(layer: AdaptedLayer, decision: RoutingDecision) -> None:
+            if not recorder.decisions:
+                together.wait()
+            recorder(layer, decision)
+
+        with torch.no_grad(), routing_context(learner.model, packed.context(hooks=(wait,))):
+            packed_loss(learner.forward, packed)
+        return [each.selected_HKT for each in recorder.decisions]
+
+    with ThreadPoolExecutor(len(slots)) as pool:
+        found = list(pool.map(routed, slots))
+    assert not torch.equal(alone[0][0], alone[1][0])
+    for own, expected in zip(found, alone, strict=True):
+        assert [torch.equal(a, b) for a, b in zip(own, expected, strict=True)] == [True] * len(expected)
+
+
+def test_a_thread_without_a_pass_of_its_own_finds_the_one_in_progress(make_learner: MakeLearner) -> None:
+    """As autograd's threads do, which compute checkpointed blocks again; after the pass there is nothing to find."""
+    holder = make_learner(preset="cp-moe").model.base_model.context_holder
+    with ThreadPoolExecutor(1) as pool, holder.holding(context := RoutingContext()):
+        assert pool.submit(lambda: holder.context).result() is context
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: holder.context).result() is not context
 
 
 def test_sequences_are_routed_whole_and_by_their_prompt_only(make_learner: MakeLearner) -> None:

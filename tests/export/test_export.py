@@ -267,7 +267,7 @@ def test_the_card_has_the_regimes_name(learned: Settings, tmp_path: Path) -> Non
     settings = learned.model_copy(update={"state": tmp_path / "state"})
     shutil.copytree(learned.state, settings.state)
     with opened(settings) as components:
-        components.adaptation.rename(2, "orders EU")
+        daemon_of(components).operated_regimes.rename(2, "orders EU")
         daemon_of(components).save()
     written(settings, tmp_path / "out")
     titles = [(tmp_path / "out" / f"regime-{number}" / "README.md").read_text() for number in (1, 2)]

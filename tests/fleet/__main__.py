@@ -12,7 +12,6 @@ long before.
 """
 
 import argparse
-import gzip
 import shutil
 import signal
 import statistics
@@ -30,17 +29,15 @@ import orjson
 from streamlearn.learner.text_metrics import rouge_l
 from tests.broker import kafka_home
 from tests.fleet.client import Clients, Outcome, Question
-from tests.fleet.processes import BASE_MODEL, Fleet, until
+from tests.fleet.processes import BASE_MODEL, Fleet, Servers, until
 from tests.fleet.publications import Publications
+from tests.fleet.task_records import TaskRecords
 
-SAMPLE = Path(__file__).parents[2] / "configs" / "sample"
-TASKS = ("task639", "task1729", "task002")
 UNKNOWN = ("Übersetze ins Deutsche: the rain in Spain", "SELECT name FROM users WHERE id = 7;")
 STALE_S = 5.0
 """A publication may be used this long after it was replaced: gateways look once a second, and load it."""
 LEARN_S = 1500.0
 AWAY_S = 20.0
-MAX_PROMPT_CHARS = 2400
 QUESTIONS = 12
 """Test prompts of each task, asked again and again."""
 
@@ -50,6 +47,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, required=True, help="the vllm program")
     parser.add_argument("--backbone", type=Path, required=True, help="folder of the backbone")
+    parser.add_argument("--data", type=Path, help="folder of SuperNI's files; default: ../shared's, or the sample")
+    parser.add_argument("--vllm-dtype", default="float32", help="of the servers")
+    parser.add_argument("--first-layer", type=int, help="adapter.first_layer of the daemon")
     parser.add_argument("--records", type=int, default=120, help="records of each task")
     parser.add_argument("--rate", type=float, default=5.0, help="requests a second")
     parser.add_argument("--scored-s", type=float, default=60.0, help="seconds of requests that each phase is scored on")
@@ -72,19 +72,24 @@ def main() -> None:
 
 
 def _run(given: argparse.Namespace, folder: Path, kafka: Path) -> dict[str, Any]:
-    train = {task: _records("train", task)[: given.records] for task in TASKS}
-    questions = {task: [_question(task, row) for row in _records("test", task)[:QUESTIONS]] for task in TASKS}
+    records = TaskRecords.found(given.data)
+    train = {task: records.read(task, "train")[: given.records] for task in records.tasks}
+    questions = {
+        task: [Question(task, row["prompt"], row["completion"]) for row in records.read(task, "test")[:QUESTIONS]]
+        for task in records.tasks
+    }
     questions["unknown"] = [Question("unknown", prompt, "") for prompt in UNKNOWN]
     phases: list[tuple[str, float, float]] = []
-    with Fleet(folder, backbone=given.backbone, vllm=given.vllm, kafka=kafka) as fleet:
+    servers = Servers(given.vllm, given.backbone, given.vllm_dtype)
+    with Fleet(folder, servers=servers, kafka=kafka, first_layer=given.first_layer) as fleet:
         publications = Publications(fleet.published, fleet.state / "snapshots")
         clients = Clients(fleet.urls["gateway"], questions, rate=given.rate, seed=0)
         clients.start()
         killer = threading.Thread(target=_kill_in_mid_publication, args=(fleet, publications), daemon=True)
         try:
             phases.append(_scored("nothing learned", given.scored_s))
-            for task in TASKS:
-                if task == TASKS[1]:
+            for task in records.tasks:
+                if task == records.tasks[1]:
                     killer.start()
                 _learn(fleet, publications, train[task])
                 phases.append(_scored(f"after {task}", given.scored_s))
@@ -92,7 +97,18 @@ def _run(given: argparse.Namespace, folder: Path, kafka: Path) -> dict[str, Any]
         finally:
             clients.stop()
             publications.stop()
-    return _figures(clients, publications, phases)
+    return {"tasks": records.tasks, "settings": _settings_of(given), **_figures(clients, publications, phases)}
+
+
+def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
+    """What the figures depend on besides the machine."""
+    return {
+        "backbone": given.backbone.name,
+        "records": given.records,
+        "rate": given.rate,
+        "vllm_dtype": given.vllm_dtype,
+        "first_layer": given.first_layer,
+    }
 
 
 def _learn(fleet: Fleet, publications: Publications, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -139,7 +155,7 @@ def _scored(name: str, seconds: float) -> tuple[str, float, float]:
 def _figures(clients: Clients, publications: Publications, phases: list[tuple[str, float, float]]) -> dict[str, Any]:
     outcomes = clients.outcomes
     answered = [each for each in outcomes if each.error is None]
-    delays = publications.delays_s()
+    delays, first = publications.delays_s(), _first_answers_s(answered, publications)
     latencies = sorted(each.answered_at - each.asked_at for each in answered)
     return {
         "requests": len(outcomes),
@@ -152,6 +168,10 @@ def _figures(clients: Clients, publications: Publications, phases: list[tuple[st
         "snapshot_to_publication_s": {
             "median": round(statistics.median(delays.values()), 2),
             "largest": round(max(delays.values()), 2),
+        },
+        "snapshot_to_first_answer_s": {
+            "median": round(statistics.median(first.values()), 2),
+            "largest": round(max(first.values()), 2),
         },
         "latency_s": {
             "p50": round(latencies[len(latencies) // 2], 2),
@@ -166,7 +186,7 @@ def _figures(clients: Clients, publications: Publications, phases: list[tuple[st
 def _phase(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Mean ROUGE-L of each task's answers, and what answered them."""
     rows: dict[str, Any] = {"phase": name}
-    for task in (*TASKS, "unknown"):
+    for task in dict.fromkeys(each.question.task for each in outcomes):
         mine = [each for each in outcomes if each.question.task == task]
         by_adapter = sum(each.model != BASE_MODEL for each in mine)
         scores = [rouge_l(each.text, each.question.answer) for each in mine]
@@ -176,6 +196,15 @@ def _phase(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
             "rouge_l": round(statistics.fmean(scores), 3) if scores and task != "unknown" else None,
         }
     return rows
+
+
+def _first_answers_s(answered: Sequence[Outcome], publications: Publications) -> dict[int, float]:
+    """Seconds from each snapshot to the first answer under its publication, by sequence."""
+    first: dict[int, float] = {}
+    for each in answered:
+        first[each.publication] = min(each.answered_at, first.get(each.publication, float("inf")))
+    written = {n: publications.snapshot_at.get(each.snapshot) for n, each in publications.by_sequence.items()}
+    return {n: at - began for n, at in first.items() if (began := written.get(n)) is not None}
 
 
 def _is_named(outcome: Outcome, publications: Publications) -> bool:
@@ -195,23 +224,11 @@ def _status(fleet: Fleet) -> dict[str, Any]:
         return found
 
 
-def _records(part: str, task: str) -> list[dict[str, Any]]:
-    with gzip.open(SAMPLE / f"superni.{part}.jsonl.gz") as lines:
-        rows = [orjson.loads(line) for line in lines]
-    return [
-        row for row in rows if row["meta"]["task"].startswith(f"{task}_") and len(row["prompt"]) <= MAX_PROMPT_CHARS
-    ]
-
-
-def _question(task: str, row: Mapping[str, Any]) -> Question:
-    return Question(task, row["prompt"], row["completion"])
-
-
 def _print(figures: Mapping[str, Any]) -> None:
     for phase in figures["phases"]:
         tasks = "  ".join(
             f"{task} {phase[task]['rouge_l']} ({phase[task]['by_adapter']} of {phase[task]['answers']} by an adapter)"
-            for task in (*TASKS, "unknown")
+            for task in sorted(phase.keys() - {"phase"})
         )
         print(f"{phase['phase']:16}  {tasks}")
     print(orjson.dumps({k: v for k, v in figures.items() if k != "phases"}, option=orjson.OPT_INDENT_2).decode())

@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,7 +19,7 @@ from tests.broker import Broker, free_ports
 
 START_S = 600.0  # vLLM compiles and loads on a busy CPU
 BASE_MODEL = "base"
-_VLLM = {
+VLLM_ENVIRONMENT = {
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -26,23 +27,45 @@ _VLLM = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
+    # Freed memory is kept: each LoRA layer copies weights for every token, and the kernel clearing pages took a third.
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "1073741824",
 }
 _LIMITS = ("--max-lora-rank", "32", "--max-loras", "4", "--max-cpu-loras", "16", "--max-model-len", "1024")
+# On a CPU a layer costs as much with an adapter that leaves it out, and only whole blocks of a prompt are reused.
+_CHEAPER = ("--lora-target-modules", "gate_proj", "up_proj", "down_proj", "--block-size", "32")
+
+
+@dataclass(frozen=True)
+class Servers:
+    """How the model servers are started."""
+
+    vllm: Path
+    """The program."""
+    backbone: Path
+    """Folder of the backbone."""
+    dtype: str = "float32"
+
+    def command(self, port: str) -> list[str]:
+        """Its command line."""
+        served = [str(self.vllm), "serve", str(self.backbone), "--served-model-name", BASE_MODEL]
+        listen = ["--host", "127.0.0.1", "--port", port, "--dtype", self.dtype, "--enforce-eager", "--enable-lora"]
+        return [*served, *listen, *_LIMITS, *_CHEAPER]
 
 
 class Fleet:
     """Broker, daemon, replicas and gateway in one folder."""
 
-    def __init__(self, folder: Path, *, backbone: Path, vllm: Path, kafka: Path) -> None:
+    def __init__(self, folder: Path, *, servers: Servers, kafka: Path, first_layer: int | None = None) -> None:
         """Choose ports and write the daemon's configuration.
 
         Args:
             folder: For logs and state.
-            backbone: Folder of the backbone.
-            vllm: The program.
+            servers: The replicas; the daemon has their backbone.
             kafka: KAFKA_HOME.
+            first_layer: First decoder layer with an adapter.
         """
-        self.folder, self._backbone, self._vllm = folder, backbone, vllm
+        self.folder, self._servers, self._first_layer = folder, servers, first_layer
         (folder / "broker").mkdir()
         self.broker = Broker(kafka, folder / "broker")
         ports = free_ports(4)
@@ -125,9 +148,7 @@ class Fleet:
         if name == "gateway":
             upstreams = [part for each in ("replica 1", "replica 2") for part in ("--upstream", self.urls[each])]
             return [*python, "gateway", "--published", str(self.published), *upstreams, "--port", port], {}
-        served = [str(self._vllm), "serve", str(self._backbone), "--served-model-name", BASE_MODEL]
-        listen = ["--host", "127.0.0.1", "--port", port, "--dtype", "float32", "--enforce-eager", "--enable-lora"]
-        return [*served, *listen, *_LIMITS], _VLLM
+        return self._servers.command(port), VLLM_ENVIRONMENT
 
     def _settings(self, port: int) -> dict[str, object]:
         replicas = [self.urls[name] for name in ("replica 1", "replica 2")]
@@ -142,7 +163,8 @@ class Fleet:
             "state": str(self.state),
             "source": {"kafka": kafka},
             "stream": {"batch_tokens": 1024, "batch_records": 4, "linger_s": 3.0},
-            "backbone": {"model": str(self._backbone)},
+            "backbone": {"model": str(self._servers.backbone)},
+            "adapter": {"first_layer": self._first_layer},
             "probe": {"similarity_tokens": 512},
             "holdout": {"every_records": 10},
             "snapshot": {"every_records": 40, "keep": 4},

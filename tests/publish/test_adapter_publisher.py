@@ -169,7 +169,7 @@ def test_an_operator_may_let_changed_answers_pass(make: Callable[..., Settings],
         publisher = daemon.patient.publisher
         before = published(tmp_path).regimes[0].adapter
         assert publisher.status.regimes[0].held_back == "answers_changed"
-        daemon.adaptation.approve(1)
+        daemon.operated_regimes.approve(1)
         daemon.save()
         assert publisher.status.regimes[0].held_back is None
         approved = published(tmp_path).regimes[0].adapter
@@ -185,7 +185,7 @@ def test_only_what_is_published_can_be_approved(make: Callable[..., Settings]) -
     with opened(make(stream("animals", per_task=30))) as components:
         daemon_of(components).run()
         with pytest.raises(UsageError, match="nothing is published"):
-            components.adaptation.approve(1)
+            daemon_of(components).operated_regimes.approve(1)
 
 
 def test_a_version_is_used_only_once_every_replica_that_answers_has_it(

@@ -1,0 +1,1 @@
+"""What other programs compute with exported regimes, compared with the daemon."""
