@@ -58,7 +58,7 @@ def test_a_snapshot_of_an_earlier_release_is_loaded_to_the_last_bit(config: Path
         assert after.manifest.ledger == before.manifest.ledger
         assert after.manifest.learner == before.manifest.learner
         regimes = before.manifest.components["regimes"]
-        entries = [{**entry, "started_from": None} for entry in regimes["entries"]]  # that release copied no adapter
+        entries = [{**entry, "started_from": None, "refused_return": None} for entry in regimes["entries"]]
         for entry in entries:
             entry["shift"] = {**entry["shift"], "parent": None}  # and split no regime
         added: dict[str, Any] = {"unknown": [], "undivided": []}  # losses of answers to unknown requests; splits

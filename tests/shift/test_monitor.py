@@ -357,10 +357,10 @@ def test_after_a_regime_is_forgotten_a_restart_repeats_everything(slot: int, is_
     }
 
 
-def test_refused_returns_are_new_regimes_also_after_a_restart() -> None:
-    """Several in turn, each found when its batch is taken; a restart at any batch makes the same decisions."""
+def test_a_refused_return_is_a_new_regime() -> None:
+    """So is the next one, and a restart right after its first records, before it is declared, decides the same."""
     made = batches(stream(runs((0, 80), (1, 80), (0, 80), (1, 80))))
-    monitor, done = new_monitor(), 0
+    monitor = new_monitor()
     taken: list[AssignedBatch] = []
     for batch in made:
         monitor.update(batch)
@@ -368,22 +368,21 @@ def test_refused_returns_are_new_regimes_also_after_a_restart() -> None:
             if any(shift.known for shift in each.shifts):
                 before = taken[-1].after
                 assert before is not None
-                monitor.refuse_returns([shift for shift in each.shifts if shift.known], each.batch, before)
+                monitor.refuse_returns(each.shifts, each.batch, before)
             else:
                 taken.append(each)
-    shifts, done = shifts_of(taken), len(taken)
+    shifts = shifts_of(taken)
     assert [(shift.regime, shift.known) for shift in shifts] == [(1, False), (2, False), (3, False), (4, False)]
-    assert [abs(shift.onset - onset) <= 1 for shift, onset in zip(shifts, (1, 81, 161, 241), strict=True)] == [True] * 4
-    for died in range(18, done):
-        state = taken[died].after
-        assert state is not None
-        if any(shift.onset > 8 * (died + 1) for shift in shifts):
-            continue  # a shift in a later batch would be checked, and refused, again
-        restarted = new_monitor()
-        restarted.load_state(monitor.state(state))
-        rest = [each for batch in made[died + 1 :] for each in restarted.update(batch)]
-        assert rest == taken[died + 1 : died + 1 + len(rest)]
-        assert shifts_of(rest) == []
+    assert [shift.onset for shift in shifts] == [1, 81, 161, 241]
+    third, first_batch = shifts[2], 160 // 8
+    state = taken[first_batch].after
+    assert state is not None
+    assert state.detector.ordinal < third.declared_at
+    restarted = new_monitor()
+    restarted.load_state(monitor.state(state))
+    rest = [each for batch in made[first_batch + 1 : 28] for each in restarted.update(batch)]
+    assert rest == taken[first_batch + 1 : first_batch + 1 + len(rest)]
+    assert (len(rest), shifts_of(rest)) == (5, [])
 
 
 def taken_from(monitor: Monitor) -> list[AssignedBatch]:
