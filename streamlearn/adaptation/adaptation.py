@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from heapq import nsmallest
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -25,10 +24,10 @@ from streamlearn.adaptation.expert_evidence import ExpertEvidence
 from streamlearn.adaptation.fallback import MAX_AVERAGED, Fallback
 from streamlearn.adaptation.forgetting import Forgetting
 from streamlearn.adaptation.holdout import HoldoutReservoirs
-from streamlearn.adaptation.recent_losses import RecentLosses
 from streamlearn.adaptation.regime_controls import RegimeControls
 from streamlearn.adaptation.regime_statistics import RegimeStatistics
 from streamlearn.adaptation.requested import Requested, UnknownRegimeError
+from streamlearn.adaptation.return_checks import ReturnChecks
 from streamlearn.adaptation.routed_input import AnsweredBy, Route, RoutedInput
 from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.adaptation.time_budget import TimeBudget
@@ -38,7 +37,6 @@ from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.probe.head_start import MAX_CANDIDATES, HeadStart, measure_head_start
 from streamlearn.probe.probe import first_tokens, probe
-from streamlearn.probe.return_check import ReturnCheck, check_return
 from streamlearn.settings import Settings
 from streamlearn.shift.assigned_batch import AssignedBatch
 from streamlearn.shift.assignment import Assignment
@@ -77,7 +75,7 @@ class Adaptation:
         self._settings = settings
         self.monitor = Monitor(settings.shift, vocab_size, settings.seed)
         self.drift_detector = ConceptDriftDetector(settings.shift)
-        self.recent_losses = RecentLosses()
+        self.return_checks = ReturnChecks(learner, settings)
         self.holdouts = HoldoutReservoirs(settings.holdout, regimes=slots, seed=settings.seed, restored=restored)
         self.budget = TimeBudget(settings.holdout.time_share)
         """For scoring hold-out records."""
@@ -106,8 +104,6 @@ class Adaptation:
         """Ordinal of the last record that was trained on, held out or only measured."""
         self.probe_seconds = 0.0
         self._trained: MonitorState | None = self.monitor.released
-        self._refused: list[Shift] = []
-        """Returns in the next batch to train on that were refused."""
 
     def look_ahead(self, batch: Batch) -> None:
         """Assign the records of the next batch read from the stream to regimes."""
@@ -121,12 +117,11 @@ class Adaptation:
         losses is decided again, as a new regime.
         """
         while (assigned := self.monitor.lookahead.take(self._probe_tokens)) is not None:
-            refused = next((shift for shift in assigned.shifts if self._is_refused(shift)), None)
-            if refused is None:
+            refused = self.return_checks.refuse(assigned.shifts, self.numbers, self.upcoming)
+            if not refused:
                 return assigned
             assert self._trained is not None, "a known regime was trained on"
-            self._refused.append(refused)
-            self.monitor.refuse_returns(self._refused, assigned.batch, self._trained, self.controls.frozen_at)
+            self.monitor.refuse_returns(refused, assigned.batch, self._trained, self.controls.frozen_at)
         return None
 
     @property
@@ -154,8 +149,7 @@ class Adaptation:
         if self.current is not None:
             self._close(self.current)
         if not shift.known:
-            refused = [each.regime for each in self._refused if each.declared_at == shift.declared_at]
-            report = replace(report, refused_return=refused[-1] if refused else None)
+            report = replace(report, refused_return=self.return_checks.refused_at(shift.declared_at))
             report = self._open(report, examples if self._is_probed(shift) else ())
         self.consolidator.enter(shift.slot)
         self._take_slot(shift)
@@ -180,7 +174,7 @@ class Adaptation:
         if parent is not None:
             self.controls.inherit(self.numbers[parent], shift.regime, declared_at=shift.declared_at)
             self.drift_detector.forget(parent)
-            self.recent_losses.forget(parent)
+            self.return_checks.losses.forget(parent)
             self.undivided.append(shift)
         self.statistics.entered(shift, self.current)
         self._publish(report)
@@ -224,7 +218,7 @@ class Adaptation:
             trained = [i for i in range(len(assigned.slots)) if i not in held_out and i not in measured]
             losses.update(zip(trained, step.record_losses, strict=True))
             self.statistics.trained()
-        self._refused.clear()
+        self.return_checks.clear()
         if losses:
             self._detect_drift(assigned, losses)
             confirmed = self._confirm()
@@ -256,6 +250,7 @@ class Adaptation:
         self.suspected = [each for each in self.suspected if each.slot != slot]
         self.undivided = [each for each in self.undivided if slot != each.slot and number != each.parent]
         self._clear(slot)
+        self.return_checks.clear()
         self.statistics.forget(slot)
         self.consolidator.drop(slot, is_current=is_current)
         self._trained = self.monitor.forget(slot, self._trained, self.controls.frozen_at)
@@ -418,26 +413,7 @@ class Adaptation:
     def _probe_tokens(self, shift: Shift) -> int:
         settings = self._settings.probe
         needed = settings.similarity_tokens if self._learner.per_regime else settings.warmup_tokens or 0
-        return needed if self._is_probed(shift) or self._is_checked(shift) else 0
-
-    def _is_checked(self, shift: Shift) -> bool:
-        """Whether the losses of this shift's first records decide if its regime returns."""
-        known = shift.known and self.numbers.get(shift.slot) == shift.regime
-        return known and self._learner.per_regime and self._settings.probe.max_returns_refused > 0
-
-    def _is_refused(self, shift: Shift) -> bool:
-        """Whether the records of a supposed return cost more than the regime's own under its adapter."""
-        if not self._is_checked(shift):
-            return False
-        settings, began = self._settings, time.monotonic()
-        records = first_tokens(self.upcoming(shift.slot), settings.probe.similarity_tokens)
-        own, pack_tokens = self.recent_losses.of(shift.slot), settings.stream.batch_tokens
-        check = check_return(self._learner, records, shift.slot, own, pack_tokens=pack_tokens)
-        self.probe_seconds += time.monotonic() - began
-        refused = check.p_value < settings.probe.max_returns_refused
-        if refused:
-            _log_refused(shift, check)
-        return refused
+        return needed if self._is_probed(shift) or self.return_checks.applies(shift, self.numbers) else 0
 
     def _close(self, slot: int) -> None:
         if self.holdouts.examples(slot):
@@ -446,7 +422,7 @@ class Adaptation:
         self.consolidator.close(slot)
 
     def _clear(self, slot: int) -> None:
-        self.recent_losses.forget(slot)
+        self.return_checks.losses.forget(slot)
         self.holdouts.clear(slot)
         self.forgetting.forget(slot)
         self.drift_detector.forget(slot)
@@ -458,7 +434,7 @@ class Adaptation:
             slot = assigned.slots[index]
             number = self.numbers.get(slot)
             if number is not None:
-                self.recent_losses.add(slot, loss)
+                self.return_checks.losses.add(slot, loss)
                 self.suspected += self.drift_detector.update(slot, number, first + index, [loss])
 
     def _confirm(self) -> list[ShiftReport]:
@@ -470,7 +446,7 @@ class Adaptation:
             if self.numbers.get(each.slot) != each.regime:
                 continue
             self.consolidator.release(each.slot)
-            self.recent_losses.forget(each.slot)
+            self.return_checks.losses.forget(each.slot)
             self.holdouts.clear(each.slot)
             self.forgetting.forget(each.slot)
             self.statistics.changed(each.slot)
@@ -520,7 +496,7 @@ class Adaptation:
         parts: dict[str, Mapping[str, NDArray[Any]]] = {
             "monitor": self.monitor.state(self._trained),
             "answers": self.drift_detector.state(),
-            "losses": self.recent_losses.state(),
+            "losses": self.return_checks.losses.state(),
             "holdouts": self.holdouts.state(),
         }
         tensors = {
@@ -555,7 +531,7 @@ class Adaptation:
         self.monitor.load_state(arrays("monitor"))
         self._trained = self.monitor.released
         self.drift_detector.load_state(arrays("answers"))
-        self.recent_losses.load_state(arrays("losses"))
+        self.return_checks.losses.load_state(arrays("losses"))
         self.holdouts.load_state(arrays("holdouts"))
         self.consolidator.load_state(tensors)
         self.numbers = {int(slot): number for slot, number in values["numbers"].items()}
@@ -570,16 +546,3 @@ class Adaptation:
         self.fallback.load_json(values.get("unknown", []))  # older snapshots have none
         self.controls.load_json(values.get("controls", {}))
         self.statistics.restore(tensors, values["chronicle"], [report.status for report in self.reports])
-
-
-def _log_refused(shift: Shift, check: ReturnCheck) -> None:
-    _log.info(
-        Event.RETURN_REFUSED,
-        regime=shift.regime,
-        declared_at=shift.declared_at,
-        onset=shift.onset,
-        records=len(check.losses),
-        loss=round(fmean(check.losses), 4),
-        own_loss=round(fmean(check.own_losses), 4),
-        p_value=check.p_value,
-    )

@@ -18,6 +18,9 @@ _CLAIMS = "adapter.experts_claimed"
 _MAX_REGIMES = "shift.max_regimes"
 """It may grow: what is remembered stays where it is."""
 
+_RETURNS_REFUSED = "probe.max_returns_refused"
+"""It acts on the returns to come. Snapshots of releases before it hold nothing that depends on it."""
+
 _ACCUMULATION, _SUMMED = "consolidate.accumulation", "sum"
 """A setting that releases before it had no choice of, and what they did. It is still the default of the one preset that
 has anchors by default."""
@@ -39,7 +42,7 @@ class Change:
     @property
     def acceptable(self) -> bool:
         """Whether `--accept-config-change` covers it."""
-        return self.key.partition(".")[0] in ACCEPTABLE or self._remembers_more
+        return self.key.partition(".")[0] in ACCEPTABLE or self.key == _RETURNS_REFUSED or self._remembers_more
 
     @property
     def _remembers_more(self) -> bool:
@@ -75,6 +78,7 @@ def check(
         )
     _refuse(f"{name} holds another adapter", _changes(manifest.adapter, adapter, "adapter."))
     changes = [change for change in _changes(manifest.config, fingerprint) if change.key != _CLAIMS]
+    changes = [change for change in changes if (change.key, change.old) != (_RETURNS_REFUSED, _ABSENT)]
     if _ACCUMULATION not in (before := dict(_flatten(manifest.config))):
         changes = [change for change in changes if (change.key, change.new) != (_ACCUMULATION, _SUMMED)]
         anchored = before.get("consolidate.anchor_strength") and before.get("adapter.preset") != "cp-moe"

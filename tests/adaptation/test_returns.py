@@ -8,7 +8,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from streamlearn.adaptation import adaptation as adaptation_module
+from streamlearn.adaptation import return_checks
 from streamlearn.adaptation.recent_losses import NUM_LOSSES, RecentLosses
 from streamlearn.events import Event
 from streamlearn.probe.return_check import ReturnCheck, check_return
@@ -88,7 +88,7 @@ def test_a_death_while_a_return_is_checked_changes_no_bit(
             raise KeyboardInterrupt
         return found
 
-    monkeypatch.setattr(adaptation_module, "check_return", dying)
+    monkeypatch.setattr(return_checks, "check_return", dying)
     assert_two_deaths_change_nothing(make(lines, "killed"), whole, len(lines))
 
 
@@ -97,10 +97,10 @@ def test_the_last_losses_of_a_regime_are_kept_over_a_restart(make: Callable[...,
     settings = make(stream("animals", "sums"))
     _, before = run(settings)
     state, after = run(settings)
-    assert [after.adaptation.recent_losses.of(slot) for slot in (0, 1)] == [
-        before.adaptation.recent_losses.of(slot) for slot in (0, 1)
+    assert [after.adaptation.return_checks.losses.of(slot) for slot in (0, 1)] == [
+        before.adaptation.return_checks.losses.of(slot) for slot in (0, 1)
     ]
-    assert len(after.adaptation.recent_losses.of(0)) == NUM_LOSSES
+    assert len(after.adaptation.return_checks.losses.of(0)) == NUM_LOSSES
     assert state["regimes.losses.0"].dtype == torch.float64
 
 

@@ -68,6 +68,15 @@ def test_more_regimes_may_be_remembered_than_before_and_not_fewer() -> None:
         check(manifest(config=more), before, BACKBONE, ADAPTER, accept=True)
 
 
+def test_the_check_of_returns_acts_on_what_comes() -> None:
+    """A snapshot from before it goes on as it is; a change of its level must be accepted, and may be."""
+    checked, unchecked = ({**CONFIG, "probe": {"max_returns_refused": level}} for level in (0.01, 0.0))
+    assert check(manifest(), checked, BACKBONE, ADAPTER) == []
+    assert len(check(manifest(config=checked), unchecked, BACKBONE, ADAPTER, accept=True)) == 1
+    with pytest.raises(SnapshotMismatchError, match="accept the change"):
+        check(manifest(config=checked), unchecked, BACKBONE, ADAPTER)
+
+
 @pytest.mark.parametrize("section", ["backbone", "adapter", "seedling"])
 def test_other_sections_are_never_accepted(section: str) -> None:
     config = {**CONFIG, section: {"rank": 8}}
