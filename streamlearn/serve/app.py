@@ -23,6 +23,7 @@ from streamlearn.serve.health import health_routes, require_ready
 from streamlearn.serve.json_route import OrjsonRoute
 from streamlearn.serve.limits import require_at_most
 from streamlearn.serve.openai.routes import openai_routes
+from streamlearn.serve.page.page_routes import is_page_request, page_routes
 from streamlearn.serve.refusals import Refusals
 from streamlearn.serve.schemas import (
     JOB_ERRORS,
@@ -102,7 +103,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        middleware=[*guards(settings, token, refusals.without_token), Middleware(HeadAsGet)],
+        middleware=[*guards(settings, token, refusals.without_token, is_page_request), Middleware(HeadAsGet)],
     )
     replies.install_error_handlers(app, retry_after_s=max(1, math.ceil(settings.queue_size * settings.eval_budget_s)))
     app.include_router(health_routes(board))
@@ -110,7 +111,7 @@ def create_app(
     app.include_router(_job_routes(board, jobs, settings, job_deadline_s))
     app.include_router(ControlRoutes(board, jobs, refusals, job_deadline_s).router)
     app.include_router(openai_routes(board, jobs, settings, clock, model_name, job_deadline_s))
-    app.include_router(_index_route(app))
+    app.include_router(page_routes(lambda: _list_endpoints(app)))
     _document_limits(app, settings)
     return app
 
@@ -234,20 +235,14 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
     return routes
 
 
-def _index_route(app: FastAPI) -> APIRouter:
-    routes = APIRouter()
-
-    @routes.get("/", include_in_schema=False)
-    async def index() -> Response:
-        listed = [
-            f"{method.upper():5}{path:34}{operation['summary']}"
-            for path, methods in app.openapi()["paths"].items()
-            for method, operation in methods.items()
-        ]
-        lines = [f"streamlearn {__version__}", "", *listed, f"GET  {'/openapi.json':34}OpenAPI document", ""]
-        return Response("\n".join(lines), media_type="text/plain")
-
-    return routes
+def _list_endpoints(app: FastAPI) -> str:
+    """Every endpoint with its summary, one a line."""
+    listed = [
+        f"{method.upper():5}{path:34}{operation['summary']}"
+        for path, methods in app.openapi()["paths"].items()
+        for method, operation in methods.items()
+    ]
+    return "\n".join([f"streamlearn {__version__}", "", *listed, f"GET  {'/openapi.json':34}OpenAPI document", ""])
 
 
 def _prompt_of(body: PromptRequest) -> tuple[str | None, tuple[dict[str, Any], ...] | None, str | list[str] | None]:
