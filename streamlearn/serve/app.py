@@ -20,6 +20,7 @@ from streamlearn.openai_api.named_models import DEFAULT_NAME
 from streamlearn.serve import metrics, replies
 from streamlearn.serve.control_routes import ControlRoutes
 from streamlearn.serve.health import health_routes, require_ready
+from streamlearn.serve.history_view import HistoryView, history_view
 from streamlearn.serve.json_route import OrjsonRoute
 from streamlearn.serve.limits import require_at_most
 from streamlearn.serve.openai.routes import openai_routes
@@ -66,6 +67,9 @@ steps, before any job, and answers once it is durable. All need the bearer token
 the paths of OpenAI's API `{"error": {"message", "type", "param", "code"}}`."""
 
 _Responses = dict[int | str, dict[str, Any]]
+_Since = Annotated[
+    str | None, Query(max_length=64, description="The `cursor` of an earlier answer; without it, the whole history.")
+]
 _Layer = Annotated[str | None, Query(description="Any part of a layer's name; only matching layers are described.")]
 
 
@@ -165,6 +169,11 @@ def _monitoring_routes(
     async def read_shifts() -> Response:
         """Shifts of the stream, oldest first: onset, test statistic, regime entered, cost and result of its probe."""
         return OrjsonResponse(shifts_view(board.read()))
+
+    @routes.get("/v1/history", response_model=HistoryView, summary="Series along the stream")
+    async def read_history(since: _Since = None) -> Response:
+        """Loss beside the untouched backbone's, speed, lag, forgetting, dead letters and regimes along the stream."""
+        return OrjsonResponse(history_view(board.read().history, since))
 
     @routes.get("/v1/publication", response_model=PublicationView, summary="Published versions")
     async def read_publication() -> Response:
