@@ -23,21 +23,22 @@ export class Chart {
   #legend;
   #rows;
   #details;
+  #empty = element("p", { class: "empty" });
   #drawn = null;
   #look = "";
   #data = null;
   #visible = false;
 
-  /** @param {{label: string, unit?: string, x?: string, height?: number, digits?: number, 
+  /** @param {{label: string, unit?: string, x?: string, height?: number, digits?: number, empty?: string, 
    *   range?: () => number[]|null, behind?: (plot: uPlot) => void}} options `range` gives the ends of the horizontal axis,
    *   `behind` draws what lies behind the lines. */
   constructor(host, options) {
-    this.#options = { height: 200, digits: 2, x: "record", unit: "", ...options };
+    this.#options = { height: 200, digits: 2, x: "record", unit: "", empty: "Nothing yet.", ...options };
     this.#plot = element("div", { class: "plot", role: "img", style: { "--plot-height": `${this.#options.height}px` } });
     this.#legend = element("ul", { class: "legend" });
     this.#rows = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${options.label}, figures` });
     this.#details = element("details", { ontoggle: () => this.#fillRows() }, element("summary", {}, "Figures"), this.#rows);
-    this.#figure = element("figure", { class: "chart" }, this.#legend, this.#plot, this.#details);
+    this.#figure = element("figure", { class: "chart" }, this.#legend, this.#plot, this.#empty, this.#details);
     host.append(this.#figure);
     new ResizeObserver(() => this.#resize()).observe(this.#plot);
     new IntersectionObserver(([seen]) => this.#onSeen(seen.isIntersecting)).observe(this.#plot);
@@ -58,7 +59,7 @@ export class Chart {
   }
 
   #draw() {
-    if (typeof uPlot === "undefined" || this.#data.x.length === 0) return;
+    if (typeof uPlot === "undefined" || !this.#hasValues()) return;
     const { x, lines } = this.#data;
     const look = JSON.stringify(lines.map(({ values, ...style }) => style));
     if (look !== this.#look) this.#rebuild(look);
@@ -90,7 +91,7 @@ export class Chart {
       cursor: { show: false },
       scales: { x: { time: false, range: (_, low, high) => range?.() ?? [low, high] }, y: { range: padded } },
       axes: [
-        { ...axis, size: 24, values: (_, ticks) => ticks.map(compact), grid: { show: false } },
+        { ...axis, size: 24, values: (_, ticks) => ticks.map((each) => tick(each, 0)), grid: { show: false } },
         { ...axis, size: left, values: (_, ticks) => ticks.map((each) => tick(each, digits)) },
       ],
       series: [{}, ...lines.map(uplotSeries)],
@@ -103,13 +104,20 @@ export class Chart {
     if (this.#drawn && width > 0 && width !== this.#drawn.width) this.#rebuild();
   }
 
+  #hasValues() {
+    return this.#data.lines.some((line) => newest(line.values) !== undefined);
+  }
+
   #describe() {
     const { lines } = this.#data;
     const last = lines.filter((line) => !line.faint).map((line) => `${line.label} ${this.#number(newest(line.values))}`);
-    const text = this.#data.x.length === 0 ? "nothing yet" : last.join(", ");
+    const text = this.#hasValues() ? last.join(", ") : "nothing yet";
     this.#plot.setAttribute("aria-label", `${this.#options.label}: ${text}`);
-    if (typeof uPlot === "undefined") setText(this.#plot, `No charts: install streamlearn with the extra page. ${text}`);
-    else if (!this.#drawn) setText(this.#plot, this.#data.x.length === 0 ? "Nothing yet." : "");
+    const missing = typeof uPlot === "undefined";
+    setText(this.#empty, missing ? "No charts: install streamlearn with the extra page." : this.#options.empty);
+    this.#empty.hidden = this.#hasValues() && !missing;
+    this.#plot.hidden = !this.#empty.hidden;
+    this.#details.hidden = !this.#hasValues();
   }
 
   #fillRows() {
@@ -151,8 +159,11 @@ function padded(_, low, high) {
   return [low >= 0 ? Math.max(0, low - air) : low - air, high + air];
 }
 
+/** A mark of an axis; empty between the numbers that the axis can show. */
 function tick(value, digits) {
-  return Math.abs(value) >= 1000 ? compact(value) : String(Number(value.toFixed(digits)));
+  if (Math.abs(value) >= 1000) return compact(value);
+  const shown = Number(value.toFixed(digits));
+  return Math.abs(shown - value) < 1e-9 ? String(shown) : "";
 }
 
 function newest(values) {

@@ -42,6 +42,7 @@ const views = [
   new PublicationTable(byId("publication"), byId("publication-table"), controls),
 ];
 let shownAt = null;
+let declined = false; // a person who has no token is asked once
 
 /** Show the state. */
 function show(state) {
@@ -60,9 +61,10 @@ async function onProblem(error) {
   const needsToken = error instanceof ApiError && error.code === "no_token";
   const since = shownAt === null ? "" : ` The figures are those of ${clock(shownAt)}.`;
   notice.problem(needsToken ? "This daemon shows its figures to holders of the token only." : `No answer: ${error.message}.${since}`);
-  if (!needsToken || byId("token-dialog").open) return;
+  if (!needsToken || declined || byId("token-dialog").open) return;
   const token = await askForToken(api.hasToken ? "The daemon does not accept this token." : "");
-  if (token === null) return;
+  declined = token === null;
+  if (declined) return;
   api.useToken(token);
   await poller.refreshAll();
 }

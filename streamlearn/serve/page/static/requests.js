@@ -27,7 +27,7 @@ export class Requests {
       ],
     });
     host.append(this.#fallback);
-    this.#chart = new Chart(chartHost, { label: "Requests along the stream", height: 140, digits: 0 });
+    this.#chart = new Chart(chartHost, { label: "Requests along the stream", height: 140, digits: 0, empty: "No request was answered yet." });
   }
 
   /** Show the requests of the state. */
@@ -51,7 +51,8 @@ function fallback(found) {
   return `Unexplained requests go to the ${found.answered_by} now (serve.unknown: ${found.setting}).${why}`;
 }
 
+/** The sum so far; nothing before the first. */
 function running(values = []) {
   let sum = 0;
-  return values.map((each) => (sum += each));
+  return values.map((each) => (sum += each) || null);
 }

@@ -14,7 +14,6 @@ const TILES = [
   ["Speed", speed],
   ["Records trained", records],
   ["Regime now", regimeNow],
-  ["Shifts", shifts],
   ["Average forgetting", forgetting],
   ["Backward transfer", transfer],
   ["Last snapshot", snapshot],
@@ -87,13 +86,9 @@ function records({ status }) {
 }
 
 function regimeNow({ status, regimes }) {
-  const number = status.current_regime;
-  return [number === null ? UNKNOWN : regimeLabel(number, regimes), `of ${status.num_regimes} remembered`];
-}
-
-function shifts({ status }) {
-  const { inputs, answers } = status.num_shifts;
-  return [count(inputs + answers), `${inputs} of inputs, ${answers} of answers to the same inputs`];
+  const { current_regime: number, num_regimes: of, num_shifts: shifts } = status;
+  const meaning = `of ${of} remembered, after ${count(shifts.inputs)} shifts of inputs and ${count(shifts.answers)} of answers`;
+  return [number === null ? UNKNOWN : regimeLabel(number, regimes), meaning];
 }
 
 function forgetting({ status }) {
