@@ -71,6 +71,12 @@ class WatchedRun:
             file.write(b"".join(UNUSABLE) if unusable else b"")
             file.writelines(row + b"\n" for row in rows)
 
+    def ask(self) -> None:
+        """Two requests: one like the stream, and one that is like nothing in it."""
+        for prompt in ("the fox and the dog met number 1234 in the", "zzz @@ ## 42 qqq"):
+            body = {"prompt": prompt, "max_new_tokens": 2}
+            httpx.post(f"{self.url}v1/generate", json=body, timeout=120).raise_for_status()
+
     def wait_until_read(self) -> None:
         """Wait until nothing of the stream is left to train on."""
         num_lines = self._stream.read_bytes().count(b"\n")
@@ -81,7 +87,7 @@ class WatchedRun:
         return int(partitions[0]["position"]) if partitions else 0
 
     def shifts(self) -> list[datetime]:
-        """When each shift was logged, by the daemon's clock; the first regime is not one."""
+        """When each shift was logged, by the daemon's clock; the first regime is not one of them."""
         events = [orjson.loads(line) for line in self.daemon.log.read_bytes().splitlines() if line.startswith(b"{")]
         found = [event for event in events if event["event"] == "shift_detected"]
         return [datetime.fromisoformat(event["timestamp"]) for event in found]

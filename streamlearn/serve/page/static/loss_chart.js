@@ -5,7 +5,7 @@ import { Chart } from "./chart.js";
 import { regimeColour } from "./regime_style.js";
 import { colour } from "./theme.js";
 
-const SMOOTHED_RECORDS = 24;
+const SMOOTHED_RECORDS = 16;
 const BAND_ALPHA = 0.09;
 
 export class LossChart {
@@ -27,21 +27,15 @@ export class LossChart {
   update({ history }) {
     const { points } = history;
     this.#segments = history.segments;
-    const mean = (name, weights) => smoothed(points[name] ?? [], points[weights] ?? [], SMOOTHED_RECORDS);
+    const mean = (name) => smoothed(points[name] ?? [], points.records ?? [], SMOOTHED_RECORDS);
     this.#chart.update(points.record ?? [], [
-      { label: "live, each batch", values: points.loss ?? [], colour: "--accent", width: 1, faint: true },
-      { label: "live: before each update, smoothed", values: mean("loss", "records"), colour: "--accent" },
+      { label: "each batch", values: points.loss ?? [], colour: "--accent", width: 1, faint: true },
+      { label: "what was learned, before each update", values: mean("loss"), colour: "--accent" },
       {
-        label: "held-out records under the untouched backbone",
-        values: mean("backbone_loss", "holdout_records"),
+        label: "the untouched backbone, on a sample of the same records",
+        values: mean("backbone_loss"),
         colour: "--regime-1",
         dash: [7, 4],
-      },
-      {
-        label: "the same records under what was learned",
-        values: mean("holdout_loss", "holdout_records"),
-        colour: "--regime-2",
-        dash: [2, 3],
       },
     ]);
   }

@@ -27,7 +27,7 @@ export class Requests {
       ],
     });
     host.append(this.#fallback);
-    this.#chart = new Chart(chartHost, { label: "Requests along the stream", height: 140, digits: 0, empty: "No request was answered yet." });
+    this.#chart = new Chart(chartHost, { label: "Requests along the stream", height: 140, digits: 0, empty: "Nothing yet: requests are drawn with the next batch." });
   }
 
   /** Show the requests of the state. */

@@ -22,7 +22,7 @@ export class Table {
     this.#columns = columns;
     const titles = columns.map((each) => element("th", { scope: "col", class: side(each) }, each.title));
     const table = element("table", {}, element("thead", {}, element("tr", {}, ...titles)), this.#body);
-    const reach = { class: tall ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": label };
+    const reach = { class: tall ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": `${label}, table` };
     this.#scroll = element("div", { ...reach, hidden: true }, table);
     this.#empty = element("p", { class: "empty" }, empty);
     host.append(this.#scroll, this.#empty);

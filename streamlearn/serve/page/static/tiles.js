@@ -4,7 +4,7 @@ import { element, setText } from "./dom.js";
 import { UNKNOWN, compact, count, duration, fixed, signed } from "./format.js";
 import { regimeLabel } from "./regime_style.js";
 
-const GAIN_RECORDS = 32; // hold-out records over which the gain is a mean
+const GAIN_RECORDS = 32; // records over which the gain is a mean
 
 const TILES = [
   ["State", state],
@@ -55,18 +55,18 @@ function liveLoss({ status }) {
   return [fixed(smoothed), `nats per token before each update, smoothed; last batch ${fixed(last)}`];
 }
 
-/** Mean over the newest hold-out records of how much lower the loss is than the untouched backbone's. */
+/** Mean over the newest compared records of how much lower the loss is than the untouched backbone's. */
 function gain({ history }) {
-  const { holdout_records: records = [], holdout_loss: ours, backbone_loss: theirs } = history.points;
+  const { sample_records: records = [], sample_loss: ours, backbone_loss: theirs } = history.points;
   let [number, sum] = [0, 0];
   for (let index = records.length - 1; index >= 0 && number < GAIN_RECORDS; index -= 1) {
     if (ours[index] == null) continue;
     number += records[index];
     sum += records[index] * (theirs[index] - ours[index]);
   }
-  if (number === 0) return [UNKNOWN, "nats per token below the untouched backbone; no hold-out record yet"];
+  if (number === 0) return [UNKNOWN, "nats per token below the untouched backbone; nothing compared yet"];
   const tone = sum < 0 ? "bad" : "good";
-  return [signed(sum / number), `nats per token below the untouched backbone, on ${number} held-out records`, tone];
+  return [signed(sum / number), `nats per token below the untouched backbone, on the newest ${count(number)} compared records`, tone];
 }
 
 function lag({ status }) {
