@@ -15,7 +15,7 @@ from streamlearn.settings import HoldoutSettings
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 
-MAX_WAITING = 4
+MAX_WAITING = 2
 """Records of one measurement; when more wait, the oldest are left out."""
 TIME_SHARE = 0.5
 """Share of `holdout.time_share` that may be spent, beside what scoring spends."""

@@ -174,8 +174,9 @@ class HistoryView(ApiModel):
     """Pass it as `since` to get only what changed after this answer."""
     complete: bool
     """Whether this is the whole history, which replaces whatever the client has: always without `since`, and after a
-    start or a rollback of the daemon. If not, each series holds its rows that are new or changed. They replace the rows
-    of the client that do not lie entirely before the first of them."""
+    start or a rollback of the daemon. If not, each series holds the rows that are new or changed. They replace the
+    client's points whose step is greater than `step - batches` of the first one here, and its segments that do not end
+    before the first one here; dead letters and snapshots are to be appended."""
     points: PointColumns
     """The series along the stream."""
     segments: tuple[SegmentView, ...]
