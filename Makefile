@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint evidence fleet crash crash-states crash-mutations crash-calls crash-stops
+.PHONY: run test lint evidence fleet crash crash-states crash-mutations crash-calls crash-stops page
 run: .venv/.ready
 	@rm -rf build/quickstart
 	@$(BIN)/streamlearn run --config configs/quickstart.yaml --segment-by task
@@ -40,6 +40,11 @@ crash-calls: .venv/.ready
 # N stops with SIGTERM, compared with an uninterrupted run. As slow as `crash`, with the same requirements.
 crash-stops: .venv/.ready
 	@$(BIN)/python -m tests.crash --stops $(N)
+
+# The page in Chromium: how soon a shift is on it, and the speed of training while three browsers have it open. Some six
+# minutes; needs Debian's chromium.
+page: .venv/.ready
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.page --json docs/page/figures.json
 
 lint: .venv/.ready
 	@$(BIN)/ruff check .

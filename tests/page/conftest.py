@@ -1,7 +1,7 @@
 """One run and one browser for all tests of the page; skipped without a Chromium."""
 
 from collections.abc import Iterator
-from pathlib import Path
+from importlib.resources import files
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
@@ -53,6 +53,4 @@ def watched(browser: Browser, run: WatchedRun) -> Iterator[Watched]:
 @pytest.fixture(scope="session")
 def axe() -> str:
     """axe-core, as a PyPI package brings it along."""
-    import axe_playwright_python  # noqa: PLC0415 - only where there is a browser
-
-    return (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+    return (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")

@@ -15,13 +15,15 @@ from tests.end_to_end.process import DaemonProcess
 TASKS = ("animals", "sums", "cities", "animals")
 """Three shifts: two new regimes, and one that returns."""
 PER_TASK = 120
+ENDLESS = 200_000
 UNUSABLE = (b"not json\n", b'{"prompt": "no completion"}\n', b"[1, 2]\n")
 
 
 class WatchedRun:
     """The daemon and its stream."""
 
-    def __init__(self, folder: Path, **serve: Any) -> None:
+    def __init__(self, folder: Path, *, backbone: str | None = None) -> None:
+        """`backbone` takes the tiny one's place."""
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}/"
@@ -32,13 +34,13 @@ class WatchedRun:
             {
                 "source": {"jsonl": {"path": str(self._stream), "follow": True, "poll_interval_s": 0.05}},
                 "stream": {"max_tokens": 128, "batch_tokens": 1024, "batch_records": 8, "linger_s": 0.2},
-                "backbone": {"model": str(tiny_backbone(folder / "backbone")), "dtype": "float32"},
+                "backbone": {"model": backbone or str(tiny_backbone(folder / "backbone")), "dtype": "float32"},
                 "adapter": {"num_heads": 4},
                 "learner": {"lr": 1e-2},
                 "holdout": {"every_records": 10, "time_share": 0.5},
                 "probe": {"similarity_tokens": 256},
                 "snapshot": {"every_records": 100},
-                "serve": {"port": self.port, **serve},
+                "serve": {"port": self.port},
                 "log": {"style": "json", "level": "info"},
             },
         )
@@ -70,6 +72,11 @@ class WatchedRun:
         with self._stream.open("ab") as file:
             file.write(b"".join(UNUSABLE) if unusable else b"")
             file.writelines(row + b"\n" for row in rows)
+
+    def feed_endlessly(self) -> None:
+        """Write more records of one kind than anybody waits for: each step is as long as the next."""
+        rows = stream(TASKS[0], per_task=ENDLESS)
+        self._stream.write_bytes(b"".join(row + b"\n" for row in rows))
 
     def ask(self) -> None:
         """Two requests: one like the stream, and one that is like nothing in it."""

@@ -1,37 +1,34 @@
-/** How the experts are used, measured when asked for: the daemon runs the model over the hold-out records for it. */
+/** How the regimes use the experts, measured when asked for: the daemon runs the model over hold-out records for it. */
 
 import { element, setText } from "./dom.js";
-import { count, fixed, UNKNOWN } from "./format.js";
+import { UNKNOWN, count, fixed } from "./format.js";
 import { regimeMark } from "./regime_style.js";
 import { Table } from "./table.js";
 
+const HELP = "Which experts the held-out tokens of each regime use. Training waits meanwhile, between two steps.";
+
 export class Experts {
   #api;
-  #button;
-  #note;
+  #button = element("button", { type: "button", onclick: () => this.#measure() }, "Measure the experts");
+  #note = element("p", { class: "help", role: "status" }, HELP);
+  #results = element("div", { hidden: true });
   #table;
   #regimes = null;
 
   constructor(host, api) {
     this.#api = api;
-    this.#button = element("button", { type: "button", onclick: () => this.#measure() }, "Measure the experts");
-    const help = "How evenly tokens use the experts. Training waits for the measurement, between two steps.";
-    this.#note = element("p", { class: "help", role: "status" }, help);
-    const results = element("div", { hidden: true });
-    host.append(element("div", { class: "actions" }, this.#button, this.#note), results);
-    this.#table = new Table(results, {
+    host.append(element("div", { class: "actions" }, this.#button, this.#note), this.#results);
+    this.#table = new Table(this.#results, {
       label: "Experts by regime",
-      empty: "The preset has no experts to count.",
+      empty: "No regime was measured.",
       columns: [
-        { title: "Experts of", key: (row) => `${row.owner}`, cell: (row) => owner(row, this.#regimes) },
+        { title: "Regime", key: (row) => `${row.regime}`, cell: (row) => regimeMark(row.regime, this.#regimes) },
+        { title: "Experts", cell: (row) => row.experts },
         { title: "Layers", cell: (row) => count(row.layers), right: true },
-        { title: "Heads × experts", cell: (row) => row.shape },
-        { title: "Unused", cell: (row) => row.unused, right: true },
-        { title: "Largest share", cell: (row) => fixed(row.largest, 2), right: true },
-        { title: "Mean N_eff", cell: (row) => fixed(row.effective, 2), right: true },
+        { title: "Used by its tokens", cell: (row) => row.used, right: true },
+        { title: "Mean CKA at its probe", cell: (row) => fixed(row.similarity, 2), right: true },
       ],
     });
-    this.results = results;
   }
 
   /** Remember the names of the regimes. */
@@ -44,11 +41,9 @@ export class Experts {
     setText(this.#note, "Waiting for the loop …");
     try {
       const found = await this.#api.get("/v1/experts");
-      this.#table.update(byOwner(found.layers), (row) => row.owner);
-      this.results.hidden = false;
-      const measured = found.unmeasured ?? `${count(found.holdout_tokens)} hold-out tokens in ${fixed(found.seconds, 1)} s`;
-      setText(this.#note, `At step ${count(found.step)}: ${measured}. N_eff is the number of kinds of token that an expert
-        serves, from 1 to ${count(found.compositions)} (MH-MoE eq. 9).`);
+      this.#table.update([...owned(found.layers), ...shared(found.layers)], (row) => row.regime);
+      this.#results.hidden = false;
+      setText(this.#note, summary(found));
     } catch (error) {
       setText(this.#note, error.message);
     }
@@ -56,25 +51,36 @@ export class Experts {
   }
 }
 
-function owner(row, regimes) {
-  return row.owner === null ? element("span", {}, "all regimes") : regimeMark(row.owner, regimes);
+/** Regimes that have experts of their own. */
+function owned(layers) {
+  const owners = [...new Set(layers.map((each) => each.owner))].filter((each) => each !== null);
+  return owners.map((regime) => {
+    const number = layers.filter((each) => each.owner === regime).length;
+    return { regime, experts: "a bank of its own", layers: number, used: "all", similarity: null };
+  });
 }
 
-/** Layers summed up by the regime whose experts they hold. */
-function byOwner(layers) {
-  const owners = [...new Set(layers.map((each) => each.owner))];
-  return owners.map((each) => {
-    const own = layers.filter((layer) => layer.owner === each);
-    const loads = own.flatMap((layer) => layer.load ?? []).flat();
-    const effective = own.map((layer) => layer.mean_effective_number).filter((value) => value !== null);
-    const [first] = own.map((layer) => layer.load ?? layer.importance ?? layer.effective_number).filter((grid) => grid !== null);
-    return {
-      owner: each,
-      layers: own.length,
-      shape: first ? `${first.length} × ${first[0].length}` : UNKNOWN,
-      unused: loads.length ? count(loads.filter((load) => load === 0).length) : UNKNOWN,
-      largest: loads.length ? Math.max(...own.flatMap((layer) => layer.share ?? []).flat()) : null,
-      effective: effective.length ? effective.reduce((sum, value) => sum + value, 0) / effective.length : null,
-    };
+/** Regimes that choose among experts that all of them share. */
+function shared(layers) {
+  const common = layers.filter((each) => each.owner === null);
+  return (common[0]?.regimes ?? []).map(({ regime }) => {
+    const rows = common.map((layer) => layer.regimes.find((each) => each.regime === regime));
+    const tokens = rows.flatMap((row) => row?.holdout_tokens ?? []).flat();
+    const used = tokens.length === 0 ? UNKNOWN : `${count(tokens.filter((each) => each > 0).length)} of ${count(tokens.length)}`;
+    const similarity = mean(rows.flatMap((row) => row?.similarity ?? []).flat());
+    return { regime, experts: "shared by all", layers: common.length, used, similarity };
   });
+}
+
+function summary({ step, layers, unmeasured, holdout_tokens: tokens, compositions, seconds }) {
+  const kinds = mean(layers.map((each) => each.mean_effective_number).filter((each) => each !== null));
+  const mixing =
+    unmeasured ??
+    `an expert serves ${fixed(kinds, 1)} of ${count(compositions)} kinds of token on average (N_eff, MH-MoE eq. 9),
+     on ${count(tokens)} hold-out tokens`;
+  return `At step ${count(step)}, in ${fixed(seconds, 1)} s: ${mixing}.`;
+}
+
+function mean(values) {
+  return values.length === 0 ? null : values.reduce((sum, each) => sum + each, 0) / values.length;
 }

@@ -33,12 +33,9 @@ export class History {
   }
 
   #mergePoints(added) {
-    if (added.record.length === 0) {
-      if (this.length === 0) this.points = added;
-      return;
-    }
-    const first = added.record[0] - added.records[0] + 1;
-    const kept = (this.points.record ?? []).filter((record) => record < first).length;
+    if (added.step.length === 0 && this.length > 0) return;
+    const before = added.step[0] - added.batches[0]; // the last step that no added point stands for
+    const kept = (this.points.step ?? []).filter((step) => step <= before).length;
     const names = Object.keys(added);
     this.points = Object.fromEntries(
       names.map((name) => [name, [...(this.points[name] ?? []).slice(0, kept), ...added[name]]]),

@@ -32,7 +32,13 @@ export class LossChart {
       { label: "each batch", values: points.loss ?? [], colour: "--accent", width: 1, faint: true },
       { label: "what was learned, before each update", values: mean("loss"), colour: "--accent" },
       {
-        label: "the untouched backbone, on a sample of the same records",
+        label: "the same on a sample",
+        values: mean("sample_loss"),
+        colour: "--regime-2",
+        dash: [2, 3],
+      },
+      {
+        label: "the untouched backbone on that sample",
         values: mean("backbone_loss"),
         colour: "--regime-1",
         dash: [7, 4],
