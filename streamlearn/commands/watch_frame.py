@@ -14,7 +14,7 @@ from streamlearn.serve.history_view import DeadLetterView, PointColumns
 from streamlearn.serve.views import StatusView
 from streamlearn.status.status import RegimeStatus, ShiftStatus
 
-WIDE = 120  # columns of the terminal from which tables stand side by side
+WIDE = 140  # columns of the terminal from which tables stand side by side
 _HEADER_LINES = 4
 _BAR_LINES = 2
 _MAX_CHART_LINES = 20
@@ -39,26 +39,26 @@ class WatchFrame:
     def _body(self, width: int, height: int) -> Iterator[RenderableType]:
         """What stands below the header: the tables get what they need, up to two thirds, and the chart the rest."""
         tables = self._side_by_side if width >= WIDE else self._one_below_another
-        letters = min(_MAX_LETTERS, len(self._watched.history.dead_letters)) + 1
-        lines = [len(self._regimes) + _TABLE_LINES, len(self._shifts) + _TABLE_LINES + letters]
+        dead_letter_lines = min(_MAX_LETTERS, len(self._watched.history.dead_letters)) + 1
+        lines = [len(self._regimes) + _TABLE_LINES, len(self._shifts) + _TABLE_LINES + dead_letter_lines]
         wanted = max(lines) if width >= WIDE else sum(lines)
         chart = min(_MAX_CHART_LINES, max(height // 3 - _BAR_LINES, height - _BAR_LINES - wanted))
         yield from _along_the_stream(self._watched, chart)
-        yield from tables(height - _BAR_LINES - chart, letters)
+        yield from tables(height - _BAR_LINES - chart, dead_letter_lines)
 
-    def _one_below_another(self, height: int, letters: int) -> Iterator[RenderableType]:
-        rows = max(2, height - 2 * _TABLE_LINES - letters)
+    def _one_below_another(self, height: int, dead_letter_lines: int) -> Iterator[RenderableType]:
+        rows = max(2, height - 2 * _TABLE_LINES - dead_letter_lines)
         num_shifts = min(max(1, rows // 3), max(1, len(self._shifts)))
         yield _regimes(self._regimes, rows - num_shifts)
         yield _shifts(self._shifts, num_shifts)
-        yield _dead_letters(self._watched, letters - 1)
+        yield _dead_letters(self._watched, dead_letter_lines - 1)
 
-    def _side_by_side(self, height: int, letters: int) -> Iterator[RenderableType]:
+    def _side_by_side(self, height: int, dead_letter_lines: int) -> Iterator[RenderableType]:
         grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
         grid.add_column(ratio=1)
         grid.add_column(ratio=1)
-        shifts = _shifts(self._shifts, max(1, height - _TABLE_LINES - letters))
-        right = Group(shifts, _dead_letters(self._watched, letters - 1))
+        shifts = _shifts(self._shifts, max(1, height - _TABLE_LINES - dead_letter_lines))
+        right = Group(shifts, _dead_letters(self._watched, dead_letter_lines - 1))
         grid.add_row(_regimes(self._regimes, max(1, height - _TABLE_LINES)), right)
         yield grid
 
@@ -89,7 +89,7 @@ def _header(watched: WatchedDaemon) -> Iterator[Text]:
 
 
 def _line(text: Text) -> Text:
-    text.no_wrap, text.overflow = True, "ellipsis"
+    text.no_wrap, text.overflow = True, "crop"  # an ellipsis is not ASCII
     return text
 
 
@@ -98,7 +98,13 @@ def _title(status: StatusView, url: str) -> Text:
     if status.reason:
         text.append(f": {status.reason}")
     text.append(f"  regime {status.current_regime or '-'} of {status.num_regimes}", style="not bold")
-    text.append(f"  {sum(status.num_shifts.values())} shifts  {url}", style="not bold dim")
+    text.append(f"  {sum(status.num_shifts.values())} shifts", style="not bold")
+    requests = status.requests
+    if requests.known + requests.unknown:
+        text.append(
+            f"  {requests.known + requests.unknown:,} requests, {requests.unknown:,} unexplained", style="not bold"
+        )
+    text.append(f"  {url}", style="not bold dim")
     return text
 
 
@@ -241,15 +247,8 @@ def _dead_letters(watched: WatchedDaemon, most: int) -> RenderableType:
     status, newest = watched.status, watched.history.dead_letters[: -most - 1 : -1]
     counts = status.dead_letters if status is not None else {}
     reasons = ", ".join(f"{reason} {number:,}" for reason, number in sorted(counts.items(), key=lambda row: -row[1]))
-    title = _line(Text(f"dead letters: {reasons or 'none'}{_requests(status)}", style="italic"))
+    title = _line(Text(f"dead letters: {reasons or 'none'}", style="italic"))
     return Group(title, *(_line(Text(_letter(each))) for each in newest))
-
-
-def _requests(status: StatusView | None) -> str:
-    requests = status.requests if status is not None else None
-    if requests is None or not requests.known + requests.unknown:
-        return ""
-    return f"   requests: {requests.known + requests.unknown:,}, {requests.unknown:,} that no regime explained"
 
 
 def _letter(row: DeadLetterView) -> str:
