@@ -1,10 +1,10 @@
 """The untouched backbone beside the model, on a sample of the records that are trained on.
 
 The model's loss of a record before it is trained on is known. The backbone's costs a forward pass, so it is measured
-for a sample: of each batch one record waits, and when the time budget allows, the newest that wait are measured.
+for a sample: of each batch one record waits, and when the time budget allows, the newest that waits is measured.
 """
 
-from collections import deque
+from typing import NamedTuple
 
 from streamlearn.adaptation.time_budget import TimeBudget
 from streamlearn.adapters.routing_context import NO_REGIME
@@ -15,47 +15,42 @@ from streamlearn.settings import HoldoutSettings
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 
-MAX_WAITING = 2
-"""Records of one measurement; when more wait, the oldest are left out."""
-TIME_SHARE = 0.5
-"""Share of `holdout.time_share` that may be spent, beside what scoring spends."""
+
+class WaitingRecord(NamedTuple):
+    """A record that was trained on."""
+
+    example: Example
+    loss: float
+    """Before it was trained on, nats per learned token."""
 
 
 class BackboneComparison:
     """Measuring changes nothing that training depends on. Only the thread that owns the model calls it."""
 
-    def __init__(self, learner: Learner, settings: HoldoutSettings, *, pack_tokens: int) -> None:
-        """`pack_tokens` is the maximum number of tokens of a forward pass."""
-        self.budget = TimeBudget(TIME_SHARE * settings.time_share)
+    def __init__(self, learner: Learner, settings: HoldoutSettings) -> None:
+        self.budget = TimeBudget(settings.time_share)
+        """As much again as for scoring hold-out records."""
         self._learner = learner
-        self._pack_tokens = pack_tokens
-        self._waiting: deque[tuple[Example, float]] = deque(maxlen=MAX_WAITING)
+        self._waiting: WaitingRecord | None = None
 
     def add(self, batch: Batch, step: Step) -> None:
-        """Let one record of a batch wait, which `step` was made from: a different one in each step."""
+        """Let one record of a batch wait, which `step` was made from: not always the same one of its batch."""
         self.budget.trained(step.seconds)
         if step.refusal is None:
             index = step.number % len(batch.examples)
-            self._waiting.append((batch.examples[index], step.record_losses[index]))
+            self._waiting = WaitingRecord(batch.examples[index], step.record_losses[index])
 
     def clear(self) -> None:
-        """Forget the waiting records."""
-        self._waiting.clear()
+        """Forget the record that waits."""
+        self._waiting = None
 
     def measure(self, *, idle: bool) -> BackbonePair | None:
-        """Measure the waiting records if the time budget allows; None if not, or without any."""
-        if not self._waiting or not (idle or self.budget.affordable):
+        """Measure the record that waits, if there is one and the time budget allows; `idle`: no other record does."""
+        if self._waiting is None or not (idle or self.budget.affordable):
             return None
-        examples, losses = zip(*self._waiting, strict=True)
-        self._waiting.clear()
+        (example, loss), self._waiting = self._waiting, None
+        learner = self._learner
+        work = score(learner.model, [example], learner.device, pack_tokens=len(example), slots=[NO_REGIME])
         with self.budget.spending(idle=idle):
-            learner, slots = self._learner, [NO_REGIME] * len(examples)
-            scores = run_to_end(
-                score(learner.model, examples, learner.device, pack_tokens=self._pack_tokens, slots=slots)
-            )
-        return BackbonePair(
-            records=len(scores),
-            tokens=sum(each.tokens for each in scores),
-            loss_sum=sum(loss * each.tokens for loss, each in zip(losses, scores, strict=True)),
-            backbone_loss_sum=sum(each.loss_sum for each in scores),
-        )
+            [found] = run_to_end(work)
+        return BackbonePair(1, found.tokens, loss * found.tokens, found.loss_sum)

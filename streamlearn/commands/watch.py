@@ -1,6 +1,7 @@
 """The watch command: the daemon at a glance in a terminal, for as long as one looks."""
 
 import time
+from io import TextIOWrapper
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -41,6 +42,8 @@ def watch(endpoint: Endpoint, console: Console, *, once: bool) -> None:
         SourceError: no daemon answers, and there is only one frame.
         UsageError: the daemon refuses to answer.
     """
+    if isinstance(console.file, TextIOWrapper):
+        console.file.reconfigure(errors="replace")  # a message may hold what the terminal cannot show
     watched = WatchedDaemon(endpoint)
     if once or not console.is_terminal:
         watched.ask()

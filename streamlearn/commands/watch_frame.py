@@ -10,15 +10,17 @@ from streamlearn.commands.fitted_table import FittedColumn, FittedTable
 from streamlearn.commands.loss_chart import BACKBONE_MARK, BACKBONE_STYLE, LOSS_STYLE, ChartPoint, LossChart
 from streamlearn.commands.segment_bar import SegmentBar, symbol
 from streamlearn.commands.watched import WatchedDaemon
-from streamlearn.serve.history_view import DeadLetterView
+from streamlearn.serve.history_view import DeadLetterView, PointColumns
 from streamlearn.serve.views import StatusView
 from streamlearn.status.status import RegimeStatus, ShiftStatus
 
-WIDE = 120  # columns of the terminal from which tables stand side by side
+WIDE = 140  # columns of the terminal from which tables stand side by side
 _HEADER_LINES = 4
 _BAR_LINES = 2
-_TABLE_LINES = 4  # title, heading of two lines, rule
-_LETTER_LINES = 3  # title and the newest two
+_MAX_CHART_LINES = 20
+_TABLE_LINES = 3  # title, heading, rule
+_MAX_LETTERS = 2  # dead letters shown
+_SAMPLED = 20  # newest points with a sample, of which the header shows the mean
 _DEFAULT_HEIGHT = 40  # where the output is no terminal
 
 
@@ -35,38 +37,44 @@ class WatchFrame:
             yield from self._body(options.max_width, height - _HEADER_LINES)
 
     def _body(self, width: int, height: int) -> Iterator[RenderableType]:
-        chart = max(3, (height - _BAR_LINES) // 3)
+        """What stands below the header: the tables get what they need, up to two thirds, and the chart the rest."""
+        tables = self._side_by_side if width >= WIDE else self._one_below_another
+        dead_letter_lines = min(_MAX_LETTERS, len(self._watched.history.dead_letters)) + 1
+        lines = [len(self._regimes) + _TABLE_LINES, len(self._shifts) + _TABLE_LINES + dead_letter_lines]
+        wanted = max(lines) if width >= WIDE else sum(lines)
+        chart = min(_MAX_CHART_LINES, max(height // 3 - _BAR_LINES, height - _BAR_LINES - wanted))
         yield from _along_the_stream(self._watched, chart)
-        left = height - chart - _BAR_LINES
-        if width >= WIDE:
-            yield self._side_by_side(left)
-            return
-        rows = max(2, left - 2 * _TABLE_LINES - _LETTER_LINES)
-        shifts = self._watched.shifts.shifts if self._watched.shifts else ()
-        num_shifts = min(max(1, rows // 3), max(1, len(shifts)))
-        yield _regimes(self._regimes, rows - num_shifts)
-        yield _shifts(shifts, num_shifts)
-        yield _dead_letters(self._watched, _LETTER_LINES - 1)
+        yield from tables(height - _BAR_LINES - chart, dead_letter_lines)
 
-    def _side_by_side(self, height: int) -> Table:
+    def _one_below_another(self, height: int, dead_letter_lines: int) -> Iterator[RenderableType]:
+        rows = max(2, height - 2 * _TABLE_LINES - dead_letter_lines)
+        num_shifts = min(max(1, rows // 3), max(1, len(self._shifts)))
+        yield _regimes(self._regimes, rows - num_shifts)
+        yield _shifts(self._shifts, num_shifts)
+        yield _dead_letters(self._watched, dead_letter_lines - 1)
+
+    def _side_by_side(self, height: int, dead_letter_lines: int) -> Iterator[RenderableType]:
         grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
         grid.add_column(ratio=1)
         grid.add_column(ratio=1)
-        shifts = self._watched.shifts.shifts if self._watched.shifts else ()
-        rows = max(2, height - 2 * _TABLE_LINES - 1)
-        right = Group(_shifts(shifts, max(1, rows // 2)), _dead_letters(self._watched, max(2, rows // 2)))
-        grid.add_row(_regimes(self._regimes, max(2, height - _TABLE_LINES)), right)
-        return grid
+        shifts = _shifts(self._shifts, max(1, height - _TABLE_LINES - dead_letter_lines))
+        right = Group(shifts, _dead_letters(self._watched, dead_letter_lines - 1))
+        grid.add_row(_regimes(self._regimes, max(1, height - _TABLE_LINES)), right)
+        yield grid
 
     @property
     def _regimes(self) -> Sequence[RegimeStatus]:
         return self._watched.regimes.regimes if self._watched.regimes else ()
 
+    @property
+    def _shifts(self) -> Sequence[ShiftStatus]:
+        return self._watched.shifts.shifts if self._watched.shifts else ()
+
 
 def _header(watched: WatchedDaemon) -> Iterator[Text]:
     status = watched.status
     if watched.fault:
-        text = f"away for {watched.away_s:.0f} s, asking again: {watched.fault}"
+        text = f"no daemon answers at {watched.endpoint.url} for {watched.away_s:.0f} s: asking again"
         yield _line(Text(text, style="bold red"))
     elif status is not None:
         yield _line(_title(status, watched.endpoint.url))
@@ -81,7 +89,7 @@ def _header(watched: WatchedDaemon) -> Iterator[Text]:
 
 
 def _line(text: Text) -> Text:
-    text.no_wrap, text.overflow = True, "ellipsis"
+    text.no_wrap, text.overflow = True, "crop"  # an ellipsis is not ASCII
     return text
 
 
@@ -90,7 +98,13 @@ def _title(status: StatusView, url: str) -> Text:
     if status.reason:
         text.append(f": {status.reason}")
     text.append(f"  regime {status.current_regime or '-'} of {status.num_regimes}", style="not bold")
-    text.append(f"  {sum(status.num_shifts.values())} shifts  {url}", style="not bold dim")
+    text.append(f"  {sum(status.num_shifts.values())} shifts", style="not bold")
+    requests = status.requests
+    if requests.known + requests.unknown:
+        text.append(
+            f"  {requests.known + requests.unknown:,} requests, {requests.unknown:,} unexplained", style="not bold"
+        )
+    text.append(f"  {url}", style="not bold dim")
     return text
 
 
@@ -108,17 +122,25 @@ def _progress(status: StatusView) -> str:
 
 
 def _learning(watched: WatchedDaemon, status: StatusView) -> str:
-    loss = status.prequential_loss_nats.smoothed
-    backbone = next((each for each in reversed(watched.history.points.backbone_loss) if each is not None), None)
     forgetting = status.forgetting
+    model, backbone = _newest_sample(watched.history.points)
     parts = [
-        f"loss {_number(loss, '.3f')}",
-        f"backbone {_number(backbone, '.3f')}",
+        f"loss {_number(status.prequential_loss_nats.smoothed, '.3f')}",
+        f"sampled: model {_number(model, '.3f')}, backbone {_number(backbone, '.3f')}",
         f"AF {_number(forgetting.average_forgetting, '.4f')}",
         f"BWT {_number(forgetting.backward_transfer, '+.4f')}",
-        f"requests {status.requests.known + status.requests.unknown:,}, unexplained {status.requests.unknown:,}",
     ]
     return "  ".join(parts)
+
+
+def _newest_sample(points: PointColumns) -> tuple[float | None, float | None]:
+    """Mean loss of the newest points that were sampled, under the model and under the backbone."""
+    rows = zip(points.sample_tokens, points.sample_loss, points.backbone_loss, strict=True)
+    newest = [(tokens, own, other) for tokens, own, other in rows if own is not None and other is not None][-_SAMPLED:]
+    total = sum(tokens for tokens, _, _ in newest)
+    if not total:
+        return None, None
+    return sum(n * own for n, own, _ in newest) / total, sum(n * other for n, _, other in newest) / total
 
 
 def _legend() -> Text:
@@ -137,7 +159,7 @@ def _along_the_stream(watched: WatchedDaemon, height: int) -> Iterator[Renderabl
     first, last = points.record[0] - points.records[0] + 1, max(points.record[-1], points.record[0])
     spans = [(end - number + 1, end) for end, number in zip(points.record, points.records, strict=True)]
     loss = _chart_points(spans, points.loss, points.learned_tokens)
-    backbone = _chart_points([(end, end) for _, end in spans], points.backbone_loss, points.sample_records)
+    backbone = _chart_points([(end, end) for _, end in spans], points.backbone_loss, points.sample_tokens)
     yield LossChart(loss, backbone, first, last, height)
     yield SegmentBar(segments, first, last)
 
@@ -153,7 +175,7 @@ def _regimes(regimes: Sequence[RegimeStatus], most: int) -> FittedTable:
     """The regimes that were in the stream last, the current one first."""
     newest = sorted(regimes, key=lambda regime: (regime.current, regime.last_record or 0), reverse=True)[:most]
     scored = [regime.now for regime in newest]
-    title = f"regimes, the newest {len(newest)} of {len(regimes)}" if len(newest) < len(regimes) else "regimes"
+    title = f"the newest {len(newest)} of {len(regimes)} regimes" if len(newest) < len(regimes) else "regimes"
     return FittedTable(
         [
             FittedColumn(
@@ -162,11 +184,11 @@ def _regimes(regimes: Sequence[RegimeStatus], most: int) -> FittedTable:
             FittedColumn("regime", [each.name or f"{each.number}" for each in newest], 9, is_text=True),
             FittedColumn("records", [f"{each.records:,}" for each in newest], 9),
             FittedColumn("visits", [f"{each.visits}" for each in newest], 3),
-            FittedColumn("hold-out\nloss", [_number(now.loss if now else None, ".3f") for now in scored], 8),
-            FittedColumn("hold-out\naccuracy", [_number(now.accuracy if now else None, ".3f") for now in scored], 9),
-            FittedColumn("forgotten\nsince best", [_number(_forgotten(each), ".3f") for each in newest], 7),
+            FittedColumn("loss", [_number(now.loss if now else None, ".3f") for now in scored], 8),
+            FittedColumn("accuracy", [_number(now.accuracy if now else None, ".3f") for now in scored], 9),
+            FittedColumn("forgotten", [_number(_forgotten(each), ".3f") for each in newest], 7),
         ],
-        title=title,
+        title=f"{title}: loss and accuracy of hold-out records",
         bold_rows=frozenset(row for row, each in enumerate(newest) if each.current),
     )
 
@@ -183,7 +205,7 @@ def _shifts(shifts: Sequence[ShiftStatus], most: int) -> FittedTable:
     newest = shifts[: -most - 1 : -1]
     return FittedTable(
         [
-            FittedColumn("first\nrecord", [f"{each.onset:,}" for each in newest], 9),
+            FittedColumn("from record", [f"{each.onset:,}" for each in newest], 9),
             FittedColumn("kind", [_kind(each) for each in newest], 8, is_text=True),
             FittedColumn("regime", [f"{each.regime} {_origin(each)}" for each in newest], 9, is_text=True),
             FittedColumn("statistic", [_evidence(each, each.statistic) for each in newest], 6),

@@ -69,11 +69,7 @@ class Daemon:
         self.adaptation = components.adaptation
         self.publisher = components.publisher
         self.history = components.history
-        self.comparison = BackboneComparison(
-            components.learner,
-            components.settings.holdout,
-            pack_tokens=components.settings.stream.batch_tokens,
-        )
+        self.comparison = BackboneComparison(components.learner, components.settings.holdout)
         self.state = components.state
         self.board = board
         self.observer = observer
@@ -259,7 +255,7 @@ class Daemon:
         self.history.add(outcome, self.board.read())
 
     def _compare_with_backbone(self, *, idle: bool) -> None:
-        """history/: the untouched backbone's loss of a few records beside the model's, when time allows."""
+        """history/: the untouched backbone's loss of a record beside the model's, when time allows."""
         pair = self.comparison.measure(idle=idle)
         if pair is not None:
             self.history.add_pair(pair)

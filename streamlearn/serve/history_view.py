@@ -58,6 +58,8 @@ class PointColumns(ApiModel):
     """Those of them that no regime explained."""
     sample_records: list[int]
     """Records trained on whose loss was measured under the untouched backbone too: a sample of them."""
+    sample_tokens: list[int]
+    """Learned tokens of those records: the weights of means over several points."""
     sample_loss: list[float | None]
     """Prequential loss of those records, mean over their learned tokens, nats per token; null where there are none."""
     backbone_loss: list[float | None]
@@ -89,6 +91,7 @@ class PointColumns(ApiModel):
             requests=[each.requests for each in run],
             unexplained_requests=[each.unexplained for each in run],
             sample_records=[each.sample_records for each in run],
+            sample_tokens=[each.sample_tokens for each in run],
             sample_loss=[_mean(each.sample_loss_sum, each.sample_tokens) for each in run],
             backbone_loss=[_mean(each.backbone_loss_sum, each.sample_tokens) for each in run],
             average_forgetting=[each.average_forgetting for each in run],
