@@ -17,8 +17,8 @@ from tests.page.watched_run import WatchedRun
 def main() -> int:
     """Print the figures; 1 if one of them misses its aim."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=10, help="pairs of a quiet turn and one with three browsers")
-    parser.add_argument("--seconds", type=float, default=15.0, help="duration of a turn")
+    parser.add_argument("--rounds", type=int, default=10, help="turns with three browsers, each between two quiet ones")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of a turn")
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--screenshots", type=Path, help="only take screenshots, into this folder")
     parser.add_argument("--url", help="of the running daemon that the screenshots show")
@@ -32,10 +32,11 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="streamlearn-page-") as folder:
         delays = _delays(Path(folder) / "shifts")
-        turns = _turns(Path(folder) / "turns", options.pairs, options.seconds)
+        turns = _turns(Path(folder) / "turns", options.rounds, options.seconds)
     speed = turns["speed_ratio"]["median"]
     print(f"a shift is on the page after {', '.join(f'{each:.2f}' for each in delays)} s (aim: {figures.MAX_DELAY_S})")
     print(f"speed with three browsers: {turns['speed_ratio']} of quiet (aim: {figures.MIN_SPEED})")
+    print(f"speed of a quiet turn: {turns['speed_ratio_of_quiet_turns']} of another quiet one")
     print(f"processor time of the daemon per token: {turns['cpu_per_token_ratio']} of quiet")
     if options.json is not None:
         options.json.write_text(json.dumps({"shift_delays_s": delays, **turns}, indent=1) + "\n", encoding="utf-8")
@@ -52,12 +53,12 @@ def _delays(folder: Path) -> list[float]:
         run.daemon.end()
 
 
-def _turns(folder: Path, pairs: int, seconds: float) -> dict[str, Any]:
+def _turns(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
     run = WatchedRun(folder, backbone="builtin:nano")
     try:
         run.feed_endlessly()
         run.start()
-        return figures.summary(figures.paired_turns(run, pairs=pairs, seconds=seconds))
+        return figures.summary(figures.paired_turns(run, rounds=rounds, seconds=seconds))
     finally:
         run.daemon.end()
 

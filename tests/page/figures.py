@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -49,48 +50,64 @@ def shift_delays(run: WatchedRun, page: Page) -> list[float]:
 class Turn:
     """One interval of training."""
 
-    watched: bool
     tokens_per_s: float
     cpu_s_per_token: float
     """Processor time of the daemon's process."""
 
 
-def paired_turns(run: WatchedRun, *, pairs: int, seconds: float) -> list[tuple[Turn, Turn]]:
-    """Quiet and watched turns next to each other, in alternating order; the daemon trains all the time."""
-    found = []
+@dataclass(frozen=True)
+class Round:
+    """A watched turn between two quiet ones, so that a machine that slows down steadily favours neither."""
+
+    before: Turn
+    watched: Turn
+    after: Turn
+
+    def ratio(self, field_name: str) -> float:
+        """Watched over the mean of both quiet turns."""
+        quiet = (getattr(self.before, field_name) + getattr(self.after, field_name)) / 2
+        return float(getattr(self.watched, field_name) / quiet)
+
+    def quiet_ratio(self, field_name: str) -> float:
+        """One quiet turn over the other: what the machine does by itself."""
+        return float(getattr(self.after, field_name) / getattr(self.before, field_name))
+
+
+def paired_turns(run: WatchedRun, *, rounds: int, seconds: float) -> list[Round]:
+    """Turns next to each other; the daemon trains all the time."""
     with sync_playwright() as playwright, ExitStack() as stack:
         browsers = [stack.enter_context(launched(playwright)) for _ in range(NUM_BROWSERS)]
         pages = [browser.new_page(viewport={"width": 1440, "height": 900}) for browser in browsers]
-        for pair in range(pairs):
-            order = (False, True) if pair % 2 == 0 else (True, False)
-            turns = {watched: _turn(run, pages, watched=watched, seconds=seconds) for watched in order}
-            found.append((turns[False], turns[True]))
-    return found
+        quiet, watched = (
+            partial(_turn, run, pages, "about:blank", seconds),
+            partial(_turn, run, pages, run.url, seconds),
+        )
+        return [Round(quiet(), watched(), quiet()) for _ in range(rounds)]
 
 
-def summary(pairs: Sequence[tuple[Turn, Turn]]) -> dict[str, Any]:
-    """Watched over quiet: speed, and processor time per token; median and quartiles over pairs."""
-    speed = [watched.tokens_per_s / quiet.tokens_per_s for quiet, watched in pairs]
-    cpu = [watched.cpu_s_per_token / quiet.cpu_s_per_token for quiet, watched in pairs]
+def summary(rounds: Sequence[Round]) -> dict[str, Any]:
+    """Watched over quiet, and quiet over quiet: speed, and processor time per token; median and quartiles."""
     return {
-        "pairs": len(pairs),
+        "rounds": len(rounds),
         "browsers": NUM_BROWSERS,
-        "speed_ratio": _spread(speed),
-        "cpu_per_token_ratio": _spread(cpu),
-        "turns": [[asdict(turn) for turn in pair] for pair in pairs],
+        "speed_ratio": _spread([each.ratio("tokens_per_s") for each in rounds]),
+        "speed_ratio_of_quiet_turns": _spread([each.quiet_ratio("tokens_per_s") for each in rounds]),
+        "cpu_per_token_ratio": _spread([each.ratio("cpu_s_per_token") for each in rounds]),
+        "cpu_per_token_ratio_of_quiet_turns": _spread([each.quiet_ratio("cpu_s_per_token") for each in rounds]),
+        "turns": [asdict(each) for each in rounds],
     }
 
 
-def _turn(run: WatchedRun, pages: Sequence[Page], *, watched: bool, seconds: float) -> Turn:
+def _turn(run: WatchedRun, pages: Sequence[Page], url: str, seconds: float) -> Turn:
     for page in pages:
-        page.goto(run.url if watched else "about:blank")
+        page.goto(url)
     time.sleep(SETTLE_S)
     before = _reading(run)
     time.sleep(seconds)
     after = _reading(run)
     elapsed, tokens, cpu = (late - early for early, late in zip(before, after, strict=True))
     assert tokens > 0, "nothing was trained on: the stream is too short for the turns"
-    return Turn(watched, tokens / elapsed, cpu / tokens)
+    return Turn(tokens / elapsed, cpu / tokens)
 
 
 def _reading(run: WatchedRun) -> tuple[float, float, float]:

@@ -20,16 +20,14 @@ export class History {
     return whole ? "/v1/history" : `/v1/history?since=${encodeURIComponent(this.#cursor)}`;
   }
 
-  /** Take an answer in; whether it changed anything. */
+  /** Take an answer in. */
   merge(answer) {
-    const changed = answer.complete || this.#cursor !== answer.cursor;
     this.#cursor = answer.cursor;
     if (answer.complete) Object.assign(this, { points: {}, segments: [], deadLetters: [], snapshots: [] });
     this.#mergePoints(answer.points);
     this.segments = mergedSegments(this.segments, answer.segments);
     this.deadLetters = [...this.deadLetters, ...answer.dead_letters].slice(-KEPT_ROWS);
     this.snapshots = [...this.snapshots, ...answer.snapshots].slice(-KEPT_ROWS);
-    return changed;
   }
 
   #mergePoints(added) {

@@ -53,7 +53,7 @@ function show(state) {
   document.title = `${status.phase} · streamlearn`;
   setText(byId("identity"), `${status.backbone} · ${status.adapter_preset} · ${status.dtype} on ${status.device}`);
   setText(byId("footer"), `streamlearn ${status.versions.streamlearn ?? ""}, started ${clock(Date.parse(status.started_at))}.
-    Figures as of ${clock(shownAt)}; they are asked for once a second while this page is visible.`);
+    Figures as of ${clock(shownAt)}. The page asks for them while it is visible.`);
 }
 
 /** Say why there is nothing new; where reading needs the token, ask for it. */

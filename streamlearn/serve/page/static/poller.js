@@ -1,9 +1,10 @@
-/** Asks the daemon for what changed, once a second while the page is visible, and hands the state to the views. */
+/** Asks the daemon for its status once a second while the page is visible, and for the rest when it may have changed. */
 
 import { History } from "./history.js";
 
 const PERIOD_MS = 1000; // a shift is on the page within two of them
-const REGIMES_EVERY = 2; // turns; their scores change every few batches
+const SERIES_EVERY = 2; // turns
+const REGIMES_EVERY = 4; // their scores change every few batches
 const PUBLICATION_EVERY = 5;
 
 export class Poller {
@@ -52,20 +53,21 @@ export class Poller {
     const { state } = this;
     const status = (state.status = await this.#api.get("/v1/status"));
     const shifts = `${status.num_regimes} ${JSON.stringify(status.num_shifts)}`;
+    const every = (turns) => Math.floor(this.#turn / turns);
     const publishes = state.publication?.enabled !== false;
     await Promise.all([
-      this.#api.get(state.history.path).then((answer) => state.history.merge(answer)),
+      this.#askIfNew("history", `${shifts} ${every(SERIES_EVERY)}`, state.history.path, (answer) => state.history.merge(answer)),
       this.#askIfNew("shifts", shifts),
-      this.#askIfNew("regimes", `${shifts} ${Math.floor(this.#turn / REGIMES_EVERY)}`),
+      this.#askIfNew("regimes", `${shifts} ${every(REGIMES_EVERY)}`),
       this.#askIfNew("snapshots", status.last_snapshot?.name),
-      this.#askIfNew("publication", publishes && Math.floor(this.#turn / PUBLICATION_EVERY)),
+      this.#askIfNew("publication", publishes && every(PUBLICATION_EVERY)),
     ]);
   }
 
   /** Ask for an endpoint unless it was asked for with this sign of its state already. */
-  async #askIfNew(name, sign) {
+  async #askIfNew(name, sign, path = `/v1/${name}`, take = (answer) => (this.state[name] = answer)) {
     if (name in this.#signs && this.#signs[name] === sign) return;
-    this.state[name] = await this.#api.get(`/v1/${name}`);
+    take(await this.#api.get(path));
     this.#signs[name] = sign;
   }
 }
