@@ -13,19 +13,18 @@ export function aligned(series) {
   return { x, columns };
 }
 
-/** The points at which a column has a value. */
-export function present(x, values) {
-  const indices = values.flatMap((value, index) => (value == null ? [] : [index]));
-  return { x: indices.map((index) => x[index]), values: indices.map((index) => values[index]) };
-}
-
-/** Exponentially smoothed values, weighted by how many records each stands for. */
-export function smoothed(values, weights, records) {
-  let mean = null;
+/**
+ * Exponentially smoothed values. What counts is how many records lie between two values, so that a rare one is not
+ * outweighed by an old one.
+ */
+export function smoothed(values, numbers, records) {
+  let [mean, since] = [null, 0];
   return values.map((value, index) => {
+    since += numbers[index];
     if (value == null) return null;
-    const keep = mean === null ? 0 : Math.exp(-weights[index] / records);
+    const keep = mean === null ? 0 : Math.exp(-since / records);
     mean = keep === 0 ? value : keep * mean + (1 - keep) * value;
+    since = 0;
     return mean;
   });
 }
