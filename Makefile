@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint evidence fleet crash crash-states crash-mutations crash-calls crash-stops
+.PHONY: run test lint evidence fleet crash crash-states crash-mutations crash-calls crash-stops page
 run: .venv/.ready
 	@rm -rf build/quickstart
 	@$(BIN)/streamlearn run --config configs/quickstart.yaml --segment-by task
@@ -41,6 +41,11 @@ crash-calls: .venv/.ready
 crash-stops: .venv/.ready
 	@$(BIN)/python -m tests.crash --stops $(N)
 
+# The page in Chromium: how soon a shift is on it, and the speed of training while three browsers have it open. Some six
+# minutes; needs Debian's chromium.
+page: .venv/.ready
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.page --json docs/page/figures.json
+
 lint: .venv/.ready
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -50,5 +55,5 @@ lint: .venv/.ready
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "expected Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,codecs,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,codecs,dev,page]'
 	@touch $@

@@ -283,6 +283,26 @@ def status(config: ConfigOption, as_json: JsonOption = False) -> None:
 
 
 @app.command()
+def watch(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="The daemon of this configuration file.", metavar="FILE")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="The daemon at this address, instead of --config.", metavar="URL")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
+) -> None:
+    """Watch the running daemon: loss beside the backbone's, regimes along the stream, shifts, forgetting.
+
+    Ctrl-C ends it. While the daemon is away, it asks again every second.
+    """
+    from streamlearn.commands.watch import endpoint_of  # noqa: PLC0415
+    from streamlearn.commands.watch import watch as watch_daemon  # noqa: PLC0415
+
+    watch_daemon(endpoint_of(config, url), out, once=once)
+
+
+@app.command()
 def pause(config: ConfigOption) -> None:
     """Take no step and read no record until `resume`, also after a restart.
 

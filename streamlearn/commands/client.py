@@ -4,7 +4,9 @@ import json
 import ssl
 import urllib.error
 import urllib.request
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
 
 from streamlearn.errors import SourceError, UsageError
 from streamlearn.http.token import read, token_path
@@ -24,6 +26,62 @@ def _opener(trusted: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
     """Connects directly: a proxy named in the environment must not receive the token."""
     no_proxy = urllib.request.ProxyHandler({})
     return urllib.request.build_opener(no_proxy, _NoRedirects(), urllib.request.HTTPSHandler(context=trusted))
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A daemon's address, and what it asks of its clients."""
+
+    url: str
+    """Scheme, host and port."""
+    token: str | None = None
+    certificate: Path | None = None
+    """The daemon's certificate chain; None for those that the system trusts."""
+
+    @classmethod
+    def of(cls, settings: Settings, *, with_token: bool = False) -> Self:
+        """The daemon that runs with a configuration; `with_token`: the token is needed in any case.
+
+        Raises:
+            UsageError: the configuration names no port.
+            ConfigError: the daemon requires its token, and the token cannot be read.
+        """
+        serve = settings.serve
+        if serve.port == 0:
+            raise UsageError(
+                "serve.port is 0, so the daemon's port is not known: set it to the port in the daemon's log"
+            )
+        host = f"[{serve.host}]" if ":" in serve.host else serve.host
+        url = f"{'https' if serve.tls_certfile else 'http'}://{host}:{serve.port}"
+        is_needed = with_token or serve.require_token or serve.open_to_others
+        return cls(url, read(token_path(settings)) if is_needed else None, serve.tls_certfile)
+
+    def request(
+        self,
+        path: str,
+        body: bytes | None = None,
+        *,
+        advice: str = "start it",
+        agent: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> bytes:
+        """GET `path`, or POST a JSON `body`, and return the response body; see `request`."""
+        headers = {"Content-Type": "application/json"}
+        if agent is not None:
+            headers["User-Agent"] = agent
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token}"
+        url = self.url + path
+        wanted = urllib.request.Request(url, body, headers)  # noqa: S310 - callers give http and https only
+        trusted = ssl.create_default_context(cafile=self.certificate) if self.url.startswith("https:") else None
+        try:
+            with _opener(trusted).open(wanted, timeout=timeout_s) as response:
+                content: bytes = response.read()
+                return content
+        except urllib.error.HTTPError as error:
+            raise UsageError(f"{url} answered {error.code}: {_message(error.read())}") from error
+        except OSError as error:
+            raise SourceError(f"{url}: no daemon answers ({error}): {advice}") from error
 
 
 def request(
@@ -50,26 +108,7 @@ def request(
         UsageError: the daemon refuses the request (carries its message), or the configuration names no port.
         ConfigError: the daemon requires its token, and the token cannot be read.
     """
-    serve = settings.serve
-    if serve.port == 0:
-        raise UsageError("serve.port is 0, so the daemon's port is not known: set it to the port in the daemon's log")
-    host = f"[{serve.host}]" if ":" in serve.host else serve.host
-    url = f"{'https' if serve.tls_certfile else 'http'}://{host}:{serve.port}{path}"
-    headers = {"Content-Type": "application/json"}
-    if agent is not None:
-        headers["User-Agent"] = agent
-    if with_token or serve.require_token or serve.open_to_others:
-        headers["Authorization"] = f"Bearer {read(token_path(settings))}"
-    wanted = urllib.request.Request(url, body, headers)  # noqa: S310 - the scheme is one of the two above
-    trusted = ssl.create_default_context(cafile=serve.tls_certfile) if serve.tls_certfile else None
-    try:
-        with _opener(trusted).open(wanted, timeout=TIMEOUT_S) as response:
-            content: bytes = response.read()
-            return content
-    except urllib.error.HTTPError as error:
-        raise UsageError(f"{url} answered {error.code}: {_message(error.read())}") from error
-    except OSError as error:
-        raise SourceError(f"{url}: no daemon answers ({error}): {advice}") from error
+    return Endpoint.of(settings, with_token=with_token).request(path, body, advice=advice, agent=agent)
 
 
 def _message(body: bytes) -> str:

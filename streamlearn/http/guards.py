@@ -39,7 +39,16 @@ OnRefused = Callable[[Request, str], None]
 """Told of each request without the token, with the reason; called in a worker thread, so it may block."""
 
 
-def guards(settings: ListenSettings, token: str, on_no_token: OnRefused | None = None) -> list[Middleware]:
+IsPublic = Callable[[Request], bool]
+"""Whether a request never needs the token, because its answer holds nothing of the run."""
+
+
+def guards(
+    settings: ListenSettings,
+    token: str,
+    on_no_token: OnRefused | None = None,
+    is_public: IsPublic = lambda _request: False,
+) -> list[Middleware]:
     """The middleware for an application served with these settings."""
     hosts = frozenset({"127.0.0.1", "localhost", "::1", settings.host.strip("[]").lower(), *settings.names})
     return [
@@ -52,6 +61,7 @@ def guards(settings: ListenSettings, token: str, on_no_token: OnRefused | None =
             always=settings.require_token or settings.open_to_others,
             hint=settings.token_hint,
             on_no_token=on_no_token,
+            is_public=is_public,
         ),
         Middleware(JsonGuard),
         Middleware(BodyGuard, max_bytes=settings.max_body_bytes, limit_key=settings.key("max_body_bytes")),
@@ -118,13 +128,21 @@ class OriginGuard(_Guard):
 
 
 class TokenGuard(_Guard):
-    """Requires the bearer token for what changes state; with `always`, for everything but health."""
+    """Requires the bearer token for what changes state; with `always`, for everything but health and public code."""
 
     def __init__(
-        self, app: ASGIApp, *, token: str, always: bool, hint: str, on_no_token: OnRefused | None = None
+        self,
+        app: ASGIApp,
+        *,
+        token: str,
+        always: bool,
+        hint: str,
+        on_no_token: OnRefused | None,
+        is_public: IsPublic,
     ) -> None:
         super().__init__(app)
         self._hint = hint
+        self._is_public = is_public
         self._on_no_token = on_no_token
         self._expected = f"Bearer {token}".encode()
         self._always = always
@@ -133,7 +151,7 @@ class TokenGuard(_Guard):
         """Compare the token in constant time."""
         path = request.url.path
         read_only = request.method in SAFE_METHODS or path in QUERY_PATHS
-        if path in HEALTH_PATHS or (read_only and not self._always):
+        if path in HEALTH_PATHS or self._is_public(request) or (read_only and not self._always):
             return
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), self._expected):

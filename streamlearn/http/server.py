@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event, get_logger
 from streamlearn.http.connection import GuardedConnection
+from streamlearn.http.default_headers import DefaultHeaders
 from streamlearn.settings import ListenSettings, ServeSettings
 
 GRACE_S = 5.0
@@ -147,7 +148,7 @@ def _config(app: Starlette, listen: _Listen, connection: type[GuardedConnection]
     logger.addHandler(_forward)  # a second call has no effect
     logger.propagate = False
     return uvicorn.Config(
-        app,
+        DefaultHeaders(app),
         loop="asyncio",
         http=connection,
         ws="none",
@@ -157,7 +158,6 @@ def _config(app: Starlette, listen: _Listen, connection: type[GuardedConnection]
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        headers=[("cache-control", "no-store"), ("x-content-type-options", "nosniff")],
         timeout_keep_alive=5,
         timeout_graceful_shutdown=math.ceil(grace_s),
         h11_max_incomplete_event_size=16384,

@@ -5,7 +5,7 @@ record from it on is read again after a restart, and the same batches are formed
 make single files durable; the order among them is decided here and nowhere else.
 
     RESTORE, at start and by a rollback
-      1. Weights, optimizer, detectors and ledger are those of the snapshot; a new run has none.
+      1. Weights, optimizer, detectors, ledger and history are those of the snapshot; a new run has none.
       2. Dead letters already in the sink for records after its position are recalled, so that none is sent twice.
       3. The source is positioned by the snapshot. The consumer group's offset is never read.
       4. Batches journalled after the snapshot are formed again in the same order and flushed at the same places, then
@@ -49,6 +49,8 @@ from streamlearn.controls import read_ahead
 from streamlearn.controls.state_controls import StateControls
 from streamlearn.errors import Reason, SnapshotError
 from streamlearn.events import Event, get_logger
+from streamlearn.history.history import History
+from streamlearn.history.history_file import history_part, load_history
 from streamlearn.runtime.model import Model, adapter_shape, versions
 from streamlearn.runtime.run_state import RunState
 from streamlearn.settings import Settings, fingerprint
@@ -97,6 +99,7 @@ class Checkpoint:
         durable: Durable,
         settings: Settings,
         config: HeadLoraConfig,
+        history: History,
         *,
         decoding: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -109,6 +112,7 @@ class Checkpoint:
         self._durable = durable
         self._settings = settings
         self._adapter = adapter_shape(config)
+        self._history = history
         self._decoding = decoding
         self._clock = clock
         self._read_ahead = Position()
@@ -127,6 +131,9 @@ class Checkpoint:
         """
         durable = self._durable
         state = self._model.restore(snapshot) if snapshot is not None else RunState()  # 1.
+        load_history(self._history, snapshot)
+        if state.last_snapshot is not None:  # it was written before it could hold itself
+            self._history.add_snapshot(state.last_snapshot, self._model.adaptation.records)
         # 2. A new run begins at the sink's end: what an earlier run left there is not its own.
         durable.sink.flush()
         mark = snapshot.manifest.dead_letter_mark if snapshot is not None else durable.sink.mark()
@@ -190,7 +197,7 @@ class Checkpoint:
         durable.sink.flush()  # 7.
         self.pass_gaps(state)
         draft = self._draft(state)  # 8.
-        info = durable.store.save(draft, model.parts())
+        info = durable.store.save(draft, [*model.parts(), history_part(self._history)])
         durable.source.commit(state.ledger.position, info.name)  # 9.
         durable.store.prune()  # 10.
         # A pinned snapshot needs none: a rollback to it begins anew after it.

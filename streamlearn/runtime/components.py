@@ -24,6 +24,7 @@ from streamlearn.controls.control_state import ControlState
 from streamlearn.controls.requester import Requester
 from streamlearn.controls.state_controls import StateControls
 from streamlearn.events import Event, get_logger
+from streamlearn.history.history import History
 from streamlearn.publish import open_publisher as publishing
 from streamlearn.runtime.checkpoint import Checkpoint, Durable
 from streamlearn.runtime.model import Model, adapter_of, adapter_shape
@@ -34,6 +35,7 @@ from streamlearn.snapshot.journal import Journal
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.snapshot import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
+from streamlearn.status.board import Clock
 
 _log = get_logger("daemon")
 
@@ -109,7 +111,10 @@ class Components:
         if self.model.backbone.vision is not None and _has_spare_core(self.model.backbone.device):
             decoding = opened.enter_context(ThreadPoolExecutor(1, thread_name_prefix="decode"))
         durable = Durable(self.store, self.journal, self.crash_guard, self.controls, sink, self.source)
-        self.checkpoint = Checkpoint(self.model, durable, settings, config, decoding=decoding, clock=clock)
+        self.history = History(Clock())
+        self.checkpoint = Checkpoint(
+            self.model, durable, settings, config, self.history, decoding=decoding, clock=clock
+        )
         self.state = self.checkpoint.restore(snapshot)
 
     def check_compatible(self, snapshot: Snapshot, *, accept: bool = True) -> None:

@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
 
+from streamlearn.adaptation.backbone_comparison import BackboneComparison
 from streamlearn.adaptation.operated_regimes import OperatedRegimes
 from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError, UsageError
 from streamlearn.events import Event, get_logger
+from streamlearn.history.batch_outcome import BatchOutcome, refusal_message
 from streamlearn.jobs.experts import experts
 from streamlearn.jobs.queue import ExpertsJob, JobQueue
 from streamlearn.jobs.results import ExpertsResult, SnapshotResult
@@ -68,6 +70,8 @@ class Daemon:
         self.adaptation = components.adaptation
         self.operated_regimes = OperatedRegimes(components.adaptation, components.learner, components.settings)
         self.publisher = components.publisher
+        self.history = components.history
+        self.comparison = BackboneComparison(components.learner, components.settings.holdout)
         self.state = components.state
         self.board = board
         self.observer = observer
@@ -84,7 +88,7 @@ class Daemon:
             pack_tokens=components.settings.stream.batch_tokens,
         )
         self.degradation = Degradation(components.settings.snapshot.max_age_s)
-        self._publisher = Publisher(board, components.source, components.adaptation, components.publisher)
+        self._publisher = Publisher(board, components.source, components.adaptation, self.history, components.publisher)
         self._stop_reason: str | None = None
         self._saved_at = time.monotonic()
         self._retry_at = self._saved_at
@@ -120,6 +124,7 @@ class Daemon:
             self.save_if_due()
             self.serve_jobs()
             self.adaptation.score_stalest(idle=False)
+            self._compare_with_backbone(idle=False)
             self._score_versions(idle=False)
         if self.stopped:
             _log.info(Event.STOP_REQUESTED, reason=self._stop_reason)
@@ -191,6 +196,7 @@ class Daemon:
         self._publish(phase, ready=True)
         self.save_if_due()
         self.serve_jobs()
+        self._compare_with_backbone(idle=True)
         return self.job_runner.busy or self._score_versions(idle=True) or self.adaptation.score_stalest(idle=True)
 
     def _rest(self) -> None:
@@ -225,12 +231,36 @@ class Daemon:
         for report in self.adaptation.after_step(assigned, held_out, step, measured):
             self._notify(report)
         self.state.account(assigned.batch, step, held_out | frozen)
-        if self.state.bad_in_a_row >= self.components.settings.learner.max_bad_batches:
+        is_rolled_back = self.state.bad_in_a_row >= self.components.settings.learner.max_bad_batches
+        if is_rolled_back:
             self._roll_back()
         self._publish(Phase.RUNNING, ready=True, step=step)
+        if not is_rolled_back:
+            self._remember(assigned, batch, step)
+        if step is not None:
+            self.comparison.add(batch, step)
         if step is not None and self.observer:
             self.observer.on_step(batch, step, self.board.read())
         return step
+
+    def _remember(self, assigned: AssignedBatch, trained: Batch, step: Step | None) -> None:
+        """history/: a point for the batch; `trained` is the part of it that the step was made from."""
+        outcome = BatchOutcome(
+            batch=assigned.batch,
+            shifts=assigned.shifts,
+            regimes=tuple(map(self.adaptation.numbers.get, assigned.slots)),
+            last_record=self.adaptation.records,
+            number=self.learner.number,
+            step=step,
+            refused=tuple(record.id for record in trained.records),
+        )
+        self.history.add(outcome, self.board.read())
+
+    def _compare_with_backbone(self, *, idle: bool) -> None:
+        """history/: the untouched backbone's loss of a record beside the model's, when time allows."""
+        pair = self.comparison.measure(idle=idle)
+        if pair is not None:
+            self.history.add_pair(pair)
 
     def _measure(self, assigned: AssignedBatch, frozen: Collection[int]) -> dict[int, float]:
         """Losses of the records at these indices, which are not trained on, in nats per learned token."""
@@ -297,7 +327,9 @@ class Daemon:
         return_freed_memory()
         self._saved_at = time.monotonic()
         written_at = datetime.fromisoformat(info.created_at).timestamp()
-        self.state.saved(SnapshotStatus(info.name, info.step, written_at), self._saved_at - started)
+        written = SnapshotStatus(info.name, info.step, written_at)
+        self.state.saved(written, self._saved_at - started)
+        self.history.add_snapshot(written, self.adaptation.records)
         _log.info(
             Event.SNAPSHOT_WRITTEN,
             name=info.name,
@@ -334,6 +366,7 @@ class Daemon:
         snapshot = self.components.store.newest()
         assert snapshot is not None, "a new run writes a snapshot before its first record"
         self.state = self.checkpoint.restore(snapshot)
+        self.comparison.clear()
         self._publish_versions_of(snapshot)
         self._publish(self._phase, ready=True)
 
@@ -387,8 +420,7 @@ class Daemon:
     def _dead_letter(self, batch: Batch, step: Step) -> None:
         _log.error(Event.UPDATE_REFUSED, step=step.number, refusal=step.refusal, records=len(batch.records))
         for record in batch.records:
-            message = f"the update of step {step.number} was refused: {step.refusal}"
-            self.checkpoint.dead_letters.send(record, Reason.NOT_FINITE_UPDATE, message)
+            self.checkpoint.dead_letters.send(record, Reason.NOT_FINITE_UPDATE, refusal_message(step))
 
     def _roll_back(self) -> None:
         """The weights themselves are suspect: restore the last snapshot, leave out the refused records, read on."""
@@ -402,6 +434,7 @@ class Daemon:
         refused = frozenset(self.state.refused_since_save)
         self.state = self.checkpoint.roll_back(snapshot, refused)
         self.state.rolled_back_to = snapshot.name
+        self.comparison.clear()
         self._publish_versions_of(snapshot)
         _log.warning(Event.ROLLED_BACK, to=snapshot.name, left_out=len(refused))
 

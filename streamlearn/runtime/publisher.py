@@ -8,6 +8,7 @@ from dataclasses import replace
 from streamlearn.adaptation.adaptation import Adaptation
 from streamlearn.adaptation.routed_input import AnsweredBy
 from streamlearn.events import Event, get_logger
+from streamlearn.history.history import History
 from streamlearn.learner.learner import Step
 from streamlearn.publish.adapter_publisher import AdapterPublisher
 from streamlearn.runtime.run_state import RunState
@@ -40,11 +41,17 @@ class Publisher:
     """Puts a new status on the board. Only the loop's thread calls it."""
 
     def __init__(
-        self, board: Board, source: Source, adaptation: Adaptation, versions: AdapterPublisher | None = None
+        self,
+        board: Board,
+        source: Source,
+        adaptation: Adaptation,
+        history: History,
+        versions: AdapterPublisher | None = None,
     ) -> None:
         self._board = board
         self._source = source
         self._adaptation = adaptation
+        self._history = history
         self._versions = versions
         self._throughput = Throughput()
         self._logged_at = 0.0
@@ -85,6 +92,7 @@ class Publisher:
             dead_letters=dict(state.reasons),
             update_refusals=state.refusals,
             adaptation=self._adaptation.status(),
+            history=self._history.status,
             publication=None if self._versions is None else self._versions.status,
             partitions=tuple(PartitionStatus(origin, position[origin], lag.get(origin)) for origin in position),
             snapshot=state.last_snapshot,

@@ -20,9 +20,11 @@ from streamlearn.openai_api.named_models import DEFAULT_NAME
 from streamlearn.serve import metrics, replies
 from streamlearn.serve.control_routes import ControlRoutes
 from streamlearn.serve.health import health_routes, require_ready
+from streamlearn.serve.history_view import HistoryView, history_view
 from streamlearn.serve.json_route import OrjsonRoute
 from streamlearn.serve.limits import require_at_most
 from streamlearn.serve.openai.routes import openai_routes
+from streamlearn.serve.page.page_routes import is_page_request, page_routes
 from streamlearn.serve.refusals import Refusals
 from streamlearn.serve.schemas import (
     JOB_ERRORS,
@@ -65,6 +67,9 @@ steps, before any job, and answers once it is durable. All need the bearer token
 the paths of OpenAI's API `{"error": {"message", "type", "param", "code"}}`."""
 
 _Responses = dict[int | str, dict[str, Any]]
+_Since = Annotated[
+    str | None, Query(max_length=64, description="The `cursor` of an earlier answer; without it, the whole history.")
+]
 _Layer = Annotated[str | None, Query(description="Any part of a layer's name; only matching layers are described.")]
 
 
@@ -102,7 +107,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        middleware=[*guards(settings, token, refusals.without_token), Middleware(HeadAsGet)],
+        middleware=[*guards(settings, token, refusals.without_token, is_page_request), Middleware(HeadAsGet)],
     )
     replies.install_error_handlers(app, retry_after_s=max(1, math.ceil(settings.queue_size * settings.eval_budget_s)))
     app.include_router(health_routes(board))
@@ -110,7 +115,7 @@ def create_app(
     app.include_router(_job_routes(board, jobs, settings, job_deadline_s))
     app.include_router(ControlRoutes(board, jobs, refusals, job_deadline_s).router)
     app.include_router(openai_routes(board, jobs, settings, clock, model_name, job_deadline_s))
-    app.include_router(_index_route(app))
+    app.include_router(page_routes(lambda: _list_endpoints(app)))
     _document_limits(app, settings)
     return app
 
@@ -164,6 +169,11 @@ def _monitoring_routes(
     async def read_shifts() -> Response:
         """Shifts of the stream, oldest first: onset, test statistic, regime entered, cost and result of its probe."""
         return OrjsonResponse(shifts_view(board.read()))
+
+    @routes.get("/v1/history", response_model=HistoryView, summary="Series along the stream")
+    async def read_history(since: _Since = None) -> Response:
+        """Loss beside the untouched backbone's, speed, lag, forgetting, dead letters and regimes along the stream."""
+        return OrjsonResponse(history_view(board.read().history, since))
 
     @routes.get("/v1/publication", response_model=PublicationView, summary="Published versions")
     async def read_publication() -> Response:
@@ -234,20 +244,14 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
     return routes
 
 
-def _index_route(app: FastAPI) -> APIRouter:
-    routes = APIRouter()
-
-    @routes.get("/", include_in_schema=False)
-    async def index() -> Response:
-        listed = [
-            f"{method.upper():5}{path:34}{operation['summary']}"
-            for path, methods in app.openapi()["paths"].items()
-            for method, operation in methods.items()
-        ]
-        lines = [f"streamlearn {__version__}", "", *listed, f"GET  {'/openapi.json':34}OpenAPI document", ""]
-        return Response("\n".join(lines), media_type="text/plain")
-
-    return routes
+def _list_endpoints(app: FastAPI) -> str:
+    """Every endpoint with its summary, one a line."""
+    listed = [
+        f"{method.upper():5}{path:34}{operation['summary']}"
+        for path, methods in app.openapi()["paths"].items()
+        for method, operation in methods.items()
+    ]
+    return "\n".join([f"streamlearn {__version__}", "", *listed, f"GET  {'/openapi.json':34}OpenAPI document", ""])
 
 
 def _prompt_of(body: PromptRequest) -> tuple[str | None, tuple[dict[str, Any], ...] | None, str | list[str] | None]:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from streamlearn.status.field_docs import FIELD_DOCS
+from streamlearn.status.history_status import HistoryStatus
 from streamlearn.status.publication_status import PublicationStatus
 from streamlearn.status.timing import Timing
 from streamlearn.stream.record import TopicPartition
@@ -254,6 +255,8 @@ class Status:
     adaptation: AdaptationStatus = AdaptationStatus()
     publication: PublicationStatus | None = None
     """None unless regimes are published."""
+    history: HistoryStatus = field(default_factory=HistoryStatus)
+    """The past of the run, at most one batch behind."""
     partitions: tuple[PartitionStatus, ...] = ()
     snapshot: SnapshotStatus | None = None
     step_seconds: Timing = field(default_factory=Timing)

@@ -37,6 +37,8 @@ class DeadLetteredRecord(NamedTuple):
 
     id: RecordId
     reason: Reason
+    message: str = ""
+    """For people; nothing of the record's content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,10 @@ class Batcher:
             closed.append(self._close())
         return closed
 
-    def add_dead_lettered(self, record: Record, reason: Reason) -> list[Batch]:
+    def add_dead_lettered(self, record: Record, reason: Reason, message: str = "") -> list[Batch]:
         """Add a record that became a dead letter; return the batch if this closes it."""
         self._order.append(record.id)
-        self._dead_lettered.append(DeadLetteredRecord(record.id, reason))
+        self._dead_lettered.append(DeadLetteredRecord(record.id, reason, message))
         return [self._close()] if len(self._dead_lettered) == MAX_DEAD_LETTERED else []
 
     @property

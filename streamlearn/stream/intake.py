@@ -190,6 +190,6 @@ class Intake:
         for record, outcome in decoded:
             if isinstance(outcome, RecordError):
                 self._dead_letters.send(record, outcome.reason, str(outcome))
-                self._closed.extend(self._batcher.add_dead_lettered(record, outcome.reason))
+                self._closed.extend(self._batcher.add_dead_lettered(record, outcome.reason, str(outcome)))
             else:
                 self._closed.extend(self._batcher.add(record, outcome))

@@ -113,6 +113,12 @@ class DaemonProcess:
         self._process.send_signal(signal.SIGCONT)
 
     @property
+    def pid(self) -> int:
+        """The process, which must have been started."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         """Whether the process was started and has not ended."""
         return self._process is not None and self._process.poll() is None

@@ -23,9 +23,10 @@ INDIRECT = {
     "lz4": "kafka-python",
     "python-snappy": "kafka-python",
     "zstandard": "kafka-python",
+    "uplot-python": "a browser, which the page has load its chart library",
 }
-"""Distributions of an extra that another package imports."""
-TESTED_MINOR = {"kafka-python", "peft", "uvicorn"}
+"""Distributions of an extra that another program imports."""
+TESTED_MINOR = {"kafka-python", "peft", "uplot-python", "uvicorn"}
 """Distributions whose internal interfaces are used."""
 
 
@@ -106,7 +107,8 @@ def test_every_distribution_of_an_extra_is_imported(distributions: dict[str, set
 @pytest.mark.parametrize("name", sorted(TESTED_MINOR))
 def test_internal_interfaces_are_capped_to_the_tested_minor_version(name: str) -> None:
     """The range admits the version that constraints.txt pins, and not the next minor version."""
-    [requirement] = [each for each in map(Requirement, project()["dependencies"]) if each.name == name]
+    declared = [project()["dependencies"], *project()["optional-dependencies"].values()]
+    [requirement] = {each for group in declared for each in map(Requirement, group) if each.name == name}
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     [pinned] = [Version(each.partition("==")[2]) for each in pins if canonicalize_name(each.partition("==")[0]) == name]
     assert requirement.specifier.contains(pinned)
@@ -127,4 +129,4 @@ def test_the_lgpl_extras_are_named() -> None:
     """The notice ships in every wheel."""
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
     assert "LGPL" in notice
-    assert all(name in notice for name in ("num2words", "crc32c"))
+    assert all(name in notice for name in ("num2words", "crc32c", "uplot-python"))

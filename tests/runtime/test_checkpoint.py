@@ -56,7 +56,8 @@ def recorded(
         "crash_guard": Recorded(durable.crash_guard, "crash_guard", calls, "passed"),
     }
     settings = components.settings
-    checkpoint = Checkpoint(components.model, replace(durable, **watched), settings, adapter_of(settings))
+    parts = components.model, replace(durable, **watched), settings, adapter_of(settings), components.history
+    checkpoint = Checkpoint(*parts)
     checkpoint.dead_letters = components.checkpoint.dead_letters
     checkpoint.reader = components.checkpoint.reader
     return checkpoint, calls

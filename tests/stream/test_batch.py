@@ -103,7 +103,7 @@ def test_every_record_is_in_one_batch_in_order(lengths: list[int]) -> None:
     records = records_of(lengths)
     batches = batches_of(MemorySource(records))
     assert [r for batch in batches for r in batch.records] == [r for r in records if r.value != b"-1"]
-    dead_lettered = [DeadLetteredRecord(r.id, Reason.EMPTY) for r in records if r.value == b"-1"]
+    dead_lettered = [DeadLetteredRecord(r.id, Reason.EMPTY, "made to fail") for r in records if r.value == b"-1"]
     assert [r for batch in batches for r in batch.dead_lettered] == dead_lettered
     in_runs = [(run.first_offset, run.next_offset) for batch in batches for run in batch.runs]
     assert [offset for first, after in in_runs for offset in range(first, after)] == list(range(len(records)))

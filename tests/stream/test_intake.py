@@ -79,10 +79,10 @@ def test_a_record_is_batched_or_dead_lettered() -> None:
     bench = Bench([3, BAD, 3, BAD, 3])
     first, last = bench.batches()
     assert first.records == (bench.records[0], bench.records[2])
-    assert first.dead_lettered == (DeadLetteredRecord(RecordId(ONE, 1), Reason.EMPTY),)
+    assert first.dead_lettered == (DeadLetteredRecord(RecordId(ONE, 1), Reason.EMPTY, "made to fail"),)
     assert (last.records, last.dead_lettered) == (
         (bench.records[4],),
-        (DeadLetteredRecord(RecordId(ONE, 3), Reason.EMPTY),),
+        (DeadLetteredRecord(RecordId(ONE, 3), Reason.EMPTY, "made to fail"),),
     )
     assert bench.sink.flushed == [DeadLetter(bench.records[offset], Reason.EMPTY, "made to fail") for offset in (1, 3)]
 
@@ -103,7 +103,7 @@ def test_a_given_up_record_is_not_decoded() -> None:
     bench = Bench([3, 3, 3], given_up={RecordId(ONE, 1): (Reason.NOT_FINITE_UPDATE, "refused before")})
     (batch,) = bench.batches()
     assert batch.records == (bench.records[0], bench.records[2])
-    assert batch.dead_lettered == (DeadLetteredRecord(RecordId(ONE, 1), Reason.NOT_FINITE_UPDATE),)
+    assert batch.dead_lettered == (DeadLetteredRecord(RecordId(ONE, 1), Reason.NOT_FINITE_UPDATE, "refused before"),)
     assert [(sent.record.offset, sent.reason) for sent in bench.sink.flushed] == [(1, Reason.NOT_FINITE_UPDATE)]
     assert RecordId(ONE, 1) not in bench.decoder.decoded
 

@@ -1,0 +1,203 @@
+"""Points, segments and their bounds; what a batch adds, and what a joined row keeps."""
+
+import math
+from dataclasses import replace
+
+from streamlearn.errors import Reason
+from streamlearn.history.backbone_pair import BackbonePair
+from streamlearn.history.history import (
+    MAX_DEAD_LETTERS,
+    MAX_MATRIX_REGIMES,
+    MAX_SNAPSHOTS,
+    POINT_LEVELS,
+    POINTS_PER_LEVEL,
+    SEGMENT_LEVELS,
+    SEGMENTS_PER_LEVEL,
+    History,
+)
+from streamlearn.status.history_status import RegimeSegment
+from streamlearn.status.status import AdaptationStatus, PartitionStatus, RequestCount, SnapshotStatus
+from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import TopicPartition
+from tests.history.outcomes import (
+    PER_BATCH,
+    STATUS,
+    TOPIC,
+    HandClock,
+    history_of,
+    outcome,
+    scored,
+    shift,
+    stepped,
+    unusable,
+)
+
+
+def extents(history: History) -> list[tuple[int, int, int]]:
+    """Regime, first and last record of each segment."""
+    return [(each.regime, each.first_record, each.last_record) for each in history.status.segments]
+
+
+def test_a_batch_is_a_point() -> None:
+    """Loss as a sum over learned tokens, times, and what was published after it."""
+    hand = HandClock()
+    history = History(hand.clock)
+    adaptation = AdaptationStatus(average_forgetting=0.25, backward_transfer=-0.5)
+    partitions = (PartitionStatus(TOPIC, 4, 7), PartitionStatus(TopicPartition("orders", 1), 4, 2))
+    history.add(outcome(1), replace(STATUS, adaptation=adaptation, partitions=partitions))
+    hand.now = 3.0
+    history.add(outcome(2), STATUS)
+    first, second = history.status.points
+    assert (first.stream.step, first.stream.record, first.stream.records) == (1, PER_BATCH, PER_BATCH)
+    assert (first.stream.loss_sum, first.stream.learned_tokens) == (3.0 * 11, 11)
+    assert (first.run.lag, first.run.average_forgetting, first.run.backward_transfer) == (9, 0.25, -0.5)
+    assert (first.run.elapsed_s, second.run.elapsed_s) == (0.5, 3.0)  # the first one's: its step's
+    assert (second.run.ended_at, second.run.lag) == (1_000_003.0, None)
+
+
+def test_a_refused_update_has_no_loss_and_its_records_are_dead_letters() -> None:
+    """By reason, with the message that the sink gets."""
+    history = History(HandClock().clock)
+    done = outcome(1, step=stepped(1, refusal="loss is inf"), refused=tuple(unusable(n).id for n in range(PER_BATCH)))
+    history.add(done, STATUS)
+    [point] = history.status.points
+    assert (point.stream.refusals, point.stream.tokens, point.stream.loss_sum) == (1, 0, 0.0)
+    assert point.stream.dead_letters == ((str(Reason.NOT_FINITE_UPDATE), PER_BATCH),)
+    newest = history.status.dead_letters[-1]
+    assert (newest.topic, newest.partition, newest.offset) == ("orders", 0, PER_BATCH - 1)
+    assert (newest.reason, newest.message) == ("not_finite_update", "the update of step 1 was refused: loss is inf")
+
+
+def test_requests_are_counted_from_batch_to_batch() -> None:
+    """The published counts are those of the process; a rollback in it counts none twice."""
+    history = History(HandClock().clock)
+    asked = replace(STATUS, requests=(RequestCount(True, "regime", 5), RequestCount(False, "backbone", 2)))
+    history.add(outcome(1), asked)
+    history.begin_again()
+    history.add(outcome(1), asked)
+    history.add(outcome(2), replace(asked, requests=(*asked.requests, RequestCount(False, "mean", 1))))
+    assert [(each.run.requests, each.run.unexplained) for each in history.status.points] == [(0, 0), (1, 1)]
+
+
+def test_memory_is_bounded_and_every_sum_stays_exact() -> None:
+    """Many more batches than there are points, with more regimes, dead letters and snapshots than are kept."""
+    num_batches = 5000
+    history = history_of(num_batches)
+    for number in range(2 * MAX_SNAPSHOTS):
+        history.add_snapshot(SnapshotStatus(f"{number:08d}", number, 1.0), number)
+    status = history.status
+    assert len(status.points) < POINTS_PER_LEVEL * 7 <= POINTS_PER_LEVEL * POINT_LEVELS
+    assert len(status.segments) <= SEGMENTS_PER_LEVEL * SEGMENT_LEVELS
+    assert (len(status.dead_letters), len(status.snapshots)) == (MAX_DEAD_LETTERS, MAX_SNAPSHOTS)
+    streams = [point.stream for point in status.points]
+    assert sum(each.batches for each in streams) == num_batches
+    assert sum(each.records for each in streams) == num_batches * PER_BATCH == streams[-1].record
+    learned = [stepped(number).learned_tokens for number in range(1, num_batches + 1)]
+    losses = [stepped(number).loss * stepped(number).learned_tokens for number in range(1, num_batches + 1)]
+    assert sum(each.learned_tokens for each in streams) == sum(learned)
+    assert math.fsum(each.loss_sum for each in streams) == math.fsum(losses)  # of whole numbers: not rounded
+    assert sum(dict(each.dead_letters).get("empty", 0) for each in streams) == num_batches // 7
+    assert sum(point.run.elapsed_s for point in status.points) == num_batches - 1 + 0.5
+    assert sum(segment.joined for segment in status.segments) == num_batches / 10
+
+
+def test_segments_follow_the_shifts() -> None:
+    """A shift begins one at its onset, within the batch; a split begins none."""
+    history = History(HandClock().clock)
+    history.add(outcome(1, shifts=(shift(1, 1),)), scored())
+    history.add(outcome(2, (1, 1, 2, 2), shifts=(shift(2, 7),)), scored(0.75))
+    history.add(outcome(3, (2, 3, 2, 3), shifts=(shift(3, 10, parent=2),)), scored(0.5, 0.25))
+    assert extents(history) == [(1, 1, 6), (2, 7, 12)]
+    ended, current = history.status.segments
+    assert (ended.records, ended.accuracy, ended.first_step, ended.last_step) == (((1, 6),), ((1, 0.75),), 1, 2)
+    assert (dict(current.records), current.accuracy) == ({2: 4, 3: 2}, ())
+
+
+def test_two_shifts_in_one_batch_make_two_segments() -> None:
+    """Unless both begin at the same record: then the first had none."""
+    history = History(HandClock().clock)
+    history.add(outcome(1, (1, 2, 3, 3), shifts=(shift(1, 1), shift(2, 2), shift(3, 3))), scored())
+    assert extents(history) == [(1, 1, 1), (2, 2, 2), (3, 3, 4)]
+    history.add(outcome(2, (5, 5, 5, 5), shifts=(shift(4, 5), shift(5, 5))), scored())
+    assert extents(history)[-2:] == [(3, 3, 4), (5, 5, 8)]
+
+
+def test_a_history_may_begin_within_a_segment() -> None:
+    """After a snapshot of a release that kept none."""
+    history = History(HandClock().clock)
+    history.add(outcome(9, (4, 4, 4, 4)), scored())
+    assert extents(history) == [(4, 33, 36)]
+
+
+def test_batches_of_dead_letters_only_have_no_length() -> None:
+    """They are points, and no segment grows."""
+    history = History(HandClock().clock)
+    history.add(outcome(1, shifts=(shift(1, 1),)), scored())
+    empty = outcome(2, (), last_record=PER_BATCH, step=None, batch=Batch((), (), (unusable(9),)))
+    history.add(empty, scored())
+    assert [point.stream.records for point in history.status.points] == [PER_BATCH, 0]
+    assert extents(history) == [(1, 1, PER_BATCH)]
+
+
+def test_joined_segments_have_the_longest_ones_regime() -> None:
+    """And the records of both, and the newer one's row of the matrix."""
+    history = history_of(10 * (SEGMENTS_PER_LEVEL + 1))
+    oldest = history.status.segments[0]
+    assert oldest == RegimeSegment(
+        regime=1,
+        first_record=1,
+        last_record=20 * PER_BATCH,
+        first_step=1,
+        last_step=20,
+        joined=2,
+        records=((1, 10 * PER_BATCH), (2, 10 * PER_BATCH)),
+        accuracy=((1, 0.5), (2, 0.25)),
+        revision=oldest.revision,
+    )
+
+
+def test_a_row_of_the_matrix_is_bounded() -> None:
+    """The regimes with the most records."""
+    history = History(HandClock().clock)
+    status = scored(*[0.5] * (MAX_MATRIX_REGIMES + 3))
+    first, *others = status.adaptation.regimes
+    fewest = (replace(first, records=1), *others)
+    history.add(outcome(1, shifts=(shift(1, 1),)), status)
+    history.add(outcome(2, shifts=(shift(2, 5),)), replace(status, adaptation=AdaptationStatus(regimes=fewest)))
+    row = dict(history.status.segments[0].accuracy)
+    assert len(row) == MAX_MATRIX_REGIMES
+    assert 1 not in row
+
+
+def test_a_comparison_with_the_backbone_belongs_to_the_newest_batch() -> None:
+    """Before the first batch there is nothing that it could belong to."""
+    history = History(HandClock().clock)
+    history.add_pair(BackbonePair(1, 5, 1.0, 2.0))
+    history.add(outcome(1), STATUS)
+    history.add_pair(BackbonePair(2, 10, 20.0, 30.0))
+    history.add_pair(BackbonePair(1, 5, 5.0, 15.0))
+    [point] = history.status.points
+    assert (point.run.sample_records, point.run.sample_tokens) == (3, 15)
+    assert (point.run.sample_loss_sum, point.run.backbone_loss_sum) == (25.0, 45.0)
+
+
+def test_revisions_never_decrease_along_a_series() -> None:
+    """So what changed after one is the end of each series; what is published stays as it was."""
+    history = history_of(400)
+    before = history.status
+    history.add(outcome(401), STATUS)
+    after = history.status
+    for rows in (after.points, after.segments, after.dead_letters):
+        revisions = [row.revision for row in rows]
+        assert revisions == sorted(revisions)
+    assert [point for point in after.points if point.revision > before.revision] == [after.points[-1]]
+    assert before.points[-1].stream.step == 400
+    assert history.status is after
+
+
+def test_a_snapshot_that_is_written_again_is_listed_once() -> None:
+    """The same step, for an operator's change."""
+    history = history_of(1)
+    for written_at in (1.0, 2.0):
+        history.add_snapshot(SnapshotStatus("00000001", 1, written_at), PER_BATCH)
+    assert [(mark.name, mark.written_at) for mark in history.status.snapshots] == [("00000001", 2.0)]

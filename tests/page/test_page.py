@@ -1,0 +1,209 @@
+"""What a person sees and does: figures, charts, layouts, accessibility, keyboard and the token."""
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.page.browser import Watched
+from tests.page.conftest import SLOW_MS
+from tests.page.watched_run import UNUSABLE, WatchedRun
+
+PAINTED = """(figures) => figures.map((figure) => {
+  const canvas = figure.querySelector("canvas");
+  if (canvas === null) return [figure.parentElement.id, []];
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const near = (at, rgb) => rgb.every((value, index) => Math.abs(data[at + index] - value) < 24) && data[at + 3] > 128;
+  const lines = [...figure.querySelectorAll(".legend line")];
+  const painted = lines.map((line) => {
+    const rgb = getComputedStyle(line).stroke.match(/[\\d.]+/g).slice(0, 3).map(Number);
+    let number = 0;
+    for (let at = 0; at < data.length; at += 4) if (near(at, rgb)) number += 1;
+    return number;
+  });
+  return [figure.parentElement.id, painted];
+})"""
+"""Pixels of each line of each chart in the colour of its legend."""
+
+OUTSIDE = """() => [...document.querySelectorAll("body *")]
+  .filter((each) => each.closest(".scroll, .marks, .skip, .hidden") === null && each.getClientRects().length > 0)
+  .filter((each) => each.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5)
+  .map((each) => each.outerHTML.slice(0, 120))"""
+"""Elements that reach beyond the right edge."""
+
+MERGED = """async (answers) => {
+  const { History } = await import("/page/history.js");
+  const history = new History();
+  return answers.map((answer) => {
+    history.merge(answer);
+    return [history.points.step, history.segments.map((each) => each.last_record), history.path];
+  });
+}"""
+"""What the page has after each answer of /v1/history, and what it asks for next."""
+
+FOCUSED = "() => document.activeElement.innerText || document.activeElement.id"
+
+
+def text_of(page: Page, selector: str) -> str:
+    """What an element shows, on one line."""
+    return " ".join(page.inner_text(selector).split())
+
+
+def show_all(page: Page) -> None:
+    """Scroll through the page, so that every chart is drawn."""
+    for figure in page.query_selector_all("figure.chart"):
+        figure.scroll_into_view_if_needed()
+        figure.wait_for_selector("canvas", state="attached")
+    page.wait_for_timeout(300)
+
+
+def test_it_shows_what_the_endpoints_say(watched: Watched, run: WatchedRun) -> None:
+    """Progress, each shift with its evidence, each regime, each dead letter, without a complaint of the browser."""
+    page, status = watched.page, run.get("v1/status")
+    assert f"Records trained {status['records_trained']}" in text_of(page, "#tiles")
+    for shift in run.get("v1/shifts")["shifts"][1:]:
+        row = text_of(page, f"#shift-table tbody tr:has-text('{shift['declared_at']}')")
+        evidence = (
+            f"{shift['statistic']:.2f}",
+            f"{shift['threshold']:.2f}",
+            f"{shift['declared_at'] - shift['onset']}",
+        )
+        assert all(figure in row.split() for figure in evidence)
+    regimes = run.get("v1/regimes")["regimes"]
+    assert page.locator("#regime-table tbody tr").count() == len(regimes) == 3
+    assert [f"{each['records']}" in text_of(page, "#regime-table") for each in regimes] == [True] * 3
+    assert page.locator("#dead-letters > div > .scroll tbody tr").count() == len(UNUSABLE)
+    assert [text_of(page, f"#ribbon li:nth-child({n}) [aria-hidden]") for n in (1, 2, 3, 4)] == ["1", "2", "3", "1"]
+    assert page.locator("#matrix tbody tr").count() == 4
+    assert watched.problems == []
+    assert watched.hosts == {"127.0.0.1"}
+
+
+def test_every_chart_draws_each_of_its_lines(watched: Watched) -> None:
+    """In the colour that the legend says."""
+    show_all(watched.page)
+    painted = dict(watched.page.eval_on_selector_all("figure.chart", PAINTED))
+    assert len(painted) == 7
+    assert {name: lines for name, lines in painted.items() if not lines or min(lines) < 20} == {}
+    assert watched.problems == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_it_fits_and_is_accessible(browser: Browser, run: WatchedRun, axe: str, width: int, scheme: Any) -> None:
+    """On a phone and on a large screen, by day and by night: nothing is cut off, and axe-core finds no violation."""
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    page = context.new_page()
+    page.set_default_timeout(SLOW_MS)
+    watched = Watched.of(page)
+    page.goto(run.url)
+    page.wait_for_selector("#shift-table tbody tr:nth-child(4)")
+    show_all(page)
+    assert page.evaluate(OUTSIDE) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.evaluate(axe)
+    found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
+    violations = {each["id"]: [node["html"][:200] for node in each["nodes"]] for each in found["violations"]}
+    assert len(found["passes"]) > 20
+    assert violations == {}
+    assert watched.problems == []
+    context.close()
+
+
+def test_everything_can_be_done_from_the_keyboard(watched: Watched, run: WatchedRun) -> None:
+    """Skip to the figures, open a question, decline it, and rename a regime with the token."""
+    page = watched.page
+    press = page.keyboard.press
+    press("Tab")
+    assert page.evaluate(FOCUSED) == "Skip to the figures"
+    press("Enter")
+    assert page.evaluate(FOCUSED).startswith("NOW") or page.evaluate("() => document.activeElement.id") == "now"
+    page.focus("#controls button")
+    press("Enter")
+    page.wait_for_selector("#confirm-dialog[open]")
+    press("Escape")
+    page.wait_for_selector("#confirm-dialog:not([open])", state="attached")
+    assert page.evaluate(FOCUSED) == "Pause"
+
+    page.focus("#regime-table button:has-text('Rename')")
+    press("Enter")
+    page.wait_for_selector("#confirm-dialog[open]")
+    page.focus("#confirm-field")
+    page.keyboard.type("animals")
+    press("Enter")
+    page.wait_for_selector("#token-dialog[open]")
+    page.keyboard.type(run.token)
+    press("Enter")
+    page.wait_for_selector("#regime-table tbody tr:has-text('animals')")
+    assert run.get("v1/regimes")["regimes"][0]["name"] == "animals"
+    assert watched.problems == []
+
+
+def test_the_token_is_asked_for_and_kept_in_memory_only(watched: Watched, run: WatchedRun) -> None:
+    """A wrong one is refused and asked for again; a reload forgets the right one."""
+    page = watched.page
+    page.click("text=Write snapshot")
+    page.fill("#token-field", "x" * 40)
+    page.click("text=Use this token")
+    page.wait_for_selector("text=does not accept this token")
+    page.fill("#token-field", run.token)
+    page.click("text=Use this token")
+    page.wait_for_selector("#notice:has-text('snapshot')")
+    assert text_of(page, "#notice").endswith("done.")
+    kept = page.evaluate("() => JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])")
+    assert run.token not in kept
+    assert page.context.cookies() == []
+    assert all(run.token not in url for url in watched.requests)
+    page.reload()
+    page.wait_for_selector("button:has-text('Enter token')")
+    assert page.locator("button:has-text('Forget token')").count() == 0
+
+
+def test_what_cannot_be_undone_is_asked_twice(watched: Watched, run: WatchedRun) -> None:
+    """Cancelling a drop sends nothing."""
+    page = watched.page
+    page.click("#regime-table tr:last-child button:has-text('Drop')")
+    page.wait_for_selector("text=is forgotten")
+    page.click("#confirm-no")
+    page.wait_for_timeout(200)
+    assert [url for url in watched.requests if url.endswith("/drop")] == []
+    assert len(run.get("v1/regimes")["regimes"]) == 3
+
+
+def test_the_experts_are_measured_when_asked(watched: Watched) -> None:
+    """A row for each regime, because each has experts of its own."""
+    page = watched.page
+    page.click("text=Measure the experts")
+    page.wait_for_selector("#experts tbody tr:nth-child(3)")
+    assert text_of(page, "#experts tbody").count("a bank of its own") == 3
+    assert watched.problems == []
+
+
+def history_answer(cursor: str, *, complete: bool, steps: list[int], batches: list[int], ends: list[int]) -> Any:
+    """An answer of /v1/history, with segments of ten records."""
+    segments = [{"regime": 1, "first_record": end - 9, "last_record": end} for end in ends]
+    points = {"step": steps, "batches": batches, "record": [8 * step for step in steps]}
+    return {
+        "cursor": cursor,
+        "complete": complete,
+        "points": points,
+        "segments": segments,
+        "dead_letters": [],
+        "snapshots": [],
+    }
+
+
+def test_changes_of_the_history_replace_what_they_overlap(watched: Watched) -> None:
+    """Rows from the first changed one on are replaced, rows before it stay, and a complete answer replaces all."""
+    answers = [
+        history_answer("a-1", complete=True, steps=[2, 3, 4], batches=[2, 1, 1], ends=[10, 20]),
+        history_answer("a-2", complete=False, steps=[4, 5], batches=[2, 1], ends=[20, 30]),
+        history_answer("a-2", complete=False, steps=[], batches=[], ends=[]),
+        history_answer("b-0", complete=True, steps=[], batches=[], ends=[]),
+    ]
+    assert watched.page.evaluate(MERGED, answers) == [
+        [[2, 3, 4], [10, 20], "/v1/history?since=a-1"],
+        [[2, 4, 5], [10, 20, 30], "/v1/history?since=a-2"],
+        [[2, 4, 5], [10, 20, 30], "/v1/history?since=a-2"],
+        [[], [], "/v1/history?since=b-0"],
+    ]

@@ -1,0 +1,136 @@
+"""The page's files: to whom, with which headers, and how little is sent twice."""
+
+import re
+from importlib.resources import files
+
+import httpx
+import pytest
+
+from streamlearn.serve.page import chart_library as library
+from streamlearn.serve.page.page_routes import PREFIX
+from tests.serve.doubles import AUTHORIZED, SETTINGS, Daemon
+
+STATIC = files("streamlearn.serve.page") / "static"
+OWN = sorted(each.name for each in STATIC.iterdir())
+SERVED = [name for name in OWN if name != "index.html"] + list(library.FILES)
+BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+EXTERNAL = re.compile(r"""(?:https?:)?//[\w.-]+\.\w+""")
+
+
+def directives(policy: str) -> dict[str, str]:
+    """The directives of a Content-Security-Policy."""
+    return {name: value for name, _, value in (each.strip().partition(" ") for each in policy.split(";"))}
+
+
+def test_a_browser_gets_the_page_and_a_program_the_list_of_endpoints(client: httpx.Client) -> None:
+    """Both at /, and a cache is told that the answer depends on who asks."""
+    page, listed = client.get("/", headers=BROWSER), client.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "<title>streamlearn</title>" in page.text
+    assert listed.headers["content-type"] == "text/plain; charset=utf-8"
+    assert "GET  /v1/status" in listed.text
+    assert "Accept" in page.headers["vary"]
+    assert "Accept" in listed.headers["vary"]
+
+
+@pytest.mark.parametrize("path", ["/", *(PREFIX + name for name in SERVED)])
+def test_every_file_has_the_headers_that_keep_foreign_code_out(client: httpx.Client, path: str) -> None:
+    """Scripts, styles and requests of this host only, no inline code, no frame around it."""
+    headers = client.get(path, headers=BROWSER).raise_for_status().headers
+    policy = directives(headers["content-security-policy"])
+    assert policy["default-src"] == policy["base-uri"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
+    assert {policy[f"{each}-src"] for each in ("script", "style", "connect", "img")} == {"'self'"}
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["cross-origin-opener-policy"] == headers["cross-origin-resource-policy"] == "same-origin"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "media_type"), [(".js", "text/javascript"), (".css", "text/css"), (".svg", "image/svg+xml")]
+)
+def test_every_file_is_served_with_its_type(client: httpx.Client, suffix: str, media_type: str) -> None:
+    """Browsers refuse a script or a style of another type."""
+    named = [name for name in SERVED if name.endswith(suffix)]
+    assert named
+    found = {client.get(PREFIX + name).raise_for_status().headers["content-type"].partition(";")[0] for name in named}
+    assert found == {media_type}
+
+
+@pytest.mark.parametrize("path", ["/", f"{PREFIX}main.js"])
+def test_what_a_browser_has_is_not_sent_again(client: httpx.Client, path: str) -> None:
+    """It asks with the ETag, and the answer has no body; a copy of another content is replaced."""
+    first = client.get(path, headers=BROWSER)
+    assert first.headers["cache-control"] == "no-cache"
+    again = client.get(path, headers={**BROWSER, "if-none-match": f'"another", {first.headers["etag"]}'})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"]
+    assert client.get(path, headers={**BROWSER, "if-none-match": '"another"'}).content == first.content
+
+
+def test_files_are_compressed_for_those_who_can_read_it(client: httpx.Client) -> None:
+    """With the same content and the same ETag."""
+    plain = client.get(f"{PREFIX}main.js", headers={"accept-encoding": "identity"})
+    packed = client.get(f"{PREFIX}main.js", headers={"accept-encoding": "gzip;q=1.0, br"})
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"])
+    assert packed.content == plain.content
+    assert packed.headers["etag"] == plain.headers["etag"]
+
+
+@pytest.mark.parametrize("name", ["nowhere.js", "index.html", "..%2fapp.py", "%2e%2e/app.py", "", "page_routes.py"])
+def test_nothing_else_is_served(client: httpx.Client, name: str) -> None:
+    """Neither a file beside the folder nor one that does not exist."""
+    answer = client.get(PREFIX + name)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+
+
+def test_the_page_needs_no_token_and_its_figures_do() -> None:
+    """A browser cannot send one while it opens a page; the page asks for it."""
+    daemon = Daemon(SETTINGS.model_copy(update={"require_token": True}))
+    with httpx.Client(base_url=f"http://127.0.0.1:{daemon.server.port}") as anonymous:
+        opened = [anonymous.get(path, headers=BROWSER).status_code for path in ("/", f"{PREFIX}main.js")]
+        refused = [
+            anonymous.get("/").status_code,
+            anonymous.get("/v1/status", headers=BROWSER).status_code,
+            anonymous.post("/", headers=BROWSER).status_code,
+            anonymous.post(f"{PREFIX}main.js", headers=BROWSER).status_code,
+        ]
+        allowed = anonymous.get("/v1/status", headers=AUTHORIZED).status_code
+    daemon.stop()
+    assert opened == [200, 200]
+    assert refused == [401, 401, 401, 401]
+    assert allowed == 200
+
+
+@pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
+def test_the_page_is_not_served_to_another_site(client: httpx.Client, headers: dict[str, str]) -> None:
+    """Neither under another name, as after DNS rebinding, nor to a foreign page."""
+    assert client.get("/", headers={**BROWSER, **headers}).status_code in (400, 403)
+
+
+@pytest.mark.parametrize("name", [name for name in OWN if not name.endswith(".svg")])
+def test_no_file_names_another_host(name: str) -> None:
+    """Nothing is fetched from elsewhere."""
+    assert EXTERNAL.findall((STATIC / name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")) == []
+
+
+def test_every_module_that_is_imported_is_there() -> None:
+    """And the page asks for no file that is not served."""
+    text = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in OWN)
+    named = set(re.findall(r'from "\./([\w.]+)"', text)) | set(re.findall(r'"/page/([\w.]+)"', text))
+    assert named <= set(SERVED)
+    assert {name for name in OWN if name.endswith((".js", ".css", ".svg"))} <= named
+
+
+def test_without_the_chart_library_the_page_still_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are empty then, so that the page can say what to install."""
+    monkeypatch.setattr(library, "DISTRIBUTION", "a-distribution-that-nobody-has")
+    daemon = Daemon()
+    with httpx.Client(base_url=f"http://127.0.0.1:{daemon.server.port}") as client:
+        found = [client.get(PREFIX + name) for name in library.FILES]
+    daemon.stop()
+    assert [(each.status_code, each.content) for each in found] == [(200, b""), (200, b"")]
