@@ -417,7 +417,7 @@ def test_a_job_past_its_deadline_is_cancelled() -> None:
 def test_openapi_describes_every_endpoint_and_the_index_lists_it(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
     paths = described["paths"]
-    reading = {"/v1/status", "/v1/regimes", "/v1/shifts", "/v1/publication", "/v1/snapshots"}
+    reading = {"/v1/status", "/v1/regimes", "/v1/shifts", "/v1/history", "/v1/publication", "/v1/snapshots"}
     jobs = {"/v1/experts", "/v1/eval", "/v1/generate", "/v1/route"}
     snapshots = {f"/v1/snapshots/{{name}}/{each}" for each in ("pin", "unpin", "rollback")}
     regimes = {f"/v1/regimes/{{number}}/{each}" for each in ("freeze", "unfreeze", "rename", "approve", "drop")}
