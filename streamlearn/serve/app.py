@@ -170,7 +170,12 @@ def _monitoring_routes(
         """Shifts of the stream, oldest first: onset, test statistic, regime entered, cost and result of its probe."""
         return OrjsonResponse(shifts_view(board.read()))
 
-    @routes.get("/v1/history", response_model=HistoryView, summary="Series along the stream")
+    @routes.get(
+        "/v1/history",
+        response_model=HistoryView,
+        summary="Series along the stream",
+        responses={422: JOB_ERRORS[422]},
+    )
     async def read_history(since: _Since = None) -> Response:
         """Loss beside the untouched backbone's, speed, lag, forgetting, dead letters and regimes along the stream."""
         return OrjsonResponse(history_view(board.read().history, since))
