@@ -11,7 +11,7 @@ import orjson
 import typer
 
 from streamlearn import __version__
-from streamlearn.commands import bench, regimes, snapshots
+from streamlearn.commands import bench, dead_letters, regimes, snapshots
 from streamlearn.commands.feed import feed
 from streamlearn.commands.options import ConfigOption, JsonOption, err, load_settings, out
 from streamlearn.errors import StreamlearnError, UsageError
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(snapshots.app, name="snapshots")
 app.add_typer(regimes.app, name="regimes")
+app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(bench.app, name="bench")
 
 
