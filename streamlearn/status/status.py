@@ -8,6 +8,7 @@ from types import MappingProxyType
 from streamlearn.status.field_docs import FIELD_DOCS
 from streamlearn.status.publication_status import PublicationStatus
 from streamlearn.status.timing import Timing
+from streamlearn.status.tracker_status import TrackerStatus
 from streamlearn.stream.record import TopicPartition
 
 
@@ -245,6 +246,8 @@ class Status:
     """Prequential loss of the last batch, nats per token."""
     loss_smoothed: float | None = None
     """Prequential loss smoothed over recent batches, nats per token."""
+    learning_rate: float | None = None
+    """Learning rate of the newest update, after the warm-up and before the decay by each expert's own updates."""
     dead_letters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Unusable records, by reason."""
     update_refusals: int = 0
@@ -252,6 +255,8 @@ class Status:
     adaptation: AdaptationStatus = AdaptationStatus()
     publication: PublicationStatus | None = None
     """None unless regimes are published."""
+    trackers: tuple[TrackerStatus, ...] = ()
+    """Experiment trackers."""
     partitions: tuple[PartitionStatus, ...] = ()
     snapshot: SnapshotStatus | None = None
     step_seconds: Timing = field(default_factory=Timing)
