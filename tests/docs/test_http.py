@@ -8,8 +8,8 @@ from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.metrics import exposition, registry
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.publication_status import PublicationStatus
-from streamlearn.status.tracker_status import TrackerStatus
 from streamlearn.status.status import Phase, Status
+from streamlearn.status.tracker_status import TrackerStatus
 from tests.docs.markdown import ROOT
 from tests.docs.place import Place
 
