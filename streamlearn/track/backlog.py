@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 from streamlearn.track.sample import Sample
 
 MAX_SAMPLES = 2_000
-"""At most so many wait; then every other one is dropped, so that a long outage leaves a coarser series, not a gap."""
+"""When more wait, every other one is dropped, and of later ones too: a long outage leaves a coarser series, not a gap."""
 _MAX_NOTES = 200
 
 
@@ -18,6 +19,10 @@ class Backlog:
         self._lock = threading.Lock()
         self._samples: list[Sample] = []
         self._taken = 0
+        self._every = 1
+        self._count = 0
+        self._carried: Sample | None = None
+        """Dropped since the last one that was kept: its notes and rewinds go to the next one."""
         self.dropped = 0
         """Samples whose points were dropped."""
         self.added = threading.Event()
@@ -29,7 +34,13 @@ class Backlog:
     def add(self, sample: Sample) -> None:
         """Append one; never blocks on anything but another `add` or `take`."""
         with self._lock:
-            self._samples.append(sample)
+            if not self._samples:
+                self._every, self._count = 1, 0
+            if self._count % self._every:
+                self._drop(sample)
+            else:
+                self._samples.append(self._with_carried(sample))
+            self._count += 1
             if len(self._samples) > self._max_samples:
                 self._thin()
         self.added.set()
@@ -47,12 +58,23 @@ class Backlog:
             self._taken = 0
 
     def _thin(self) -> None:
-        """Drop every other sample that is not being written; its notes and rewinds go to the next one."""
-        waiting = self._samples[self._taken :]
-        kept = []
-        for first, second in zip(waiting[0::2], waiting[1::2], strict=False):
-            merged = first.without_points(second)
-            kept.append(Sample(merged.step, merged.at, merged.points, merged.notes[-_MAX_NOTES:], merged.rewound_to))
-        kept += waiting[len(waiting) & ~1 :]
-        self.dropped += len(waiting) - len(kept)
+        """Drop every other sample that is not being written, and let half as many in."""
+        waiting, kept = self._samples[self._taken :], []
+        for number, sample in enumerate(waiting):
+            if number % 2:
+                self._drop(sample)
+            else:
+                kept.append(self._with_carried(sample))
         self._samples[self._taken :] = kept
+        self._every *= 2
+
+    def _drop(self, sample: Sample) -> None:
+        self.dropped += 1
+        self._carried = self._with_carried(sample)
+
+    def _with_carried(self, sample: Sample) -> Sample:
+        carried, self._carried = self._carried, None
+        if carried is None:
+            return sample
+        merged = carried.without_points(sample)
+        return replace(merged, notes=merged.notes[-_MAX_NOTES:])

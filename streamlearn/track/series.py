@@ -61,9 +61,9 @@ class SeriesReader:
         """Those that were not read; at the start and after a rewind, those of later steps."""
         if self._shifts is None:
             self._shifts = {(each.kind, each.number) for each in adaptation.shifts if each.step <= self._since}
-        found = [each for each in adaptation.shifts if (each.kind, each.number) not in self._shifts]
+        new = [each for each in adaptation.shifts if (each.kind, each.number) not in self._shifts]
         self._shifts = {(each.kind, each.number) for each in adaptation.shifts}
-        return found
+        return [each for each in new if each.kind != "inputs" or each.previous is not None]  # not the first regime
 
 
 def described(shift: ShiftStatus) -> str:
