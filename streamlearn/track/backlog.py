@@ -7,7 +7,7 @@ from dataclasses import replace
 from streamlearn.track.sample import Sample
 
 MAX_SAMPLES = 2_000
-"""When more wait, every other one is dropped, and of later ones too: a long outage leaves a coarser series, not a gap."""
+"""When more wait, every other one is dropped, of later ones too: a long outage leaves a coarser series, not a gap."""
 _MAX_NOTES = 200
 
 
