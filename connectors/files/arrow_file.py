@@ -24,7 +24,7 @@ class ArrowFile:
         """
         self.path = path
         self._arrow = pyarrow()
-        self._ipc = pyarrow("pyarrow.ipc")
+        self._ipc = self._arrow.ipc
         self.fraction = 0.0
         with self._opened() as (_, reader):
             self._schema = reader.schema

@@ -1,6 +1,5 @@
 """Arrow record batches as rows, and what Hugging Face datasets note in an Arrow schema."""
 
-import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,18 @@ SLICE_ROWS = 256
 """Rows that are turned into Python values at a time."""
 
 
-def pyarrow(module: str = "pyarrow") -> Any:
-    """Import a module of pyarrow.
+def pyarrow() -> Any:
+    """Import pyarrow, with its modules for IPC and Parquet.
 
     Raises:
         UsageError: the extra is not installed.
     """
     try:
-        return importlib.import_module(module)
+        import pyarrow.ipc  # noqa: PLC0415 - an optional dependency
+        import pyarrow.parquet  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise UsageError("Parquet and Arrow files need package pyarrow: pip install 'streamlearn[parquet]'") from error
+    return pyarrow
 
 
 def rows_of(path: Path, batches: Iterable[Any], schema: Any) -> Iterator[Row]:

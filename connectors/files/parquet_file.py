@@ -21,7 +21,7 @@ class ParquetFile:
         """
         self.path = path
         self._arrow = pyarrow()
-        self._parquet = pyarrow("pyarrow.parquet")
+        self._parquet = self._arrow.parquet
         self._read = 0
         with self._open() as file:
             self._schema = file.schema_arrow

@@ -4,7 +4,6 @@ A file begins with the version of the format. A START of the session says that e
 void, so a run that went back leaves no points of what was undone.
 """
 
-import importlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,9 +29,7 @@ class TensorBoardTracker:
         """
         self._folder = folder
         self._wall = wall
-        self._records = _library("tensorboardX.record_writer")
-        self._events = _library("tensorboardX.proto.event_pb2")
-        self._summary = _library("tensorboardX.summary")
+        self._records, self._events, self._summary = _library()
         self._writer: Any = None
         self._num_files = 0
 
@@ -85,10 +82,12 @@ class TensorBoardTracker:
                 raise TrackError(f"{self._folder} must be writable: {error.strerror or error}") from error
 
 
-def _library(module: str) -> Any:
+def _library() -> tuple[Any, Any, Any]:
     try:
-        return importlib.import_module(module)
+        from tensorboardX import record_writer, summary  # noqa: PLC0415 - an optional dependency
+        from tensorboardX.proto import event_pb2  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ConfigError(
             "track.tensorboard needs package tensorboardX: pip install 'streamlearn[tensorboard]', or remove the key"
         ) from error
+    return record_writer, event_pb2, summary

@@ -1,6 +1,7 @@
 """Event files, read back record by record."""
 
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,7 @@ def test_a_failed_write_begins_another_file(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_without_the_extra_the_message_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr("streamlearn.track.tensorboard.importlib.import_module", missing)
+    for module in ("tensorboardX", "tensorboardX.proto"):
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=r"pip install 'streamlearn\[tensorboard\]'"):
         TensorBoardTracker(tmp_path, lambda: 17.0)

@@ -1,8 +1,8 @@
 """Every format has the same rows, again and again, and says where a damaged one is."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -114,11 +114,8 @@ def test_class_labels_become_their_names(tmp_path: Path) -> None:
 
 def test_without_pyarrow_the_message_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_parquet(tmp_path / "rows.parquet")
-
-    def missing(name: str) -> Any:
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr("connectors.files.arrow_rows.importlib.import_module", missing)
+    for module in ("pyarrow", "pyarrow.ipc", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UsageError, match=r"pip install 'streamlearn\[parquet\]'"):
         open_file(path)
 
