@@ -71,6 +71,15 @@ class LineReader:
                 "or replaced. Restore the original, or start over with --fresh"
             )
 
+    @property
+    def fraction(self) -> float:
+        """Share of the file that was read, 0 to 1; of the compressed bytes if it is gzip."""
+        if self._stream.closed:
+            return 1.0
+        raw = self._stream.fileobj if isinstance(self._stream, gzip.GzipFile) else self._stream
+        size = os.fstat(self._stream.fileno()).st_size
+        return float(raw.tell() / size) if size and raw is not None else 1.0
+
     def check_identity(self) -> None:
         """Check that the path still names the open file, and that the file was not truncated.
 

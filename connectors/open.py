@@ -1,9 +1,19 @@
 """Opening of the configured connectors."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
+from connectors.dead_letter_file import read_file
 from connectors.dead_letters import FileDeadLetters
 from connectors.jsonl import JsonlSource
+from connectors.jsonl_target import JsonlTarget
+from connectors.kafka.dead_letter_log import KafkaDeadLetterLog
 from connectors.kafka.dead_letters import KafkaDeadLetters
+from connectors.kafka.replay import KafkaTarget, TopicReplayer
 from connectors.kafka.source import KafkaSource
+from connectors.replay import LedgerReplayer, Replayer
+from connectors.replay_ledger import ReplayLedger
+from connectors.stored_dead_letter import StoredDeadLetter
 from streamlearn.settings import Settings, SourceSettings
 from streamlearn.stream.source import DeadLetters, Source
 
@@ -28,4 +38,49 @@ def open_dead_letters(settings: Settings) -> DeadLetters:
     if settings.dead_letters.topic is not None:
         assert settings.source.kafka is not None, "the settings refuse a topic without a cluster"
         return KafkaDeadLetters(settings.source.kafka, settings.dead_letters.topic)
-    return FileDeadLetters(settings.dead_letters.file or settings.state / "dead_letters.jsonl")
+    return FileDeadLetters(_file(settings))
+
+
+def read_dead_letters(settings: Settings) -> Iterator[StoredDeadLetter]:
+    """Yield every dead letter in the configured topic or file; safe beside a running daemon.
+
+    Raises:
+        DeadLetterError: they cannot be read.
+        SourceError: the cluster cannot be used.
+    """
+    if settings.dead_letters.topic is None:
+        yield from read_file(_file(settings))
+        return
+    assert settings.source.kafka is not None, "the settings refuse a topic without a cluster"
+    log = KafkaDeadLetterLog(settings.source.kafka, settings.dead_letters.topic)
+    try:
+        yield from log.read()
+    finally:
+        log.close()
+
+
+def open_replayer(settings: Settings) -> Replayer:
+    """Open what puts dead letters back into the configured source.
+
+    Raises:
+        UsageError: the source does not allow it.
+        DeadLetterError: another process replays, or what became of an earlier replay cannot be known.
+        SourceError: the cluster cannot be used.
+    """
+    kafka = settings.source.kafka
+    if settings.dead_letters.topic is not None:
+        assert kafka is not None, "the settings refuse a topic without a cluster"
+        return TopicReplayer(kafka, settings.dead_letters.topic)
+    ledger = ReplayLedger(settings.state / "replayed.jsonl")
+    try:
+        if kafka is not None:
+            return LedgerReplayer(ledger, KafkaTarget(kafka, kafka.group_id))
+        assert settings.source.jsonl is not None, "the settings name exactly one source"
+        return LedgerReplayer(ledger, JsonlTarget(settings.source.jsonl.path))
+    except BaseException:
+        ledger.close()
+        raise
+
+
+def _file(settings: Settings) -> Path:
+    return settings.dead_letters.file or settings.state / "dead_letters.jsonl"

@@ -8,6 +8,7 @@
     │       └── RegimeBusyError       the stream is entering a regime; retry later               exit 75
     ├── SourceError                   the stream cannot be read; restart later                   exit 74
     │   ├── OffsetGapError            untrained records were deleted; the operator decides       exit 74
+    │   ├── RowError                  a row of a file cannot become a record; it is corrected    exit 74
     │   └── CredentialsError          the operator replaces a certificate, key or password       exit 78
     ├── DeadLetterError               unusable records cannot be set aside; the daemon stops     exit 74
     ├── SnapshotError                 state cannot be written or read                            exit 74
@@ -22,6 +23,7 @@
     ├── UnknownRegimeError            a client's request fails; it names another regime          -
     ├── LayerError                    a client's request fails; it corrects the layer's name     -
     ├── PublishingStoppedError        the daemon stops; tested again after the next start        -
+    ├── TrackError                    an experiment tracker is not written; tried again          -
     ├── ReplicaAwayError              a model server does not answer; asked again later          -
     ├── ReplicaRefusedError           a model server refuses an adapter; shown in the status     -
     └── RunFailedError                runs of a bench command failed; the message lists them       exit 1

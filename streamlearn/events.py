@@ -68,6 +68,8 @@ class Event(StrEnum):
     REPLICA_REACHED = "replica_reached"
     REPLICA_LOST = "replica_lost"
     REPLICA_REFUSED = "replica_refused"
+    TRACKING_FAILED = "tracking_failed"
+    TRACKING_RECOVERED = "tracking_recovered"
     GATEWAY_STARTED = "gateway_started"
     GATEWAY_STOPPED = "gateway_stopped"
     PUBLICATION_TAKEN_UP = "publication_taken_up"

@@ -16,9 +16,9 @@ from connectors.kafka.clients import (
     is_reachable,
     new_consumer,
     new_producer,
-    to_kafka,
 )
 from connectors.kafka.cluster import Cluster
+from connectors.kafka.topic_reader import beginning_offsets, end_offsets, read_between
 from streamlearn.errors import CredentialsError, DeadLetterError, SourceError
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import RecordId, TopicPartition
@@ -27,12 +27,11 @@ from streamlearn.stream.source import DeadLetter
 _BOOTSTRAP_S = 30.0
 _RECONNECT_S = 10.0
 """Timeout of a reconnection, during which training waits."""
-_POLL_MS = 500
 _OPERATIONS = (ACLOperation.READ, ACLOperation.WRITE)  # READ: after an outage the topic is read for what arrived
 _MAX_UNACKNOWLEDGED = 1_000
 """Number of unacknowledged dead letters that triggers a `flush`."""
 _MAX_REQUEST_BYTES = 64 << 20  # the topic's own max.message.bytes decides, not the client
-_NO_VALUE = PREFIX + "value.absent"
+NO_VALUE = PREFIX + "value.absent"
 """Marks a record without key and value. kafka-python cannot send such a message, so its value is empty."""
 
 
@@ -141,7 +140,7 @@ class KafkaDeadLetters:
         headers = own_headers(record) + [(name, value.encode()) for name, value in headers_of(dead_letter).items()]
         value = record.value
         if value is None and record.key is None:
-            headers.append((_NO_VALUE, b"true"))
+            headers.append((NO_VALUE, b"true"))
             value = b""
         try:
             self._sent.append(self._producer.send(self._topic, value, key=record.key, headers=headers))
@@ -172,36 +171,21 @@ class KafkaDeadLetters:
             self._produce(dead_letter)
 
     def _end_offsets(self) -> dict[TopicPartition, int]:
-        ends = self._reader.end_offsets([to_kafka(origin) for origin in self._partitions])
-        return {origin: ends[to_kafka(origin)] for origin in self._partitions}
+        return end_offsets(self._reader, self._partitions)
 
     def _starts(self, mark: Mapping[str, Any] | None) -> dict[TopicPartition, int]:
         """The offset to read each partition from: the mark, if the log still holds it."""
-        begins = self._reader.beginning_offsets([to_kafka(origin) for origin in self._partitions])
+        begins = beginning_offsets(self._reader, self._partitions)
         marked = dict(mark["ends"]) if mark is not None and mark.get("topic") == self._topic else {}
         starts = {}
         for origin in self._partitions:
-            begin, start = begins[to_kafka(origin)], marked.get(origin.partition, 0)
+            begin, start = begins[origin], marked.get(origin.partition, 0)
             starts[origin] = start if begin <= start <= self._ends[origin] else begin
         return starts
 
     def _read(self, starts: Mapping[TopicPartition, int]) -> Iterator[Any]:
-        """Yield every message from `starts` to the known ends."""
-        unread = {
-            to_kafka(origin): self._ends[origin] for origin, start in starts.items() if start < self._ends[origin]
-        }
-        self._reader.assign(list(unread))
-        for partition in unread:
-            self._reader.seek(partition, starts[TopicPartition(*partition)])
-        remaining_ms = self._settings.request_timeout_ms
-        while unread:
-            messages = self._reader.poll(timeout_ms=_POLL_MS)
-            for batch in messages.values():
-                yield from batch
-            remaining_ms = self._settings.request_timeout_ms if messages else remaining_ms - _POLL_MS
-            if remaining_ms <= 0:
-                raise KafkaError(f"no message for {self._settings.request_timeout_ms} ms before the end of the topic")
-            unread = {partition: end for partition, end in unread.items() if self._reader.position(partition) < end}
+        """Every message from `starts` to the known ends."""
+        return read_between(self._reader, starts, self._ends, timeout_ms=self._settings.request_timeout_ms)
 
     def _fail(self, what: str, error: Exception) -> DeadLetterError:
         """Note the failure and return the error to raise."""

@@ -11,7 +11,8 @@ import orjson
 import typer
 
 from streamlearn import __version__
-from streamlearn.commands import bench, regimes, snapshots
+from streamlearn.commands import bench, dead_letters, regimes, snapshots
+from streamlearn.commands.feed import feed
 from streamlearn.commands.options import ConfigOption, JsonOption, err, load_settings, out
 from streamlearn.errors import StreamlearnError, UsageError
 from streamlearn.events import configure_logging
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(snapshots.app, name="snapshots")
 app.add_typer(regimes.app, name="regimes")
+app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(bench.app, name="bench")
 
 
@@ -107,29 +109,7 @@ def run(
     gc.freeze()  # otherwise the interpreter's last collection walks all imported modules: 1.7 s on every stop
 
 
-@app.command()
-def feed(
-    file: Annotated[
-        Path, typer.Argument(help="JSONL file, gzip if the name ends in .gz.", exists=True, dir_okay=False)
-    ],
-    topic: Annotated[str, typer.Option(help="Topic to write to; it must exist.", metavar="NAME")],
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", help="Use the cluster in source.kafka of this file.", metavar="FILE"),
-    ] = None,
-    bootstrap_servers: Annotated[
-        str | None,
-        typer.Option(help="Brokers without TLS on this machine, instead of --config.", metavar="HOST:PORT"),
-    ] = None,
-) -> None:
-    """Write a JSONL file to a Kafka topic, one record per line.
-
-    Returns once all in-sync replicas have acknowledged every record.
-    """
-    from streamlearn.commands.feed import cluster_of, send_file  # noqa: PLC0415
-
-    num_sent = send_file(file, topic, cluster_of(config, bootstrap_servers), console=err)
-    out.print(f"{num_sent} records acknowledged by {topic}", markup=False, highlight=False)
+app.command()(feed)
 
 
 @app.command("eval")

@@ -1,48 +1,93 @@
-"""The feed command: the lines of a JSONL file as records of a Kafka topic."""
+"""The feed command: files as records of a Kafka topic."""
 
+import threading
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ValidationError
-from rich.console import Console
-from rich.progress import Progress
+import typer
 
-from connectors.kafka.feed import feed
-from connectors.lines import read_lines
-from streamlearn.errors import UsageError
-from streamlearn.settings import KafkaSettings, load
+from streamlearn.commands.options import err, out
+from streamlearn.runtime.signals import StopSignals
+
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+_COLUMN = "COLUMN|TEMPLATE"
 
 
-def cluster_of(config: Path | None, bootstrap_servers: str | None) -> KafkaSettings:
-    """The cluster to write to, from a configuration file or from broker addresses.
+def feed(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="JSONL, CSV or TSV (gzip if the name ends in .gz), Parquet, Arrow, or the folder of a data set.",
+            exists=True,
+        ),
+    ],
+    topic: Annotated[str, typer.Option(help="Topic to write to; it must exist.", metavar="NAME")],
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="Use the cluster in source.kafka of this file.", metavar="FILE"),
+    ] = None,
+    bootstrap_servers: Annotated[
+        str | None,
+        typer.Option(help="Brokers without TLS on this machine, instead of --config.", metavar="HOST:PORT"),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="Column of the prompt, or text with columns in braces: '{title}: {body}'.", metavar=_COLUMN),
+    ] = None,
+    completion: Annotated[str | None, typer.Option(help="The same for the completion.", metavar=_COLUMN)] = None,
+    text: Annotated[str | None, typer.Option(help="The same for plain text.", metavar=_COLUMN)] = None,
+    messages: Annotated[str | None, typer.Option(help="Column of the chat messages.", metavar="COLUMN")] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Column of the image or images, beside a prompt or messages.", metavar="COLUMN")
+    ] = None,
+    meta: Annotated[
+        list[str] | None,
+        typer.Option(help="Column to pass through unread, in `meta`; may be repeated.", metavar="COLUMN"),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split of a folder that has several, such as train.", metavar="NAME")
+    ] = None,
+    delimiter: Annotated[str | None, typer.Option(help="What separates the cells of CSV.", metavar="CHARACTER")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Records per second. As fast as possible if absent.", min=1e-3, metavar="N")
+    ] = None,
+    loop: Annotated[bool, typer.Option("--loop", help="Begin again at the end, until Ctrl-C or --records.")] = False,
+    records: Annotated[int | None, typer.Option(help="Number of records to send.", min=1, metavar="N")] = None,
+    skip: Annotated[int, typer.Option(help="Number of records to leave out first.", min=0, metavar="N")] = 0,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Leave out and count rows that cannot become a record.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and check everything; send nothing.")] = False,
+) -> None:
+    """Write files to a Kafka topic, one record per line or row.
 
-    Raises:
-        UsageError: none or both were given, a broker is not on this machine, or there is no source.kafka.
-        ConfigError: the configuration cannot be used.
+    Returns once all in-sync replicas have acknowledged every record. Without a mapping, lines of JSONL are sent as they
+    stand, and columns of other files are taken if they are named like a record's fields. Ctrl-C waits for the
+    acknowledgements of what was sent.
     """
-    if config is None and bootstrap_servers is None:
-        raise UsageError("feed needs a cluster to write to: add --config FILE or --bootstrap-servers HOST:PORT")
-    if config is not None and bootstrap_servers is not None:
-        raise UsageError("--config and --bootstrap-servers both name a cluster: keep one")
-    if config is None:
-        try:
-            return KafkaSettings(bootstrap_servers=bootstrap_servers, topics=("unused",), security_protocol="PLAINTEXT")
-        except ValidationError as error:
-            raise UsageError(
-                f"--bootstrap-servers: expected brokers on this machine, since it connects without TLS, found "
-                f"{bootstrap_servers}; use --config FILE for any other cluster"
-            ) from error
-    kafka = load(config).source.kafka
-    if kafka is None:
-        raise UsageError(f"{config} has no source.kafka, but feed writes to a Kafka topic: add --bootstrap-servers")
-    return kafka
+    from streamlearn.commands import feeding  # noqa: PLC0415 - not needed for --help
+
+    named = {"prompt": prompt, "completion": completion, "text": text, "messages": messages, "image": image}
+    fields = {field: column for field, column in named.items() if column is not None}
+    options = feeding.FileOptions(fields, tuple(meta or ()), split, delimiter, skip_bad_rows)
+    portion = feeding.Portion(rate, loop, records, skip)
+    if dry_run:
+        _say(*feeding.preview(feeding.open_records(file, options), portion))
+        return
+    cluster = feeding.cluster_of(config, bootstrap_servers)
+    opened = feeding.open_records(file, options)
+    stop = threading.Event()
+    signals = StopSignals()
+    signals.call_on_signal(lambda _: stop.set())
+    with signals.installed():
+        result = feeding.send(opened, portion, topic, cluster, stop=stop, console=err)
+    _say(feeding.summary(result, topic, opened))
+    if stop.is_set() and not loop:
+        _say(f"interrupted: go on with --skip {skip + result.acknowledged}")
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def send_file(file: Path, topic: str, cluster: KafkaSettings, *, console: Console) -> int:
-    """Send every line, with a progress bar on `console`, and return the number of acknowledged records.
-
-    Raises:
-        SourceError: the file or the cluster cannot be used.
-    """
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(f"{file.name} to {topic}", total=sum(1 for _ in read_lines(file)))
-        return feed(cluster, topic, read_lines(file), report=lambda sent: progress.update(task, completed=sent))
+def _say(*lines: str) -> None:
+    for line in lines:
+        out.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -86,6 +86,8 @@ def _train(
     try:
         daemon = Daemon(components, board, jobs, observer=display)
         signals.call_on_signal(daemon.stop)
+        if components.trackers is not None:
+            components.trackers.start(board)
         daemon.run()
         display.close()
         seconds = round(time.monotonic() - started, 1)

@@ -372,11 +372,13 @@ class Learner:
             self.stages.apply(self.optimizer.active, frozenset(bank.name for bank in self.banks))
         if self.path is not None:
             self.path.before()
-        self.optimizer.step(self._learning_rate())
+        self.optimizer.step(self.learning_rate)
         if self.path is not None:
             self.path.after([p.grad for bank in self.banks for p in (bank.A, bank.B)], scale=clipped)
 
-    def _learning_rate(self) -> float:
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the newest update, after the warm-up and before the decay by each expert's own updates."""
         warmup = self._settings.warmup_steps
         return self.lr * min(1.0, self.updates / warmup if warmup else 1.0)
 

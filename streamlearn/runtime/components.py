@@ -36,6 +36,8 @@ from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.snapshot import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status.board import Clock
+from streamlearn.track import open_trackers as tracking
+from streamlearn.track.track_file import forget_run as forget_tracked_run
 
 _log = get_logger("daemon")
 
@@ -59,6 +61,7 @@ class Components:
         self.settings = settings = with_defaults(settings, is_vision=shape.is_vision, per_regime=config.per_regime)
         check(config, shape.linears, shape.tower_linears)
         publishing.check(settings, config, shape)
+        tracking.check(settings)
         with ExitStack() as opened:  # closes what was opened when a later check fails
             opened.enter_context(StateLock(settings.state))
             self._open(opened, config, shape, fresh=fresh, accept=accept_config_change, clock=clock)
@@ -89,6 +92,7 @@ class Components:
             self.journal.rewind(to_step=0)
             self.crash_guard.forget()
             publishing.forget_run(settings.state)
+            forget_tracked_run(settings.state)
             self._forget_controls(controls.state)
         else:
             self._finish_rollback(controls.state)
@@ -105,6 +109,9 @@ class Components:
         self.publisher = publishing.open_publisher(settings, config, shape, self.learner, tokenizer)
         if self.publisher is not None:
             opened.enter_context(closing(self.publisher))
+        self.trackers = tracking.open_trackers(settings)
+        if self.trackers is not None:
+            opened.enter_context(closing(self.trackers))
         sink = opened.enter_context(closing(open_dead_letters(settings)))
         self.source = opened.enter_context(closing(open_source(settings.source)))
         decoding = None

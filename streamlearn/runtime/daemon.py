@@ -88,7 +88,14 @@ class Daemon:
             pack_tokens=components.settings.stream.batch_tokens,
         )
         self.degradation = Degradation(components.settings.snapshot.max_age_s)
-        self._publisher = Publisher(board, components.source, components.adaptation, self.history, components.publisher)
+        self._publisher = Publisher(
+            board,
+            components.source,
+            components.adaptation,
+            self.history,
+            components.publisher,
+            components.trackers,
+        )
         self._stop_reason: str | None = None
         self._saved_at = time.monotonic()
         self._retry_at = self._saved_at
@@ -444,6 +451,7 @@ class Daemon:
             self.state,
             phase,
             updates=updates,
+            learning_rate=self.learner.learning_rate,
             ready=ready,
             reason=reason,
             degraded=degraded,

@@ -15,6 +15,7 @@ from streamlearn.runtime.run_state import RunState
 from streamlearn.status.board import Board
 from streamlearn.status.status import PartitionStatus, Phase, RequestCount, Status
 from streamlearn.stream.source import Source
+from streamlearn.track.trackers import Trackers
 
 SPEED_WINDOW_S = 30.0  # tokens/s is an average over this time
 LOG_INTERVAL_S = 10.0  # one step per interval is logged at level info, every step at level debug
@@ -47,12 +48,14 @@ class Publisher:
         adaptation: Adaptation,
         history: History,
         versions: AdapterPublisher | None = None,
+        trackers: Trackers | None = None,
     ) -> None:
         self._board = board
         self._source = source
         self._adaptation = adaptation
         self._history = history
         self._versions = versions
+        self._trackers = trackers
         self._throughput = Throughput()
         self._logged_at = 0.0
 
@@ -62,6 +65,7 @@ class Publisher:
         phase: Phase,
         *,
         updates: int,
+        learning_rate: float | None,
         ready: bool,
         reason: str,
         degraded: str,
@@ -73,6 +77,8 @@ class Publisher:
         `updates` is the learner's step number, `step` the one just taken, if any; `requests` is `JobRunner.requests`.
         """
         before, now = self._board.read(), time.monotonic()
+        if self._trackers is not None and updates < before.step:
+            self._trackers.note_rewind(updates)
         position = state.ledger.position
         lag = self._source.lag(position)
         speed = self._throughput.update(now, state.tokens) if step is not None else before.tokens_per_s
@@ -89,11 +95,13 @@ class Publisher:
             tokens_per_s=0.0 if phase in (Phase.IDLE, Phase.PAUSED) else speed,
             loss=state.loss,
             loss_smoothed=state.loss_smoothed,
+            learning_rate=learning_rate,
             dead_letters=dict(state.reasons),
             update_refusals=state.refusals,
             adaptation=self._adaptation.status(),
             history=self._history.status,
             publication=None if self._versions is None else self._versions.status,
+            trackers=() if self._trackers is None else self._trackers.status,
             partitions=tuple(PartitionStatus(origin, position[origin], lag.get(origin)) for origin in position),
             snapshot=state.last_snapshot,
             step_seconds=state.step_seconds,

@@ -1,7 +1,7 @@
 """The published status as Prometheus metrics. Values are read at scrape time; there is no global registry."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, product
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -21,6 +21,7 @@ from streamlearn.status.board import Board, Clock
 from streamlearn.status.publication_status import HELD_BACK, PublicationStatus
 from streamlearn.status.status import ANSWERED_BY, SHIFT_KINDS, AdaptationStatus, Phase, Status
 from streamlearn.status.timing import BUCKETS_S, Timing
+from streamlearn.status.tracker_status import TrackerStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -47,6 +48,8 @@ class StatusCollector(Collector):
         yield from _requests(status)
         if status.publication is not None:
             yield from _publication(status.publication)
+        if status.trackers:
+            yield from _trackers(status.trackers)
         yield from self._snapshots(status)
         yield _build(status)
 
@@ -204,6 +207,20 @@ def _publication(publication: PublicationStatus) -> Iterator[Metric]:
         missing.add_metric([replica.url], float(replica.wanted - replica.loaded))
     yield up
     yield missing
+
+
+def _trackers(trackers: Iterable[TrackerStatus]) -> Iterator[Metric]:
+    about = "of the experiment tracker, by this process."
+    failures = CounterMetricFamily("streamlearn_tracker_failures", f"Failed writes {about}", labels=["tracker"])
+    dropped = CounterMetricFamily("streamlearn_tracker_dropped", f"Samples dropped {about}", labels=["tracker"])
+    pending = GaugeMetricFamily("streamlearn_tracker_pending", "Samples that wait to be written.", labels=["tracker"])
+    for tracker in trackers:
+        failures.add_metric([tracker.name], tracker.failures)
+        dropped.add_metric([tracker.name], tracker.dropped)
+        pending.add_metric([tracker.name], tracker.pending)
+    yield failures
+    yield dropped
+    yield pending
 
 
 def _build(status: Status) -> Metric:

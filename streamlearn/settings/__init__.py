@@ -31,6 +31,7 @@ from streamlearn.settings.source import (
     SourceSettings,
     StreamSettings,
 )
+from streamlearn.settings.track import MlflowSettings, TrackSettings
 
 __all__ = [
     "Accumulation",
@@ -47,6 +48,7 @@ __all__ = [
     "LearnerSettings",
     "ListenSettings",
     "LogSettings",
+    "MlflowSettings",
     "ProbeSettings",
     "PublishSettings",
     "ServeSettings",
@@ -55,6 +57,7 @@ __all__ = [
     "SnapshotSettings",
     "SourceSettings",
     "StreamSettings",
+    "TrackSettings",
     "VllmSettings",
     "digest",
     "fingerprint",

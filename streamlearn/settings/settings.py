@@ -21,6 +21,7 @@ from streamlearn.settings.learning import (
 from streamlearn.settings.publish import PublishSettings
 from streamlearn.settings.service import LogSettings, ServeSettings, SnapshotSettings
 from streamlearn.settings.source import DeadLetterSettings, SourceSettings, StreamSettings
+from streamlearn.settings.track import TrackSettings
 
 ENV_PREFIX = "STREAMLEARN_"
 
@@ -67,6 +68,8 @@ class Settings(BaseSettings):
     """HTTP endpoint."""
     publish: PublishSettings | None = None
     """Where regimes are published as plain LoRAs; nowhere if unset."""
+    track: TrackSettings | None = None
+    """Experiment trackers that get the run's series; none if unset."""
     log: LogSettings = LogSettings()
     """Logging."""
 

@@ -9,6 +9,7 @@ from streamlearn.status.field_docs import FIELD_DOCS
 from streamlearn.status.history_status import HistoryStatus
 from streamlearn.status.publication_status import PublicationStatus
 from streamlearn.status.timing import Timing
+from streamlearn.status.tracker_status import TrackerStatus
 from streamlearn.stream.record import TopicPartition
 
 
@@ -248,6 +249,8 @@ class Status:
     """Prequential loss of the last batch, nats per token."""
     loss_smoothed: float | None = None
     """Prequential loss smoothed over recent batches, nats per token."""
+    learning_rate: float | None = None
+    """Learning rate of the newest update, after the warm-up and before the decay by each expert's own updates."""
     dead_letters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Unusable records, by reason."""
     update_refusals: int = 0
@@ -257,6 +260,8 @@ class Status:
     """None unless regimes are published."""
     history: HistoryStatus = field(default_factory=HistoryStatus)
     """The past of the run, at most one batch behind."""
+    trackers: tuple[TrackerStatus, ...] = ()
+    """Experiment trackers."""
     partitions: tuple[PartitionStatus, ...] = ()
     snapshot: SnapshotStatus | None = None
     step_seconds: Timing = field(default_factory=Timing)

@@ -15,7 +15,12 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 OURS = ("streamlearn", "connectors")
-OPTIONAL = {"matplotlib": ("bench", "streamlearn/bench/"), "gguf": ("gguf", "streamlearn/export/")}
+OPTIONAL = {
+    "matplotlib": ("bench", "streamlearn/bench/"),
+    "gguf": ("gguf", "streamlearn/export/"),
+    "pyarrow": ("parquet", "connectors/files/"),
+    "tensorboardX": ("tensorboard", "streamlearn/track/"),
+}
 """Import name: the extra that installs it, and the only folder that may import it."""
 INDIRECT = {
     "num2words": "transformers' SmolVLM processor",

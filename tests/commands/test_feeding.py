@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamlearn.commands.feed import cluster_of
+from streamlearn.commands.feeding import cluster_of
 from streamlearn.errors import UsageError
 
 

@@ -1,0 +1,1 @@
+"""Files that `streamlearn feed` reads row by row: JSONL, CSV, Parquet, Arrow, and folders of them."""

@@ -1,0 +1,1 @@
+"""Experiment trackers: the run's series for TensorBoard and MLflow, read from the published status."""
