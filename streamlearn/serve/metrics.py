@@ -123,4 +123,6 @@ def _snapshots(status: Status) -> Iterator[Metric]:
 def _build(status: Status) -> Metric:
     versions = {re.sub(r"\W", "_", name): version for name, version in status.versions.items()}
     setup = {"backbone": status.backbone, "dtype": status.dtype, "device": status.device, "preset": status.preset}
-    return info("build", "1, with versions, backbone, dtype, device and adapter preset as labels.", {**versions, **setup})
+    return info(
+        "build", "1, with versions, backbone, dtype, device and adapter preset as labels.", {**versions, **setup}
+    )
