@@ -48,10 +48,12 @@ def run(stage: Stage) -> dict[str, Any]:
     stage.learn(stage.records(0, 40))  # a return: forgetting can be measured
     stage.ask("Answer: what is the capital of France?")
     empty = _empty_panels(stage)
+    _say(f"expressions of the dashboard without data: {empty or 'none'}")
     fired: list[dict[str, Any]] = []
     for fault in FAULTS:
-        print(f"{fault.what} ...", file=sys.stderr, flush=True)
+        _say(f"{fault.what} ...")
         fired += _fire(stage, fault)
+        _say(f"    fired: {', '.join(fault.alerts)}")
     known = {rule["alert"] for rule in rules()}
     missing = sorted(known - {row["alert"] for row in fired if row["fired_before"] is False})
     count = sum(1 for _ in expressions("", RATE_INTERVAL))
@@ -62,6 +64,10 @@ def run(stage: Stage) -> dict[str, Any]:
         "alerts": fired,
         "alerts_missing": missing,
     }
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _empty_panels(stage: Stage) -> list[str]:

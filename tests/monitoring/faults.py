@@ -1,5 +1,6 @@
 """The faults: one for each alert, on a stage that is healthy before, in an order that disturbs the next ones least."""
 
+import random
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,8 +34,9 @@ def _alternating(stage: Stage) -> None:
 
 
 def _poisoned(stage: Stage) -> None:
-    """The first task comes back with wrong answers, then another task follows."""
-    stage.learn(stage.records(0, 200, completion=" zebra zebra zebra zebra zebra zebra"))
+    """The first task comes back with answers that nobody could learn, then another task follows."""
+    noise = random.Random(20)
+    stage.learn([stage.records(0, 1, completion=f" {noise.getrandbits(128):x}")[0] for _ in range(200)])
     stage.feed(stage.records(1, 80))
 
 
@@ -83,6 +85,13 @@ def _restart_without_broker(stage: Stage) -> None:
     stage.daemon.start()
 
 
+def _started_again(stage: Stage) -> None:
+    stage.daemon.end()
+    stage.broker.start()
+    stage.daemon.start()
+    stage.daemon.wait_until(lambda: stage.value("streamlearn_ready") == 1, "it was ready again")
+
+
 FAULTS = (
     Fault(("StreamlearnDeadLetters",), "every second record is not JSON", _garbage),
     Fault(("StreamlearnUpdatesRefused",), "the loss of two batches is NaN", _nan),
@@ -104,7 +113,7 @@ FAULTS = (
         ("StreamlearnNotLearning",), "the daemon is paused while records arrive", _pause, lambda s: s.command("resume")
     ),
     Fault(("StreamlearnLagGrowing",), "records arrive faster than they are learned", _flood),
-    Fault(("StreamlearnNotReady",), "a start without the broker", _restart_without_broker),
+    Fault(("StreamlearnNotReady",), "a start without the broker", _restart_without_broker, _started_again),
     Fault(("StreamlearnDown",), "the daemon is killed", lambda s: s.daemon.end()),
 )
 
