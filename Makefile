@@ -21,9 +21,9 @@ evidence: .venv/.ready
 	@$(BIN)/pytest -m evidence tests/evidence
 
 # Fires each alert by its own fault and asks the dashboard's expressions, some ten minutes. Needs KAFKA_HOME and Debian's
-# prometheus; writes docs/reliability/alerts.json.
+# prometheus; writes build/alerts.json.
 alerts: .venv/.ready
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.monitoring --json docs/reliability/alerts.json
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.monitoring --json build/alerts.json
 
 # Some twenty minutes on two cores. Needs KAFKA_HOME, VLLM (the program) and BACKBONE (a folder); see docs/publish.md.
 fleet: .venv/.ready
