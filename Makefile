@@ -2,10 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint evidence fleet crash crash-states crash-mutations crash-calls crash-stops page
+.PHONY: run demo test lint alerts evidence fleet page crash crash-states crash-mutations crash-calls crash-stops
 run: .venv/.ready
 	@rm -rf build/quickstart
 	@$(BIN)/streamlearn run --config configs/quickstart.yaml --segment-by task
+
+# Broker, daemon and a feed of the sample, until Ctrl-C: in containers, or else from KAFKA_HOME.
+demo: .venv/.ready
+	@$(BIN)/python configs/container/demo.py
 
 # Two tests at a time with one thread each: most of them wait for a process or a broker that they started.
 test: lint
@@ -15,6 +19,11 @@ test: lint
 # docs/forgetting_interleaved.json.
 evidence: .venv/.ready
 	@$(BIN)/pytest -m evidence tests/evidence
+
+# Fires each alert by its own fault and asks the dashboard's expressions, some ten minutes. Needs KAFKA_HOME and Debian's
+# prometheus; writes build/alerts.json.
+alerts: .venv/.ready
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.monitoring --json build/alerts.json
 
 # Some twenty minutes on two cores. Needs KAFKA_HOME, VLLM (the program) and BACKBONE (a folder); see docs/publish.md.
 fleet: .venv/.ready

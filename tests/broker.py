@@ -25,7 +25,7 @@ with warnings.catch_warnings():
 
 USER, PASSWORD = "streamlearn", "correct-horse"
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 240.0  # 5 s on two idle cores
 _STOP_TIMEOUT_S = 30.0
 
 

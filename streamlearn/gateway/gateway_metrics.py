@@ -3,7 +3,14 @@
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -23,10 +30,12 @@ class GatewayMetrics:
     """What is counted while requests are answered."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the start of the process says the same
         self._registry = CollectorRegistry()
         self.requests = Counter(
             "streamlearn_gateway_requests",
-            "Finished requests by the model that answered, without its version, and by outcome.",
+            "Finished requests by the model that answered, without its version, and by outcome: answered (below 400), "
+            "refused (4xx), unavailable (5xx), broken (a stream ended early), cancelled (the client left).",
             ["model", "outcome"],
             registry=self._registry,
         )
@@ -57,6 +66,11 @@ class GatewayMetrics:
     def watch(self, upstreams: Callable[[], Iterator[Upstream]]) -> None:
         """Report the state of the upstreams, as of the scrape."""
         self._registry.register(_UpstreamCollector(upstreams))
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """What is exported."""
+        return self._registry
 
     def exposition(self) -> bytes:
         """All metrics in the Prometheus text format, `CONTENT_TYPE`."""

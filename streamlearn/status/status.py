@@ -239,6 +239,8 @@ class Status:
     """Start of the process, Unix time."""
     step: int = 0
     """Optimizer updates made."""
+    last_step_at: float | None = None
+    """When this process made its last update, by the monotonic clock; None before the first."""
     records_trained: int = 0
     records_held_out: int = 0
     """Records kept out of training: to measure forgetting, or because their regime is frozen."""
@@ -264,6 +266,8 @@ class Status:
     """Experiment trackers."""
     partitions: tuple[PartitionStatus, ...] = ()
     snapshot: SnapshotStatus | None = None
+    records_since_snapshot: int = 0
+    """Records done since the newest snapshot."""
     step_seconds: Timing = field(default_factory=Timing)
     snapshot_seconds: Timing = field(default_factory=Timing)
     job_seconds: Timing = field(default_factory=Timing)

@@ -53,6 +53,9 @@ def configuration(broker: Broker, topic: str, dead: str, backbone: Path, per_bat
 class DaemonProcess:
     """A state folder and a configuration file, for any number of runs."""
 
+    module = "streamlearn"
+    """What is run."""
+
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         folder.mkdir(parents=True)
         self.state = folder / "state"
@@ -65,7 +68,7 @@ class DaemonProcess:
         """Start `streamlearn run` and return at once."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "streamlearn", "run", "--config", str(self.config)],
+                [sys.executable, "-m", self.module, "run", "--config", str(self.config)],
                 stdout=subprocess.DEVNULL,
                 stderr=log,
             )

@@ -117,6 +117,7 @@ RUNNING = Status(
     ready=True,
     started_at=1_000_000.0,
     step=42,
+    last_step_at=46.0,
     records_trained=336,
     records_held_out=14,
     tokens_trained=9000,
@@ -131,6 +132,7 @@ RUNNING = Status(
         PartitionStatus(TopicPartition("orders", 1), position=140, lag=None),
     ),
     snapshot=SnapshotStatus("0000000000000040", step=40, written_at=1_000_090.0),
+    records_since_snapshot=16,
     step_seconds=Timing().observe(0.2).observe(0.3),
     snapshot_seconds=Timing().observe(0.05),
     requests=(

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import httpx
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
@@ -5,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from streamlearn.errors import Reason
 from streamlearn.status.status import ANSWERED_BY, Phase, Status
 
-from .doubles import Daemon
+from .doubles import RUNNING, Daemon
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -38,23 +40,24 @@ def test_metrics_equal_the_published_status(client: httpx.Client) -> None:
         "records_held_out_total": 14,
         "regimes": 2,
         "current_regime": 3,
-        "average_forgetting": 0.25,
-        "backward_transfer": -0.125,
+        "average_forgetting_ratio": 0.25,
+        "backward_transfer_ratio": -0.125,
         "probe_seconds_total": 7.5,
         "holdout_seconds_total": 1.5,
         "tokens_trained_total": 9000,
-        "tokens_per_second": 1234.56,
+        "last_step_timestamp_seconds": 1_000_096,
+        "records_since_snapshot": 16,
+        "source_up": 0,
         "update_refusals_total": 1,
         "prequential_loss_nats": 2.5,
         "prequential_loss_smoothed_nats": 2.75,
-        "last_snapshot_age_seconds": 10,
+        "last_snapshot_timestamp_seconds": 1_000_090,
         "last_snapshot_step": 40,
         "snapshot_write_seconds_count": 1,
         "snapshot_write_seconds_sum": 0.05,
         "step_seconds_count": 2,
         "step_seconds_sum": 0.5,
-        "heartbeat_age_seconds": 0,
-        "start_time_seconds": 1_000_000,
+        "heartbeat_timestamp_seconds": 1_000_100,
         "jobs_waiting": 0,
         "jobs_capacity": 2,
         "job_pause_seconds_count": 0,
@@ -72,10 +75,31 @@ def test_partitions_are_labelled_and_an_unknown_lag_is_absent(client: httpx.Clie
     assert [key for key in samples if key[0] == "streamlearn_lag_records" and ("partition", "1") in key[1]] == []
 
 
+def test_the_source_is_up_while_every_lag_is_known(daemon: Daemon, client: httpx.Client) -> None:
+    """A broker that does not answer leaves them unknown."""
+    assert of(scrape(client), "source_up") == 0
+    known = tuple(replace(row, lag=0) for row in RUNNING.partitions)
+    daemon.board.publish(replace(RUNNING, partitions=known))
+    assert of(scrape(client), "source_up") == 1
+
+
+def test_moments_follow_the_monotonic_clock(daemon: Daemon, client: httpx.Client) -> None:
+    """The time since the last step is right even if the wall clock was set in between."""
+    daemon.time.monotonic += 10
+    daemon.time.wall += 86_400
+    samples = scrape(client)
+    assert daemon.time.wall - of(samples, "last_step_timestamp_seconds") == 14
+    assert daemon.time.wall - of(samples, "heartbeat_timestamp_seconds") == 10
+
+
 def test_regimes_are_labelled_and_one_that_was_never_scored_is_absent(client: httpx.Client) -> None:
     samples = scrape(client)
-    assert (of(samples, "regime_loss", regime="1"), of(samples, "regime_accuracy", regime="1")) == (1.25, 0.5)
-    assert [key for key in samples if key[0] == "streamlearn_regime_loss" and ("regime", "3") in key[1]] == []
+    assert (of(samples, "regime_loss_nats", regime="1"), of(samples, "regime_accuracy_ratio", regime="1")) == (
+        1.25,
+        0.5,
+    )
+    assert of(samples, "regime_prequential_loss_nats", regime="1") == 1.5
+    assert [key for key in samples if key[0] == "streamlearn_regime_loss_nats" and ("regime", "3") in key[1]] == []
 
 
 def test_every_kind_of_shift_is_exported_from_the_start(client: httpx.Client) -> None:
@@ -94,7 +118,7 @@ def test_requests_are_counted_by_what_answered_them(client: httpx.Client) -> Non
     assert {how: count for how, count in counts.items() if count} == {("true", "regime"): 40, ("false", "backbone"): 3}
     for answered_by, used, loss in (("mean", 0, 3.375), ("nearest", 0, 3.5), ("backbone", 1, 3.25)):
         assert of(samples, "unknown_answered_by", answered_by=answered_by) == used
-        assert of(samples, "unknown_loss", answered_by=answered_by) == loss
+        assert of(samples, "unknown_loss_nats", answered_by=answered_by) == loss
 
 
 def test_every_dead_letter_reason_is_exported_from_the_start(client: httpx.Client) -> None:
@@ -120,8 +144,15 @@ def test_metrics_without_a_value_are_absent(daemon: Daemon, client: httpx.Client
     names = {name for name, _ in samples}
     assert of(samples, "ready") == 0
     assert "streamlearn_prequential_loss_nats" not in names
-    assert "streamlearn_last_snapshot_age_seconds" not in names
-    for name in ("current_regime", "average_forgetting", "backward_transfer", "regime_loss"):
+    assert "streamlearn_last_snapshot_timestamp_seconds" not in names
+    for name in (
+        "source_up",
+        "last_step_timestamp_seconds",
+        "current_regime",
+        "average_forgetting_ratio",
+        "backward_transfer_ratio",
+        "regime_loss_nats",
+    ):
         assert f"streamlearn_{name}" not in names
 
 

@@ -1,0 +1,1 @@
+"""The container files, and the demo."""

@@ -1,0 +1,74 @@
+"""`make demo` without containers: it learns, and ends what it started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.broker import free_ports, needed_kafka
+from tests.docs.markdown import ROOT
+from tests.end_to_end.process import START_AND_LEARN_S, STOP_S
+
+DEMO = ROOT / "configs" / "container" / "demo.py"
+
+
+def test_it_says_what_it_needs() -> None:
+    """Neither an engine nor KAFKA_HOME."""
+    environment = {**os.environ, "KAFKA_HOME": "/nonexistent"}
+    command = [sys.executable, str(DEMO), "--no-containers"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "demo: expected a container engine with compose, or KAFKA_HOME to name an unpacked Apache Kafka 4\n"
+    )
+
+
+@pytest.mark.broker
+def test_it_learns_the_sample_and_ends_on_ctrl_c(tmp_path: Path) -> None:
+    """With a snapshot, and without leaving a process behind."""
+    (port,) = free_ports(1)
+    folder = tmp_path / "demo"
+    command = [sys.executable, str(DEMO), "--no-containers", "--port", str(port), "--folder", str(folder)]
+    environment = {**os.environ, "KAFKA_HOME": str(needed_kafka()), "KAFKA_HEAP_OPTS": "-Xmx256m"}
+    with (tmp_path / "out.txt").open("wb") as out:
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + START_AND_LEARN_S
+        while _trained(port) == 0:
+            said = (tmp_path / "out.txt").read_text()
+            assert process.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(STOP_S) == 0
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(STOP_S)
+    assert f"http://127.0.0.1:{port}" in (tmp_path / "out.txt").read_text()
+    assert len(list((folder / "state" / "snapshots").glob("[0-9]*"))) > 1
+    assert _of_folder(folder) == []
+
+
+def _trained(port: int) -> int:
+    try:
+        return int(httpx.get(f"http://127.0.0.1:{port}/v1/status", timeout=10.0).json()["records_trained"])
+    except httpx.TransportError:
+        return 0
+
+
+def _of_folder(folder: Path) -> list[str]:
+    """Command lines that name the folder: the broker's; and environments that do: the daemon's."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        except OSError:  # it has ended, or belongs to somebody else
+            continue
+        if str(folder).encode() in text:
+            found.append(process.name)
+    return found

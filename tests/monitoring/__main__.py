@@ -1,0 +1,99 @@
+"""Fires every alert by its own fault, asks every expression of the dashboard, and prints the figures as JSON.
+
+make alerts
+
+A real Kafka, a daemon that learns from it, and a Prometheus with the shipped files, in which a minute is a second.
+Exits with 1 if an alert does not fire, fires before its fault, or if an expression returns nothing.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tests.broker import kafka_home
+from tests.monitoring.faults import FAULTS, Fault, made
+from tests.monitoring.files import expressions, rules
+from tests.monitoring.stage import Stage
+
+RATE_INTERVAL = "15s"  # of the dashboard; the scrape interval is a second
+
+
+def main() -> None:
+    """Run the campaign."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    arguments = parser.parse_args()
+    home = kafka_home()
+    if home is None or shutil.which("prometheus") is None:
+        sys.exit("expected prometheus on PATH and KAFKA_HOME to name an unpacked Apache Kafka; install or set them")
+    with tempfile.TemporaryDirectory(prefix="streamlearn-alerts-") as folder, Stage(Path(folder), home) as stage:
+        figures = run(stage)
+    text = orjson.dumps(figures, option=orjson.OPT_INDENT_2).decode()
+    print(text)
+    if arguments.json is not None:
+        arguments.json.write_text(text + "\n")
+    sys.exit(0 if figures["passed"] else 1)
+
+
+def run(stage: Stage) -> dict[str, Any]:
+    """Learn the sample, ask the dashboard's expressions, then make one fault after the other."""
+    for task in range(len(stage.tasks)):
+        stage.learn(stage.records(task, 120))
+    stage.learn(stage.records(0, 40))  # a return: forgetting can be measured
+    stage.ask("Answer: what is the capital of France?")
+    empty = _empty_panels(stage)
+    _say(f"expressions of the dashboard without data: {empty or 'none'}")
+    fired: list[dict[str, Any]] = []
+    for fault in FAULTS:
+        _say(f"{fault.what} ...")
+        fired += _fire(stage, fault)
+        _say(f"    fired: {', '.join(fault.alerts)}")
+    known = {rule["alert"] for rule in rules()}
+    missing = sorted(known - {row["alert"] for row in fired if row["fired_before"] is False})
+    count = sum(1 for _ in expressions("", RATE_INTERVAL))
+    return {
+        "passed": not empty and not missing,
+        "dashboard_expressions": count,
+        "dashboard_empty": empty,
+        "alerts": fired,
+        "alerts_missing": missing,
+    }
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _empty_panels(stage: Stage) -> list[str]:
+    """Expressions of the dashboard that return nothing, although everything was seen once."""
+    asked = list(expressions(stage.target, RATE_INTERVAL))
+    stage.wait(lambda: stage.value("streamlearn_publication_sequence") is not None, "something is published")
+    waiting = [(title, expression) for title, expression in asked if not stage.prometheus.query(expression)]
+    return [f"{title}: {expression}" for title, expression in waiting if not stage.prometheus.query(expression)]
+
+
+def _fire(stage: Stage, fault: Fault) -> list[dict[str, Any]]:
+    """Make the fault and wait for each of its alerts."""
+    before = stage.prometheus.firing()
+    with made(stage, fault):
+        rows = []
+        for alert in fault.alerts:
+            seconds = stage.wait(partial(_fires, stage, alert), f"{alert} fires")
+            rows.append(
+                {"alert": alert, "fault": fault.what, "fired_before": alert in before, "seconds": round(seconds, 1)}
+            )
+    return rows
+
+
+def _fires(stage: Stage, alert: str) -> bool:
+    return alert in stage.prometheus.firing()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The faults: one for each alert, on a stage that is healthy before, in an order that disturbs the next ones least."""
+
+import random
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tests.monitoring.stage import Stage
+
+TOO_SMALL = 64 << 10  # bytes: larger than a log line or a journal, smaller than a snapshot's adapter
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done to the stage, and the alerts that must fire then."""
+
+    alerts: tuple[str, ...]
+    what: str
+    make: Callable[[Stage], None]
+    mend: Callable[[Stage], None] = lambda stage: None
+
+
+def _garbage(stage: Stage) -> None:
+    stage.feed([line for record in stage.records(2, 40) for line in (record, b"not a record")])
+
+
+def _nan(stage: Stage) -> None:
+    stage.feed([*stage.records(2, 16), *stage.spoiled(16), *stage.records(2, 16)])
+
+
+def _alternating(stage: Stage) -> None:
+    stage.feed([record for turn in range(14) for record in stage.records(turn % 2, 40)])
+
+
+def _poisoned(stage: Stage) -> None:
+    """The first task comes back with answers that nobody could learn, then another task follows."""
+    noise = random.Random(20)
+    stage.learn([stage.records(0, 1, completion=f" {noise.getrandbits(128):x}")[0] for _ in range(200)])
+    stage.feed(stage.records(1, 80))
+
+
+def _full_disk(stage: Stage) -> None:
+    _limit_files(stage, TOO_SMALL)
+    stage.feed(stage.records(1, 200))
+
+
+def _room_again(stage: Stage) -> None:
+    _limit_files(stage, resource.RLIM_INFINITY)
+    stage.wait(lambda: stage.value("streamlearn_degraded") == 0, "snapshots are written again")
+
+
+def _limit_files(stage: Stage, size: int) -> None:
+    """Let no file of the daemon grow beyond `size` bytes."""
+    _, hard = resource.prlimit(stage.daemon.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(stage.daemon.pid, resource.RLIMIT_FSIZE, (size, hard))
+
+
+def _flood(stage: Stage) -> None:
+    """More each second than can be trained on, for longer than the rule's window."""
+    for _ in range(40):
+        stage.feed([record for task in (0, 1, 2) for record in stage.records(task, 100)])
+        if "StreamlearnLagGrowing" in stage.prometheus.firing():
+            return
+
+
+def _silence(stage: Stage) -> None:
+    stage.learn(())
+
+
+def _broker_again(stage: Stage) -> None:
+    stage.broker.start()
+    stage.wait(lambda: stage.value("streamlearn_source_up") == 1, "the source answers again")
+
+
+def _pause(stage: Stage) -> None:
+    stage.command("pause")
+    stage.feed(stage.records(2, 40))
+
+
+def _restart_without_broker(stage: Stage) -> None:
+    """The start waits for the broker, for a minute."""
+    stage.daemon.terminate()
+    stage.broker.stop()
+    stage.daemon.start()
+
+
+def _started_again(stage: Stage) -> None:
+    stage.daemon.end()
+    stage.broker.start()
+    stage.daemon.start()
+    stage.daemon.wait_until(lambda: stage.value("streamlearn_ready") == 1, "it was ready again")
+
+
+FAULTS = (
+    Fault(("StreamlearnDeadLetters",), "every second record is not JSON", _garbage),
+    Fault(("StreamlearnUpdatesRefused",), "the loss of two batches is NaN", _nan),
+    Fault(("StreamlearnSourceQuiet",), "no record arrives", _silence),
+    Fault(("StreamlearnShiftStorm",), "two tasks alternate every 40 records", _alternating),
+    Fault(
+        ("StreamlearnLossRising", "StreamlearnForgetting"), "a poisoned segment: a known task, wrong answers", _poisoned
+    ),
+    Fault(
+        ("StreamlearnDegraded", "StreamlearnSnapshotTooOld"),
+        "no room: no file of the daemon may exceed 64 KiB",
+        _full_disk,
+        _room_again,
+    ),
+    Fault(
+        ("StreamlearnSourceStalled",), "the broker is stopped", lambda s: s.broker.stop(), lambda s: s.broker.start()
+    ),
+    Fault(
+        ("StreamlearnNotLearning",), "the daemon is paused while records arrive", _pause, lambda s: s.command("resume")
+    ),
+    Fault(("StreamlearnLagGrowing",), "records arrive faster than they are learned", _flood),
+    Fault(("StreamlearnNotReady",), "a start without the broker", _restart_without_broker, _started_again),
+    Fault(("StreamlearnDown",), "the daemon is killed", lambda s: s.daemon.end()),
+)
+
+
+@contextmanager
+def made(stage: Stage, fault: Fault) -> Iterator[None]:
+    """Make the fault, and mend it."""
+    fault.make(stage)
+    yield
+    fault.mend(stage)

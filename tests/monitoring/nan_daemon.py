@@ -1,0 +1,35 @@
+"""The daemon's command line, with a fault: the loss of a batch that holds a certain text is NaN.
+
+python -m tests.monitoring.nan_daemon run --config FILE
+"""
+
+from typing import Any
+
+from streamlearn.commands.cli import main
+from streamlearn.learner import learner
+from streamlearn.learner.loss import PackedLoss, packed_loss
+from streamlearn.runtime.components import Components
+
+MARK = "spoil this update"
+
+
+def inject() -> None:
+    """Replace the learner's loss, and tell it how to read a batch."""
+    real_init = Components.__init__
+
+    def init(self: Components, *args: Any, **kwargs: Any) -> None:
+        real_init(self, *args, **kwargs)
+        self.learner.forward.spell = self.model.backbone.tokenizer.decode
+
+    def spoiled(model: Any, row: Any) -> PackedLoss:
+        loss = packed_loss(model, row)
+        hit = MARK in model.spell(row.input_ids[0].tolist())
+        return PackedLoss(loss.mean * float("nan"), loss.token_L, loss.correct_L) if hit else loss
+
+    Components.__init__ = init  # type: ignore[method-assign]
+    setattr(learner, "packed_loss", spoiled)  # noqa: B010 - the module imports it, and does not export it
+
+
+if __name__ == "__main__":
+    inject()
+    main()

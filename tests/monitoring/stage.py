@@ -1,0 +1,156 @@
+"""A broker, a daemon that learns from it, and a Prometheus that watches the daemon; all end with the context."""
+
+import gzip
+import itertools
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import orjson
+
+from tests.broker import Broker, free_ports
+from tests.end_to_end.process import DaemonProcess
+from tests.monitoring.nan_daemon import MARK
+from tests.monitoring.prometheus import Prometheus
+
+SAMPLE = Path(__file__).parents[2] / "configs" / "sample" / "superni.train.jsonl.gz"
+WAIT_S = 600.0  # a fault shows within a minute on two idle cores
+POLL_S = 0.5
+
+
+class NanDaemon(DaemonProcess):
+    """A daemon that can be made to refuse an update."""
+
+    module = "tests.monitoring.nan_daemon"
+
+
+class Stage:
+    """What the faults act on."""
+
+    def __init__(self, folder: Path, kafka: Path) -> None:
+        (folder / "broker").mkdir()
+        (folder / "prometheus").mkdir()
+        self.broker = Broker(kafka, folder / "broker")
+        (port,) = free_ports(1)
+        self.target = f"127.0.0.1:{port}"
+        self.daemon = NanDaemon(folder / "daemon", _settings(self.broker.servers, port, folder))
+        self.prometheus = Prometheus(folder / "prometheus", self.target)
+        self._fed = 0
+        self._open = ExitStack()
+        self._tasks = _tasks()
+        self._cycles = {task: itertools.cycle(rows) for task, rows in self._tasks.items()}
+
+    def __enter__(self) -> Self:
+        """Start the three, and learn the sample once."""
+        with ExitStack() as stack:
+            self.broker.start()
+            stack.callback(self.broker.kill)
+            for topic in ("records", "dead"):
+                self.broker.create_topic(topic)
+            self.daemon.start()
+            stack.callback(self.daemon.end)
+            stack.enter_context(self.prometheus)
+            self.daemon.wait_until(lambda: self.value("streamlearn_ready") == 1, "it was ready")
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    @property
+    def tasks(self) -> list[str]:
+        """The sample's tasks, in its order."""
+        return list(self._tasks)
+
+    def records(self, task: int, count: int, **changes: Any) -> list[bytes]:
+        """The next records of a task of the sample, with some fields changed."""
+        cycle = self._cycles[self.tasks[task]]
+        return [orjson.dumps({**next(cycle), **changes}) for _ in range(count)]
+
+    def spoiled(self, count: int) -> list[bytes]:
+        """Records whose update the daemon refuses."""
+        return [orjson.dumps({"prompt": f"{MARK}: {number}", "completion": " no"}) for number in range(count)]
+
+    def feed(self, values: Sequence[bytes]) -> None:
+        """Append records to the topic."""
+        self.broker.produce("records", list(values))
+        self._fed += len(values)
+
+    def learn(self, values: Sequence[bytes]) -> None:
+        """Append records, and wait until all that were ever fed are done."""
+        self.feed(values)
+        self.wait(lambda: self._position() >= self._fed, "everything is learned")
+
+    def command(self, *arguments: str) -> None:
+        """Run a command of streamlearn on the daemon."""
+        command = [sys.executable, "-m", "streamlearn", *arguments, "--config", str(self.daemon.config)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    def ask(self, prompt: str) -> None:
+        """Send one request that needs the model."""
+        body = {"prompt": prompt, "max_new_tokens": 4}
+        httpx.post(f"http://{self.target}/v1/generate", json=body, timeout=60.0).raise_for_status()
+
+    def value(self, expression: str) -> float | None:
+        """The value of a query with one sample; None without any."""
+        samples = self.prometheus.query(expression)
+        return float(samples[0]["value"][1]) if samples else None
+
+    def wait(self, done: Callable[[], bool], what: str) -> float:
+        """Wait until `done`, and return the seconds that it took."""
+        started = time.monotonic()
+        while not done():
+            log = self.daemon.log.read_text()[-2000:]
+            assert time.monotonic() - started < WAIT_S, f"not in {WAIT_S:g} s: {what}\n{log}"
+            time.sleep(POLL_S)
+        return time.monotonic() - started
+
+    def _position(self) -> int:
+        """Of the daemon's own status: a scrape may be older than what was just fed."""
+        status = httpx.get(f"http://{self.target}/v1/status", timeout=60.0).json()
+        return sum(row["position"] for row in status["partitions"])
+
+
+def _tasks() -> dict[str, list[dict[str, Any]]]:
+    tasks: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    with gzip.open(SAMPLE, "rb") as lines:
+        for row in map(orjson.loads, lines):
+            tasks[row["meta"]["task"]].append(row)
+    return dict(tasks)
+
+
+def _settings(servers: str, port: int, folder: Path) -> dict[str, Any]:
+    """The nano backbone, frequent snapshots, and publications, so that their panels have data too."""
+    return {
+        "source": {
+            "kafka": {
+                "bootstrap.servers": servers,
+                "topics": ["records"],
+                "group.id": "alerts",
+                "security.protocol": "PLAINTEXT",
+                "lag.interval.s": 1,
+            }
+        },
+        "dead_letters": {"topic": "dead"},
+        "stream": {"max_tokens": 256, "batch_tokens": 1024, "linger_s": 2},
+        "backbone": {"model": "builtin:nano", "dtype": "float32"},
+        "probe": {"similarity_tokens": 512},
+        "holdout": {"every_records": 10},
+        "snapshot": {"every_records": 100, "every_s": 5},
+        "publish": {
+            "folder": str(folder / "published"),
+            "min_holdout_records": 1,
+            "vllm": {"replicas": ["http://127.0.0.1:9"]},
+        },
+        "serve": {"port": port},
+        "log": {"style": "json", "level": "warning"},
+    }
