@@ -44,7 +44,7 @@ class ListTarget:
 
     def arrived(self, plan: dict[str, Any]) -> bool:
         """Whether the list has grown."""
-        return len(self.values) > plan["length"]
+        return len(self.values) > int(plan["length"])
 
     def close(self) -> None:
         """Nothing to release."""

@@ -23,7 +23,7 @@ class MlflowStub(httpx.MockTransport):
         self.authorization = request.headers.get("authorization")
         path = request.url.path.removeprefix("/api/2.0/mlflow/")
         body = dict(request.url.params) if request.method == "GET" else orjson.loads(request.content)
-        response = getattr(self, "_" + path.replace("/", "_").replace("-", "_"))(body)
+        response: httpx.Response = getattr(self, "_" + path.replace("/", "_").replace("-", "_"))(body)
         if self.lost:
             self.lost -= 1
             raise httpx.ReadTimeout("no answer")
@@ -47,7 +47,12 @@ class MlflowStub(httpx.MockTransport):
         return httpx.Response(200, json={"runs": [{"info": {"run_id": run["id"]}} for run in found]})
 
     def _runs_create(self, body: dict[str, Any]) -> httpx.Response:
-        run = {"id": f"run{len(self.runs)}", "name": body.get("run_name"), "status": "RUNNING", "metrics": []}
+        run: dict[str, Any] = {
+            "id": f"run{len(self.runs)}",
+            "name": body.get("run_name"),
+            "status": "RUNNING",
+            "metrics": [],
+        }
         run |= {"tags": {tag["key"]: tag["value"] for tag in body["tags"]}, "params": {}}
         self.runs[run["id"]] = run
         return httpx.Response(200, json={"run": {"info": {"run_id": run["id"]}}})

@@ -112,4 +112,4 @@ def test_a_server_that_is_away_is_an_error_and_later_gets_everything(tmp_path: P
 )
 def test_an_address_that_cannot_work_or_leaks_the_token_is_refused(values: dict[str, str], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        MlflowSettings(**values)  # type: ignore[arg-type]
+        MlflowSettings(**values)

@@ -8,6 +8,8 @@ import pytest
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
+from connectors.files.record_files import FeedRecord
+from connectors.files.row_file import Place
 from connectors.kafka.dead_letters import KafkaDeadLetters
 from connectors.kafka.feed import feed
 from connectors.kafka.security import explain_failures, secure_options
@@ -20,6 +22,7 @@ from streamlearn.stream.source import DeadLetter
 from tests.broker import USER, Broker, needed_kafka, running
 from tests.connectors.kafka.secured import Authority, SecuredBroker
 
+HERE = Place(Path("rows.jsonl"), "line", 1)
 GROUP = "streamlearn"
 
 
@@ -71,7 +74,7 @@ class TestBroker:
         secured.allow(USER, dead, "READ", "WRITE", "DESCRIBE")
         secured.allow(USER, f"{GROUP}-{mechanism}", "READ", kind="GROUP")
         settings = secured.by_password(topic, sasl_mechanism=mechanism, group_id=f"{GROUP}-{mechanism}")
-        assert feed(settings, topic, [b"a", b"b"]) == 2
+        assert feed(settings, topic, [FeedRecord(b"a", HERE), FeedRecord(b"b", HERE)]).acknowledged == 2
         assert read(settings, 2) == [b"a", b"b"]
         assert secured.committed(settings.group_id) == {(topic, 0): (2, "note")}
         sink = KafkaDeadLetters(settings, dead)
@@ -163,7 +166,7 @@ class TestBroker:
         assert "must allow READ to this user, found no such permission" in message
         assert message.endswith(f"{command} --operation READ --topic {topic}")
         with pytest.raises(SourceError, match="must allow WRITE to this user"):
-            feed(settings, topic, [b"b"])
+            feed(settings, topic, [FeedRecord(b"b", HERE)])
         secured.allow(USER, topic, "READ")
         assert read(settings, 1) == [b"a"]
 
