@@ -163,7 +163,7 @@ def test_every_change_of_a_regime_survives_a_kill_right_after_its_answer(
         assert shown(daemon) == before
         with client_of(daemon) as client:
             for control, body, after in life:
-                answer = client.post(f"/v1/regimes/1/{control}", **({"json": body} if body else {}))
+                answer = client.post(f"/v1/regimes/1/{control}", json=body or None)
                 assert (answer.status_code, durable(daemon)) == (200, after)
         daemon.kill()
         assert durable(daemon) == life[-1][2]
