@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run demo test lint alerts evidence fleet page crash crash-states crash-mutations crash-calls crash-stops
+.PHONY: run demo test lint alerts evidence fleet exact page crash crash-states crash-mutations crash-calls crash-stops
 run: .venv/.ready
 	@rm -rf build/quickstart
 	@$(BIN)/streamlearn run --config configs/quickstart.yaml --segment-by task
@@ -25,9 +25,17 @@ evidence: .venv/.ready
 alerts: .venv/.ready
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.monitoring --json build/alerts.json
 
-# Some twenty minutes on two cores. Needs KAFKA_HOME, VLLM (the program) and BACKBONE (a folder); see docs/publish.md.
+# Some twenty minutes on two cores. Needs KAFKA_HOME, VLLM (the program) and BACKBONE (a folder); see docs/publish.md. Other
+# options of tests.fleet go into FLEET.
 fleet: .venv/.ready
-	@$(BIN)/python -m tests.fleet --vllm "$(VLLM)" --backbone "$(BACKBONE)" --json docs/fleet.json
+	@$(BIN)/python -m tests.fleet --vllm "$(VLLM)" --backbone "$(BACKBONE)" --json docs/fleet.json $(FLEET)
+
+# What other programs compute with exported regimes, beside the daemon; see docs/export.md. An hour with SmolLM2. VLLM (the
+# program) and LLAMA (a Python with xllamacpp) may be left out.
+exact: .venv/.ready
+	@$(BIN)/python -m tests.fleet.exact --json docs/exact.json
+	@$(BIN)/python -m tests.fleet.exact --backbone "$(BACKBONE)" --answers --json docs/exact.json \
+		$(if $(VLLM),--vllm "$(VLLM)") $(if $(LLAMA),--llama "$(LLAMA)")
 
 # N kills with SIGKILL, compared with a run that is not killed. About 5 s per kill. Needs KAFKA_HOME or ../shared/kafka.
 N ?= 300

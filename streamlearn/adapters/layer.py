@@ -108,7 +108,7 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the frozen linear's output plus that of the experts: (..., D) to (..., O)."""
         y: Tensor = self.base_layer(x, *args, **kwargs)
-        if self.disable_adapters or not x.numel():
+        if self.disable_adapters or not x.numel() or not self.head_lora_info:  # the last adapter may be deleted
             return y
         x, y = x.to(y.dtype), self._writable(y)
         for name, tokens_P, weight in self._adapters(x):

@@ -18,6 +18,7 @@ from streamlearn.gateway.publication_watch import PublicationWatch
 from streamlearn.gateway.routed_prompt import RoutedPrompt
 from streamlearn.gateway.upstream import Answer
 from streamlearn.http.replies import ApiError, unavailable
+from streamlearn.openai_api.answer_headers import answer_headers
 
 INLINE_BYTES = 16 << 10
 """Requests up to this size, about 1 ms of routing, are routed on the event loop; larger ones in a worker thread."""
@@ -103,15 +104,8 @@ class Completions:
 
 def headers_of(target: Target, loaded: "LoadedPublication") -> dict[str, str]:
     """What the client learns about the choice."""
-    headers = {
-        "x-streamlearn-model": target.model,
-        "x-streamlearn-publication": str(loaded.publication.sequence),
-    }
-    if target.regime is not None:
-        headers["x-streamlearn-regime"] = str(target.regime)
-    if target.score is not None:
-        headers["x-streamlearn-score"] = repr(target.score)
-    return headers
+    headers = answer_headers(target.model, target.regime, target.score)
+    return {**headers, "x-streamlearn-publication": str(loaded.publication.sequence)}
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:

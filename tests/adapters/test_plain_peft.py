@@ -151,6 +151,19 @@ def test_nothing_of_a_pass_outlives_it(options: dict[str, Any]) -> None:
     torch.testing.assert_close(logits(copy.deepcopy(model)), logits(model))
 
 
+@pytest.mark.parametrize("options", [TOKENS, SEQUENCES], ids=["tokens", "sequences"])
+def test_a_layer_whose_only_adapter_was_deleted_is_the_backbones(options: dict[str, Any]) -> None:
+    """The other adapter is in other layers, and begins without effect."""
+    model = adapted(("up_proj",), **options)
+    with model.disable_adapter():
+        expected = logits(model)
+    assert not torch.equal(logits(model), expected)
+    model.add_adapter("other", HeadLoraConfig(target_modules=["down_proj"], **options))
+    model.set_adapter("other")
+    model.delete_adapter("default")
+    torch.testing.assert_close(logits(model), expected, rtol=0, atol=0)
+
+
 def test_a_backbone_that_was_unloaded_keeps_nothing_of_the_adapter() -> None:
     """No layer and no hook."""
     model = backbone()

@@ -25,7 +25,7 @@ def lines(*, bad: bool) -> bytes:
     return b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in (rows if bad else good))
 
 
-def daemon_over(folder: Path, backbone: Path, *, bad: bool) -> DaemonProcess:
+def daemon_over(folder: Path, backbone: Path, *, bad: bool = False, **sections: Any) -> DaemonProcess:
     """A daemon that waits for more records after the last line, and trains what it has after a short linger."""
     folder.mkdir()
     (folder / "stream.jsonl").write_bytes(lines(bad=bad))
@@ -41,6 +41,7 @@ def daemon_over(folder: Path, backbone: Path, *, bad: bool) -> DaemonProcess:
             "snapshot": {"every_records": 20, "keep": 9},
             "serve": {"port": free_port()},
             "log": {"style": "json"},
+            **sections,
         },
     )
 
@@ -130,3 +131,68 @@ def test_every_control_survives_a_kill_right_after_its_answer(tmp_path: Path, da
     assert [line["who"].get("token") for line in audit] == [True, True, False, True, True, True, True, None, None]
     assert audit[0]["who"]["agent"].startswith("streamlearn/")
     assert "@" in audit[-1]["who"]["user"]
+
+
+def test_every_change_of_a_regime_survives_a_kill_right_after_its_answer(
+    tmp_path: Path, daemons: list[DaemonProcess]
+) -> None:
+    """Each is in the newest snapshot when it is answered, and a start after SIGKILL goes on from there."""
+    (tmp_path / "backbone").mkdir()
+    daemon = daemon_over(
+        tmp_path / "run",
+        tiny_backbone(tmp_path / "backbone"),
+        publish={"folder": str(tmp_path / "published")},
+        holdout={"every_records": 4},
+    )
+    daemons.append(daemon)
+    named = {"name": "squares"}
+    lives: tuple[tuple[tuple[str, dict[str, Any], dict[str, Any]], ...], ...] = (
+        (
+            ("freeze", {}, {"frozen": True, "name": "", "approved": False}),
+            ("rename", named, {"frozen": True, "name": "squares", "approved": False}),
+            ("approve", {}, {"frozen": True, "name": "squares", "approved": True}),
+        ),
+        (
+            ("unfreeze", {}, {"frozen": False, "name": "squares", "approved": True}),
+            ("drop", {}, {}),
+        ),
+    )
+    for life, before in zip(lives, ({"frozen": False, "name": ""}, {"frozen": True, "name": "squares"}), strict=True):
+        daemon.start()
+        wait_for(daemon, phase="idle", ready=True)
+        assert shown(daemon) == before
+        with client_of(daemon) as client:
+            for control, body, after in life:
+                answer = client.post(f"/v1/regimes/1/{control}", json=body or None)
+                assert (answer.status_code, durable(daemon)) == (200, after)
+        daemon.kill()
+        assert durable(daemon) == life[-1][2]
+    daemon.start()
+    wait_for(daemon, phase="idle", ready=True)
+    assert shown(daemon) == {}
+    audit = [orjson.loads(line) for line in (daemon.state / "audit.jsonl").read_bytes().splitlines()]
+    controls = [control for life in lives for control, _, _ in life]
+    assert [(line["control"], line["result"]) for line in audit] == [
+        (control, result) for control in controls for result in ("asked", "done")
+    ]
+
+
+def shown(daemon: DaemonProcess) -> dict[str, Any]:
+    """What `/v1/regimes` says about regime 1; empty if there is none."""
+    with client_of(daemon) as client:
+        regimes = client.get("/v1/regimes").json()["regimes"]
+    return {name: regimes[0][name] for name in ("frozen", "name")} if regimes else {}
+
+
+def durable(daemon: DaemonProcess) -> dict[str, Any]:
+    """What the newest snapshot holds about regime 1; empty if it holds none."""
+    regimes = daemon.newest().manifest["rooms"]["regimes"]
+    controls = regimes["controls"]
+    if 1 not in regimes["numbers"].values():
+        return {}
+    is_frozen = len(controls["frozen"].get("1", [])) % 2 == 1
+    return {
+        "frozen": is_frozen,
+        "name": controls["names"].get("1", ""),
+        "approved": "1" in controls.get("approved", {}),
+    }

@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--vllm", type=Path, required=True, help="the vllm program")
     parser.add_argument("--backbone", type=Path, required=True, help="folder of the backbone")
     parser.add_argument("--data", type=Path, help="folder of SuperNI's files; default: ../shared's, or the sample")
+    parser.add_argument("--tasks", nargs="+", default=(), help="tasks of that folder")
     parser.add_argument("--vllm-dtype", default="float32", help="of the servers")
     parser.add_argument("--first-layer", type=int, help="adapter.first_layer of the daemon")
     parser.add_argument("--records", type=int, default=120, help="records of each task")
@@ -72,7 +73,7 @@ def main() -> None:
 
 
 def _run(given: argparse.Namespace, folder: Path, kafka: Path) -> dict[str, Any]:
-    records = TaskRecords.found(given.data)
+    records = TaskRecords.found(given.data, given.tasks)
     train = {task: records.read(task, "train")[: given.records] for task in records.tasks}
     questions = {
         task: [Question(task, row["prompt"], row["completion"]) for row in records.read(task, "test")[:QUESTIONS]]

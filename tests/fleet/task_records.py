@@ -6,7 +6,7 @@ sample are used.
 """
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +18,7 @@ from streamlearn.bench.superni import Split, read_task
 SAMPLE = Path(__file__).parents[2] / "configs" / "sample"
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "superni"
 OF_SAMPLE = ("task639", "task1729", "task002")
-OF_SUPERNI = ("task1510", "task181", "task639")
+OF_SUPERNI = ("task1510", "task591", "task639")
 MAX_PROMPT_CHARS = 2400
 
 
@@ -31,10 +31,10 @@ class TaskRecords:
     tasks: tuple[str, ...]
 
     @classmethod
-    def found(cls, folder: Path | None = None) -> Self:
-        """Those of the given folder, of the shared one where there is one, or of the sample."""
+    def found(cls, folder: Path | None = None, tasks: Sequence[str] = ()) -> Self:
+        """Those of the given folder, of the shared one where there is one, or of the sample; `tasks` name others."""
         folder = folder or (SHARED if SHARED.is_dir() else None)
-        return cls(folder, OF_SAMPLE if folder is None else OF_SUPERNI)
+        return cls(folder, tuple(tasks) or (OF_SAMPLE if folder is None else OF_SUPERNI))
 
     def read(self, task: str, split: Split, *, max_chars: int = MAX_PROMPT_CHARS) -> list[dict[str, Any]]:
         """The records of one task whose prompts are not too long, in file order."""

@@ -37,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="builtin:nano", help="its folder, or builtin:nano")
     parser.add_argument("--data", type=Path, help="folder of SuperNI's files; default: ../shared's, or the sample")
+    parser.add_argument("--tasks", nargs="+", default=(), help="tasks of that folder")
     parser.add_argument("--records", type=int, default=60, help="records of each task that are learned")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--max-chars", type=int, default=1200, help="of a prompt")
@@ -56,7 +57,7 @@ def main() -> None:
 
 
 def _run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    records = TaskRecords.found(given.data)
+    records = TaskRecords.found(given.data, given.tasks)
     train = {task: records.read(task, "train", max_chars=given.max_chars) for task in records.tasks}
     stream = [row for task in records.tasks for row in train[task][: given.records]]
     unseen = [
@@ -92,7 +93,7 @@ def _logits(
         return found
 
     return {
-        "float32": figures(prompts, dtype="float32"),
+        "float32": figures(prompts, dtype="float32", with_backbone=False),
         "float32, attention of the backbone": figures(some, dtype="float32", packed=False),
         "float32, against transformers' eager attention": figures(
             some, dtype="float32", packed=False, attention="eager"

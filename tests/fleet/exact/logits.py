@@ -97,8 +97,9 @@ def compare(
     folder: Path,
     attention: str = "sdpa",
     packed: bool = True,
+    with_backbone: bool = True,
 ) -> dict[str, Any]:
-    """Differences by regime, and of the untouched backbone.
+    """Differences by regime.
 
     Args:
         run: What was learned.
@@ -109,13 +110,15 @@ def compare(
         folder: For temporary files.
         attention: Implementation in transformers.
         packed: See `DaemonLogits.of`.
+        with_backbone: Compare those of the untouched backbone too.
     """
     exports = [str(run.peft / name) for name in run.regimes]
+    regimes = (*run.regimes, None) if with_backbone else run.regimes
     with (
         daemon_logits(run, dtype) as daemon,
         stock_process(python, "logits.py", backbone, dtype, attention, *exports) as stock,
     ):
-        each = {name: _difference(daemon, stock, prompts, name, folder, packed) for name in (None, *run.regimes)}
+        each = {name: _difference(daemon, stock, prompts, name, folder, packed) for name in regimes}
     return {name or "backbone": found.to_json() for name, found in each.items()}
 
 
