@@ -9,10 +9,10 @@ from connectors.jsonl import JsonlSource
 from connectors.jsonl_target import JsonlTarget
 from connectors.kafka.dead_letter_log import KafkaDeadLetterLog
 from connectors.kafka.dead_letters import KafkaDeadLetters
-from connectors.kafka.replay import KafkaTarget, TopicReplayer
 from connectors.kafka.source import KafkaSource
-from connectors.replay import LedgerReplayer, Replayer
+from connectors.kafka.topic_replayer import KafkaTarget, TopicReplayer
 from connectors.replay_ledger import ReplayLedger
+from connectors.replayer import LedgerReplayer, Replayer
 from connectors.stored_dead_letter import StoredDeadLetter
 from streamlearn.settings import Settings, SourceSettings
 from streamlearn.stream.source import DeadLetters, Source

@@ -51,4 +51,4 @@ def test_exit_codes_are_those_of_the_classes() -> None:
     never = {name for name, (_, code) in documented().items() if code is None}
     of_clients = {"QueueFullError", "QueueClosedError", "ExampleError", "LayerError", "UnknownRegimeError"}
     of_publishing = {"PublishingStoppedError", "ReplicaAwayError", "ReplicaRefusedError"}
-    assert never == {"RecordError", *of_clients, *of_publishing}
+    assert never == {"RecordError", "TrackError", *of_clients, *of_publishing}

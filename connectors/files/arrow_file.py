@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from connectors.files.arrow_rows import pyarrow, rows_of
-from connectors.files.row_file import Row
+from connectors.files.row_file import FileRow
 from streamlearn.errors import SourceError
 
 _FILE_MAGIC = b"ARROW1"
@@ -34,7 +34,7 @@ class ArrowFile:
         """The names in the schema."""
         return tuple(self._schema.names)
 
-    def rows(self, columns: Collection[str]) -> Iterator[Row]:
+    def rows(self, columns: Collection[str]) -> Iterator[FileRow]:
         """Yield the rows; see `RowFile`."""
         self.fraction = 0.0
         with self._opened() as (mapped, reader):

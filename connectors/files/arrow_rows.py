@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from connectors.files.row_file import Place, Row
+from connectors.files.row_file import FileRow, Place
 from streamlearn.errors import UsageError
 
 SLICE_ROWS = 256
@@ -27,7 +27,7 @@ def pyarrow() -> Any:
     return pyarrow
 
 
-def rows_of(path: Path, batches: Iterable[Any], schema: Any) -> Iterator[Row]:
+def rows_of(path: Path, batches: Iterable[Any], schema: Any) -> Iterator[FileRow]:
     """Yield the rows of record batches, numbered from 1; class labels are replaced by their names."""
     names = class_names(schema)
     number = 0
@@ -35,7 +35,7 @@ def rows_of(path: Path, batches: Iterable[Any], schema: Any) -> Iterator[Row]:
         for start in range(0, batch.num_rows, SLICE_ROWS):
             for values in batch.slice(start, SLICE_ROWS).to_pylist():
                 number += 1
-                yield Row(Place(path, "row", number), named(values, names))
+                yield FileRow(Place(path, "row", number), named(values, names))
 
 
 def class_names(schema: Any) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import orjson
 
 from connectors.files.column_text import ColumnText
-from connectors.files.row_file import Place, Row, RowError
+from connectors.files.row_file import FileRow, Place, RowError
 from streamlearn.errors import UsageError
 
 TEXTS = ("text", "prompt", "completion")
@@ -77,7 +77,7 @@ class ColumnMapping:
             advice = " The columns may be separated otherwise: add --delimiter" if {";", "\t", "|"} & set(one) else ""
             raise UsageError(f"{where} has no column {name!r}{hint} Its columns are {_listed(columns)}.{advice}")
 
-    def record(self, row: Row) -> bytes:
+    def record(self, row: FileRow) -> bytes:
         """Return the record that a row becomes, as JSON.
 
         Raises:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from connectors.files.row_file import Place, Row, RowError
+from connectors.files.row_file import FileRow, Place, RowError
 from connectors.lines import MAX_LINE_BYTES, READ_ERRORS
 from streamlearn.errors import SourceError, UsageError
 
@@ -44,7 +44,7 @@ class CsvFile:
         """The names in the header."""
         return tuple(self._header)
 
-    def rows(self, columns: Collection[str]) -> Iterator[Row | RowError]:
+    def rows(self, columns: Collection[str]) -> Iterator[FileRow | RowError]:
         """Yield each row's cells as strings; see `RowFile`."""
         del columns  # a line is parsed as a whole
         cells = self._cells()
@@ -57,7 +57,7 @@ class CsvFile:
                     f"that hold {self._delimiter!r} or line breaks"
                 )
             else:
-                yield Row(place, dict(zip(self._header, values, strict=True)))
+                yield FileRow(place, dict(zip(self._header, values, strict=True)))
 
     @property
     def fraction(self) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import orjson
 
-from connectors.files.row_file import Place, Row, RowError
+from connectors.files.row_file import FileRow, Place, RowError
 from connectors.lines import LineReader
 
 
@@ -38,7 +38,7 @@ class JsonlFile:
         finally:
             reader.close()
 
-    def rows(self, columns: Collection[str]) -> Iterator[Row | RowError]:
+    def rows(self, columns: Collection[str]) -> Iterator[FileRow | RowError]:
         """Yield each line's object; see `RowFile`."""
         del columns  # a line is parsed as a whole
         for place, line in self.lines():
@@ -50,11 +50,11 @@ class JsonlFile:
         return self._reader.fraction
 
 
-def _row(place: Place, line: bytes) -> Row | RowError:
+def _row(place: Place, line: bytes) -> FileRow | RowError:
     try:
         values = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         return RowError(f"{place} must be a JSON object, found: {error}. Correct the line")
     if not isinstance(values, dict):
         return RowError(f"{place} must be a JSON object, found {type(values).__name__}. Correct the line")
-    return Row(place, values)
+    return FileRow(place, values)

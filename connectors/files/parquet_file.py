@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from connectors.files.arrow_rows import SLICE_ROWS, pyarrow, rows_of
-from connectors.files.row_file import Row
+from connectors.files.row_file import FileRow
 from streamlearn.errors import SourceError
 
 
@@ -32,7 +32,7 @@ class ParquetFile:
         """The names in the schema."""
         return tuple(self._schema.names)
 
-    def rows(self, columns: Collection[str]) -> Iterator[Row]:
+    def rows(self, columns: Collection[str]) -> Iterator[FileRow]:
         """Yield the rows; see `RowFile`."""
         self._read = 0
         with self._open() as file:

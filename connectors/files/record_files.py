@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from connectors.files.column_mapping import ColumnMapping
 from connectors.files.jsonl_file import JsonlFile
-from connectors.files.row_file import Place, Row, RowError, RowFile
+from connectors.files.row_file import FileRow, Place, RowError, RowFile
 from streamlearn.errors import SourceError
 
 
@@ -84,7 +84,7 @@ class RecordFiles:
             else:
                 yield record
 
-    def _record(self, row: Row | RowError, mapping: ColumnMapping) -> FeedRecord:
+    def _record(self, row: FileRow | RowError, mapping: ColumnMapping) -> FeedRecord:
         if isinstance(row, RowError):
             raise row
         return FeedRecord(mapping.record(row), row.place)

@@ -20,7 +20,7 @@ class Place(NamedTuple):
         return f"{self.path} {self.unit} {self.number}"
 
 
-class Row(NamedTuple):
+class FileRow(NamedTuple):
     """The values of one row by column."""
 
     place: Place
@@ -40,7 +40,7 @@ class RowFile(Protocol):
     def columns(self) -> tuple[str, ...] | None:
         """Its columns; None where each row has its own, as in JSONL."""
 
-    def rows(self, columns: Collection[str]) -> Iterator[Row | RowError]:
+    def rows(self, columns: Collection[str]) -> Iterator[FileRow | RowError]:
         """Yield the rows in order, with at least these columns; a damaged row as the error that describes it.
 
         Raises:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from connectors.replay import Replayer
+from connectors.replayer import Replayer
 from connectors.stored_dead_letter import DeadLetterId, Repair, StoredDeadLetter
 from streamlearn.commands.dead_letter_export import Mended
 from streamlearn.errors import RecordError, UsageError

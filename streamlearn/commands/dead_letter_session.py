@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 from connectors.open import open_replayer, read_dead_letters
-from connectors.replay import Replayer
+from connectors.replayer import Replayer
 from connectors.stored_dead_letter import Repair
 from streamlearn.commands import dead_letter_export
 from streamlearn.commands.dead_letter_replay import ReplayReport, check_known, replay, replay_mended

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from connectors.files.column_mapping import ColumnMapping
-from connectors.files.open import open_files
+from connectors.files.open_files import open_files
 from connectors.files.record_files import FeedRecord, RecordFiles
 from connectors.kafka.feed import FeedResult, feed
 from connectors.pacer import Pacer

@@ -10,7 +10,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connectors.files.row_file import Row, RowError, RowFile
+from connectors.files.row_file import FileRow, RowError, RowFile
 
 ROWS: Sequence[dict[str, Any]] = [
     {"question": f"q {number}, or\nnot?", "answer": f"a{number}"} for number in range(600)
@@ -22,7 +22,7 @@ def values(file: RowFile) -> list[dict[str, Any]]:
     """The rows of a file, which must all be intact."""
     rows = list(file.rows(file.columns or ()))
     assert not any(isinstance(row, RowError) for row in rows)
-    return [dict(row.values) for row in rows if isinstance(row, Row)]
+    return [dict(row.values) for row in rows if isinstance(row, FileRow)]
 
 
 def write_jsonl(path: Path, rows: Sequence[object] = ROWS) -> Path:

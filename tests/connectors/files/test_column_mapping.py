@@ -8,7 +8,7 @@ import pytest
 
 from connectors.files.column_mapping import ColumnMapping
 from connectors.files.column_text import ColumnText
-from connectors.files.row_file import Place, Row, RowError
+from connectors.files.row_file import FileRow, Place, RowError
 from streamlearn.errors import UsageError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.parse import parse
@@ -19,7 +19,7 @@ PAIR = {"prompt": "question", "completion": "answer"}
 
 def record(fields: dict[str, str], values: dict[str, Any], *meta: str) -> Any:
     """The record of a row, which the daemon's own parser must accept."""
-    return parse(ColumnMapping(fields, meta).record(Row(HERE, values)), StreamSettings())
+    return parse(ColumnMapping(fields, meta).record(FileRow(HERE, values)), StreamSettings())
 
 
 def test_columns_become_fields_and_others_are_left_out() -> None:
@@ -82,7 +82,7 @@ def test_a_value_that_cannot_be_used_is_named_with_its_row(
     fields: dict[str, str], values: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RowError, match=rf"rows\.csv line 3.*{message}"):
-        ColumnMapping(fields).record(Row(HERE, values))
+        ColumnMapping(fields).record(FileRow(HERE, values))
 
 
 def test_messages_are_lists_or_json_and_lose_the_nulls_that_arrow_adds() -> None:

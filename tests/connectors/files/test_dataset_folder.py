@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from connectors.files.dataset_folder import data_files
-from connectors.files.open import open_files
+from connectors.files.open_files import open_files
 from streamlearn.errors import SourceError, UsageError
 
 from .kit import save_to_disk, values, write_jsonl, write_parquet

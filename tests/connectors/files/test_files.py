@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from connectors.files.csv_file import CsvFile
-from connectors.files.open import open_file
-from connectors.files.row_file import Row, RowError
+from connectors.files.open_files import open_file
+from connectors.files.row_file import FileRow, RowError
 from streamlearn.errors import SourceError, UsageError
 
 from .kit import ROWS, values, write_arrow, write_csv, write_jsonl, write_parquet
@@ -35,7 +35,7 @@ def test_every_format_gives_the_same_rows_twice(name: str, tmp_path: Path) -> No
     assert file.fraction == 1.0
     reading = file.rows(["question", "answer"])
     first = next(reading)
-    assert isinstance(first, Row)
+    assert isinstance(first, FileRow)
     assert first.place.number == {"rows.jsonl": 1, "rows.parquet": 1, "rows.arrow": 1, "rows.feather": 1}.get(name, 3)
     assert 0.0 <= file.fraction < 1.0 or name.endswith(".gz")
 
@@ -43,7 +43,7 @@ def test_every_format_gives_the_same_rows_twice(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])
 def test_only_the_columns_asked_for_are_read(name: str, tmp_path: Path) -> None:
     [first, *_] = open_file(WRITERS[name](tmp_path / name)).rows(["answer"])
-    assert isinstance(first, Row)
+    assert isinstance(first, FileRow)
     assert first.values == {"answer": "a0"}
 
 
@@ -62,8 +62,8 @@ def test_a_row_with_a_cell_too_many_is_reported_and_the_next_one_read(tmp_path: 
     first, broken, last = open_file(path).rows(["a", "b"])
     assert isinstance(broken, RowError)
     assert "line 3 must have 2 cells as the header has, found 3" in str(broken)
-    assert isinstance(first, Row)
-    assert isinstance(last, Row)
+    assert isinstance(first, FileRow)
+    assert isinstance(last, FileRow)
     assert (first.place.number, last.place.number) == (2, 5)
 
 
@@ -75,7 +75,7 @@ def test_lines_of_jsonl_that_are_no_objects_are_reported(tmp_path: Path) -> None
         f"{path} line 3",
         f"{path} line 4",
     ]
-    assert isinstance(rows[-1], Row)
+    assert isinstance(rows[-1], FileRow)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from connectors.jsonl_target import JsonlTarget
-from connectors.replay import LedgerReplayer
 from connectors.replay_ledger import ReplayLedger
+from connectors.replayer import LedgerReplayer
 from connectors.stored_dead_letter import DeadLetterId, parse_where
 from streamlearn.errors import DeadLetterError, UsageError
 

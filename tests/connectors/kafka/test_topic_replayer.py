@@ -10,9 +10,9 @@ import pytest
 
 from connectors.kafka.dead_letter_log import REPLAY_OF, KafkaDeadLetterLog
 from connectors.kafka.dead_letters import KafkaDeadLetters
-from connectors.kafka.replay import KafkaTarget, TopicReplayer
-from connectors.replay import LedgerReplayer
+from connectors.kafka.topic_replayer import KafkaTarget, TopicReplayer
 from connectors.replay_ledger import ReplayLedger
+from connectors.replayer import LedgerReplayer
 from connectors.stored_dead_letter import Repair, StoredDeadLetter
 from streamlearn.errors import DeadLetterError, Reason, UsageError
 from streamlearn.stream.record import Record, TopicPartition
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("leaked_sockets")]
 
 KILLED = """
 import os, signal, sys
-from connectors.kafka.replay import TopicReplayer
+from connectors.kafka.topic_replayer import TopicReplayer
 from connectors.stored_dead_letter import Repair
 from tests.connectors.kafka.test_replay import stored
 from streamlearn.settings import KafkaSettings

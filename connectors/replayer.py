@@ -1,7 +1,7 @@
 """Putting dead letters back into their stream, each once: the protocols, and the way by a ledger.
 
 A dead-letter topic holds the marks of what was put back, and each mark is written in one Kafka transaction with its
-record: see `connectors.kafka.replay`. A dead-letter file has no transactions. There a ledger makes it exact:
+record: see `connectors.kafka.topic_replayer`. A dead-letter file has no transactions. There a ledger makes it exact:
 
 1. The ledger names the dead letters that are about to be put back, and what is needed to find them there.
 2. They are put back, all or none, durably.
