@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from streamlearn.track.sample import Sample
+from streamlearn.track.tracked_sample import TrackedSample
 
 MAX_SAMPLES = 2_000
 """When more wait, every other one is dropped, of later ones too: a long outage leaves a coarser series, not a gap."""
@@ -17,11 +17,11 @@ class Backlog:
     def __init__(self, max_samples: int = MAX_SAMPLES) -> None:
         self._max_samples = max_samples
         self._lock = threading.Lock()
-        self._samples: list[Sample] = []
+        self._samples: list[TrackedSample] = []
         self._taken = 0
         self._every = 1
         self._count = 0
-        self._carried: Sample | None = None
+        self._carried: TrackedSample | None = None
         """Dropped since the last one that was kept: its notes and rewinds go to the next one."""
         self.dropped = 0
         """Samples whose points were dropped."""
@@ -31,7 +31,7 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._samples)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: TrackedSample) -> None:
         """Append one; never blocks on anything but another `add` or `take`."""
         with self._lock:
             if not self._samples:
@@ -45,7 +45,7 @@ class Backlog:
                 self._thin()
         self.added.set()
 
-    def first(self, number: int) -> Sequence[Sample]:
+    def first(self, number: int) -> Sequence[TrackedSample]:
         """The oldest ones, which stay until `remove`."""
         with self._lock:
             self._taken = min(number, len(self._samples))
@@ -68,11 +68,11 @@ class Backlog:
         self._samples[self._taken :] = kept
         self._every *= 2
 
-    def _drop(self, sample: Sample) -> None:
+    def _drop(self, sample: TrackedSample) -> None:
         self.dropped += 1
         self._carried = self._with_carried(sample)
 
-    def _with_carried(self, sample: Sample) -> Sample:
+    def _with_carried(self, sample: TrackedSample) -> TrackedSample:
         carried, self._carried = self._carried, None
         if carried is None:
             return sample

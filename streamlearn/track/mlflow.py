@@ -6,8 +6,8 @@ from itertools import islice
 from typing import Any
 
 from streamlearn.track.mlflow_api import MlflowApi
-from streamlearn.track.sample import Note, Sample
 from streamlearn.track.track_file import TrackFile
+from streamlearn.track.tracked_sample import Note, TrackedSample
 
 RUN_TAG = "streamlearn.run"
 """Names the run of the daemon, so that a restart finds the MLflow run even if its id was not noted."""
@@ -47,7 +47,7 @@ class MlflowTracker:
         self._shifts: deque[str] = deque(notes.get(self.name, "shifts") or (), _NEWEST_NOTES)
         self._rewinds: list[str] = list(notes.get(self.name, "rewinds") or ())
 
-    def write(self, samples: Sequence[Sample]) -> None:
+    def write(self, samples: Sequence[TrackedSample]) -> None:
         """Log the samples' metrics, then the tags; see `Tracker`."""
         run_id = self._run_id = self._run_id or self._open()
         metrics = iter([metric for sample in samples for metric in self._metrics(sample)])
@@ -89,7 +89,7 @@ class MlflowTracker:
         self._notes.note(self.name, run_id=run_id, experiment=self._experiment)
         return run_id
 
-    def _metrics(self, sample: Sample) -> Iterator[dict[str, Any]]:
+    def _metrics(self, sample: TrackedSample) -> Iterator[dict[str, Any]]:
         at = _milliseconds(sample.at)
         if sample.rewound_to is not None:
             yield {"key": "rewinds", "value": 1.0, "timestamp": at, "step": sample.rewound_to}

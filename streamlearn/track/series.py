@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from streamlearn.status.status import AdaptationStatus, ShiftStatus, Status
-from streamlearn.track.sample import Note, Point, Sample
+from streamlearn.track.tracked_sample import Note, Point, TrackedSample
 
 
 class SeriesReader:
@@ -19,7 +19,7 @@ class SeriesReader:
         """Scorings and shifts up to this step were written before."""
         self._shifts: set[tuple[str, int]] | None = None
 
-    def read(self, status: Status, rewound_to: int | None = None) -> Sample | None:
+    def read(self, status: Status, rewound_to: int | None = None) -> TrackedSample | None:
         """What is new in a status; None if nothing is.
 
         Args:
@@ -41,7 +41,7 @@ class SeriesReader:
         if not points and not notes and rewound_to is None:
             return None
         finite = tuple(point for point in points if math.isfinite(point.value))
-        return Sample(status.step, self._wall(), finite, tuple(notes), rewound_to)
+        return TrackedSample(status.step, self._wall(), finite, tuple(notes), rewound_to)
 
     def _rewind(self, step: int) -> None:
         self._step = self._since = min(step, self._step)

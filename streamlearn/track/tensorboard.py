@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from streamlearn.errors import ConfigError
-from streamlearn.track.sample import Sample
 from streamlearn.track.track_error import TrackError
+from streamlearn.track.tracked_sample import TrackedSample
 
 _FILE_VERSION = "brain.Event:2"
 
@@ -33,7 +33,7 @@ class TensorBoardTracker:
         self._writer: Any = None
         self._num_files = 0
 
-    def write(self, samples: Sequence[Sample]) -> None:
+    def write(self, samples: Sequence[TrackedSample]) -> None:
         """Write and flush; see `Tracker`."""
         try:
             if self._writer is None:
@@ -60,7 +60,7 @@ class TensorBoardTracker:
         version = self._events.Event(wall_time=now, file_version=_FILE_VERSION)
         self._writer.write(version.SerializeToString())
 
-    def _events_of(self, sample: Sample) -> Iterator[Any]:
+    def _events_of(self, sample: TrackedSample) -> Iterator[Any]:
         new = self._events.Event
         if sample.rewound_to is not None:
             start = self._events.SessionLog(status=self._events.SessionLog.START)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from streamlearn.track.sample import Sample
+from streamlearn.track.tracked_sample import TrackedSample
 
 
 class Tracker(Protocol):
@@ -11,7 +11,7 @@ class Tracker(Protocol):
 
     name: str
 
-    def write(self, samples: Sequence[Sample]) -> None:
+    def write(self, samples: Sequence[TrackedSample]) -> None:
         """Write samples, oldest first; may be called again with the same ones after an error.
 
         Raises:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from streamlearn.events import Event, get_logger
 from streamlearn.status.tracker_status import TrackerStatus
 from streamlearn.track.backlog import Backlog
-from streamlearn.track.sample import Sample
 from streamlearn.track.track_file import TrackFile
+from streamlearn.track.tracked_sample import TrackedSample
 from streamlearn.track.tracker import Tracker
 
 _PORTION = 50
@@ -43,7 +43,7 @@ class TrackerThread:
         """Start the thread."""
         self._thread.start()
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: TrackedSample) -> None:
         """Write this sample when its turn comes."""
         self._backlog.add(sample)
 

@@ -13,8 +13,8 @@ from streamlearn.status.status import (
     Status,
 )
 from streamlearn.stream.record import TopicPartition
-from streamlearn.track.sample import Sample
 from streamlearn.track.track_error import TrackError
+from streamlearn.track.tracked_sample import TrackedSample
 
 SHIFT = ShiftStatus("inputs", 1, 2, False, 1, 40, 38, 0.5, 0.2, None, None, 10, 100, 0.1, None)
 
@@ -40,11 +40,11 @@ class ListTracker:
     name = "list"
 
     def __init__(self, failures: int = 0) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[TrackedSample] = []
         self.failures = failures
         self.finished: bool | None = None
 
-    def write(self, samples: Sequence[Sample]) -> None:
+    def write(self, samples: Sequence[TrackedSample]) -> None:
         """Keep them, or fail."""
         if self.failures:
             self.failures -= 1

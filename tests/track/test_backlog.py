@@ -3,12 +3,12 @@
 from itertools import pairwise
 
 from streamlearn.track.backlog import Backlog
-from streamlearn.track.sample import Note, Point, Sample
+from streamlearn.track.tracked_sample import Note, Point, TrackedSample
 
 
-def sample(step: int, rewound_to: int | None = None, note: str = "") -> Sample:
+def sample(step: int, rewound_to: int | None = None, note: str = "") -> TrackedSample:
     notes = (Note("shift/inputs", step, note),) if note else ()
-    return Sample(step, 0.0, (Point("loss", step, 1.0),), notes, rewound_to)
+    return TrackedSample(step, 0.0, (Point("loss", step, 1.0),), notes, rewound_to)
 
 
 def test_samples_leave_in_order_once_they_are_written() -> None:

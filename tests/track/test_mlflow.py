@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from streamlearn.settings import MlflowSettings
 from streamlearn.track.mlflow import MlflowTracker
 from streamlearn.track.mlflow_api import MlflowApi
-from streamlearn.track.sample import Note, Point, Sample
 from streamlearn.track.track_error import TrackError
 from streamlearn.track.track_file import TrackFile
+from streamlearn.track.tracked_sample import Note, Point, TrackedSample
 
 from .mlflow_stub import MlflowStub
 
@@ -28,9 +28,9 @@ def tracker(folder: Path, stub: MlflowStub, **settings: Any) -> MlflowTracker:
     )
 
 
-def sample(step: int, rewound_to: int | None = None) -> Sample:
+def sample(step: int, rewound_to: int | None = None) -> TrackedSample:
     notes = (Note("shift/inputs", step, f"shift at {step}"),)
-    return Sample(step, 17.5, (Point("loss/batch", step, 2.0),), notes, rewound_to)
+    return TrackedSample(step, 17.5, (Point("loss/batch", step, 2.0),), notes, rewound_to)
 
 
 def test_a_run_has_its_series_parameters_and_shifts(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_server_that_is_away_is_an_error_and_later_gets_everything(tmp_path: P
     with pytest.raises(TrackError, match=r"http://127\.0\.0\.1:5000 \(experiments/get-by-name\)"):
         mlflow.write([sample(3)])
     stub.down = False
-    mlflow.write([Sample(step, 17.5, (Point("loss/batch", step, 1.0),)) for step in range(2_500)])
+    mlflow.write([TrackedSample(step, 17.5, (Point("loss/batch", step, 1.0),)) for step in range(2_500)])
     mlflow.close(finished=True)
     [run] = stub.runs.values()
     assert len(run["metrics"]) == 2_500

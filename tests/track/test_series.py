@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from streamlearn.status.status import Scoring
-from streamlearn.track.sample import Point, Sample
 from streamlearn.track.series import SeriesReader
+from streamlearn.track.tracked_sample import Point, TrackedSample
 
 from .kit import SHIFT, status
 
@@ -13,7 +13,7 @@ def reader(last_step: int | None = None) -> SeriesReader:
     return SeriesReader(last_step, lambda: 17.0)
 
 
-def values(sample: Sample | None) -> dict[str, tuple[int, float]]:
+def values(sample: TrackedSample | None) -> dict[str, tuple[int, float]]:
     assert sample is not None
     return {point.series: (point.step, point.value) for point in sample.points}
 

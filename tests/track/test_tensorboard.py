@@ -14,11 +14,11 @@ from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import masked_crc32c
 
 from streamlearn.errors import ConfigError
-from streamlearn.track.sample import Note, Point, Sample
 from streamlearn.track.tensorboard import TensorBoardTracker
 from streamlearn.track.track_error import TrackError
+from streamlearn.track.tracked_sample import Note, Point, TrackedSample
 
-SAMPLE = Sample(12, 17.5, (Point("loss/batch", 12, 2.0), Point("holdout_loss/regime_1", 9, 3.0)))
+SAMPLE = TrackedSample(12, 17.5, (Point("loss/batch", 12, 2.0), Point("holdout_loss/regime_1", 9, 3.0)))
 
 
 def events(folder: Path) -> Iterator[Any]:
@@ -49,7 +49,7 @@ def test_points_are_read_back_with_their_steps(tmp_path: Path) -> None:
 
 def test_a_rewind_voids_later_steps_and_a_shift_is_text(tmp_path: Path) -> None:
     tracker = TensorBoardTracker(tmp_path, lambda: 17.0)
-    tracker.write([Sample(8, 18.0, (), (Note("shift/inputs", 8, "inputs 1: regime 1 to 2"),), rewound_to=8)])
+    tracker.write([TrackedSample(8, 18.0, (), (Note("shift/inputs", 8, "inputs 1: regime 1 to 2"),), rewound_to=8)])
     tracker.close(finished=False)
     _, start, text = events(tmp_path)
     assert (start.step, start.session_log.status) == (9, event_pb2.SessionLog.START)

@@ -10,8 +10,8 @@ import pytest
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import Phase, Status
 from streamlearn.track import tracker_thread
-from streamlearn.track.sample import Sample
 from streamlearn.track.track_file import TrackFile, forget_run
+from streamlearn.track.tracked_sample import TrackedSample
 from streamlearn.track.tracker import Tracker
 from streamlearn.track.trackers import Trackers
 
@@ -69,7 +69,7 @@ class HungTracker(ListTracker):
         super().__init__()
         self.entered, self.released = threading.Event(), threading.Event()
 
-    def write(self, samples: Sequence[Sample]) -> None:
+    def write(self, samples: Sequence[TrackedSample]) -> None:
         """Wait until the test has ended."""
         self.entered.set()
         self.released.wait(60)

@@ -21,7 +21,7 @@ class Note(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TrackedSample:
     """What was new in the status."""
 
     step: int
