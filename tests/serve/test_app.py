@@ -162,6 +162,7 @@ def test_shifts_are_listed_oldest_first_with_the_result_of_the_probe(client: htt
         "probe_seconds": 7.5,
         "mean_similarity": 0.125,
         "started_from": None,
+        "refused_return": None,
     }
 
 
