@@ -153,7 +153,7 @@ class Adaptation:
             report = self._open(report, examples if self._is_probed(shift) else ())
         self.consolidator.enter(shift.slot)
         self._take_slot(shift)
-        self.statistics.entered(shift, self.current)
+        self.statistics.entered(report, self.current)
         self.current = shift.slot
         if self._learner.stages is not None:
             self._learner.stages.restart()
@@ -176,7 +176,7 @@ class Adaptation:
             self.drift_detector.forget(parent)
             self.return_checks.losses.forget(parent)
             self.undivided.append(shift)
-        self.statistics.entered(shift, self.current)
+        self.statistics.entered(report, self.current)
         self._publish(report)
         return report
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from streamlearn.adaptation.forgetting import Forgetting, ScoreHistory
 from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.adaptation.regime_controls import RegimeControls
+from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.adapters.config import regime_adapter
 from streamlearn.learner.learner import Learner
-from streamlearn.shift.shift import Shift
 from streamlearn.status.status import AdaptationStatus, RegimeStatus, ShiftStatus
 
 MAX_SHIFTS = 256  # that are published
@@ -35,6 +35,8 @@ class RegimeVisits:
     records: int = 0
     first_record: int | None = None
     last_record: int | None = None
+    refused_return: int | None = None
+    """Number of the regime that its first records looked like, see `ShiftReport`."""
 
 
 class RegimeStatistics:
@@ -64,10 +66,11 @@ class RegimeStatistics:
         self._stale: set[int] = set()
         self._transfer: tuple[float | None, float | None] | None = None
 
-    def entered(self, shift: Shift, left: int | None) -> None:
-        """The stream moved to the regime of `shift` from the one in slot `left`."""
+    def entered(self, report: ShiftReport, left: int | None) -> None:
+        """The stream moved to the regime of a shift from the one in slot `left`."""
+        shift = report.shift
         if not shift.known:
-            self.visits_by_slot[shift.slot] = RegimeVisits(shift.regime)
+            self.visits_by_slot[shift.slot] = RegimeVisits(shift.regime, refused_return=report.refused_return)
             self._forget_load(shift.slot)
         self.visits_by_slot[shift.slot].visits += 1
         self.changed(shift.slot)

@@ -33,7 +33,8 @@ class HeldBack(StrEnum):
     WORSE_THAN_BACKBONE = "worse_than_backbone"
     WORSE_THAN_PUBLISHED = "worse_than_published"
     ANSWERS_CHANGED = "answers_changed"
-    """The answers changed, or may have; or the regime was split. An operator decides."""
+    """The answers changed, or may have: also where a regime began as the refused return of another. Or the regime was
+    split. An operator decides."""
     NOT_LOADED = "not_loaded"
     """No replica could load it."""
 

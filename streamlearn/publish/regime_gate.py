@@ -80,7 +80,8 @@ class RegimeGate:
         compared = None if approved else version
         tested_on = None if compared is None else compared.holdout
         unscored = self._gate.unscored(examples.keys(), tested_on)
-        if regime.is_suspected and not approved:
+        is_doubtful = regime.is_suspected or (version is None and regime.refused_return is not None)
+        if is_doubtful and not approved:
             unscored = HeldBack.ANSWERS_CHANGED
         if unscored is not None:
             return self._held_back(snapshot, regime, version, GateDecision(unscored))

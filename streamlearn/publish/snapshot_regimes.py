@@ -40,6 +40,8 @@ class RegimeOfSnapshot:
     visits: int
     is_suspected: bool
     """Whether its answers may have changed, which is not confirmed yet."""
+    refused_return: int | None
+    """Number of the regime that its first records looked like; by their losses they were another's, or changed."""
     approved_at: int | None
     """Step at which an operator let it be published although its answers changed."""
 
@@ -79,6 +81,7 @@ class SnapshotRegimes:
                 records=visits[slot]["records"],
                 visits=visits[slot]["visits"],
                 is_suspected=number in suspected,
+                refused_return=visits[slot].get("refused_return"),  # older snapshots: none was refused
                 approved_at=approved.get(str(number)),
             )
             for slot, number in state["numbers"].items()

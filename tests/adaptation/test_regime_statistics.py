@@ -10,6 +10,7 @@ from streamlearn.adaptation.forgetting import Forgetting, ScoreHistory
 from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.adaptation.regime_controls import RegimeControls
 from streamlearn.adaptation.regime_statistics import MAX_SHIFTS, RegimeStatistics
+from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.settings import HoldoutSettings
 from streamlearn.shift.shift import Shift
 from streamlearn.status.status import Scoring
@@ -52,7 +53,7 @@ def test_a_step_rebuilds_only_the_status_of_its_own_regimes() -> None:
     """The others are the same objects as in the previous status."""
     told, holdouts = statistics()
     for slot in range(3):
-        told.entered(shift(10 - slot, slot), left=slot - 1 if slot else None)
+        told.entered(ShiftReport(shift(10 - slot, slot), 0), left=slot - 1 if slot else None)
     told.count([0, 0, 1, 2, 2], first=1)
     before = told.status(2)
     assert [regime.number for regime in before.regimes] == [8, 9, 10]
@@ -69,11 +70,11 @@ def test_a_step_rebuilds_only_the_status_of_its_own_regimes() -> None:
 def test_a_slot_that_is_used_again_begins_anew() -> None:
     """Counts and number are the new regime's; a return adds a visit."""
     told, _ = statistics()
-    told.entered(shift(1, 0), left=None)
+    told.entered(ShiftReport(shift(1, 0), 0), left=None)
     told.count([0, 0], first=1)
-    told.entered(shift(2, 0), left=0)
+    told.entered(ShiftReport(shift(2, 0), 0), left=0)
     told.count([0], first=3)
-    told.entered(shift(2, 0, known=True), left=1)
+    told.entered(ShiftReport(shift(2, 0, known=True), 0), left=1)
     (regime,) = told.status(0).regimes
     assert (regime.number, regime.visits, regime.records, regime.first_record) == (2, 2, 1, 3)
 
@@ -112,7 +113,7 @@ def test_forgetting_and_transfer_follow_their_equations() -> None:
     scores = forgetting()
     told, _ = statistics(scores)
     for slot in range(4):
-        told.entered(shift(slot + 1, slot), left=None)
+        told.entered(ShiftReport(shift(slot + 1, slot), 0), left=None)
     scores.histories = {
         0: traced([0.5, 0.75, 0.25], end=1),
         1: traced([0.25, 0.5], end=0),

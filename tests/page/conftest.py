@@ -12,7 +12,7 @@ from tests.page.watched_run import TASKS, WatchedRun
 SLOW_MS = 60_000  # a browser beside other tests on two cores
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """A Chromium."""
     if chromium() is None:
@@ -21,7 +21,7 @@ def browser() -> Iterator[Browser]:
         yield opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def run(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedRun]:
     """A run through all of `TASKS`, with three shifts, some dead letters and some requests; it goes on idle."""
     running = WatchedRun(tmp_path_factory.mktemp("watched"))
@@ -50,7 +50,7 @@ def watched(browser: Browser, run: WatchedRun) -> Iterator[Watched]:
     context.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def axe() -> str:
     """axe-core, as a PyPI package brings it along."""
     return (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")

@@ -63,6 +63,11 @@ def test_a_snapshot_of_an_earlier_release_is_loaded_to_the_last_bit(config: Path
             entry["shift"] = {**entry["shift"], "parent": None}  # and split no regime
         added: dict[str, Any] = {"unknown": [], "undivided": []}  # losses of answers to unknown requests; splits
         added["controls"] = {"names": {}, "frozen": {}, "num_changes": 0}  # what an operator decided
+        chronicle = regimes["chronicle"]
+        visits = {
+            slot: {**row, "refused_return": None} for slot, row in chronicle["presences"].items()
+        }  # nor refused one
+        added["chronicle"] = {**chronicle, "presences": visits}
         assert after.manifest.components["regimes"] == {**regimes, "entries": entries, **added}
 
 

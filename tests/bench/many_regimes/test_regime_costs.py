@@ -97,5 +97,5 @@ def test_the_monitor_alone_finds_what_the_daemon_finds(texts: Path, result: dict
     figures = {name: result[name] for name in ("recognised", "taken_for_known", "purity")}
     assert found == {"records": 32, "regimes": 3, **figures}
     out = io.StringIO()
-    Console(file=out, width=80).print(returns.table({"returns": [found]}))
+    Console(file=out, width=80).print(returns.table({"learned": False, "returns": [found]}))
     assert "1.0" in out.getvalue()

@@ -25,7 +25,7 @@ KILLED = """
 import os, signal, sys
 from connectors.kafka.topic_replayer import TopicReplayer
 from connectors.stored_dead_letter import Repair
-from tests.connectors.kafka.test_replay import stored
+from tests.connectors.kafka.test_topic_replayer import stored
 from streamlearn.settings import KafkaSettings
 servers, topic, dead, moment = sys.argv[1:]
 settings = KafkaSettings(bootstrap_servers=servers, topics=(topic,), security_protocol="PLAINTEXT")
