@@ -60,9 +60,10 @@ class ReturnChecks:
     def _is_refused(
         self, shift: Shift, numbers: Mapping[int, int], records_of: Callable[[int], Sequence[Example]]
     ) -> bool:
-        if not self.applies(shift, numbers):
+        examples = records_of(shift.slot) if self.applies(shift, numbers) else ()
+        if not examples:  # a shift that was found after a flush may come with a batch that has none of its records
             return False
-        records = first_tokens(records_of(shift.slot), self._settings.probe.similarity_tokens)
+        records = first_tokens(examples, self._settings.probe.similarity_tokens)
         own, pack_tokens = self.losses.of(shift.slot), self._settings.stream.batch_tokens
         check = check_return(self._learner, records, shift.slot, own, pack_tokens=pack_tokens)
         if check.p_value >= self._settings.probe.max_returns_refused:

@@ -1,6 +1,7 @@
 """Returns of known regimes: what only looks like one begins a new regime."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -15,6 +16,7 @@ from streamlearn.probe.return_check import ReturnCheck, check_return
 from streamlearn.settings import Settings
 from tests.adaptation.shifting_streams import PER_TASK, run, stream
 from tests.adaptation.test_bit_equality import assert_two_deaths_change_nothing, die_after
+from tests.runtime.test_daemon import daemon_of, opened
 
 
 def disguised() -> list[bytes]:
@@ -90,6 +92,17 @@ def test_a_death_while_a_return_is_checked_changes_no_bit(
 
     monkeypatch.setattr(return_checks, "check_return", dying)
     assert_two_deaths_change_nothing(make(lines, "killed"), whole, len(lines))
+
+
+def test_a_return_without_records_is_believed(make: Callable[..., Settings]) -> None:
+    """After a flush a shift may be found late, and come with a batch that has no record of its regime."""
+    with opened(make(stream("animals", per_task=8))) as components:
+        daemon_of(components).run()
+        adaptation = components.adaptation
+        (first,) = adaptation.reports
+        again = replace(first.shift, known=True)
+        assert adaptation.return_checks.applies(again, adaptation.numbers)
+        assert adaptation.return_checks.refuse([again], adaptation.numbers, lambda _: []) == ()
 
 
 def test_the_last_losses_of_a_regime_are_kept_over_a_restart(make: Callable[..., Settings]) -> None:
