@@ -47,7 +47,7 @@ class Completions:
         label = UNKNOWN
         try:
             loaded = self.publication()
-            asked = CompletionRequest.parse(request.url.path, await request.body())
+            asked = CompletionRequest.parse(request.scope["path"], await request.body())
             target = await self._target(loaded, asked)
             label = target.unversioned
             return await self._forward(request.receive, asked, target, headers_of(target, loaded))

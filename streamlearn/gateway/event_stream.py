@@ -45,8 +45,8 @@ class EventStream:
             content_type = response.headers.get("content-type", "")
             with upstream.translated():
                 if not content_type.startswith(MEDIA_TYPE):
-                    return Answer(response.status_code, content_type, await response.aread())
-                parts = response.aiter_raw()
+                    return Answer(response.status, content_type, await response.read())
+                parts = response.content.iter_any()
                 first = await anext(parts, b"")
             if not first:
                 raise UpstreamFailedError("the answer ended before it began")

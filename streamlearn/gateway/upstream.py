@@ -1,16 +1,11 @@
-"""One model server: which models it serves, and requests to it.
-
-Requests are given to the transport of httpx. Its client adds cookies, redirects and proxies, of which a server needs
-none, and takes a third longer for a request.
-"""
+"""One model server: which models it serves, and requests to it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import cache
 from typing import NamedTuple
 
-import httpx
+import aiohttp
 import orjson
 
 from streamlearn.events import Event, get_logger
@@ -20,6 +15,8 @@ CONNECT_TIMEOUT_S = 2.0
 MAX_LATE_POLLS = 3
 """Polls in a row that a busy server may answer too late before it counts as unreachable."""
 KEEP_ALIVE_S = 2.0  # vLLM closes idle connections after 5 s; a connection that both ends close at once loses a request
+
+_JSON = {"content-type": "application/json"}
 
 _log = get_logger("gateway")
 
@@ -59,33 +56,25 @@ class Upstream:
         self.is_reachable = False
         self._late_polls = 0
         self._was_reported = False
-        self._headers = {"host": httpx.URL(self.url).netloc.decode(), "accept-encoding": "identity"}
+        self._headers = {"accept-encoding": "identity"}
         if token:
             self._headers["authorization"] = f"Bearer {token}"
-        self._extensions = {"timeout": httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=None).as_dict()}
-        self._transport = httpx.AsyncHTTPTransport(
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEEP_ALIVE_S),
-            trust_env=False,
-            verify=self.url.startswith("https:"),  # without TLS, certificates need not be loaded
-        )
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
 
     async def poll(self) -> None:
         """Ask which models it serves."""
         try:
             async with asyncio.timeout(POLL_TIMEOUT_S):
-                answer = await self._send("GET", "/v1/models")
-                try:
-                    content = await answer.aread()
-                finally:
-                    await answer.aclose()
-            if answer.status_code != 200:
-                raise ValueError(f"GET /v1/models was answered {answer.status_code}")
+                status, content = await self._list_models()
+            if status != 200:
+                raise ValueError(f"GET /v1/models was answered {status}")
             models = frozenset(str(row["id"]) for row in orjson.loads(content)["data"])
-        except (TimeoutError, httpx.TimeoutException) as error:
+        except TimeoutError as error:
             self._late_polls += 1
             if self._late_polls >= MAX_LATE_POLLS or not self.is_reachable:
                 self._unreachable(f"no answer within {POLL_TIMEOUT_S:g} s: {type(error).__name__}")
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        except (aiohttp.ClientError, ValueError, KeyError, TypeError) as error:
             self._unreachable(_described(error))
         else:
             self._reachable(models)
@@ -99,11 +88,11 @@ class Upstream:
         """
         async with self.open(path, body) as response:
             with self.translated():
-                content = await response.aread()
-            return Answer(response.status_code, response.headers.get("content-type", ""), content)
+                content = await response.read()
+            return Answer(response.status, response.headers.get("content-type", ""), content)
 
     @asynccontextmanager
-    async def open(self, path: str, body: bytes) -> AsyncIterator[httpx.Response]:
+    async def open(self, path: str, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request; yields the response before its body is read.
 
         Raises:
@@ -113,13 +102,13 @@ class Upstream:
         self.in_flight += 1
         try:
             with self.translated():
-                response = await self._send("POST", path, body)
+                response = await self._client().post(self.url + path, data=body, headers=_JSON, allow_redirects=False)
             try:
-                if response.status_code == 404 or response.status_code >= 500:
-                    raise UpstreamFailedError(f"answered {response.status_code}")
+                if response.status == 404 or response.status >= 500:
+                    raise UpstreamFailedError(f"answered {response.status}")
                 yield response
             finally:
-                await response.aclose()
+                response.close()  # a connection whose answer was read to its end has been given back before
         finally:
             self.in_flight -= 1
 
@@ -133,28 +122,37 @@ class Upstream:
         """
         try:
             yield
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._unreachable(_described(error))
             raise UpstreamFailedError(_described(error)) from error
-        except httpx.TimeoutException as error:
+        except TimeoutError as error:
             raise UpstreamTimeoutError(_described(error)) from error
-        except (httpx.HTTPError, httpx.StreamError) as error:
+        except aiohttp.ClientError as error:
             raise UpstreamFailedError(_described(error)) from error
 
     async def close(self) -> None:
         """Close its connections. Safe to call twice."""
-        await self._transport.aclose()
+        if self._session is not None:
+            await self._session.close()
 
-    async def _send(self, method: str, path: str, body: bytes = b"") -> httpx.Response:
-        headers = {**self._headers, "content-type": "application/json"} if body else self._headers
-        request = httpx.Request(
-            method,
-            _parsed(self.url + path),
-            headers=headers,
-            content=body or None,
-            extensions=self._extensions,
-        )
-        return await self._transport.handle_async_request(request)
+    async def _list_models(self) -> tuple[int, bytes]:
+        """Status and body."""
+        async with self._client().get(f"{self.url}/v1/models", allow_redirects=False) as answer:
+            return answer.status, await answer.read()
+
+    def _client(self) -> aiohttp.ClientSession:
+        """The session, which belongs to the event loop that it is made in."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                headers=self._headers,
+                skip_auto_headers=("user-agent",),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=self._timeout,
+                auto_decompress=False,
+                trust_env=False,
+            )
+        return self._session
 
     def _reachable(self, models: frozenset[str]) -> None:
         self._late_polls = 0
@@ -168,12 +166,6 @@ class Upstream:
         if not self._was_reported:
             self._was_reported = True
             _log.warning(Event.UPSTREAM_UNREACHABLE, upstream=self.url, reason=reason)
-
-
-@cache
-def _parsed(url: str) -> httpx.URL:
-    """Parsed once: there are three paths."""
-    return httpx.URL(url)
 
 
 def _described(error: Exception) -> str:

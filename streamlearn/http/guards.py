@@ -15,6 +15,7 @@ import hmac
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -149,7 +150,7 @@ class TokenGuard(_Guard):
 
     def check(self, request: Request) -> None:
         """Compare the token in constant time."""
-        path = request.url.path
+        path: str = request.scope["path"]  # what the routes see; `url` would be parsed
         read_only = request.method in SAFE_METHODS or path in QUERY_PATHS
         if path in HEALTH_PATHS or self._is_public(request) or (read_only and not self._always):
             return
@@ -178,7 +179,7 @@ class JsonGuard(_Guard):
         found = request.headers.get("content-type", "none")
         if (
             request.method == "POST"
-            and request.url.path in QUERY_PATHS
+            and request.scope["path"] in QUERY_PATHS
             and found.partition(";")[0].strip().lower() != "application/json"
         ):
             message = f"expected content-type application/json, found {found[:100]}"
@@ -258,6 +259,7 @@ def _replay(message: Message, receive: Receive) -> Receive:
     return replay
 
 
+@lru_cache(64)  # of a client, the same with each request
 def _hostname(url: str) -> str | None:
     """The lower-case host of a URL without brackets and port; None for anything else."""
     try:

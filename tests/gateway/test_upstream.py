@@ -3,23 +3,23 @@
 import asyncio
 from collections.abc import Iterator
 
-import httpx
+import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
 from streamlearn.gateway.upstream import MAX_LATE_POLLS, Upstream
 
-MODELS = httpx.Response(200, content=b'{"data": [{"id": "nano"}]}')
+MODELS = (200, b'{"data": [{"id": "nano"}]}')
 
 
 class ScriptedUpstream(Upstream):
     """Its polls have these results, in order."""
 
-    def __init__(self, *results: httpx.Response | Exception) -> None:
+    def __init__(self, *results: tuple[int, bytes] | Exception) -> None:
         super().__init__("http://127.0.0.1:1", timeout_s=1.0)
-        self._results: Iterator[httpx.Response | Exception] = iter(results)
+        self._results: Iterator[tuple[int, bytes] | Exception] = iter(results)
 
-    async def _send(self, method: str, path: str, body: bytes = b"") -> httpx.Response:
+    async def _list_models(self) -> tuple[int, bytes]:
         result = next(self._results)
         if isinstance(result, Exception):
             raise result
@@ -37,15 +37,15 @@ def poll(upstream: Upstream, times: int = 1) -> None:
 @pytest.mark.parametrize(
     "failure",
     [
-        httpx.ConnectError("refused"),
-        httpx.Response(500, content=b"{}"),
-        httpx.Response(200, content=b"<html>"),
-        httpx.Response(200, content=b'{"data": 1}'),
-        httpx.Response(200, content=b"[]"),
+        aiohttp.ClientConnectionError("refused"),
+        (500, b"{}"),
+        (200, b"<html>"),
+        (200, b'{"data": 1}'),
+        (200, b"[]"),
     ],
     ids=repr,
 )
-def test_a_server_that_fails_a_poll_serves_nothing_until_the_next(failure: httpx.Response | Exception) -> None:
+def test_a_server_that_fails_a_poll_serves_nothing_until_the_next(failure: tuple[int, bytes] | Exception) -> None:
     """Its loss and its return are one event each."""
     upstream = ScriptedUpstream(MODELS, failure, failure, MODELS)
     with capture_logs() as events:
@@ -60,7 +60,7 @@ def test_a_server_that_fails_a_poll_serves_nothing_until_the_next(failure: httpx
 
 def test_a_busy_server_is_not_given_up_for_one_late_poll() -> None:
     """Only for several in a row."""
-    late = [httpx.ReadTimeout("late")] * MAX_LATE_POLLS
+    late = [TimeoutError()] * MAX_LATE_POLLS
     upstream = ScriptedUpstream(MODELS, *late[1:], MODELS, *late)
     poll(upstream, MAX_LATE_POLLS)
     assert upstream.models == {"nano"}

@@ -73,7 +73,11 @@ def _say(line: str) -> None:
 def _empty_panels(stage: Stage) -> list[str]:
     """Expressions of the dashboard that return nothing, although everything was seen once."""
     asked = list(expressions(stage.target, RATE_INTERVAL))
-    stage.wait(lambda: stage.value("streamlearn_publication_sequence") is not None, "something is published")
+    for metric, what in (
+        ("streamlearn_publication_sequence", "something is published"),
+        ("streamlearn_average_forgetting_ratio", "a past regime is scored"),
+    ):
+        stage.wait(lambda metric=metric: stage.value(metric) is not None, what)  # type: ignore[misc]  # the loop's own
     waiting = [(title, expression) for title, expression in asked if not stage.prometheus.query(expression)]
     return [f"{title}: {expression}" for title, expression in waiting if not stage.prometheus.query(expression)]
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from streamlearn.backbone.nano_vl import NANO
+from streamlearn.stream.tokenizer_folder import load_tokenizer
 from tests.monitoring.stage import Stage
 
 TOO_SMALL = 64 << 10  # bytes: larger than a log line or a journal, smaller than a snapshot's adapter
@@ -30,14 +32,30 @@ def _nan(stage: Stage) -> None:
 
 
 def _alternating(stage: Stage) -> None:
-    stage.feed([record for turn in range(14) for record in stage.records(turn % 2, 40)])
+    """Until the alert fires: how many turns fit into the rule's window depends on the machine."""
+    for _ in range(20):
+        stage.learn([record for turn in range(10) for record in stage.records(turn % 2, 24)])
+        if "StreamlearnShiftStorm" in stage.prometheus.firing():
+            return
 
 
 def _poisoned(stage: Stage) -> None:
-    """The first task comes back with answers that nobody could learn, then another task follows."""
-    noise = random.Random(20)
-    stage.learn([stage.records(0, 1, completion=f" {noise.getrandbits(128):x}")[0] for _ in range(200)])
-    stage.feed(stage.records(1, 80))
+    """The second task comes back, and goes on with answers that nobody could learn.
+
+    Had it come back with such answers, it would have been taken for a new task.
+    """
+    stage.learn(stage.records(1, 60))
+    tokenizer, noise = load_tokenizer(NANO), random.Random(20)
+    words = [tokenizer.decode([number]).strip() for number in range(1000, len(tokenizer))]
+    stage.learn([stage.records(1, 1, completion=" " + " ".join(noise.choices(words, k=8)))[0] for _ in range(200)])
+
+
+def _one_adapter(stage: Stage) -> None:
+    """One LoRA for all that is learned, as fine-tuning has: the second task costs it the first."""
+    stage.start_over(adapter={"preset": "lora"}, learner={"lr": 1e-2})
+    stage.learn(stage.records(1, 160))
+    stage.learn(stage.records(2, 160))
+    stage.learn(stage.records(0, 160))
 
 
 def _full_disk(stage: Stage) -> None:
@@ -96,9 +114,9 @@ FAULTS = (
     Fault(("StreamlearnDeadLetters",), "every second record is not JSON", _garbage),
     Fault(("StreamlearnUpdatesRefused",), "the loss of two batches is NaN", _nan),
     Fault(("StreamlearnSourceQuiet",), "no record arrives", _silence),
-    Fault(("StreamlearnShiftStorm",), "two tasks alternate every 40 records", _alternating),
+    Fault(("StreamlearnShiftStorm",), "two tasks alternate every 24 records", _alternating),
     Fault(
-        ("StreamlearnLossRising", "StreamlearnForgetting"), "a poisoned segment: a known task, wrong answers", _poisoned
+        ("StreamlearnLossRising",), "a poisoned segment: a known task, and from some point on wrong answers", _poisoned
     ),
     Fault(
         ("StreamlearnDegraded", "StreamlearnSnapshotTooOld"),
@@ -114,6 +132,7 @@ FAULTS = (
     ),
     Fault(("StreamlearnLagGrowing",), "records arrive faster than they are learned", _flood),
     Fault(("StreamlearnNotReady",), "a start without the broker", _restart_without_broker, _started_again),
+    Fault(("StreamlearnForgetting",), "one adapter without protection learns one task after the other", _one_adapter),
     Fault(("StreamlearnDown",), "the daemon is killed", lambda s: s.daemon.end()),
 )
 

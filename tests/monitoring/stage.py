@@ -21,6 +21,7 @@ from tests.monitoring.nan_daemon import MARK
 from tests.monitoring.prometheus import Prometheus
 
 SAMPLE = Path(__file__).parents[2] / "configs" / "sample" / "superni.train.jsonl.gz"
+TOPIC, DEAD = "records", "dead"
 WAIT_S = 600.0  # a fault shows within a minute on two idle cores
 POLL_S = 0.5
 
@@ -38,9 +39,11 @@ class Stage:
         (folder / "broker").mkdir()
         (folder / "prometheus").mkdir()
         self.broker = Broker(kafka, folder / "broker")
-        (port,) = free_ports(1)
-        self.target = f"127.0.0.1:{port}"
-        self.daemon = NanDaemon(folder / "daemon", _settings(self.broker.servers, port, folder))
+        (self._port,) = free_ports(1)
+        self.target = f"127.0.0.1:{self._port}"
+        self._folder = folder
+        self._topic = TOPIC
+        self.daemon = NanDaemon(folder / "daemon", self._settings(publish=_publish(folder / "published")))
         self.prometheus = Prometheus(folder / "prometheus", self.target)
         self._fed = 0
         self._open = ExitStack()
@@ -52,7 +55,7 @@ class Stage:
         with ExitStack() as stack:
             self.broker.start()
             stack.callback(self.broker.kill)
-            for topic in ("records", "dead"):
+            for topic in (TOPIC, DEAD):
                 self.broker.create_topic(topic)
             self.daemon.start()
             stack.callback(self.daemon.end)
@@ -82,13 +85,23 @@ class Stage:
 
     def feed(self, values: Sequence[bytes]) -> None:
         """Append records to the topic."""
-        self.broker.produce("records", list(values))
+        self.broker.produce(self._topic, list(values))
         self._fed += len(values)
 
     def learn(self, values: Sequence[bytes]) -> None:
         """Append records, and wait until all that were ever fed are done."""
         self.feed(values)
         self.wait(lambda: self._position() >= self._fed, "everything is learned")
+
+    def start_over(self, **changes: Any) -> None:
+        """End the daemon and start another in its place, which knows nothing and reads an empty topic."""
+        self.daemon.end()
+        self._topic, self._fed = f"{TOPIC}-again", 0
+        self.broker.create_topic(self._topic)
+        self.daemon = NanDaemon(self._folder / "daemon-again", self._settings(**changes))
+        self.daemon.start()
+        self._open.callback(self.daemon.end)
+        self.daemon.wait_until(lambda: self.value("streamlearn_ready") == 1, "it was ready again")
 
     def command(self, *arguments: str) -> None:
         """Run a command of streamlearn on the daemon."""
@@ -114,6 +127,29 @@ class Stage:
             time.sleep(POLL_S)
         return time.monotonic() - started
 
+    def _settings(self, **changes: Any) -> dict[str, Any]:
+        """The nano backbone and frequent snapshots."""
+        return {
+            "source": {
+                "kafka": {
+                    "bootstrap.servers": self.broker.servers,
+                    "topics": [self._topic],
+                    "group.id": "alerts",
+                    "security.protocol": "PLAINTEXT",
+                    "lag.interval.s": 1,
+                }
+            },
+            "dead_letters": {"topic": DEAD},
+            "stream": {"max_tokens": 256, "batch_tokens": 1024, "linger_s": 2},
+            "backbone": {"model": "builtin:nano", "dtype": "float32"},
+            "probe": {"similarity_tokens": 512},
+            "holdout": {"every_records": 10},
+            "snapshot": {"every_records": 100, "every_s": 5},
+            "serve": {"port": self._port},
+            "log": {"style": "json", "level": "warning"},
+            **changes,
+        }
+
     def _position(self) -> int:
         """Of the daemon's own status: a scrape may be older than what was just fed."""
         status = httpx.get(f"http://{self.target}/v1/status", timeout=60.0).json()
@@ -128,29 +164,6 @@ def _tasks() -> dict[str, list[dict[str, Any]]]:
     return dict(tasks)
 
 
-def _settings(servers: str, port: int, folder: Path) -> dict[str, Any]:
-    """The nano backbone, frequent snapshots, and publications, so that their panels have data too."""
-    return {
-        "source": {
-            "kafka": {
-                "bootstrap.servers": servers,
-                "topics": ["records"],
-                "group.id": "alerts",
-                "security.protocol": "PLAINTEXT",
-                "lag.interval.s": 1,
-            }
-        },
-        "dead_letters": {"topic": "dead"},
-        "stream": {"max_tokens": 256, "batch_tokens": 1024, "linger_s": 2},
-        "backbone": {"model": "builtin:nano", "dtype": "float32"},
-        "probe": {"similarity_tokens": 512},
-        "holdout": {"every_records": 10},
-        "snapshot": {"every_records": 100, "every_s": 5},
-        "publish": {
-            "folder": str(folder / "published"),
-            "min_holdout_records": 1,
-            "vllm": {"replicas": ["http://127.0.0.1:9"]},
-        },
-        "serve": {"port": port},
-        "log": {"style": "json", "level": "warning"},
-    }
+def _publish(folder: Path) -> dict[str, Any]:
+    """Publications, so that their panels have data too; five records are the fewest with which the gate can decide."""
+    return {"folder": str(folder), "min_holdout_records": 5, "vllm": {"replicas": ["http://127.0.0.1:9"]}}
