@@ -58,7 +58,7 @@ crash-calls: .venv/.ready
 crash-stops: .venv/.ready
 	@$(BIN)/python -m tests.crash --stops $(N)
 
-# The page in Chromium: how soon a shift is on it, and the speed of training while three browsers have it open. Some six
+# The page in Chromium: how soon a shift is on it, and the speed of training while three browsers have it open. Some twelve
 # minutes; needs Debian's chromium.
 page: .venv/.ready
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.page --json docs/page/figures.json

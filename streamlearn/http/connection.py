@@ -1,28 +1,42 @@
 """Limits on connections: uvicorn's HTTP/1.1 protocol with a receive deadline and a maximum number of connections.
 
-uvicorn closes idle keep-alive connections, but waits without limit for a first byte, the rest of a header or a body.
-Its concurrency limit rejects every new client once silent connections have used it up. Here
+uvicorn closes idle keep-alive connections, but waits without limit for a first byte, the rest of a header or a body,
+and its parser keeps a header of any length. Its concurrency limit rejects every new client once silent connections have
+used it up. Here
 
 - a client must read: when it does not take what is buffered for it within `READ_S`, the connection is aborted;
 - a request must arrive completely within `RECEIVE_S` of the connection or of its first byte; an incomplete one is
   answered 408;
+- a request line and headers beyond `MAX_HEAD` bytes are answered 431;
 - above `max_connections` the connection that has been waiting longest for its client is closed. A new connection is
   refused only while all others are being served.
 """
 
 import asyncio
+from http import HTTPStatus
 from typing import ClassVar
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 RECEIVE_S = 10.0
 READ_S = 30.0
 MAX_CONNECTIONS = 64
-_TOO_SLOW = b'{"error":{"code":"too_slow","message":"expected a whole request within 10 s","hint":"send it faster"}}'
+MAX_HEAD = 16 << 10
+_TOO_SLOW = {"code": "too_slow", "message": "expected a whole request within 10 s", "hint": "send it faster"}
+_MALFORMED = {
+    "code": "not_http",
+    "message": "expected a request of HTTP/1.1, found none",
+    "hint": "use http:// or https:// as the daemon is configured",
+}
+_TOO_LARGE = {
+    "code": "headers_too_large",
+    "message": f"expected a request line and headers of at most {MAX_HEAD} bytes",
+    "hint": "send fewer or shorter headers",
+}
 
 
-class GuardedConnection(H11Protocol):
+class GuardedConnection(HttpToolsProtocol):
     """One client connection."""
 
     max_connections: ClassVar[int] = MAX_CONNECTIONS
@@ -30,6 +44,14 @@ class GuardedConnection(H11Protocol):
     _read_deadline: asyncio.TimerHandle | None = None
     waiting_since = 0.0
     """Time of the event loop at which the connection began to wait for its client."""
+    _is_receiving = False
+    """Whether a part of a request has arrived, and not the whole."""
+    _is_in_head = False
+    _has_completed = False
+    """Whether a request was completed by the bytes that are being parsed."""
+    _head_bytes = 0
+    _unparsed_bytes = 0
+    """Since the parser last told of anything."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Start the receive deadline; close another connection if there are too many."""
@@ -58,19 +80,61 @@ class GuardedConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle a part of a request, a whole one, or several."""
         self._start_deadline()
+        self._has_completed = False
+        self._unparsed_bytes += len(data)
         super().data_received(data)
-        self._cancel_deadline_if_complete()
+        if self._head_bytes + self._unparsed_bytes > MAX_HEAD and self._is_receiving:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
+        elif self._has_completed and not self._is_receiving:
+            self._cancel_deadline()
+
+    def send_400_response(self, msg: str) -> None:
+        """What was received is no request."""
+        del msg
+        self._refuse(HTTPStatus.BAD_REQUEST, _MALFORMED)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._is_receiving = self._is_in_head = True
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the request line's target."""
+        self._head_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or after a chunked body a trailer."""
+        self._head_bytes += len(name) + len(value)
+        self._unparsed_bytes = 0
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The body begins."""
+        self._is_in_head, self._unparsed_bytes = False, 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._unparsed_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is there."""
+        self._is_receiving, self._has_completed = False, True
+        self._head_bytes = self._unparsed_bytes = 0
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Restart the waiting time, and handle a pipelined request."""
         self.waiting_since = self.loop.time()
         super().on_response_complete()
-        self._cancel_deadline_if_complete()
 
     @property
     def is_waiting(self) -> bool:
         """Whether no response is in progress."""
-        return self.cycle is None or self.cycle.response_complete or self.conn.their_state is h11.SEND_BODY
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def _start_deadline(self) -> None:
         if self._deadline is None:
@@ -86,28 +150,28 @@ class GuardedConnection(H11Protocol):
             self._read_deadline.cancel()
             self._read_deadline = None
 
-    def _cancel_deadline_if_complete(self) -> None:
-        partial = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
-        if not partial and self.conn.their_state is not h11.SEND_BODY:
-            self._cancel_deadline()
-
     def _on_deadline(self) -> None:
         """Close the connection, with a 408 if part of a request had arrived."""
         self._deadline = None
         if self.transport.is_closing():
             return
-        partial = self.conn.trailing_data[0] or self.conn.their_state is h11.SEND_BODY
-        if partial and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._send_too_slow()
+        if self._is_receiving:
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, _TOO_SLOW)
         self.transport.close()
 
-    def _send_too_slow(self) -> None:
-        head = [(b"content-type", b"application/json"), (b"connection", b"close")]
-        head.append((b"content-length", str(len(_TOO_SLOW)).encode()))
-        is_head = self.conn.their_state is h11.SEND_BODY and self.scope["method"] == "HEAD"
-        body = h11.Data(data=b"" if is_head else _TOO_SLOW)
-        for event in (h11.Response(status_code=408, headers=head), body, h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
+    def _refuse(self, status: HTTPStatus, error: dict[str, str]) -> None:
+        """Answer the request that is arriving with an error, unless an answer has begun, and close the connection."""
+        idle = self.cycle is None or self.cycle.response_complete
+        if (
+            not self.transport.is_closing()
+            and not self.pipeline
+            and (idle if self._is_in_head else not self.cycle.response_started)
+        ):
+            is_head = not self._is_in_head and self.scope["method"] == "HEAD"
+            body = orjson.dumps({"error": error})
+            head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + (b"" if is_head else body))
+        self.transport.close()
 
     def _close_longest_waiting(self) -> None:
         others = [each for each in self.connections if each is not self and isinstance(each, GuardedConnection)]

@@ -160,7 +160,6 @@ def _config(app: Starlette, listen: _Listen, connection: type[GuardedConnection]
         proxy_headers=False,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=math.ceil(grace_s),
-        h11_max_incomplete_event_size=16384,
         ssl_certfile=listen.tls_certfile,
         ssl_keyfile=listen.tls_keyfile,
     )

@@ -128,3 +128,58 @@ def test_a_head_request_without_its_body_is_closed_at_the_deadline(strict: Daemo
         head, _, body = read_to_end(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408")
     assert body == b""
+
+
+def test_what_is_no_request_is_answered_in_the_error_format(strict: Daemon) -> None:
+    """As by a client that speaks TLS to a plain listener."""
+    with connect(strict) as connection:
+        connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
+        head, _, body = read_to_end(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert json.loads(body)["error"]["code"] == "not_http"
+
+
+CHUNKED = HEAD.replace(b"content-length: 15", b"transfer-encoding: chunked")
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (b"GET /", b"a" * 4096),
+        (b"GET /livez HTTP/1.1\r\nhost: ", b"a" * 4096),
+        (b"GET /livez HTTP/1.1\r\n", b"x: y\r\n" * 500),
+        (CHUNKED + b"0\r\nx: ", b"a" * 4096),
+        (CHUNKED + b"0\r\n", b"x: y\r\n" * 500),
+        (CHUNKED + b"5;x=", b"a" * 4096),
+    ],
+    ids=["target", "header", "headers", "trailer", "trailers", "chunk extension"],
+)
+def test_an_endless_head_is_refused(strict: Daemon, begin: bytes, piece: bytes) -> None:
+    """Long before the deadline, and without keeping it."""
+    with connect(strict) as connection:
+        connection.sendall(begin)
+        sent, received = 0, b""
+        while not received and sent < 1 << 20:
+            try:
+                connection.sendall(piece)
+                connection.settimeout(0.002)
+                received = connection.recv(4096)
+            except TimeoutError:
+                sent += len(piece)
+            except (BrokenPipeError, ConnectionResetError):
+                break
+    assert sent < 4 * module.MAX_HEAD
+    assert received.startswith(b"HTTP/1.1 431"), received
+
+
+def test_a_head_within_the_limit_is_accepted(strict: Daemon) -> None:
+    """In one piece or many."""
+    assert strict.client.get("/livez", headers={"x-long": "a" * (module.MAX_HEAD - 1024)}).status_code == 200
+
+
+def test_a_request_that_comes_byte_by_byte_is_answered(strict: Daemon) -> None:
+    """Within the deadline."""
+    with connect(strict) as connection:
+        for byte in b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n":
+            connection.sendall(bytes([byte]))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")

@@ -34,7 +34,7 @@ def _nan(stage: Stage) -> None:
 def _alternating(stage: Stage) -> None:
     """Until the alert fires: how many turns fit into the rule's window depends on the machine."""
     for _ in range(20):
-        stage.learn([record for turn in range(10) for record in stage.records(turn % 2, 24)])
+        stage.learn([record for turn in range(10) for record in stage.records(turn % 2, 40)])
         if "StreamlearnShiftStorm" in stage.prometheus.firing():
             return
 
@@ -114,7 +114,7 @@ FAULTS = (
     Fault(("StreamlearnDeadLetters",), "every second record is not JSON", _garbage),
     Fault(("StreamlearnUpdatesRefused",), "the loss of two batches is NaN", _nan),
     Fault(("StreamlearnSourceQuiet",), "no record arrives", _silence),
-    Fault(("StreamlearnShiftStorm",), "two tasks alternate every 24 records", _alternating),
+    Fault(("StreamlearnShiftStorm",), "two tasks alternate every 40 records", _alternating),
     Fault(
         ("StreamlearnLossRising",), "a poisoned segment: a known task, and from some point on wrong answers", _poisoned
     ),

@@ -17,8 +17,8 @@ from tests.page.watched_run import WatchedRun
 def main() -> int:
     """Print the figures; 1 if one of them misses its aim."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10, help="turns with three browsers, each between two quiet ones")
-    parser.add_argument("--seconds", type=float, default=10.0, help="duration of a turn")
+    parser.add_argument("--rounds", type=int, default=12, help="turns with three browsers, each between two quiet ones")
+    parser.add_argument("--seconds", type=float, default=15.0, help="duration of a turn")
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--screenshots", type=Path, help="only take screenshots, into this folder")
     parser.add_argument("--url", help="of the running daemon that the screenshots show")
@@ -54,11 +54,13 @@ def _delays(folder: Path) -> list[float]:
 
 
 def _turns(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    run = WatchedRun(folder, backbone="builtin:nano")
+    evenly: dict[str, Any] = {"holdout": {}, "snapshot": {"every_records": 2000}}  # few interruptions of training
+    run = WatchedRun(folder, backbone="builtin:nano", **evenly)
     try:
         run.feed_endlessly()
         run.start()
-        return figures.summary(figures.paired_turns(run, rounds=rounds, seconds=seconds))
+        with figures.apart(run.daemon.pid):
+            return figures.summary(figures.paired_turns(run, rounds=rounds, seconds=seconds))
     finally:
         run.daemon.end()
 

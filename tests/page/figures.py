@@ -3,8 +3,8 @@
 import os
 import statistics
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from io import BytesIO
@@ -71,6 +71,22 @@ class Round:
     def quiet_ratio(self, field_name: str) -> float:
         """One quiet turn over the other: what the machine does by itself."""
         return float(getattr(self.after, field_name) / getattr(self.before, field_name))
+
+
+@contextmanager
+def apart(pid: int) -> Iterator[None]:
+    """One processor for the process, and the others for what is started within: browsers are elsewhere as a rule."""
+    allowed = os.sched_getaffinity(0)
+    own, *others = sorted(allowed)
+    if not others:
+        raise RuntimeError("expected two processors, one for the daemon and one for the browsers, found one")
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {own})
+    os.sched_setaffinity(0, others)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def paired_turns(run: WatchedRun, *, rounds: int, seconds: float) -> list[Round]:

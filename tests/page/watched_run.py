@@ -22,8 +22,8 @@ UNUSABLE = (b"not json\n", b'{"prompt": "no completion"}\n', b"[1, 2]\n")
 class WatchedRun:
     """The daemon and its stream."""
 
-    def __init__(self, folder: Path, *, backbone: str | None = None) -> None:
-        """`backbone` takes the tiny one's place."""
+    def __init__(self, folder: Path, *, backbone: str | None = None, **changes: Any) -> None:
+        """`backbone` takes the tiny one's place, and other sections those of the same name."""
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}/"
@@ -42,6 +42,7 @@ class WatchedRun:
                 "snapshot": {"every_records": 100},
                 "serve": {"port": self.port},
                 "log": {"style": "json", "level": "info"},
+                **changes,
             },
         )
 
