@@ -10,7 +10,7 @@ from streamlearn.backbone.nano_vl import NANO
 from streamlearn.stream.tokenizer_folder import load_tokenizer
 from tests.monitoring.stage import Stage
 
-TOO_SMALL = 64 << 10  # bytes: larger than a log line or a journal, smaller than a snapshot's adapter
+TOO_SMALL = 256 << 10  # bytes: larger than the journal and the record of what is in hand, smaller than a snapshot
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ FAULTS = (
     ),
     Fault(
         ("StreamlearnDegraded", "StreamlearnSnapshotTooOld"),
-        "no room: no file of the daemon may exceed 64 KiB",
+        "no room: no file of the daemon may exceed 256 KiB",
         _full_disk,
         _room_again,
     ),
