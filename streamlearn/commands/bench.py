@@ -73,6 +73,7 @@ def measure_gateway(
     as_json: JsonOption = False,
     seconds: Annotated[float, typer.Option(min=1, help="Length of the measurement, each way.")] = 20.0,
     rate: Annotated[float, typer.Option(min=1, help="Requests per second.")] = 50.0,
+    keep_awake: Annotated[bool, typer.Option("--keep-awake", help="Let no processor go idle meanwhile.")] = False,
 ) -> None:
     """Measure what the gateway adds to a request, and its start.
 
@@ -80,7 +81,7 @@ def measure_gateway(
     """
     from streamlearn.bench import gateway  # noqa: PLC0415
 
-    gateway.report(seconds=seconds, requests_per_s=rate, as_json=as_json)
+    gateway.report(seconds=seconds, requests_per_s=rate, keep_awake=keep_awake, as_json=as_json)
 
 
 @app.command("flood")
