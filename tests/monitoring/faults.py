@@ -96,20 +96,6 @@ def _pause(stage: Stage) -> None:
     stage.feed(stage.records(2, 40))
 
 
-def _restart_without_broker(stage: Stage) -> None:
-    """The start waits for the broker, for a minute."""
-    stage.daemon.terminate()
-    stage.broker.stop()
-    stage.daemon.start()
-
-
-def _started_again(stage: Stage) -> None:
-    stage.daemon.end()
-    stage.broker.start()
-    stage.daemon.start()
-    stage.daemon.wait_until(lambda: stage.value("streamlearn_ready") == 1, "it was ready again")
-
-
 FAULTS = (
     Fault(("StreamlearnDeadLetters",), "every second record is not JSON", _garbage),
     Fault(("StreamlearnUpdatesRefused",), "the loss of two batches is NaN", _nan),
@@ -131,7 +117,7 @@ FAULTS = (
         ("StreamlearnNotLearning",), "the daemon is paused while records arrive", _pause, lambda s: s.command("resume")
     ),
     Fault(("StreamlearnLagGrowing",), "records arrive faster than they are learned", _flood),
-    Fault(("StreamlearnNotReady",), "a start without the broker", _restart_without_broker, _started_again),
+    Fault(("StreamlearnNotReady",), "the training loop hangs", lambda s: s.feed(s.endless())),
     Fault(("StreamlearnForgetting",), "one adapter without protection learns one task after the other", _one_adapter),
     Fault(("StreamlearnDown",), "the daemon is killed", lambda s: s.daemon.end()),
 )

@@ -17,7 +17,7 @@ import orjson
 
 from tests.broker import Broker, free_ports
 from tests.end_to_end.process import DaemonProcess
-from tests.monitoring.nan_daemon import MARK
+from tests.monitoring.faulty_daemon import HANG, SPOIL
 from tests.monitoring.prometheus import Prometheus
 
 SAMPLE = Path(__file__).parents[2] / "configs" / "sample" / "superni.train.jsonl.gz"
@@ -26,10 +26,10 @@ WAIT_S = 600.0  # a fault shows within a minute on two idle cores
 POLL_S = 0.5
 
 
-class NanDaemon(DaemonProcess):
-    """A daemon that can be made to refuse an update."""
+class FaultyDaemon(DaemonProcess):
+    """A daemon that can be made to refuse an update, or to hang in one."""
 
-    module = "tests.monitoring.nan_daemon"
+    module = "tests.monitoring.faulty_daemon"
 
 
 class Stage:
@@ -43,7 +43,7 @@ class Stage:
         self.target = f"127.0.0.1:{self._port}"
         self._folder = folder
         self._topic = TOPIC
-        self.daemon = NanDaemon(folder / "daemon", self._settings(publish=_publish(folder / "published")))
+        self.daemon = FaultyDaemon(folder / "daemon", self._settings(publish=_publish(folder / "published")))
         self.prometheus = Prometheus(folder / "prometheus", self.target)
         self._fed = 0
         self._open = ExitStack()
@@ -81,7 +81,11 @@ class Stage:
 
     def spoiled(self, count: int) -> list[bytes]:
         """Records whose update the daemon refuses."""
-        return [orjson.dumps({"prompt": f"{MARK}: {number}", "completion": " no"}) for number in range(count)]
+        return [orjson.dumps({"prompt": f"{SPOIL}: {number}", "completion": " no"}) for number in range(count)]
+
+    def endless(self) -> list[bytes]:
+        """A record whose update never ends."""
+        return [orjson.dumps({"prompt": HANG, "completion": " no"})]
 
     def feed(self, values: Sequence[bytes]) -> None:
         """Append records to the topic."""
@@ -98,7 +102,7 @@ class Stage:
         self.daemon.end()
         self._topic, self._fed = f"{TOPIC}-again", 0
         self.broker.create_topic(self._topic)
-        self.daemon = NanDaemon(self._folder / "daemon-again", self._settings(**changes))
+        self.daemon = FaultyDaemon(self._folder / "daemon-again", self._settings(**changes))
         self.daemon.start()
         self._open.callback(self.daemon.end)
         self.daemon.wait_until(lambda: self.value("streamlearn_ready") == 1, "it was ready again")

@@ -1,8 +1,9 @@
-"""The daemon's command line, with a fault: the loss of a batch that holds a certain text is NaN.
+"""The daemon's command line, with faults: a batch that holds a certain text has the loss NaN, or is never done.
 
-python -m tests.monitoring.nan_daemon run --config FILE
+python -m tests.monitoring.faulty_daemon run --config FILE
 """
 
+import time
 from typing import Any
 
 from streamlearn.commands.cli import main
@@ -10,7 +11,9 @@ from streamlearn.learner import learner
 from streamlearn.learner.loss import PackedLoss, packed_loss
 from streamlearn.runtime.components import Components
 
-MARK = "spoil this update"
+SPOIL = "spoil this update"
+HANG = "never end this update"
+HANG_S = 3600.0
 
 
 def inject() -> None:
@@ -23,8 +26,10 @@ def inject() -> None:
 
     def spoiled(model: Any, row: Any) -> PackedLoss:
         loss = packed_loss(model, row)
-        hit = MARK in model.spell(row.input_ids[0].tolist())
-        return PackedLoss(loss.mean * float("nan"), loss.token_L, loss.correct_L) if hit else loss
+        text = model.spell(row.input_ids[0].tolist())
+        if HANG in text:
+            time.sleep(HANG_S)
+        return PackedLoss(loss.mean * float("nan"), loss.token_L, loss.correct_L) if SPOIL in text else loss
 
     Components.__init__ = init  # type: ignore[method-assign]
     setattr(learner, "packed_loss", spoiled)  # noqa: B010 - the module imports it, and does not export it
