@@ -8,7 +8,8 @@ make exact BACKBONE=build/smollm2 VLLM=/path/to/vllm LLAMA=/path/to/python
    - float32, transformers alone: its two attention implementations against each other, the rounding of float32.
    - float64: some prompts. What is left is no rounding of float32.
 3. Greedy answers: `/v1/generate`, transformers and PEFT, and, where their programs are given, vLLM and llama.cpp (an
-   interpreter with xllamacpp, llama.cpp built for Python), with each prompt's regime and on the bare backbone.
+   interpreter with xllamacpp, llama.cpp built for Python), with each prompt's regime and on the bare backbone. A prompt
+   that no regime explains is left out: the daemon may answer it with the mean of its adapters, which is no export.
 
 Prompts are those of test records, and of training records that were not learned. Prints the figures and writes them.
 """
@@ -110,14 +111,15 @@ def _answers(
     prompts: Sequence[str],
     folder: Path,
 ) -> dict[str, Any]:
-    asked = answers.of_daemon(run, prompts)
+    asked = [each for each in answers.of_daemon(run, prompts) if each.regime is not None]
     by_regime = [(each.prompt, each.regime) for each in asked]
     bare = answers.of_transformers(python, str(backbone), run, [(prompt, None) for prompt in prompts])
+    unadapted = {each.prompt: each.text for each in bare}
     stock = answers.of_transformers(python, str(backbone), run, by_regime)
     figures: dict[str, Any] = {
         "tokens": answers.TOKENS,
-        "answered by a regime": sum(each.regime is not None for each in asked),
-        "as the bare backbone": sum(one.text == other.text for one, other in zip(asked, bare, strict=True)),
+        "answered by a regime": len(asked),
+        "as the bare backbone": sum(each.text == unadapted[each.prompt] for each in asked),
         "transformers": {"with regimes": answers.share([a.text == b.text for a, b in zip(asked, stock, strict=True)])},
     }
     _say(str(figures))

@@ -37,7 +37,7 @@ class LearnedRun:
         return sorted(path.name for path in self.peft.iterdir())
 
     def generate(self, prompts: Sequence[str], tokens: int) -> list[tuple[str | None, str]]:
-        """What answered each prompt, a regime's export or None for the backbone, and its greedy answer."""
+        """What answered each prompt, a regime's export or None for anything else, and its greedy answer."""
         with httpx.Client(base_url=self.url, timeout=REQUEST_S) as client:
             answers = []
             for prompt in prompts:
