@@ -13,6 +13,8 @@ from tests.page import figures
 from tests.page.browser import PROGRAMS, chromium, launched
 from tests.page.watched_run import WatchedRun
 
+IDLE_S = 30.0
+
 
 def main() -> int:
     """Print the figures; 1 if one of them misses its aim."""
@@ -31,24 +33,29 @@ def main() -> int:
             print(*figures.screenshots(browser, options.url, options.screenshots), sep="\n")
         return 0
     with tempfile.TemporaryDirectory(prefix="streamlearn-page-") as folder:
-        delays = _delays(Path(folder) / "shifts")
+        delays, share = _delays_and_share(Path(folder) / "shifts")
         turns = _turns(Path(folder) / "turns", options.rounds, options.seconds)
     speed = turns["speed_ratio"]["median"]
     print(f"a shift is on the page after {', '.join(f'{each:.2f}' for each in delays)} s (aim: {figures.MAX_DELAY_S})")
+    print(f"three pages take {share:.2%} of a processor from a daemon that has nothing else to do")
     print(f"speed with three browsers: {turns['speed_ratio']} of quiet (aim: {figures.MIN_SPEED})")
     print(f"speed of a quiet turn: {turns['speed_ratio_of_quiet_turns']} of another quiet one")
     print(f"processor time of the daemon per token: {turns['cpu_per_token_ratio']} of quiet")
     if options.json is not None:
-        options.json.write_text(json.dumps({"shift_delays_s": delays, **turns}, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(
+            json.dumps({"shift_delays_s": delays, "idle_share": round(share, 5), **turns}, indent=1) + "\n",
+            encoding="utf-8",
+        )
     return int(max(delays) > figures.MAX_DELAY_S or speed < figures.MIN_SPEED)
 
 
-def _delays(folder: Path) -> list[float]:
+def _delays_and_share(folder: Path) -> tuple[list[float], float]:
     run = WatchedRun(folder)
     try:
         run.start()
         with sync_playwright() as playwright, launched(playwright) as browser:
-            return figures.shift_delays(run, browser.new_page())
+            delays = figures.shift_delays(run, browser.new_page())
+        return delays, figures.idle_share(run, IDLE_S)
     finally:
         run.daemon.end()
 
