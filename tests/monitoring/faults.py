@@ -117,8 +117,8 @@ FAULTS = (
         ("StreamlearnNotLearning",), "the daemon is paused while records arrive", _pause, lambda s: s.command("resume")
     ),
     Fault(("StreamlearnLagGrowing",), "records arrive faster than they are learned", _flood),
-    Fault(("StreamlearnNotReady",), "the training loop hangs", lambda s: s.feed(s.endless())),
     Fault(("StreamlearnForgetting",), "one adapter without protection learns one task after the other", _one_adapter),
+    Fault(("StreamlearnNotReady",), "the training loop hangs", lambda s: s.feed(s.endless())),
     Fault(("StreamlearnDown",), "the daemon is killed", lambda s: s.daemon.end()),
 )
 
