@@ -39,6 +39,7 @@ class Event(StrEnum):
     FIRST_REGIME_ENTERED = "first_regime_entered"
     SHIFT_DETECTED = "shift_detected"
     RETURN_REFUSED = "return_refused"
+    VISIT_REFUSED = "visit_refused"
     REGIME_FROZEN = "regime_frozen"
     REGIME_UNFROZEN = "regime_unfrozen"
     REGIME_RENAMED = "regime_renamed"

@@ -35,7 +35,7 @@ REPLACED = (
     Replaced("watcher", "RoutingHook", as_part=True),
     Replaced("sees", "is_vision"),
     Replaced("owner_T", "segment_ids_T"),
-    Replaced("bounds", "cu_seqlens", "streamlearn/learner"),
+    Replaced("bounds", "ends", "streamlearn/learner"),
     Replaced("Row", "PackedBatch"),
     Replaced("inputs_watch", "InputShiftDetector", as_part=True),
     Replaced("answers_watch", "ConceptDriftDetector", as_part=True),

@@ -27,11 +27,11 @@ from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.adaptation.regime_controls import RegimeControls
 from streamlearn.adaptation.regime_statistics import RegimeStatistics
 from streamlearn.adaptation.requested import Requested, UnknownRegimeError
-from streamlearn.adaptation.return_checks import ReturnChecks
+from streamlearn.adaptation.return_checks import ReturnChecks, Upcoming
 from streamlearn.adaptation.routed_input import AnsweredBy, Route, RoutedInput
 from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.adaptation.time_budget import TimeBudget
-from streamlearn.adapters.routing_context import NO_REGIME, Slot
+from streamlearn.adapters.sequences import NO_REGIME, Slot
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Learner, Step
@@ -113,16 +113,28 @@ class Adaptation:
         """The next batch to train on.
 
         None while too few records follow it to decide its regimes, or to probe the new regime that begins in it or
-        check the return of a known one, unless the stream was flushed. What looks like a return and is none by its
-        losses is decided again, as a new regime.
+        check the return of a known one, unless the stream was flushed. What looks like a known regime's and is not by
+        its losses is decided again.
         """
+        checks = self.return_checks
         while (assigned := self.monitor.lookahead.take(self._probe_tokens)) is not None:
-            refused = self.return_checks.refuse(assigned.shifts, self.numbers, self.upcoming)
-            if not refused:
+            if not checks.refuse(self._upcoming(assigned)):
                 return assigned
             assert self._trained is not None, "a known regime was trained on"
-            self.monitor.refuse_returns(refused, assigned.batch, self._trained, self.controls.frozen_at)
+            self.monitor.refuse(checks.returns, checks.records, assigned.batch, self._trained, self.controls.frozen_at)
         return None
+
+    def _upcoming(self, assigned: AssignedBatch) -> Upcoming:
+        profiles = () if self._trained is None else self._trained.detector.regimes
+        return Upcoming(
+            assigned,
+            first=self.records + 1,
+            current=self.current,
+            numbers=self.numbers,
+            last_records={slot: each.last_record for slot, each in enumerate(profiles) if each is not None},
+            examples_of=self.upcoming,
+            records_of=self.monitor.lookahead.records_of,
+        )
 
     @property
     def waiting(self) -> list[Batch]:

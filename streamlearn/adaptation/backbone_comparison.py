@@ -7,7 +7,7 @@ for a sample: of each batch one record waits, and when the time budget allows, t
 from typing import NamedTuple
 
 from streamlearn.adaptation.time_budget import TimeBudget
-from streamlearn.adapters.routing_context import NO_REGIME
+from streamlearn.adapters.sequences import NO_REGIME
 from streamlearn.history.backbone_pair import BackbonePair
 from streamlearn.learner.evaluation import run_to_end, score
 from streamlearn.learner.learner import Learner, Step

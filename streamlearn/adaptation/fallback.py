@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
-from streamlearn.adapters.routing_context import NO_REGIME, Slot
+from streamlearn.adapters.sequences import NO_REGIME, Slot
 from streamlearn.probe.head_start import HeadStart
 from streamlearn.settings.service import Unknown
 from streamlearn.status.status import FallbackStatus

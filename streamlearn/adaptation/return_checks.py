@@ -1,6 +1,12 @@
-"""Returns of known regimes that their losses speak against (`probe/return_check`)."""
+"""Records that look like a known regime's, checked by their losses (`probe/return_check`) before they are trained on.
+
+A regime returns in two ways: the stream moves to it (a shift), or single records of other producers are assigned to it
+while the stream stays where it is (visits). Visits are checked where they begin: after `ABSENT` records without one of
+the regime's. Evidence are all that were read ahead.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 from streamlearn.adaptation.recent_losses import RecentLosses
@@ -9,75 +15,124 @@ from streamlearn.learner.learner import Learner
 from streamlearn.probe.probe import first_tokens
 from streamlearn.probe.return_check import ReturnCheck, check_return
 from streamlearn.settings import Settings
+from streamlearn.shift.assigned_batch import AssignedBatch
+from streamlearn.shift.refused import RefusedRecord, RefusedReturn
 from streamlearn.shift.shift import Shift
 from streamlearn.stream.decode import Example
+
+ABSENT = 64
+"""Records without one of a regime after which its next ones are checked. While a regime's records keep coming, a change
+of their answers is the drift detector's to find."""
 
 _log = get_logger("shift")
 
 
+@dataclass(frozen=True)
+class Upcoming:
+    """What is known of the batch taken last, before it is trained on."""
+
+    assigned: AssignedBatch
+    first: int
+    """Ordinal of its first record."""
+    current: int | None
+    """Slot of the regime under way before it."""
+    numbers: Mapping[int, int]
+    """Of the regimes that were entered, by slot."""
+    last_records: Mapping[int, int]
+    """Ordinal of each regime's last record before it, by slot."""
+    examples_of: Callable[[int], Sequence[Example]]
+    """Returns the first records of the regime in a slot, from the batch on until the stream moves on."""
+    records_of: Callable[[int, int], Sequence[tuple[int, Example]]]
+    """`Lookahead.records_of`."""
+
+
 class ReturnChecks:
-    """Checks the returns in the next batch to train on. What it refused is decided again by the monitor."""
+    """Checks the returns and visits in the next batch to train on. What it refused is decided again by the monitor."""
 
     def __init__(self, learner: Learner, settings: Settings) -> None:
         self.losses = RecentLosses()
         """What the regimes' own records cost."""
         self._learner = learner
         self._settings = settings
-        self._refused: list[Shift] = []
+        self._returns: list[Shift] = []
+        self._records: list[RefusedRecord] = []
 
     def applies(self, shift: Shift, numbers: Mapping[int, int]) -> bool:
         """Whether the losses of its first records decide about this shift; `numbers` are those of regimes by slot."""
-        known = shift.known and numbers.get(shift.slot) == shift.regime
-        return known and self._learner.per_regime and self._settings.probe.max_returns_refused > 0
+        return self._enabled and shift.known and numbers.get(shift.slot) == shift.regime
 
-    def refuse(
-        self, shifts: Sequence[Shift], numbers: Mapping[int, int], records_of: Callable[[int], Sequence[Example]]
-    ) -> Sequence[Shift]:
-        """Check the returns among the shifts of a batch that is not trained on yet.
+    def refuse(self, upcoming: Upcoming) -> bool:
+        """Check a batch that is not trained on yet; return whether anything was refused in it that was not before."""
+        for shift in upcoming.assigned.shifts:
+            examples = upcoming.examples_of(shift.slot) if self.applies(shift, upcoming.numbers) else ()
+            # A shift that was found after a flush may come with a batch that has none of its records: it is believed.
+            check = self._check(shift.slot, examples) if examples else None
+            if check is not None:
+                self._returns.append(shift)
+                _log_refused(Event.RETURN_REFUSED, shift.regime, check, at=shift.declared_at, onset=shift.onset)
+                return True
+        return any(self._refuse_visits(slot, upcoming) for slot in self._visited(upcoming))
 
-        Args:
-            shifts: Of the batch.
-            numbers: Of the regimes that were entered, by slot.
-            records_of: Returns the first records of the regime in a slot, from the batch on.
+    @property
+    def returns(self) -> tuple[RefusedReturn, ...]:
+        """The returns that were refused since the batch before."""
+        return tuple(RefusedReturn(shift.declared_at, shift.slot) for shift in self._returns)
 
-        Returns:
-            Empty if all are returns; else everything that was refused since the batch before.
-        """
-        refused = next((each for each in shifts if self._is_refused(each, numbers, records_of)), None)
-        if refused is None:
-            return ()
-        self._refused.append(refused)
-        return tuple(self._refused)
+    @property
+    def records(self) -> tuple[RefusedRecord, ...]:
+        """The records that were refused since the batch before."""
+        return tuple(self._records)
 
     def refused_at(self, declared_at: int) -> int | None:
         """Number of the regime whose return was refused that was declared at this record; None: there is none."""
-        return next((each.regime for each in self._refused if each.declared_at == declared_at), None)
+        return next((each.regime for each in self._returns if each.declared_at == declared_at), None)
 
     def clear(self) -> None:
         """The batch is trained on, or will be decided again without what was refused."""
-        self._refused.clear()
+        self._returns.clear()
+        self._records.clear()
 
-    def _is_refused(
-        self, shift: Shift, numbers: Mapping[int, int], records_of: Callable[[int], Sequence[Example]]
-    ) -> bool:
-        examples = records_of(shift.slot) if self.applies(shift, numbers) else ()
-        if not examples:  # a shift that was found after a flush may come with a batch that has none of its records
+    @property
+    def _enabled(self) -> bool:
+        return self._learner.per_regime and self._settings.probe.max_returns_refused > 0
+
+    def _visited(self, upcoming: Upcoming) -> list[int]:
+        """Slots of known regimes that the batch has records of after a while without, and that no shift is to."""
+        if not self._enabled:
+            return []
+        present = {upcoming.current, *(shift.slot for shift in upcoming.assigned.shifts)}
+        others = [slot for slot in dict.fromkeys(upcoming.assigned.slots) if slot not in present]
+        return [
+            slot
+            for slot in others
+            if slot in upcoming.numbers and upcoming.first - upcoming.last_records.get(slot, upcoming.first) > ABSENT
+        ]
+
+    def _refuse_visits(self, slot: int, upcoming: Upcoming) -> bool:
+        """Check the visits to a regime. A record is refused once: what else assigns it to the regime is believed."""
+        visits = upcoming.records_of(slot, upcoming.first)
+        new = [RefusedRecord(ordinal, slot) for ordinal, _ in visits]
+        new = [each for each in new if each not in self._records]
+        check = self._check(slot, [example for _, example in visits]) if new else None
+        if check is None:
             return False
-        records = first_tokens(examples, self._settings.probe.similarity_tokens)
-        own, pack_tokens = self.losses.of(shift.slot), self._settings.stream.batch_tokens
-        check = check_return(self._learner, records, shift.slot, own, pack_tokens=pack_tokens)
-        if check.p_value >= self._settings.probe.max_returns_refused:
-            return False
-        _log_refused(shift, check)
+        self._records += new
+        _log_refused(Event.VISIT_REFUSED, upcoming.numbers[slot], check, at=upcoming.first)
         return True
 
+    def _check(self, slot: int, examples: Sequence[Example]) -> ReturnCheck | None:
+        """The losses of the first records, if they speak against the regime in `slot`."""
+        records = first_tokens(examples, self._settings.probe.similarity_tokens)
+        own, pack_tokens = self.losses.of(slot), self._settings.stream.batch_tokens
+        check = check_return(self._learner, records, slot, own, pack_tokens=pack_tokens)
+        return check if check.p_value < self._settings.probe.max_returns_refused else None
 
-def _log_refused(shift: Shift, check: ReturnCheck) -> None:
+
+def _log_refused(event: Event, regime: int, check: ReturnCheck, **found: int) -> None:
     _log.info(
-        Event.RETURN_REFUSED,
-        regime=shift.regime,
-        declared_at=shift.declared_at,
-        onset=shift.onset,
+        event,
+        regime=regime,
+        **found,
         records=len(check.losses),
         loss=round(fmean(check.losses), 4),
         own_loss=round(fmean(check.own_losses), 4),

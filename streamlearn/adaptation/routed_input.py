@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from streamlearn.adapters.routing_context import Slot
+from streamlearn.adapters.sequences import Slot
 from streamlearn.status.field_docs import FIELD_DOCS
 
 AnsweredBy = Literal["regime", "adapter", "mean", "backbone"]

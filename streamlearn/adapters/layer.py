@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from streamlearn.adapters import routing
 from streamlearn.adapters.bottleneck import add_experts, rows_of
 from streamlearn.adapters.config import HeadLoraConfig, regime_adapter
-from streamlearn.adapters.routing_context import AdaptedLayer, RoutingContext, RoutingContextHolder, RoutingDecision
+from streamlearn.adapters.routing_context import AdaptedLayer, RoutingContextHolder, RoutingDecision
+from streamlearn.adapters.sequences import Sequences, adapters_of
 
 NO_MERGE = (
     "experts that are selected per token are not one weight matrix and cannot be merged; keep the adapter separate: "
@@ -151,26 +152,28 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         whose regime has none, and one without a regime, get the frozen linear alone. Without regimes in the context,
         PEFT's active adapters apply.
         """
-        context, num = self.context_holder.context, x.shape[:-1].numel()
+        sequences, num = self.context_holder.context.sequences, x.shape[:-1].numel()
         is_vision = next(iter(self.head_lora_info.values())).is_vision
-        if context.slots is not None and any(config.per_regime for config in self.head_lora_config.values()):
-            for slot in context.slots:
-                slots, weight = context.adapters_of(slot)
+        if sequences is None or sequences.slots is None:
+            yield from ((name, None, 1.0) for name in self.active_adapters if name in self.head_lora_A)
+        elif any(config.per_regime for config in self.head_lora_config.values()):
+            for slot in sequences.distinct:
+                slots, weight = adapters_of(slot)
                 names = [name for name in map(regime_adapter, slots) if name in self.head_lora_A]
-                tokens_P = context.tokens_of(slot, num, is_vision=is_vision) if names else None
+                tokens_P = sequences.tokens_of(slot, num, is_vision=is_vision) if names else None
                 if tokens_P is None or len(tokens_P):  # none in the vision tower, for records without images
                     yield from ((name, tokens_P, weight / len(names)) for name in names)
-        elif context.slots != ():
-            tokens_P = context.tokens_with_regime(num, is_vision=is_vision)
+        elif sequences.distinct:
+            tokens_P = sequences.tokens_with_regime(num, is_vision=is_vision)
             yield from ((name, tokens_P, 1.0) for name in self.active_adapters if name in self.head_lora_A)
 
     def _route_sequences(self, name: str, x: Tensor) -> Tensor:
         """One gate per block: its first layer decides for each sequence, the others follow (MoT eq. 1)."""
         context, block = self.context_holder.context, self.head_lora_info[name].block
-        segment_ids_T = _segment_ids(context, x)
+        segment_ids_T, num = _segments(context.sequences, x)
         decisions, key = context.block_decisions, (name, block)
         if name in self.head_lora_router and not (context.decoding and key in decisions):
-            h_BD = _means(x.reshape(-1, self.in_features), segment_ids_T, context.prompt_T)
+            h_BD = _means(x.reshape(-1, self.in_features), segment_ids_T, num, context.prompt_T)
             decisions[key] = self._decide(name, h_BD, len(h_BD))
         elif torch.is_grad_enabled():
             self.head_lora_load[name] += decisions[key].selected_HKT.sum(-1)
@@ -189,7 +192,8 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         biased_HKT = native_HKT
         if config.regimes:
             is_vision = self.head_lora_info[name].is_vision
-            slots_T = context.slots_of(num, per_token=config.routes == "tokens", is_vision=is_vision)
+            per_token, sequences = config.routes == "tokens", context.sequences
+            slots_T = None if sequences is None else sequences.slots_of(num, per_token=per_token, is_vision=is_vision)
             if slots_T is not None:
                 slots_P = rows_of(slots_T, tokens_P).clamp_min(0)  # a sequence without a regime is not computed
                 biased_HKT = native_HKT + self.head_lora_bias[name].index_select(2, slots_P)
@@ -219,19 +223,19 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
                 tensors[adapter_name] = tensors[adapter_name].to(target)
 
 
-def _segment_ids(context: RoutingContext, x: Tensor) -> Tensor:
-    """Index of the sequence that each token of the flattened (..., T, D) belongs to."""
-    if context.segment_ids_T is not None:
-        return context.segment_ids_T
-    sequences = torch.arange(x.shape[:-1].numel() // x.shape[-2], device=x.device)
-    return sequences.repeat_interleave(x.shape[-2])
+def _segments(sequences: Sequences | None, x: Tensor) -> tuple[Tensor, int]:
+    """Index of the sequence that each token of the flattened (..., T, D) belongs to, and the number of sequences."""
+    num = x.shape[:-1].numel()
+    if sequences is not None:
+        return sequences.segment_ids(num), sequences.num
+    rows = num // x.shape[-2]
+    return torch.arange(rows, device=x.device).repeat_interleave(x.shape[-2], output_size=num), rows
 
 
-def _means(x_TD: Tensor, segment_ids_T: Tensor, prompt_T: Tensor | None) -> Tensor:
+def _means(x_TD: Tensor, segment_ids_T: Tensor, num: int, prompt_T: Tensor | None) -> Tensor:
     """Mean over each sequence's prompt, (B, D) float32. MoT sums, which sharpens the gate as prompts get longer."""
     weight_T1 = torch.ones_like(segment_ids_T) if prompt_T is None else prompt_T
     weight_T1 = weight_T1.float()[:, None]
-    num = int(segment_ids_T[-1]) + 1
     sums_BD = torch.zeros(num, x_TD.shape[1], device=x_TD.device).index_add(0, segment_ids_T, x_TD.float() * weight_T1)
     counts_B1 = torch.zeros(num, 1, device=x_TD.device).index_add(0, segment_ids_T, weight_T1)
     return sums_BD / counts_B1.clamp_min(1)

@@ -7,7 +7,7 @@ so there is no "current" CP bias that one of them could leave set for the next.
 # Shape suffixes: T tokens, B sequences, D in features, O out features, H heads, K experts a head.
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,19 +16,7 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.config import Routes
-
-NO_REGIME = -1
-"""Slot of a sequence that the untouched backbone computes: its tokens get nothing from any expert."""
-
-Slot = int | tuple[int, ...]
-"""What adapts a sequence: the regime in a slot, `NO_REGIME`, or, where regimes have adapters of their own, the mean of
-the adapters in several slots, at `MEAN_WEIGHT`."""
-MEAN_WEIGHT = 0.5
-"""Weight of a mean of adapters: half way between the backbone and what it was trained to (WiSE-FT, arXiv 2109.01903,
-recommends this where no data can choose)."""
-
-
-_FIRST_MEAN = NO_REGIME - 1
+from streamlearn.adapters.sequences import Sequences
 
 
 @dataclass(frozen=True)
@@ -81,113 +69,18 @@ class ParallelAdapter(Protocol):
 class RoutingContext:
     """The sequences of one forward pass, and what observes its routing."""
 
-    segment_ids_T: Tensor | None = None
-    """(T,) index of the sequence that each token of the flattened input belongs to; None: each input row is one."""
-    slots_B: Tensor | None = None
-    """(B,) regime slot of each sequence, which selects its adapter or its CP bias, or `NO_REGIME`; -2 - i: the slots
-    `means[i]`; None: no regimes."""
+    sequences: Sequences | None = None
+    """None: each row of the input is a sequence, and there are no regimes."""
     prompt_T: Tensor | None = None
     """(T,) bool, tokens before the first learned one. Sequences are routed by these only; None: by all."""
-    vision_units_B: Tensor | None = None
-    """(B,) share of each sequence, in order, in the input of the vision tower. The unit is the processor's (images,
-    tiles or patches); every layer of the tower has a fixed number of tokens per unit."""
     explore: bool = False
     """Whether sequence routing adds its noise (MoT eq. 1); set in training only."""
     decoding: bool = False
     """Whether sequences are decoded token by token: each keeps the experts selected for its prompt."""
     hooks: tuple[RoutingHook, ...] = ()
-    means: tuple[tuple[int, ...], ...] = ()
-    """Slots of each mean of adapters in the pass, see `slots_B`."""
     parallel_adapter: ParallelAdapter | None = None
     block_decisions: dict[tuple[str, str], RoutingDecision] = field(default_factory=dict)
     """Where one gate serves a block: the decision of its first layer, for the layers after it; by adapter and block."""
-
-    @property
-    def slots(self) -> tuple[int, ...] | None:
-        """The distinct values of `slots_B` but `NO_REGIME`, read from the device once for all layers; None without.
-
-        Empty if every sequence is computed by the untouched backbone.
-        """
-        return None if self.slots_B is None else tuple(slot for slot in self._distinct if slot != NO_REGIME)
-
-    @property
-    def adapted_slots(self) -> tuple[int, ...]:
-        """The distinct slots whose adapters the pass uses, those of means among them."""
-        found = (each for slot in self.slots or () for each in self.adapters_of(slot)[0])
-        return tuple(dict.fromkeys(found))
-
-    def adapters_of(self, slot: int) -> tuple[tuple[int, ...], float]:
-        """The slots whose adapters one of `slots` stands for, and the weight of their mean."""
-        return ((slot,), 1.0) if slot >= 0 else (self.means[_FIRST_MEAN - slot], MEAN_WEIGHT)
-
-    def slots_of(self, num: int, *, per_token: bool, is_vision: bool = False) -> Tensor | None:
-        """Return the regime slot of each of `num` routed items, (num,); None without regimes.
-
-        Items are tokens (`per_token`), sequences, or tokens of a layer of the vision tower (`is_vision`).
-        """
-        if self.slots_B is None:
-            return None
-        if is_vision:
-            assert self.vision_units_B is not None, "a context with images has their units"
-            return self.slots_B[vision_segment_ids(self.vision_units_B, num)]
-        if not per_token:
-            return self.slots_B
-        if self.segment_ids_T is None:
-            return self.slots_B.repeat_interleave(num // len(self.slots_B))
-        return self.slots_per_token
-
-    def tokens_of(self, slot: int, num: int, *, is_vision: bool) -> Tensor | None:
-        """Return the indices of a regime's tokens among `num`, found once for all layers; None: all are."""
-        return None if self._distinct == (slot,) else self._tokens(slot, num, is_vision=is_vision)
-
-    def tokens_with_regime(self, num: int, *, is_vision: bool) -> Tensor | None:
-        """Return the indices of the tokens among `num` that have a regime; None: all have."""
-        if self.slots_B is None or NO_REGIME not in self._distinct:
-            return None
-        return self._tokens(None, num, is_vision=is_vision)
-
-    @property
-    def slots_per_token(self) -> Tensor:
-        """(T,) slots, gathered once for all layers; needs `slots_B` and `segment_ids_T`."""
-        if self._slots_T is None:
-            assert self.slots_B is not None
-            assert self.segment_ids_T is not None
-            self._slots_T = self.slots_B[self.segment_ids_T]
-        return self._slots_T
-
-    @property
-    def _distinct(self) -> tuple[int, ...]:
-        if self._distinct_slots is None:
-            assert self.slots_B is not None
-            self._distinct_slots = tuple(sorted(set(self.slots_B.tolist())))
-        return self._distinct_slots
-
-    def _tokens(self, slot: int | None, num: int, *, is_vision: bool) -> Tensor:
-        """The tokens of a regime, or for None of any; see `tokens_of`."""
-        key = (slot, num, is_vision)
-        if key not in self._found_tokens:
-            slots_T = self.slots_of(num, per_token=True, is_vision=is_vision)
-            assert slots_T is not None
-            self._found_tokens[key] = (slots_T != NO_REGIME if slot is None else slots_T == slot).nonzero()[:, 0]
-        return self._found_tokens[key]
-
-    # Not copied by `dataclasses.replace`: a context of other sequences computes its own.
-    _slots_T: Tensor | None = field(default=None, init=False)
-    _distinct_slots: tuple[int, ...] | None = field(default=None, init=False)
-    _found_tokens: dict[tuple[int | None, int, bool], Tensor] = field(default_factory=dict, init=False)
-
-
-def encode_slots(slots: Sequence[Slot], device: torch.device) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
-    """Return `slots_B` and `means` of a context for sequences adapted by `slots`."""
-    means = tuple(dict.fromkeys(slot for slot in slots if isinstance(slot, tuple)))
-    codes = {slot: _FIRST_MEAN - index for index, slot in enumerate(means)}
-    return torch.tensor([codes[slot] if isinstance(slot, tuple) else slot for slot in slots], device=device), means
-
-
-def vision_segment_ids(vision_units_B: Tensor, num: int) -> Tensor:
-    """Return the index of the sequence that each of `num` tokens in a layer of the vision tower belongs to, (num,)."""
-    sequences = torch.arange(len(vision_units_B), device=vision_units_B.device)
-    return sequences.repeat_interleave(vision_units_B * num // vision_units_B.sum(), output_size=num)
 
 
 class _OfThread(threading.local):

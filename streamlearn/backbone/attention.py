@@ -1,18 +1,20 @@
 """Attention over a packed batch: records are concatenated, and no record attends to another.
 
-Registered with transformers under the name `packed`. When a forward pass has `cu_seq_lens_q` (cumulative lengths from
-0, as in flash attention's variable-length kernels), attention is causal within each record: the cost is the sum of the
-squared lengths rather than the square of their sum, and no mask is built. Every other pass (generation with a cache,
-padded batches) uses transformers' own `sdpa`.
+Registered with transformers under the name `packed`. When a forward pass has `records`, attention is causal within each
+of them: the cost is the sum of the squared lengths rather than the square of their sum, and no mask is built. On a GPU
+in half precision one kernel takes all records; elsewhere they are computed one after another. Every other pass
+(generation with a cache, padded batches) uses transformers' own `sdpa`.
 """
 # Shape suffixes: B sequences (1 when packed), H query heads, G key-value heads, T tokens, E head size.
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -21,6 +23,22 @@ NAME = "packed"
 BLOCK = 128
 """Queries per block of plain matrix products, which replace the fused kernel in bfloat16 on a CPU. Forward and
 backward take 0.36 to 0.57 of its time at 64 to 800 tokens (9 query and 3 key heads of 64, AVX512-BF16, one thread)."""
+
+
+class Records:
+    """The lengths of the records in a packed pass, known on the host: no layer asks the device for them."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.ends = (0, *accumulate(lengths))
+        """Where the records begin and end: cumulative lengths from 0."""
+        self.longest = max(lengths)
+        self._on_device: Tensor | None = None
+
+    def ends_on(self, device: torch.device) -> Tensor:
+        """`ends`, int32, copied once for all layers."""
+        if self._on_device is None:
+            self._on_device = torch.tensor(self.ends, dtype=torch.int32).to(device, non_blocking=True)
+        return self._on_device
 
 
 def packed_attention(
@@ -32,18 +50,19 @@ def packed_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    cu_seq_lens_q: Tensor | None = None,
+    records: Records | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention within each record of a packed batch: (B, T, H, E), the layout that transformers expects."""
-    if cu_seq_lens_q is None:
+    if records is None:
         if attention_mask is None and sliding_window is not None and query_BHTE.shape[2] > sliding_window:
             attention_mask = band_mask(query_BHTE.shape[2], sliding_window, query_BHTE.device)
         output, _ = sdpa_attention_forward(
             module, query_BHTE, key_BGTE, value_BGTE, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return output, None
-    cu_seqlens: list[int] = cu_seq_lens_q.tolist()
+    if query_BHTE.is_cuda and query_BHTE.dtype != torch.float32:
+        return _by_one_kernel(query_BHTE, key_BGTE, value_BGTE, records, scaling, sliding_window), None
     pieces = [
         _attend_one(
             query_BHTE[:, :, start:end],
@@ -52,9 +71,36 @@ def packed_attention(
             scaling=scaling,
             sliding_window=sliding_window,
         )
-        for start, end in pairwise(cu_seqlens)
+        for start, end in pairwise(records.ends)
     ]
     return torch.cat(pieces, dim=2).transpose(1, 2), None
+
+
+def _by_one_kernel(
+    query_BHTE: Tensor,
+    key_BGTE: Tensor,
+    value_BGTE: Tensor,
+    records: Records,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> Tensor:
+    """All records at once, B = 1, by flash attention's kernel for sequences of different lengths: (1, T, H, E)."""
+    query_THE, key_TGE, value_TGE = (x[0].transpose(0, 1).contiguous() for x in (query_BHTE, key_BGTE, value_BGTE))
+    ends = records.ends_on(query_BHTE.device)
+    output = varlen_attn(
+        query_THE,
+        key_TGE,
+        value_TGE,
+        ends,
+        ends,
+        records.longest,
+        records.longest,
+        scale=scaling,
+        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),  # to the left, besides the token itself
+        enable_gqa=query_THE.shape[1] != key_TGE.shape[1],
+    )
+    assert isinstance(output, Tensor), "the scores' sums were not asked for"
+    return output[None]
 
 
 def _attend_one(

@@ -20,6 +20,7 @@ from transformers.utils import logging
 
 from streamlearn.backbone import attention, nano_vl
 from streamlearn.backbone.arithmetic import Arithmetic, choose
+from streamlearn.backbone.output_head import find_plain_head
 from streamlearn.backbone.vision import ProcessorVision, load_processor
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings
@@ -176,6 +177,7 @@ def load(settings: BackboneSettings, shape: Outline, *, dtype: str | None = None
         )
     model.requires_grad_(requires_grad=False)
     model.to(device).eval()
+    find_plain_head(model)
     vision = None if processor is None else ProcessorVision(processor, model)
     template = getattr(processor, "chat_template", None)
     return Backbone(model, tokenizer, vision, template, arithmetic, device, identity(settings, shape))

@@ -7,7 +7,8 @@
 affects both sides alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,56 +19,83 @@ from rich.table import Table
 
 from streamlearn.backbone.arithmetic import choose
 from streamlearn.bench import speed_images
-from streamlearn.bench.speed_arms import ARMS, measure, nano_backbone, sample_batches, wide_backbone
+from streamlearn.bench.speed_arms import (
+    ARMS,
+    SpeedArm,
+    folder_backbone,
+    measure,
+    nano_backbone,
+    sample_batches,
+    wide_backbone,
+)
 from streamlearn.bench.speed_daemon import daemon_and_loop
 from streamlearn.events import configure_logging
 
-BACKBONES = {"nano": nano_backbone, "h1024": wide_backbone}
+BACKBONES: Mapping[str, Callable[[], Any]] = {"nano": nano_backbone, "h1024": wide_backbone}
+RATIOS = (
+    ("streamlearn", "lora"),
+    ("streamlearn_32", "lora"),
+    ("streamlearn_300", "lora"),
+    ("mh_moe", "lora"),
+    ("mh_moe", "mh_moe_loop"),
+    ("lora", "frozen_floor"),
+    ("mh_moe", "frozen_floor"),
+)
+"""Numerator and denominator of each ratio."""
 
 
-def report(*, rounds: int, as_json: bool) -> None:
-    """Measure everything and print it."""
+def report(*, rounds: int, folder: Path | None, as_json: bool) -> None:
+    """Measure everything and print it; `folder` has a further backbone."""
     configure_logging("error")
     arithmetic = choose("auto", torch.device("cpu"))
     batches = sample_batches()
-    result: dict[str, Any] = {name: measure(make, batches, rounds) for name, make in BACKBONES.items()}
+    arms = {name: measure(make, batches, rounds) for name, make in BACKBONES.items()}
+    if folder is not None:
+        arms[folder.name] = measure(folder_backbone(folder), sample_batches(folder), rounds)
     daemon, loop = daemon_and_loop(rounds)
-    result["daemon_over_loop"] = round(median(d / b for d, b in zip(daemon, loop, strict=True)), 3)
-    result["images"] = speed_images.measure(max(3, rounds // 2))
-    result["ratios"] = {name: ratios(result[name]) for name in BACKBONES}
-    result["setting"] = {
-        "rounds": rounds,
-        "dtype": arithmetic.name,
-        "threads": torch.get_num_threads(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "torch": torch.__version__,
-        "daemon_tokens_per_s": round(median(daemon)),
-        "loop_tokens_per_s": round(median(loop)),
+    result: dict[str, Any] = {
+        "arms": {name: {arm: each.figures() for arm, each in found.items()} for name, found in arms.items()},
+        "ratios": {name: ratios(found) for name, found in arms.items()},
+        "daemon_over_loop": round(median(d / b for d, b in zip(daemon, loop, strict=True)), 3),
+        "images": speed_images.measure(max(3, rounds // 2)),
+        "setting": {
+            "rounds": rounds,
+            "dtype": arithmetic.name,
+            "threads": torch.get_num_threads(),
+            "cpu": torch.backends.cpu.get_cpu_capability(),
+            "torch": torch.__version__,
+            "daemon_tokens_per_s": round(median(daemon)),
+            "loop_tokens_per_s": round(median(loop)),
+        },
     }
     if as_json:
         print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON is printed unformatted
     else:
-        Console().print(table(result, tuple(BACKBONES)))
+        Console().print(table(result, tuple(arms)))
 
 
-def ratios(speeds: dict[str, float]) -> dict[str, float]:
-    """Return the ratios between arms, which depend less on the machine than the speeds do."""
+def ratios(arms: Mapping[str, SpeedArm]) -> dict[str, float]:
+    """Return the ratios between arms: medians over the rounds, which depend less on the machine than speeds do."""
     return {
-        "mh_moe_over_lora": round(speeds["mh_moe"] / speeds["lora"], 3),
-        "mh_moe_over_loop": round(speeds["mh_moe"] / speeds["mh_moe_loop"], 3),
-        "streamlearn_over_mh_moe": round(speeds["streamlearn"] / speeds["mh_moe"], 3),
-        "mh_moe_over_floor": round(speeds["mh_moe"] / speeds["frozen_floor"], 3),
-        "lora_over_floor": round(speeds["lora"] / speeds["frozen_floor"], 3),
+        f"{numerator}_over_{denominator}": round(
+            median(a / b for a, b in zip(arms[numerator].speeds, arms[denominator].speeds, strict=True)), 3
+        )
+        for numerator, denominator in RATIOS
     }
 
 
 def table(result: dict[str, Any], backbones: Sequence[str]) -> Table:
-    """Build the table of speeds and ratios."""
-    shown = Table("tokens/s", *backbones, box=None, pad_edge=False)
-    for name in ARMS:
-        shown.add_row(name, *(f"{result[backbone][name]:,.0f}" for backbone in backbones))
-    for name in result["ratios"][backbones[0]]:
-        shown.add_row(name, *(f"{result['ratios'][backbone][name]:.2f}" for backbone in backbones))
-    shown.add_row("daemon_over_loop", f"{result['daemon_over_loop']:.3f}")
-    shown.add_row("image_path_over_ready", f"{result['images']['image_path_over_ready']:.3f}")
+    """Build the table of speeds, memory and ratios."""
+    shown = Table("", *backbones, box=None, pad_edge=False)
+    for key, unit in (("tokens_per_s", "tokens/s"), ("step_mib", "MiB a step"), ("host_reads", "host reads a step")):
+        shown.add_section()
+        shown.add_row(f"[bold]{unit}")
+        for arm in ARMS:
+            shown.add_row(f"  {arm}", *(f"{result['arms'][name][arm][key]:,.0f}" for name in backbones))
+    shown.add_section()
+    shown.add_row("[bold]ratios")
+    for ratio in result["ratios"][backbones[0]]:
+        shown.add_row(f"  {ratio}", *(f"{result['ratios'][name][ratio]:.2f}" for name in backbones))
+    shown.add_row("  daemon_over_loop", f"{result['daemon_over_loop']:.3f}")
+    shown.add_row("  image_path_over_ready", f"{result['images']['image_path_over_ready']:.3f}")
     return shown

@@ -3,12 +3,13 @@
 `frozen_floor` is the backbone's own forward and backward pass (gradients reach its input, and no weight has one), which
 no adapter can beat. `lora` has the rank that activates as many parameters as `mh_moe`. `mh_moe_loop` computes the
 experts of `mh_moe` one by one. `streamlearn_32` and `streamlearn_300` are the default after so many regimes. Arms take
-turns, one step each, and the median of each arm's steps is reported.
+turns, one step each. Speeds are medians, ratios medians over the rounds of the quotient within a round.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,7 +24,10 @@ from streamlearn.adapters.presets import OBJECTIVES, resolve
 from streamlearn.backbone import attention
 from streamlearn.backbone.arithmetic import choose
 from streamlearn.backbone.load import load, outline
+from streamlearn.backbone.output_head import find_plain_head
+from streamlearn.bench.host_reads import counting_host_reads
 from streamlearn.bench.looped_experts import loop_over_experts
+from streamlearn.bench.resident_memory import peak_mib, resident_mib
 from streamlearn.bench.sample import SAMPLE
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import packed_loss
@@ -53,14 +57,27 @@ class SpeedArm:
     step: Callable[[Batch], Any]
     parameters: int
     """Activated per token."""
-    speeds: list[float]
+    speeds: list[float] = field(default_factory=list)
     """Tokens per second, one value per round."""
+    step_mib: float = 0.0
+    """Memory that a step takes beyond what the process has before it."""
+    host_reads: int = 0
+    """Reads of the device in a step, see `host_reads`."""
+
+    def figures(self) -> dict[str, float]:
+        """The figures of the report."""
+        return {
+            "tokens_per_s": round(median(self.speeds), 1),
+            "parameters": self.parameters,
+            "step_mib": round(self.step_mib, 1),
+            "host_reads": self.host_reads,
+        }
 
 
-def sample_batches(limit: int = 12) -> list[Batch]:
-    """Return the first full batches of the bundled sample."""
-    shape = outline(BackboneSettings())
-    backbone = load(BackboneSettings(), shape)
+def sample_batches(folder: Path | None = None, limit: int = 12) -> list[Batch]:
+    """Return the first full batches of the bundled sample in the tokens of nano, or of the model in a folder."""
+    settings = BackboneSettings() if folder is None else BackboneSettings(model=str(folder))
+    backbone = load(settings, outline(settings))
     decoder, batcher = Decoder(backbone.tokenizer, STREAM, backbone.vocab_size), Batcher(STREAM)
     source = JsonlSource(JsonlSettings(path=SAMPLE))
     source.seek(Position())
@@ -75,6 +92,12 @@ def sample_batches(limit: int = 12) -> list[Batch]:
 def nano_backbone() -> Any:
     """Load the bundled model."""
     return load(BackboneSettings(), outline(BackboneSettings())).model
+
+
+def folder_backbone(folder: Path) -> Callable[[], Any]:
+    """Return what loads a causal language model from a folder."""
+    settings = BackboneSettings(model=str(folder))
+    return lambda: load(settings, outline(settings)).model
 
 
 def wide_backbone() -> Any:
@@ -92,28 +115,36 @@ def wide_backbone() -> Any:
     torch.manual_seed(0)
     dtype = choose("auto", torch.device("cpu")).dtype
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.NAME)
-    return model.requires_grad_(requires_grad=False).eval()
+    model.requires_grad_(requires_grad=False).eval()
+    find_plain_head(model)
+    return model
 
 
-def measure(make: Callable[[], Any], batches: Sequence[Batch], rounds: int) -> dict[str, float]:
-    """Return the median tokens per second of each arm on one backbone."""
+def measure(make: Callable[[], Any], batches: Sequence[Batch], rounds: int) -> dict[str, SpeedArm]:
+    """Measure each arm on one backbone."""
     arms = [build_arm(name, make) for name in ARMS]
     for each in arms:
         each.step(batches[0])  # warms up kernels and allocator
+        before = peak_mib(restart=True) and resident_mib()
+        each.step(batches[0])
+        each.step_mib = peak_mib() - before
+        with counting_host_reads() as reads:
+            each.step(batches[0])
+        each.host_reads = reads.total()
     for number in range(rounds):
         batch = batches[number % len(batches)]
         for each in arms:
             started = time.perf_counter()
             each.step(batch)
             each.speeds.append(batch.num_tokens / (time.perf_counter() - started))
-    return {each.name: round(median(each.speeds), 1) for each in arms}
+    return {each.name: each for each in arms}
 
 
 def build_arm(name: str, make: Callable[[], Any]) -> SpeedArm:
     """Build one arm on its own backbone."""
     model = make()
     if name == "frozen_floor":
-        return SpeedArm(name, floor_step(model), 0, [])
+        return SpeedArm(name, floor_step(model), 0)
     shapes = linear_shapes(model)
     mh_moe = resolve(AdapterSettings(preset="mh-moe"))
     config = mh_moe
@@ -122,12 +153,12 @@ def build_arm(name: str, make: Callable[[], Any]) -> SpeedArm:
     elif name == "loramoe":
         config = resolve(AdapterSettings(preset="loramoe"))
     if name in REGIMES:
-        return SpeedArm(name, _streamlearn_step(model, REGIMES[name]), activated_parameters(config, shapes), [])
+        return SpeedArm(name, _streamlearn_step(model, REGIMES[name]), activated_parameters(config, shapes))
     peft = attach(model, config, seed=0)
     if name == "mh_moe_loop":
         loop_over_experts(peft)
     learner = Learner(peft, LearnerSettings(lr=1e-4), torch.device("cpu"))
-    return SpeedArm(name, lambda batch: learner.step(batch.examples), activated_parameters(config, shapes), [])
+    return SpeedArm(name, lambda batch: learner.step(batch.examples), activated_parameters(config, shapes))
 
 
 def lora_as_large_as(config: HeadLoraConfig, shapes: dict[str, tuple[int, int]]) -> HeadLoraConfig:

@@ -58,14 +58,17 @@ class SplitName(Enum):
 def measure_speed(
     as_json: JsonOption = False,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; the median is reported.")] = 7,
+    backbone: Annotated[
+        Path | None, typer.Option(help="Also measure the causal language model in this folder.", metavar="FOLDER")
+    ] = None,
 ) -> None:
-    """Measure training speed in tokens per second.
+    """Measure training speed in tokens per second, and what a step takes.
 
-    Compares whole training steps of the adapters, of the frozen backbone (the lower bound) and of the daemon.
+    Compares whole training steps of the adapters, of the frozen backbone (the upper bound of speed) and of the daemon.
     """
     from streamlearn.bench import speed  # noqa: PLC0415
 
-    speed.report(rounds=rounds, as_json=as_json)
+    speed.report(rounds=rounds, folder=backbone, as_json=as_json)
 
 
 @app.command("gateway")

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from streamlearn.adaptation.adaptation import Adaptation
 from streamlearn.adapters.config import HeadLoraConfig, regime_adapter
 from streamlearn.adapters.model import SHARED
-from streamlearn.adapters.routing_context import NO_REGIME
+from streamlearn.adapters.sequences import NO_REGIME
 from streamlearn.backbone.load import Outline, load
 from streamlearn.errors import SnapshotError, UsageError
 from streamlearn.export import gguf_adapter, peft_folder

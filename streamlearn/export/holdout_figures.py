@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamlearn.adapters.routing_context import NO_REGIME, routing_context
+from streamlearn.adapters.routing_context import routing_context
+from streamlearn.adapters.sequences import NO_REGIME
 from streamlearn.export.plain_lora import PlainLora
 from streamlearn.export.plain_lora_adapter import PlainLoraAdapter
 from streamlearn.learner.evaluation import groups

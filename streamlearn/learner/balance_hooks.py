@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.balance import NO_TYPE, load_balance, localized_balance
-from streamlearn.adapters.routing_context import AdaptedLayer, RoutingDecision, vision_segment_ids
+from streamlearn.adapters.routing_context import AdaptedLayer, RoutingDecision
 from streamlearn.learner.packing import PackedBatch
 
 
@@ -36,15 +36,13 @@ class LocalizedBalance:
         self._strength = strength
         self._packed = packed
         numbers = [names.index(each) if each in names else NO_TYPE for each in types]
-        self._type_B = torch.tensor(numbers, device=packed.segment_ids_T.device)
+        self._type_B = torch.tensor(numbers, device=packed.prompt_T.device)
         self._terms: list[Tensor] = []
 
     def __call__(self, layer: AdaptedLayer, decision: RoutingDecision) -> None:
         """Add the term of one layer."""
-        segment_ids_T = self._packed.segment_ids_T
-        if layer.is_vision:
-            assert self._packed.vision_units_B is not None
-            segment_ids_T = vision_segment_ids(self._packed.vision_units_B, decision.gate_HKT.shape[-1])
+        num = decision.gate_HKT.shape[-1]
+        segment_ids_T = self._packed.sequences.segment_ids(num, is_vision=layer.is_vision)
         self._terms.append(localized_balance(decision.gate_HKT, segment_ids_T, self._type_B))
 
     def loss(self) -> Tensor:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from streamlearn.adapters.routing_context import RoutingContext, RoutingDecision, Slot, encode_slots, routing_context
+from streamlearn.adapters.routing_context import RoutingContext, RoutingDecision, routing_context
+from streamlearn.adapters.sequences import Sequences, Slot
+from streamlearn.backbone.attention import Records
 from streamlearn.learner.loss import arguments
 from streamlearn.learner.packing import joined_features, positions, vision_units
 from streamlearn.learner.token_choice import TokenChoice, most_likely
@@ -110,11 +112,12 @@ class _Texts:
         self.positions_B1 = self.positions_B1 + 1
         self.mask_BL = torch.cat([self.mask_BL, torch.ones_like(self.mask_BL[:, :1])], dim=1)
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, kept: Sequence[int], device: torch.device) -> None:
         """Drop all other rows."""
+        rows = torch.tensor(kept, device=device)
         self.last_B1, self.positions_B1, self.mask_BL = self.last_B1[rows], self.positions_B1[rows], self.mask_BL[rows]
         self.cache.batch_select_indices(rows)
-        self.context = _rows_of(self.context, rows)
+        self.context = _rows_of(self.context, kept, rows)
 
 
 @dataclass
@@ -152,7 +155,7 @@ def _continue(
             kept = [row for row, output in enumerate(rows) if output.extend(tokens_BT[row])]
             unchecked = []
             if 0 < len(kept) < len(rows):
-                texts.keep(torch.tensor(kept, device=device))
+                texts.keep(kept, device)
             rows = [rows[row] for row in kept]
         yield
         if not rows:
@@ -172,23 +175,22 @@ def _read(
     """Read the prompts in one packed pass and find the first token of each text."""
     forward, lengths = model.get_base_model(), [len(prompt.ids) for prompt in prompts]
     ends = list(accumulate(lengths))
-    rows_B, lengths_B = torch.arange(len(prompts), device=device), torch.tensor(lengths, device=device)
-    slots_B, means = (None, ()) if slots is None else encode_slots(slots, device)
+    lengths_B = torch.tensor(lengths, device=device)
     packed = DynamicCache()  # without sliding windows, which would end in another record
-    context = RoutingContext(
-        segment_ids_T=rows_B.repeat_interleave(lengths_B, output_size=ends[-1]),
-        slots_B=slots_B,
-        vision_units_B=vision_units([prompt.images for prompt in prompts], device),
-        decoding=True,
-        means=means,
+    sequences = Sequences(
+        lengths=tuple(lengths),
+        slots=None if slots is None else tuple(slots),
+        vision_units=vision_units([prompt.images for prompt in prompts]),
+        device=device,
     )
+    context = RoutingContext(sequences, decoding=True)
     positions_T = torch.from_numpy(positions(prompts)).to(device)
     features = joined_features([image for prompt in prompts for image in prompt.images], device)
     with routing_context(model, context):
         logits_BV = forward(
             input_ids=torch.tensor([[token for prompt in prompts for token in prompt.ids]], device=device),
             position_ids=positions_T,
-            cu_seq_lens_q=torch.tensor([0, *ends], dtype=torch.int32),
+            records=Records(lengths),
             past_key_values=packed,
             use_cache=True,
             logits_to_keep=torch.tensor(ends, device=device) - 1,
@@ -202,7 +204,7 @@ def _read(
         positions_B1=torch.tensor(largest, device=device)[:, None],
         mask_BL=mask_BL.long(),
         cache=_padded(packed, mask_BL, DynamicCache(config=forward.config)),
-        context=replace(context, segment_ids_T=None, vision_units_B=None),
+        context=replace(context, sequences=sequences.of_rows(range(len(prompts)))),
     )
     texts.append(texts.last_B1[:, 0])
     return texts
@@ -232,11 +234,11 @@ def _next_logits(model: Any, texts: _Texts) -> Tensor:
     return logits_B1V[:, -1]
 
 
-def _rows_of(context: RoutingContext, rows_B: Tensor) -> RoutingContext:
-    """The context of some rows of a batch whose prompts have been read."""
+def _rows_of(context: RoutingContext, kept: Sequence[int], rows_B: Tensor) -> RoutingContext:
+    """The context of some rows of a batch whose prompts have been read; `rows_B` is `kept` on the device."""
     decisions = {
         block: RoutingDecision(*(part[..., rows_B] for part in (each.native_HKT, each.selected_HKT, each.gate_HKT)))
         for block, each in context.block_decisions.items()
     }
-    slots_B = None if context.slots_B is None else context.slots_B[rows_B]
-    return replace(context, slots_B=slots_B, block_decisions=decisions)
+    assert context.sequences is not None, "set when the prompts were read"
+    return replace(context, sequences=context.sequences.of_rows(kept), block_decisions=decisions)

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from streamlearn.adapters.routing_context import ParallelAdapter, RoutingHook, Slot, routing_context
+from streamlearn.adapters.routing_context import ParallelAdapter, RoutingHook, routing_context
+from streamlearn.adapters.sequences import Slot
 from streamlearn.learner.loss import packed_loss
 from streamlearn.learner.packing import pack
 from streamlearn.stream.decode import Example, Prompt
@@ -63,11 +64,10 @@ def score(
         context = packed.context(hooks=hooks)
         context.parallel_adapter = parallel_adapter
         with torch.no_grad(), routing_context(model, context):
-            loss = packed_loss(model.get_base_model(), packed)
-            sums, counts = loss.per_record(packed)
-            correct = torch.bincount(packed.segment_ids_L[loss.correct_L], minlength=len(group))
+            sums, correct = torch.stack(packed_loss(model.get_base_model(), packed).per_record(packed)).tolist()
         scores.extend(
-            ExampleScore(*figures) for figures in zip(sums.tolist(), correct.tolist(), counts.tolist(), strict=True)
+            ExampleScore(total, int(right), each.num_learned)
+            for total, right, each in zip(sums, correct, group, strict=True)
         )
         yield
     return scores

@@ -45,23 +45,36 @@ from streamlearn.stream.decode import Example
 
 @dataclass
 class PassTotals:
-    """Loss and counts, summed over the forward passes of a step; per-record figures in batch order."""
+    """What the forward passes of a step computed. It stays on the device until `read`, which alone waits for it."""
 
-    loss: float = 0.0
-    losses: list[float] = field(default_factory=list)
-    correct: list[bool] = field(default_factory=list)
+    means: list[Tensor] = field(default_factory=list)
+    """Mean loss of each pass over its learned tokens, scalars."""
+    weights: list[float] = field(default_factory=list)
+    """Weight of each in the loss of the batch."""
+    losses: list[Tensor] = field(default_factory=list)
+    """Mean loss of each record of a pass."""
+    right: list[Tensor] = field(default_factory=list)
+    """Whether each record's learned tokens were all the most probable ones, as 0.0 or 1.0."""
     tokens: int = 0
     learned_tokens: int = 0
 
     def add(self, packed: PackedBatch, loss: PackedLoss, weight: float) -> None:
         """Add the pass over one part, whose loss has this weight in the loss of the batch."""
-        sums, counts = loss.per_record(packed)
-        correct = torch.bincount(packed.segment_ids_L[loss.correct_L], minlength=packed.num_records)
-        self.loss += weight * float(loss.mean.detach())
-        self.losses += (sums / counts).tolist()
-        self.correct += (correct == counts).tolist()
+        sums_B, correct_B = loss.per_record(packed)
+        self.means.append(loss.mean.detach())
+        self.weights.append(weight)
+        self.losses.append(sums_B / packed.learned_B)
+        self.right.append((correct_B == packed.learned_B).float())
         self.tokens += packed.input_ids.shape[1]
         self.learned_tokens += len(packed.target_L)
+
+    def read(self, norm: Tensor) -> tuple[float, float, list[float], list[bool]]:
+        """Return the batch's loss, the norm, and each record's loss and whether all of it was right."""
+        figures = torch.cat([torch.stack(self.means), norm[None], *self.losses, *self.right]).tolist()
+        passes, records = len(self.means), sum(map(len, self.losses))
+        means, losses, right = figures[:passes], figures[passes + 1 : -records], figures[-records:]
+        loss = sum(weight * mean for weight, mean in zip(self.weights, means, strict=True))
+        return loss, figures[passes], losses, [each == 1.0 for each in right]
 
 
 PLAIN = Objective()
@@ -234,18 +247,20 @@ class Learner:
 
         def work(parts: int) -> PassTotals:
             totals = self._pass(examples, slots, parts, on_record)
-            if penalty is not None and math.isfinite(totals.loss):
+            if penalty is not None:
                 torch.autograd.backward(penalty())
             return totals
 
         with self.cache.holding(adapters):
             # 1.
             totals = with_oom_retry(work, parts, len(examples), self.optimizer.zero_grad)
-            refusal, norm = (None, math.nan) if math.isfinite(totals.loss) else (f"loss is {totals.loss}", math.nan)
+            loss, norm, losses, right = totals.read(self._clip())
             # 2.
-            if refusal is None:
-                norm = self._clip()
-                refusal = None if math.isfinite(norm) else f"gradient norm is {norm}"
+            refusal = None
+            if not math.isfinite(loss):
+                refusal, norm = f"loss is {loss}", math.nan
+            elif not math.isfinite(norm):
+                refusal = f"gradient norm is {norm}"
             # 3.
             if refusal is None:
                 self._changed(adapters)
@@ -253,9 +268,9 @@ class Learner:
             self.optimizer.zero_grad()
         return Step(
             number=self.number,
-            loss=totals.loss,
-            record_losses=tuple(totals.losses),
-            record_correct=tuple(totals.correct),
+            loss=loss,
+            record_losses=tuple(losses),
+            record_correct=tuple(right),
             tokens=totals.tokens,
             learned_tokens=totals.learned_tokens,
             grad_norm=norm,
@@ -266,7 +281,7 @@ class Learner:
     def _pass(
         self, examples: Sequence[Example], slots: Sequence[int] | None, parts: int, on_record: Callable[[int], None]
     ) -> PassTotals:
-        """Run forward and backward (`oom_retry`, eq. 1); if the loss is not finite the gradients are incomplete."""
+        """Run forward and backward (`oom_retry`, eq. 1)."""
         for bank in self.active_banks:
             bank.reset_load()
         learned = sum(each.num_learned for each in examples)
@@ -279,8 +294,7 @@ class Learner:
                 loss = packed_loss(self.forward, packed)
             weight = len(packed.target_L) / learned
             totals.add(packed, loss, weight)
-            if math.isfinite(totals.loss):
-                torch.autograd.backward(weight * sum((balance.loss() for balance in balances), start=loss.mean))
+            torch.autograd.backward(weight * sum((balance.loss() for balance in balances), start=loss.mean))
         return totals
 
     @torch.no_grad()
@@ -303,8 +317,8 @@ class Learner:
                 on_record(part.start)
                 packed = pack(examples[part], self.device, slots[part])
                 with routing_context(self.model, packed.context()):
-                    sums, counts = packed_loss(self.forward, packed).per_record(packed)
-                losses += (sums / counts).tolist()
+                    sums_B, _ = packed_loss(self.forward, packed).per_record(packed)
+                losses += (sums_B / packed.learned_B).tolist()
             return losses
 
         return with_oom_retry(work, parts, len(examples), lambda: None)
@@ -325,8 +339,11 @@ class Learner:
 
     def _use_adapters(self, context: RoutingContext) -> None:
         """Have the adapters of a pass in memory before it begins."""
-        names = self.model.active_adapters if context.slots is None else map(regime_adapter, context.adapted_slots)
-        self.cache.use(list(names))
+        sequences = context.sequences
+        if sequences is None or sequences.slots is None:
+            self.cache.use(self.model.active_adapters)
+        else:
+            self.cache.use(list(map(regime_adapter, sequences.adapted_slots)))
 
     def _balances(self, packed: PackedBatch, examples: Sequence[Example]) -> tuple[LoadBalance | LocalizedBalance, ...]:
         balances: list[LoadBalance | LocalizedBalance] = []
@@ -338,8 +355,9 @@ class Learner:
             balances.append(LocalizedBalance(self.objective.localized_balance, packed, types, names))
         return tuple(balances)
 
-    def _clip(self) -> float:
-        return float(torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer.active), self._settings.max_grad_norm))
+    def _clip(self) -> Tensor:
+        """Clip the gradients and return their norm, a scalar."""
+        return torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer.active), self._settings.max_grad_norm)
 
     def _adapters_of(self, slots: Sequence[int] | None) -> list[str]:
         """The adapters that the gradients of a batch can reach, in the order that a resumed run has too."""

@@ -20,6 +20,7 @@ of the task loss only.
 """
 # Shape suffixes: H heads, K experts a head.
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -41,17 +42,6 @@ class Hold(NamedTuple):
     strength: float
 
 
-class _Factors(NamedTuple):
-    """Of each expert of a group in one update; they broadcast to its parameters."""
-
-    kept: Tensor | float
-    """1 - lr w."""
-    step_size: Tensor
-    """lr / (1 - b1^t)."""
-    correction: Tensor
-    """1 - b2^t."""
-
-
 @dataclass
 class Group:
     """Parameters of one bank that are updated together, and the experts to update."""
@@ -66,15 +56,35 @@ class Group:
     holds: dict[str, Hold] = field(default_factory=dict)
     """Eq. (3) by parameter; a parameter that is not in it has no penalty."""
     moments: dict[str, Tensor] = field(default_factory=dict)
-    steps_HK: Tensor = field(default_factory=lambda: torch.zeros(0))
+    steps_HK: Tensor | None = None
+    """t of each expert; None where all are updated in every step."""
+    steps: int = 0
+    """t where all are updated in every step."""
 
     def __post_init__(self) -> None:
         for name, parameter in self.parameters.items():
             self.moments[f"{name}.exp_avg"] = torch.zeros_like(parameter)
             self.moments[f"{name}.exp_avg_sq"] = torch.zeros_like(parameter)
-        first = next(iter(self.parameters.values()))
-        shape = (1, 1) if self.load_HK is None else self.load_HK.shape
-        self.steps_HK = torch.zeros(shape, dtype=torch.float32, device=first.device)
+        if self.load_HK is not None:
+            self.steps_HK = torch.zeros_like(self.load_HK, dtype=torch.float32)
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Go back to t = 0, without moments."""
+        self.steps = 0
+        for tensor in (*self.moments.values(), *([] if self.steps_HK is None else [self.steps_HK])):
+            tensor.zero_()
+
+    def counts(self) -> Tensor:
+        """T as snapshots have it, with two dimensions; not to be changed."""
+        return torch.tensor([[float(self.steps)]]) if self.steps_HK is None else self.steps_HK
+
+    def set_counts(self, counts: Tensor) -> None:
+        """Restore what `counts` returned."""
+        if self.steps_HK is None:
+            self.steps = int(counts)
+        else:
+            self.steps_HK.copy_(counts)
 
     @property
     def routed_HK(self) -> Tensor | None:  # noqa: N802  # a shape suffix
@@ -103,66 +113,105 @@ class MaskedAdamW:
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Apply eq. (1) once to every expert that was routed to; parameters without a gradient stay."""
-        for group in self.active:
-            if group.lr_scale == 0 or all(parameter.grad is None for parameter in group.parameters.values()):
-                continue
-            routed = None if group.routed_HK is None else group.routed_HK.nonzero(as_tuple=True)
-            if routed is not None and len(routed[0]) == group.steps_HK.numel():
-                routed = None  # all experts: no need to take them out and put them back
-            if routed is not None and len(routed[0]) == 0:
-                continue
-            group.steps_HK[... if routed is None else routed] += 1.0
-            steps = group.steps_HK if routed is None else group.steps_HK[routed]
-            inner = next(iter(group.parameters.values())).ndim - group.steps_HK.ndim
-            factors = self._factors(steps.view(*steps.shape, *[1] * inner), lr * group.lr_scale)
-            for name, parameter in group.parameters.items():
-                if parameter.grad is not None:
-                    self._update(group, name, parameter, routed, factors)
+        live = [
+            group
+            for group in self.active
+            if group.lr_scale != 0 and any(parameter.grad is not None for parameter in group.parameters.values())
+        ]
+        self._step_whole([group for group in live if group.load_HK is None], lr)
+        self._step_masked([group for group in live if group.load_HK is not None], lr)
 
-    def _factors(self, steps: Tensor, lr: float) -> "_Factors":
-        """The factors of eq. (1) and (2) for the experts of a group, from the t of each."""
+    def _step_whole(self, groups: Sequence[Group], lr: float) -> None:
+        """Apply eq. (1) to groups that are updated as a whole: t is known without asking the device."""
+        if not groups:
+            return
+        beta1, beta2 = self._settings.betas
+        kept, sizes, corrections = [], [], []
+        for group in groups:
+            group.steps += 1
+            rate = lr * group.lr_scale
+            if self._settings.lr_decay_updates:
+                rate *= max(MIN_DECAY, min(1.0, math.sqrt(self._settings.lr_decay_updates / group.steps)))
+            count = sum(parameter.grad is not None for parameter in group.parameters.values())
+            kept += [1 - rate * self._settings.weight_decay] * count
+            sizes += [-rate / (1 - beta1**group.steps)] * count
+            corrections += [1 - beta2**group.steps] * count
+        update = _Update(groups)
+        torch._foreach_lerp_(update.exp_avg, update.grad, 1 - beta1)
+        torch._foreach_mul_(update.exp_avg_sq, beta2)
+        torch._foreach_addcmul_(update.exp_avg_sq, update.grad, update.grad, value=1 - beta2)
+        denominator = torch._foreach_div(update.exp_avg_sq, corrections)
+        torch._foreach_sqrt_(denominator)
+        torch._foreach_add_(denominator, self._settings.eps)
+        torch._foreach_mul_(update.theta, kept)
+        torch._foreach_addcdiv_(update.theta, update.exp_avg, denominator, sizes)
+
+    def _step_masked(self, groups: Sequence[Group], lr: float) -> None:
+        """Apply eq. (1) to the experts that were routed to.
+
+        The mask stays on the device. For the others it makes every factor 1 and every term 0, which keeps all values.
+        """
+        if not groups:
+            return
         settings = self._settings
         beta1, beta2 = settings.betas
-        rate: Tensor | float = lr
+        routed_NHK = torch.stack([group.load_HK for group in groups if group.load_HK is not None]) > 0
+        counts = [group.counts() for group in groups]
+        torch._foreach_add_(counts, list(routed_NHK.float().unbind()))
+        steps_NHK = torch.stack(counts)
+        scales = torch.tensor([lr * group.lr_scale for group in groups], dtype=torch.float32)
+        rate_NHK = scales.to(steps_NHK.device, non_blocking=True)[:, None, None].expand_as(steps_NHK)
         if settings.lr_decay_updates:
-            rate = lr * (settings.lr_decay_updates / steps).sqrt_().clamp_(MIN_DECAY, 1.0)
-        return _Factors(1 - rate * settings.weight_decay, rate / (1 - beta1**steps), 1 - beta2**steps)
+            rate_NHK = rate_NHK * (settings.lr_decay_updates / steps_NHK).sqrt_().clamp_(MIN_DECAY, 1.0)
+        update = _Update(groups)
 
-    def _update(
-        self, group: Group, name: str, parameter: Parameter, routed: tuple[Tensor, ...] | None, factors: "_Factors"
-    ) -> None:
-        """Update the experts with the indices `routed`, all for None; the others keep every bit."""
-        live = (group.moments[f"{name}.exp_avg"], group.moments[f"{name}.exp_avg_sq"], parameter)
-        part = live if routed is None else tuple(tensor[routed] for tensor in live)
-        grad = self._gradient(group, name, parameter, routed)
-        self._apply(part, grad, factors)
-        if routed is not None:
-            for target, value in zip(live, part, strict=True):
-                target[routed] = value
+        def of_parameters(value_NHK: Tensor, otherwise: float) -> list[Tensor]:
+            """A factor for each parameter, (H, K, 1, ...), with another value where no token was routed to."""
+            values = torch.where(routed_NHK, value_NHK, otherwise).unbind()
+            return [values[n].view(*values[n].shape, *[1] * inner) for n, inner in update.groups]
 
-    def _gradient(self, group: Group, name: str, parameter: Parameter, routed: tuple[Tensor, ...] | None) -> Tensor:
-        """Return the gradient with eq. (3)."""
+        ones_NHK = torch.ones_like(steps_NHK)
+        masks = [routed_NHK[n].view(*routed_NHK.shape[1:], *[1] * inner) for n, inner in update.groups]
+        grad = [torch.where(mask, each, 0.0) for mask, each in zip(masks, update.grad, strict=True)]  # also of a NaN
+        torch._foreach_lerp_(update.exp_avg, grad, of_parameters((1 - beta1) * ones_NHK, 0.0))
+        torch._foreach_mul_(update.exp_avg_sq, of_parameters(beta2 * ones_NHK, 1.0))
+        torch._foreach_addcmul_(update.exp_avg_sq, grad, grad, value=1 - beta2)
+        denominator = torch._foreach_div(update.exp_avg_sq, of_parameters(1 - beta2**steps_NHK, 1.0))
+        torch._foreach_sqrt_(denominator)
+        torch._foreach_add_(denominator, settings.eps)
+        step = torch._foreach_div(update.exp_avg, denominator)
+        torch._foreach_mul_(step, of_parameters(rate_NHK / (1 - beta1**steps_NHK), 0.0))
+        torch._foreach_mul_(update.theta, of_parameters(1 - rate_NHK * settings.weight_decay, 1.0))
+        torch._foreach_sub_(update.theta, step)
 
-        def of_routed(tensor: Tensor) -> Tensor:
-            return tensor if routed is None else tensor[routed]
 
-        assert parameter.grad is not None
-        grad = of_routed(parameter.grad)
-        hold = group.holds.get(name)
-        if hold is not None:
-            away = of_routed(parameter) - of_routed(hold.anchor)
-            grad = torch.addcmul(grad, of_routed(hold.importance), away, value=2 * hold.strength)
+class _Update:
+    """The tensors of eq. (1) of some groups, for each parameter that has a gradient."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.theta: list[Tensor] = []
+        self.exp_avg: list[Tensor] = []
+        self.exp_avg_sq: list[Tensor] = []
+        self.grad: list[Tensor] = []
+        """With eq. (3)."""
+        self.groups: list[tuple[int, int]] = []
+        """Index of the parameter's group, and the number of its dimensions behind (H, K)."""
+        for index, group in enumerate(groups):
+            for name, parameter in group.parameters.items():
+                if parameter.grad is None:
+                    continue
+                self.theta.append(parameter)
+                self.exp_avg.append(group.moments[f"{name}.exp_avg"])
+                self.exp_avg_sq.append(group.moments[f"{name}.exp_avg_sq"])
+                self.grad.append(_held(parameter, parameter.grad, group.holds.get(name)))
+                self.groups.append((index, parameter.ndim - 2))
+
+
+def _held(parameter: Parameter, grad: Tensor, hold: Hold | None) -> Tensor:
+    """The gradient with eq. (3)."""
+    if hold is None:
         return grad
-
-    def _apply(self, part: Sequence[Tensor], grad: Tensor, factors: "_Factors") -> None:
-        """Compute eq. (1) in place on m, v and theta."""
-        exp_avg, exp_avg_sq, theta = part
-        beta1, beta2 = self._settings.betas
-        exp_avg.lerp_(grad, 1 - beta1)
-        exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        denominator = (exp_avg_sq / factors.correction).sqrt_().add_(self._settings.eps)
-        step = torch.div(exp_avg, denominator, out=denominator).mul_(factors.step_size)
-        theta.mul_(factors.kept).sub_(step)
+    return torch.addcmul(grad, hold.importance, parameter - hold.anchor, value=2 * hold.strength)
 
 
 def parameters_of(groups: Iterable[Group]) -> list[Parameter]:
@@ -175,7 +224,7 @@ def state_dict(groups: Iterable[Group]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for group in groups:
         tensors |= {f"{group.name}.{name}": moment for name, moment in group.moments.items()}
-        tensors[f"{group.name}.steps"] = group.steps_HK
+        tensors[f"{group.name}.steps"] = group.counts()
     return tensors
 
 
@@ -186,7 +235,11 @@ def load_state_dict(groups: Iterable[Group], tensors: Mapping[str, Tensor]) -> N
     Raises:
         AssertionError: the names are not those of these groups.
     """
-    own = state_dict(groups)
-    assert own.keys() == tensors.keys(), "the snapshot's manifest was checked against this adapter before"
-    for name, tensor in own.items():
-        tensor.copy_(tensors[name])
+    groups = list(groups)
+    assert state_dict(groups).keys() == tensors.keys(), (
+        "the snapshot's manifest was checked against this adapter before"
+    )
+    for group in groups:
+        group.set_counts(tensors[f"{group.name}.steps"])
+        for name, moment in group.moments.items():
+            moment.copy_(tensors[f"{group.name}.{name}"])

@@ -13,7 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamlearn.adapters.routing_context import RoutingContext, RoutingHook, Slot, encode_slots
+from streamlearn.adapters.routing_context import RoutingContext, RoutingHook
+from streamlearn.adapters.sequences import Sequences, Slot
+from streamlearn.backbone.attention import Records
 from streamlearn.stream.decode import Example, Prompt
 from streamlearn.stream.encode import IGNORED
 from streamlearn.stream.images import RecordImage
@@ -27,43 +29,32 @@ class PackedBatch:
     """(1, T) token ids."""
     position_ids: Tensor
     """(1, T), from 0 in each record; (P, 1, T) if the backbone gives each token P coordinates."""
-    cu_seqlens: Tensor
-    """(B + 1,) int32 on the CPU: cumulative lengths of the records, from 0."""
+    records: Records
+    """Their lengths, for attention."""
     predictor_L: Tensor
     """Indices in T of the tokens whose next token is learned."""
     target_L: Tensor
     """Ids of those next tokens."""
     segment_ids_L: Tensor
-    """Index of the record that each target belongs to."""
-    segment_ids_T: Tensor
-    """Index of the record that each token belongs to."""
+    """Index of the record that each target belongs to; ascending."""
+    learned_B: Tensor
+    """Number of targets of each record."""
     prompt_T: Tensor
     """Bool, whether a token precedes the first learned one of its record."""
-    slots_B: Tensor | None
-    """What adapts each record, see `RoutingContext`; None without regimes."""
-    means: tuple[tuple[int, ...], ...]
-    """See `RoutingContext`."""
-    vision_units_B: Tensor | None
-    """Share of each record in the input of the vision tower, see `RoutingContext`; None without images."""
+    sequences: Sequences
+    """Where the records lie, and what adapts each."""
     features: Mapping[str, Tensor]
     """Image features by name of the forward pass's argument; empty without images."""
 
     def context(self, *, explore: bool = False, hooks: tuple[RoutingHook, ...] = ()) -> RoutingContext:
         """Build the routing context of a forward pass over these records."""
-        return RoutingContext(
-            self.segment_ids_T,
-            self.slots_B,
-            self.prompt_T,
-            self.vision_units_B,
-            explore=explore,
-            hooks=hooks,
-            means=self.means,
-        )
+        return RoutingContext(self.sequences, self.prompt_T, explore=explore, hooks=hooks)
 
     @property
     def num_records(self) -> int:
         """Number of records."""
-        return len(self.cu_seqlens) - 1
+        assert self.sequences.lengths is not None
+        return len(self.sequences.lengths)
 
 
 def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[Slot] | None = None) -> PackedBatch:
@@ -76,23 +67,24 @@ def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[Slot
     prompts_B = np.array([example.prompt_length for example in examples])
     labelled_L = np.flatnonzero((labels_T != IGNORED) & (positions_T > 0))
 
-    slots_B, means = (None, ()) if slots is None else encode_slots(slots, device)
-
     def tensor(values: np.ndarray, dtype: torch.dtype = torch.long) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device=device, dtype=dtype)
 
     return PackedBatch(
         input_ids=tensor(np.concatenate([example.input_ids for example in examples]))[None],
         position_ids=tensor(positions(examples)),
-        cu_seqlens=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),  # on the CPU: attention slices by it
+        records=Records(lengths),
         predictor_L=tensor(labelled_L - 1),
         target_L=tensor(labels_T[labelled_L]),
         segment_ids_L=tensor(segment_ids_T[labelled_L]),
-        segment_ids_T=tensor(segment_ids_T),
+        learned_B=tensor(np.bincount(segment_ids_T[labelled_L], minlength=len(examples))),
         prompt_T=tensor(positions_T < np.maximum(prompts_B, 1)[segment_ids_T], torch.bool),
-        slots_B=slots_B,
-        means=means,
-        vision_units_B=vision_units([example.images for example in examples], device),
+        sequences=Sequences(
+            lengths=tuple(lengths),
+            slots=None if slots is None else tuple(slots),
+            vision_units=vision_units([example.images for example in examples]),
+            device=device,
+        ),
         features=joined_features(images, device),
     )
 
@@ -105,11 +97,9 @@ def positions(examples: Sequence[Example | Prompt]) -> NDArray[np.int64]:
     return packed[:, None] if most > 1 else packed
 
 
-def vision_units(images_B: Sequence[Sequence[RecordImage]], device: torch.device) -> Tensor | None:
-    """Sum the vision units of each record, (B,), see `RoutingContext`; None without images."""
-    if not any(images_B):
-        return None
-    return torch.tensor([sum(image.extent for image in images) for images in images_B], device=device)
+def vision_units(images_B: Sequence[Sequence[RecordImage]]) -> tuple[int, ...] | None:
+    """Sum the vision units of each record, see `Sequences`; None without images."""
+    return tuple(sum(image.extent for image in images) for images in images_B) if any(images_B) else None
 
 
 def joined_features(images: Sequence[RecordImage], device: torch.device) -> dict[str, Tensor]:

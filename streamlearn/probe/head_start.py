@@ -9,7 +9,7 @@ an adapter of the same rank, gained nothing over the best copy.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamlearn.adapters.routing_context import NO_REGIME, Slot
+from streamlearn.adapters.sequences import NO_REGIME, Slot
 from streamlearn.learner.evaluation import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example

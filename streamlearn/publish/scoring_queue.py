@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from streamlearn.adaptation.time_budget import TimeBudget
-from streamlearn.adapters.routing_context import NO_REGIME
+from streamlearn.adapters.sequences import NO_REGIME
 from streamlearn.errors import StreamlearnError
 from streamlearn.export.plain_lora import PlainLora
 from streamlearn.export.plain_lora_adapter import PlainLoraAdapter

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from streamlearn.shift.refused_return import RefusedReturn
+from streamlearn.shift.refused import RefusedRecord, RefusedReturn
 from streamlearn.shift.regime_memory import SavedProfiles
 from streamlearn.shift.segment import SegmentState
 
@@ -20,3 +20,5 @@ class DetectorState:
     """Number of the next new regime."""
     refused: tuple[RefusedReturn, ...] = ()
     """Returns that are still to be declared, and then are not returns."""
+    refused_records: tuple[RefusedRecord, ...] = ()
+    """Records that are still to be read, and then are not of the regime that they look like."""

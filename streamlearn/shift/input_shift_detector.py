@@ -1,7 +1,7 @@
 """Detection of covariate shift, record by record: where one regime ends and the next begins.
 
 1. A record that clearly belongs to another known regime is assigned to it; every other record belongs to the segment's
-   regime (`RecordAssigner`).
+   regime (`RecordAssigner`), and so does one that was refused (`refuse`).
 2. The segment's own records are compared with the segment before them, and records of other regimes are counted; both
    may raise an alarm (`Segment`).
 3. The records of an alarm are the segment's after all, such as a burst of similar records, or those of another known
@@ -27,7 +27,7 @@ from streamlearn.shift.mean_embedding_test import WINDOWS
 from streamlearn.shift.mixture_test import LIKELY, UNLIKELY, YOUNG, separate
 from streamlearn.shift.recent_record import RecentRecord
 from streamlearn.shift.record_assigner import RecordAssigner
-from streamlearn.shift.refused_return import RefusedReturn
+from streamlearn.shift.refused import RefusedRecord, RefusedReturn
 from streamlearn.shift.regime_memory import RegimeMemory
 from streamlearn.shift.segment import NO_SLOT, Segment
 from streamlearn.shift.segment_classifier import MIN_RECORDS, Classification, SegmentClassifier
@@ -55,6 +55,7 @@ class InputShiftDetector:
         self._per_record = per_record and settings.enabled
         self._ordinal = self._num_shifts = 0
         self._refused: tuple[RefusedReturn, ...] = ()
+        self._refused_records: tuple[RefusedRecord, ...] = ()
         self._regimes = RegimeMemory(settings.max_regimes)
         self._assigner = RecordAssigner(self._regimes)
         self._segment = Segment(settings, self._regimes, tests)
@@ -74,7 +75,9 @@ class InputShiftDetector:
         """Return the state. Cheap: only profiles that changed since the last call are copied."""
         profiles, next_number = self._regimes.save(), self._regimes.next_number
         segment = self._segment.state
-        return DetectorState(self._ordinal, self._num_shifts, segment, profiles, next_number, self._refused)
+        return DetectorState(
+            self._ordinal, self._num_shifts, segment, profiles, next_number, self._refused, self._refused_records
+        )
 
     def load(self, state: DetectorState) -> None:
         """Continue from a saved state."""
@@ -82,16 +85,19 @@ class InputShiftDetector:
         self._segment.load(state.segment)
         self._regimes.load(state.regimes, state.next_number)
         self._refused = state.refused
+        self._refused_records = state.refused_records
 
     def update(self, features: Features, protected: Collection[int]) -> AssignedRecord:
         """Assign the next record. Slots in `protected` are not freed for a new regime."""
         self._ordinal += 1
         self._refused = tuple(each for each in self._refused if each.declared_at >= self._ordinal)
+        self._refused_records = tuple(each for each in self._refused_records if each.ordinal >= self._ordinal)
         here = self._segment.slot
         if here == NO_SLOT:
             return self._begin(features)
         scores = self._regimes.score(features)
         slot = self._assigner.assign(features, scores, here, self._segment.parent) if self._per_record else here
+        slot = here if RefusedRecord(self._ordinal, slot) in self._refused_records else slot
         self._regimes.add(slot, features, self._ordinal)
         alarm = self._segment.add(RecentRecord(features, self._ordinal, slot, float(scores.log_ratios_R[slot])))
         shifted = self._handle(alarm, protected) if alarm else None
@@ -104,9 +110,15 @@ class InputShiftDetector:
         self._segment.forget(slot)
         self._regimes.forget(slot)
 
-    def refuse(self, refused: Iterable[RefusedReturn]) -> None:
-        """Take the records of shifts that are still to be declared for new regimes', whatever they look like."""
-        self._refused = (*self._refused, *refused)
+    def refuse(self, returns: Iterable[RefusedReturn], records: Iterable[RefusedRecord]) -> None:
+        """Take what is still to be read for something else than it looks like.
+
+        Args:
+            returns: Shifts whose records are a new regime's.
+            records: Records that are the segment's, unless a shift moves them.
+        """
+        self._refused = (*self._refused, *returns)
+        self._refused_records = (*self._refused_records, *records)
 
     def _begin(self, features: Features) -> AssignedRecord:
         """Create a regime with the newest record: the first of the stream, or after the segment's was forgotten."""

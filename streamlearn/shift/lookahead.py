@@ -126,6 +126,17 @@ class Lookahead:
         taken = () if self._taken is None else (self._taken,)
         return _examples(chain(taken, takewhile(lambda later: not later.moves_on, self._decided)), slot)
 
+    def records_of(self, slot: int, first: int) -> list[tuple[int, Example]]:
+        """Records of the regime in `slot` among all that were read, from the batch taken last on, with their ordinals.
+
+        Those of undecided batches may still be corrected. `first` is the ordinal of that batch's first record.
+        """
+        taken = () if self._taken is None else (self._taken,)
+        decided = ((each.batch.examples, each.slots) for each in (*taken, *self._decided))
+        undecided = ((held.batch.examples, held.slots) for held in self._undecided if held.batch is not None)
+        pairs = chain.from_iterable(zip(*each, strict=True) for each in chain(decided, undecided))
+        return [(first + index, example) for index, (example, own) in enumerate(pairs) if own == slot]
+
     def assigned(self, batch: Batch, held: HeldBatch) -> AssignedBatch:
         """The batch as it leaves, with its slots and shifts."""
         return AssignedBatch(batch, tuple(held.slots), tuple(held.shifts), held.after)

@@ -9,7 +9,7 @@ are part of the state (`MonitorState.undecided`): shifts and corrections that co
 them again, and not to later batches. They are not released a second time.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,9 @@ from streamlearn.shift.featurizer import Featurizer, input_of
 from streamlearn.shift.input_shift_detector import InputShiftDetector
 from streamlearn.shift.lookahead import HeldBatch, Lookahead
 from streamlearn.shift.monitor_state import MonitorState
-from streamlearn.shift.refused_return import RefusedReturn
+from streamlearn.shift.refused import RefusedRecord, RefusedReturn
 from streamlearn.shift.regime_memory import RegimeMemory
 from streamlearn.shift.request_classifier import RequestClassifier
-from streamlearn.shift.shift import Shift
 from streamlearn.stream.batch import Batch
 
 KeptAt = Callable[[int], Collection[int]]
@@ -109,20 +108,26 @@ class Monitor:
         """Restore what `state` returned. The next batch to read is the one after the last released."""
         self._go_back(state_arrays.from_arrays(arrays))
 
-    def refuse_returns(
-        self, shifts: Sequence[Shift], batch: Batch, as_of: MonitorState, kept_at: KeptAt = _none_kept
+    def refuse(
+        self,
+        returns: Iterable[RefusedReturn],
+        records: Iterable[RefusedRecord],
+        batch: Batch,
+        as_of: MonitorState,
+        kept_at: KeptAt = _none_kept,
     ) -> None:
-        """Read the batches that wait again, as after a restart; the shifts are then to new regimes.
+        """Read the batches that wait again, as after a restart, without what was refused.
 
         Args:
-            shifts: All returns that were refused since `as_of`, none of which was entered.
+            returns: All returns that were refused since `as_of`, none of which was entered; they are to new regimes.
+            records: All records that were refused since `as_of`, none of which was trained on.
             batch: The batch that was taken last; it and those after it have not been trained on.
             as_of: The state after the batch before it.
             kept_at: That of `update`.
         """
         waiting, is_flushed = [batch, *self.lookahead.waiting], self.lookahead.is_flushed
         self._go_back(as_of)
-        self._detector.refuse([RefusedReturn(shift.declared_at, shift.slot) for shift in shifts])
+        self._detector.refuse(returns, records)
         self._read_again(waiting, kept_at, is_flushed=is_flushed)
 
     def forget(self, slot: int, as_of: MonitorState, kept_at: KeptAt = _none_kept) -> MonitorState:

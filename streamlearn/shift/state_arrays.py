@@ -17,7 +17,7 @@ from streamlearn.shift.fit_drop_test import RunningStats
 from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.recent_record import RecentRecord, stack_phi
 from streamlearn.shift.reference_distribution import ReferenceDistribution
-from streamlearn.shift.refused_return import RefusedReturn
+from streamlearn.shift.refused import RefusedRecord, RefusedReturn
 from streamlearn.shift.regime_memory import SavedProfiles
 from streamlearn.shift.regime_profile import ADDED_SCALARS, SCALARS, RegimeProfile, SampledRecord
 from streamlearn.shift.segment import SegmentState
@@ -54,7 +54,8 @@ def to_arrays(state: MonitorState) -> dict[str, NDArray[np.generic]]:
         "ghosts.sizes": np.array([len(slots) for slots in undecided], dtype=np.int64),
         "ghosts.slots": np.array([slot for slots in undecided for slot in slots], dtype=np.int64),
         **({"forgotten": np.array([segment.forgotten], dtype=np.int64)} if segment.forgotten else {}),
-        **({"refused": np.array(list(map(astuple, detector.refused)), dtype=np.int64)} if detector.refused else {}),
+        **_refusals("refused", detector.refused),
+        **_refusals("refused.records", detector.refused_records),
     }
 
 
@@ -76,10 +77,22 @@ def from_arrays(arrays: Arrays) -> MonitorState:
         absence=AbsenceState(share, statistic, run_start),
         forgotten=int(arrays["forgotten"][0]) if "forgotten" in arrays else 0,
     )
-    refused = tuple(RefusedReturn(*row) for row in arrays["refused"].tolist()) if "refused" in arrays else ()
-    detector = DetectorState(ordinal, num_shifts, segment, profiles_from_arrays(arrays), next_number, refused)
+    detector = DetectorState(
+        ordinal,
+        num_shifts,
+        segment,
+        profiles_from_arrays(arrays),
+        next_number,
+        tuple(RefusedReturn(*row) for row in arrays["refused"].tolist()) if "refused" in arrays else (),
+        tuple(RefusedRecord(*row) for row in arrays["refused.records"].tolist()) if "refused.records" in arrays else (),
+    )
     slots = iter(arrays["ghosts.slots"].tolist())
     return MonitorState(detector, tuple(tuple(islice(slots, size)) for size in arrays["ghosts.sizes"].tolist()))
+
+
+def _refusals(name: str, refused: Sequence[RefusedReturn | RefusedRecord]) -> dict[str, NDArray[np.generic]]:
+    """One row each; nothing if there are none."""
+    return {name: np.array(list(map(astuple, refused)), dtype=np.int64)} if refused else {}
 
 
 def profiles_to_arrays(saved: SavedProfiles) -> dict[str, NDArray[np.generic]]:

@@ -8,6 +8,7 @@ import orjson
 import pytest
 import torch
 from structlog.testing import capture_logs
+from torch import Tensor
 
 from streamlearn.adaptation import adaptation as adaptation_module
 from streamlearn.adaptation.shift_report import ShiftReport
@@ -224,11 +225,11 @@ def test_a_refused_update_is_no_load(make: Callable[..., Settings], monkeypatch:
     with opened(make(lines, **shape)) as components:
         really, refused = components.learner._clip, []
 
-        def clip() -> float:
+        def clip() -> Tensor:
             norm = really()
             if components.learner.number == 2:
                 refused.append(norm)
-                return float("nan")
+                return torch.full_like(norm, torch.nan)
             return norm
 
         monkeypatch.setattr(components.learner, "_clip", clip)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from streamlearn.adaptation.fallback import MAX_REGIMES, Fallback
-from streamlearn.adapters.routing_context import NO_REGIME, Slot
+from streamlearn.adapters.sequences import NO_REGIME, Slot
 from streamlearn.probe.head_start import HeadStart
 
 

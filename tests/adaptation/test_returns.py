@@ -11,9 +11,12 @@ from structlog.testing import capture_logs
 
 from streamlearn.adaptation import return_checks
 from streamlearn.adaptation.recent_losses import NUM_LOSSES, RecentLosses
+from streamlearn.adaptation.return_checks import Upcoming
 from streamlearn.events import Event
 from streamlearn.probe.return_check import ReturnCheck, check_return
 from streamlearn.settings import Settings
+from streamlearn.shift.assigned_batch import AssignedBatch
+from streamlearn.stream.batch import Batch
 from tests.adaptation.shifting_streams import PER_TASK, run, stream
 from tests.adaptation.test_bit_equality import assert_two_deaths_change_nothing, die_after
 from tests.runtime.test_daemon import daemon_of, opened
@@ -102,7 +105,52 @@ def test_a_return_without_records_is_believed(make: Callable[..., Settings]) -> 
         (first,) = adaptation.reports
         again = replace(first.shift, known=True)
         assert adaptation.return_checks.applies(again, adaptation.numbers)
-        assert adaptation.return_checks.refuse([again], adaptation.numbers, lambda _: []) == ()
+        assigned = AssignedBatch(Batch((), (), ()), (), (again,))
+        upcoming = Upcoming(assigned, 9, 0, adaptation.numbers, {}, lambda _: [], lambda *_: [])
+        assert not adaptation.return_checks.refuse(upcoming)
+
+
+def visited(answer: str | None) -> list[bytes]:
+    """Animals, sums, and sums with an animal as every third record, with its own answer or another."""
+    lines = stream("animals", "sums", "sums")
+    animals = stream("animals")
+    for i in range(2 * PER_TASK, 3 * PER_TASK, 3):
+        value = orjson.loads(animals[i % PER_TASK])
+        lines[i] = orjson.dumps(value if answer is None else {**value, "completion": answer})
+    return lines
+
+
+def test_single_records_that_cost_more_are_not_the_regimes(make: Callable[..., Settings]) -> None:
+    """The stream stays with the sums; the animals' regime learns nothing from what only looks like its records."""
+    with capture_logs() as logs:
+        _, components = run(make(visited(" seven kilos")))
+    records = {each.number: each.records for each in components.adaptation.status().regimes}
+    assert records[1] <= PER_TASK + 1
+    refused = [line for line in logs if line["event"] == Event.VISIT_REFUSED]
+    assert refused
+    assert all((line["regime"], line["loss"] > line["own_loss"]) == (1, True) for line in refused)
+
+
+def test_single_records_of_a_regime_are_its(make: Callable[..., Settings]) -> None:
+    """Visits with the regime's own answers are not refused."""
+    with capture_logs() as logs:
+        _, components = run(make(visited(None)))
+    records = {each.number: each.records for each in components.adaptation.status().regimes}
+    assert records[1] >= PER_TASK * 4 // 3 - 3
+    assert not [line for line in logs if line["event"] == Event.VISIT_REFUSED]
+
+
+@pytest.mark.parametrize("steps", [0, 2, 5])
+def test_a_death_around_a_refused_visit_changes_no_bit(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Also between the record that was refused with its batch and those that were read ahead."""
+    lines = visited(" seven kilos")
+    whole, _ = run(make(lines, "whole"))
+    settings = make(lines, "killed", snapshot={"every_records": 4})
+    first = 2 * PER_TASK // 4 - 2 + steps
+    die_after(monkeypatch, [first, first + 1])
+    assert_two_deaths_change_nothing(settings, whole, len(lines))
 
 
 def test_the_last_losses_of_a_regime_are_kept_over_a_restart(make: Callable[..., Settings]) -> None:

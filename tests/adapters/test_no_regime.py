@@ -7,12 +7,8 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
-from streamlearn.adapters.routing_context import (
-    NO_REGIME,
-    RoutingContext,
-    RoutingContextHolder,
-    routing_context,
-)
+from streamlearn.adapters.routing_context import RoutingContext, RoutingContextHolder, routing_context
+from streamlearn.adapters.sequences import NO_REGIME, Sequences
 from streamlearn.learner.decoding import decode
 from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
 from streamlearn.learner.learner import Learner
@@ -42,7 +38,7 @@ def logits(learner: Learner, slots: list[int] | None) -> Tensor:
         found: Tensor = learner.forward(
             input_ids=packed.input_ids,
             position_ids=packed.position_ids,
-            cu_seq_lens_q=packed.cu_seqlens,
+            records=packed.records,
             use_cache=False,
         ).logits[0]
     return found
@@ -75,7 +71,7 @@ def test_its_tokens_keep_the_linears_output(config: HeadLoraConfig, slots: list[
     made.to(torch.float64)
     x = torch.randn(len(slots) * LENGTH, 24, generator=generator, dtype=torch.float64)
     segment_ids = torch.arange(len(slots)).repeat_interleave(LENGTH)
-    made.context_holder.context = RoutingContext(segment_ids, torch.tensor(slots))
+    made.context_holder.context = RoutingContext(Sequences(lengths=(LENGTH,) * len(slots), slots=tuple(slots)))
     with torch.no_grad():
         found, frozen = made(x), made.base_layer(x)
         for number, slot in enumerate(slots):
@@ -83,7 +79,7 @@ def test_its_tokens_keep_the_linears_output(config: HeadLoraConfig, slots: list[
             if slot == NO_REGIME:
                 assert torch.equal(found[own], frozen[own])
                 continue
-            made.context_holder.context = RoutingContext(torch.zeros(LENGTH, dtype=torch.long), torch.tensor([slot]))
+            made.context_holder.context = RoutingContext(Sequences(lengths=(LENGTH,), slots=(slot,)))
             torch.testing.assert_close(found[own], made(x[own]))
             assert not torch.equal(found[own], frozen[own])
 
@@ -128,18 +124,3 @@ def test_texts_without_a_regime_are_the_backbones(trained: Learner) -> None:
     assert texts([NO_REGIME] * 4, [8] * 4) == frozen
     found = texts([0, NO_REGIME, NO_REGIME, 0], [2, 8, 3, 4])
     assert found == [adapted[0][:2], frozen[1], frozen[2][:3], adapted[3][:4]]
-
-
-def test_it_costs_nothing_where_nobody_asks_for_it() -> None:
-    """No index is made."""
-    context = RoutingContext(torch.tensor([0, 0, 1]), torch.tensor([3, 1]))
-    assert context.tokens_with_regime(3, is_vision=False) is None
-    assert RoutingContext().tokens_with_regime(3, is_vision=False) is None
-
-
-def test_vision_tokens_follow_their_record() -> None:
-    """The tokens of a layer of the tower belong to the records that hold the images."""
-    context = RoutingContext(slots_B=torch.tensor([4, NO_REGIME]), vision_units_B=torch.tensor([1, 2]))
-    found = context.tokens_with_regime(6, is_vision=True)
-    assert found is not None
-    assert found.tolist() == [0, 1]

@@ -12,13 +12,8 @@ from torch import Tensor, nn
 from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
 from streamlearn.adapters.config import regime_adapter
 from streamlearn.adapters.model import add_regime, attach
-from streamlearn.adapters.routing_context import (
-    NO_REGIME,
-    RoutingContext,
-    RoutingContextHolder,
-    encode_slots,
-    routing_context,
-)
+from streamlearn.adapters.routing_context import RoutingContext, RoutingContextHolder, routing_context
+from streamlearn.adapters.sequences import NO_REGIME, Sequences
 from streamlearn.backbone.load import load, outline
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings
@@ -42,8 +37,7 @@ def layer(config: HeadLoraConfig, regimes: int = 3) -> HeadLoraLinear:
 def run(made: HeadLoraLinear, x: Tensor, slots: Sequence[int], lengths: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
     """Output, and the gradients of x and of every weight; zero for a weight without one."""
     x = x.detach().requires_grad_()
-    segment_ids = torch.arange(len(slots)).repeat_interleave(torch.tensor(lengths))
-    made.context_holder.context = RoutingContext(segment_ids, torch.tensor(slots))
+    made.context_holder.context = RoutingContext(Sequences(lengths=tuple(lengths), slots=tuple(slots)))
     y = made(x)
     inputs = [x, *(p for p in made.parameters() if p.requires_grad)]
     weights = torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x).sum(1)  # each token has its own
@@ -60,7 +54,7 @@ def test_a_mixed_pass_equals_one_pass_for_each_record(config: HeadLoraConfig, sl
     y, gradients = run(made, x, slots, LENGTHS)
     expected: list[Tensor] = []
     for slot, part in zip(slots, torch.split(x, list(LENGTHS)), strict=True):
-        made.context_holder.context = RoutingContext(torch.zeros(len(part), dtype=torch.long), torch.tensor([slot]))
+        made.context_holder.context = RoutingContext(Sequences(lengths=(len(part),), slots=(slot,)))
         expected.append(made(part))
         if slot not in range(3):
             assert torch.equal(expected[-1], made.base_layer(part))
@@ -81,15 +75,14 @@ def test_a_sequence_may_have_the_mean_of_adapters(config: HeadLoraConfig) -> Non
     parts = torch.split(x, list(LENGTHS))
 
     def added(slot: int, part: Tensor) -> Tensor:
-        made.context_holder.context = RoutingContext(slots_B=torch.tensor([slot]))
+        made.context_holder.context = RoutingContext(Sequences(slots=(slot,)))
         y: Tensor = made(part[None]) - made.base_layer(part[None])
         return y[0]
 
     expected = [added(1, parts[0]), (added(0, parts[1]) + added(2, parts[1])) / 4, 0 * added(0, parts[2])]
     expected.append(added(1, parts[3]) / 2)
-    slots_B, means = encode_slots([1, (0, 2), NO_REGIME, (1, 7)], x.device)
-    segment_ids = torch.arange(4).repeat_interleave(torch.tensor(LENGTHS))
-    made.context_holder.context = RoutingContext(segment_ids, slots_B, means=means)
+    sequences = Sequences(lengths=tuple(LENGTHS), slots=(1, (0, 2), NO_REGIME, (1, 7)))
+    made.context_holder.context = RoutingContext(sequences)
     torch.testing.assert_close(made(x) - made.base_layer(x), torch.cat(expected))
 
 
@@ -97,7 +90,7 @@ def test_a_regime_that_is_not_in_the_pass_gets_no_gradient() -> None:
     """Not even zeros: a step's cost does not grow with the number of regimes."""
     made = layer(OWN)
     x = torch.randn(4, 24, dtype=torch.float64)
-    made.context_holder.context = RoutingContext(torch.zeros(4, dtype=torch.long), torch.tensor([1]))
+    made.context_holder.context = RoutingContext(Sequences(lengths=(4,), slots=(1,)))
     made(x).sum().backward()
     with_gradient = {name for name, p in made.named_parameters() if p.grad is not None}
     assert with_gradient == {f"head_lora_{part}.{regime_adapter(1)}" for part in "AB"}
@@ -139,7 +132,7 @@ def test_a_regime_is_a_peft_folder(model: PeftModel, tiny: Path, tmp_path: Path)
     model.save_pretrained(str(tmp_path))
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {regime_adapter(slot) for slot in range(3)}
     ids = torch.arange(6)[None]
-    with torch.no_grad(), routing_context(model, RoutingContext(slots_B=torch.tensor([1]))):
+    with torch.no_grad(), routing_context(model, RoutingContext(Sequences(slots=(1,)))):
         expected = model(ids).logits
     settings = BackboneSettings(model=str(tiny), dtype="float32", device="cpu")
     alone = PeftModel.from_pretrained(load(settings, outline(settings)).model, str(tmp_path / regime_adapter(1)))

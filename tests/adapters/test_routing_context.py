@@ -15,7 +15,6 @@ from streamlearn.adapters.routing_context import (
     RoutingContext,
     RoutingDecision,
     routing_context,
-    vision_segment_ids,
 )
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import packed_loss
@@ -59,33 +58,6 @@ def favour(learner: Learner, slot: int, expert: int, strength: float = 50.0) -> 
     for bank in learner.banks:
         assert bank.bias_HKN is not None
         bank.bias_HKN[:, expert, slot] = strength
-
-
-def test_tokens_and_sequences_have_the_slot_of_their_record() -> None:
-    """Per token by segment, or by input row without segments; per sequence as given; None without regimes."""
-    packed = RoutingContext(segment_ids_T=torch.tensor([0, 0, 1, 2, 2]), slots_B=torch.tensor([5, 3, 7]))
-    for _ in range(2):  # gathered once, and again the same
-        slots_T = packed.slots_of(5, per_token=True)
-        assert slots_T is not None
-        assert slots_T.tolist() == [5, 5, 3, 7, 7]
-    slots_B = packed.slots_of(3, per_token=False)
-    assert slots_B is not None
-    assert slots_B.tolist() == [5, 3, 7]
-    padded = RoutingContext(slots_B=torch.tensor([5, 3])).slots_of(6, per_token=True)
-    assert padded is not None
-    assert padded.tolist() == [5, 5, 5, 3, 3, 3]
-    assert RoutingContext().slots_of(6, per_token=True) is None
-
-
-@pytest.mark.parametrize(("num", "expected"), [(3, [1, 3, 3]), (6, [1, 1, 3, 3, 3, 3])])
-def test_vision_tokens_belong_to_the_records_with_the_images(num: int, expected: list[int]) -> None:
-    """One image in the second record, two in the fourth, for any number of tokens per image."""
-    units_B = torch.tensor([0, 1, 0, 2])
-    assert vision_segment_ids(units_B, num).tolist() == expected
-    context = RoutingContext(slots_B=torch.tensor([4, 5, 6, 7]), vision_units_B=units_B)
-    slots = context.slots_of(num, per_token=True, is_vision=True)
-    assert slots is not None
-    assert slots.tolist() == [4 + record for record in expected]
 
 
 @pytest.mark.parametrize("preset", ["mh-moe", "mot"])

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from streamlearn.adapters import HeadLoraConfig
 from streamlearn.adapters.model import attach
 from streamlearn.backbone import attention
-from streamlearn.backbone.attention import band_mask, packed_attention
+from streamlearn.backbone.attention import Records, band_mask, packed_attention
 from streamlearn.backbone.load import load, outline
 from streamlearn.learner.decoding import decode
 from streamlearn.learner.evaluation import run_to_end
@@ -44,7 +44,7 @@ def packed_logits(model: Any, records: Sequence[Sequence[int]]) -> list[Tensor]:
     logits = model(
         input_ids=torch.tensor([[token for record in records for token in record]]),
         position_ids=torch.tensor([[t for record in records for t in range(len(record))]]),
-        cu_seq_lens_q=torch.tensor(cu_seqlens, dtype=torch.int32),
+        records=Records([len(record) for record in records]),
         use_cache=False,
     ).logits[0]
     return [logits[start:end] for start, end in pairwise(cu_seqlens)]
@@ -116,7 +116,7 @@ def test_attention_is_the_softmax_within_each_record(window: int | None, dtype: 
         None,
         scaling=size**-0.5,
         sliding_window=window,
-        cu_seq_lens_q=torch.tensor(cu_seqlens),
+        records=Records([4, 1, 6]),
     )
     outputs = []
     for t in range(11):
@@ -143,7 +143,7 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     found = []
     for block in (11, 4):
         monkeypatch.setattr(attention, "BLOCK", block)
-        output, _ = packed_attention(torch.nn.Module(), query, key, value, None, cu_seq_lens_q=torch.tensor([0, 11]))
+        output, _ = packed_attention(torch.nn.Module(), query, key, value, None, records=Records([11]))
         found.append((output, *torch.autograd.grad(output.float().square().sum(), (query, key, value))))
     torch.testing.assert_close(found[1], found[0], rtol=0.02, atol=0.02)
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import OBJECTIVES, resolve
-from streamlearn.adapters.routing_context import NO_REGIME
+from streamlearn.adapters.sequences import NO_REGIME
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.errors import Reason, RecordError
 from streamlearn.learner.decoding import decode

@@ -2,18 +2,17 @@
 
 import pytest
 
-from streamlearn.bench.speed import ratios
+from streamlearn.bench.speed import RATIOS, ratios
+from streamlearn.bench.speed_arms import ARMS, SpeedArm
 
 
-def test_ratios_are_quotients_of_the_arms() -> None:
-    """Numerator and denominator are those of the name."""
-    speeds = {"frozen_floor": 10.0, "lora": 8.0, "loramoe": 7.0, "mh_moe": 6.0, "streamlearn": 3.0, "mh_moe_loop": 2.0}
-    assert ratios(speeds) == pytest.approx(
-        {
-            "mh_moe_over_lora": 0.75,
-            "mh_moe_over_loop": 3.0,
-            "streamlearn_over_mh_moe": 0.5,
-            "mh_moe_over_floor": 0.6,
-            "lora_over_floor": 0.8,
-        }
-    )
+def test_ratios_are_medians_of_quotients_within_a_round() -> None:
+    """Not quotients of medians: the second round is ten times slower for both, and changes nothing."""
+    arms = {name: SpeedArm(name, lambda _: None, 0, speeds=[100.0, 10.0, 100.0]) for name in ARMS}
+    arms["streamlearn"].speeds = [90.0, 9.0, 80.0]
+    arms["frozen_floor"].speeds = [400.0, 20.0, 200.0]
+    found = ratios(arms)
+    assert len(found) == len(RATIOS)
+    assert found["streamlearn_over_lora"] == pytest.approx(0.9)
+    assert found["lora_over_frozen_floor"] == pytest.approx(0.5)
+    assert found["mh_moe_over_lora"] == pytest.approx(1.0)

@@ -175,4 +175,4 @@ def test_a_stream_that_is_left_frees_the_daemon(running: Running) -> None:
             assert answer.status_code == 200
             line = next(answer.iter_lines())
             assert orjson.loads(line.removeprefix("data: "))["object"] == "text_completion"
-    assert running.text(max_tokens=1)
+    assert running.text(model="streamlearn-regime-1", max_tokens=1, temperature=0)

@@ -93,7 +93,7 @@ class Environment:
             pack_tokens=1,
             clock=lambda: self.now,
         )
-        self.learner.forward.register_forward_hook(self._pass_time)
+        self.learner.forward.get_decoder().register_forward_hook(self._pass_time)
 
     def _experts(self, job: ExpertsJob) -> Generator[None, None, ExpertsResult]:
         load = {bank.name: torch.ones(bank.A.shape[:2], dtype=torch.long) for bank in self.learner.banks}
@@ -303,7 +303,7 @@ def failing_in_the_middle(env: Environment) -> Iterator[None]:
         if (error := next(passes, None)) is not None:
             raise error
 
-    with env.learner.forward.register_forward_hook(hook):
+    with env.learner.forward.get_decoder().register_forward_hook(hook):
         yield
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from streamlearn.adapters.config import regime_adapter
-from streamlearn.adapters.routing_context import NO_REGIME, Slot
+from streamlearn.adapters.sequences import NO_REGIME, Slot
 from streamlearn.errors import SnapshotError
 from streamlearn.learner.adapter_cache import AdapterCache
 from streamlearn.learner.evaluation import ExampleScore, run_to_end, score

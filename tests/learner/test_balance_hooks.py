@@ -35,16 +35,18 @@ def test_losses_are_means_over_the_layers() -> None:
         load(LAYER, each)
         localized(LAYER, each)
     types = torch.tensor([0, -1, 1])
+    segment_ids_T = packed.sequences.segment_ids(packed.input_ids.shape[1])
     expected = [
         sum(load_balance(each.native_HKT, each.selected_HKT) for each in layers) / 3,
-        sum(localized_balance(each.gate_HKT, packed.segment_ids_T, types) for each in layers) / 3,
+        sum(localized_balance(each.gate_HKT, segment_ids_T, types) for each in layers) / 3,
     ]
     torch.testing.assert_close([load.loss(), localized.loss()], [0.5 * each for each in expected])
 
 
 def test_a_vision_layers_tokens_belong_to_the_records_with_images() -> None:
     """In the vision tower, tokens are assigned to samples by their images, not by the packed tokens."""
-    packed = replace(pack(EXAMPLES, torch.device("cpu")), vision_units_B=torch.tensor([1, 0, 2]))
+    packed = pack(EXAMPLES, torch.device("cpu"))
+    packed = replace(packed, sequences=replace(packed.sequences, vision_units=(1, 0, 2)))
     hook, vision = LocalizedBalance(1.0, packed, ["a", "b", "b"], ("a", "b")), decision(6, seed=0)
     hook(replace(LAYER, is_vision=True), vision)
     expected = localized_balance(vision.gate_HKT, torch.tensor([0, 0, 2, 2, 2, 2]), torch.tensor([0, 1, 1]))

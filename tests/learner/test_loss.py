@@ -14,11 +14,11 @@ EXAMPLES = random_examples([9, 4, 12], prompt_length=2)
 
 @torch.no_grad()
 def test_a_packed_loss_is_the_loss_of_each_record(make_learner: MakeLearner) -> None:
-    """Sums, counts, hits and the mean over all learned tokens are those of one pass per record."""
+    """Sums, hits and the mean over all learned tokens are those of one pass per record."""
     learner = make_learner()
     packed = pack(EXAMPLES, learner.device)
     found = packed_loss(learner.forward, packed)
-    sums, counts = found.per_record(packed)
+    sums, correct = found.per_record(packed)
     token_losses, hits = [], []
     for example in EXAMPLES:
         ids = torch.from_numpy(example.input_ids).long()
@@ -27,7 +27,9 @@ def test_a_packed_loss_is_the_loss_of_each_record(make_learner: MakeLearner) -> 
         token_losses.append(torch.stack([-F.log_softmax(logits[t - 1], -1)[ids[t]] for t in learned]))
         hits += [bool(logits[t - 1].argmax() == ids[t]) for t in learned]
     torch.testing.assert_close(sums, torch.stack([each.sum() for each in token_losses]), rtol=1e-4, atol=1e-4)
-    assert counts.tolist() == [len(each) for each in token_losses]
+    assert packed.learned_B.tolist() == [len(each) for each in token_losses]
+    of_records = torch.split(torch.tensor(hits), packed.learned_B.tolist())
+    assert correct.tolist() == [each.sum() for each in of_records]
     torch.testing.assert_close(found.token_L, torch.cat(token_losses), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.mean, torch.cat(token_losses).mean(), rtol=1e-4, atol=1e-4)
     assert found.correct_L.tolist() == hits

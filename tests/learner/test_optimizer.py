@@ -37,7 +37,7 @@ class Bank:
 
     def expert(self, h: int, k: int) -> dict[str, Tensor]:
         """Copies of all tensors of one expert."""
-        tensors = {"A": self.A, "B": self.B, "steps": self.group.steps_HK, **self.group.moments}
+        tensors = {"A": self.A, "B": self.B, "steps": self.group.counts(), **self.group.moments}
         return {name: tensor[h, k].detach().clone() for name, tensor in tensors.items()}
 
 
@@ -145,7 +145,7 @@ def test_each_expert_is_an_adamw_of_the_steps_that_routed_to_it() -> None:
                 reference.step()
             for found, expected in zip((bank.A, bank.B), twins[h, k], strict=True):
                 torch.testing.assert_close(found[h, k], expected, rtol=1e-5, atol=1e-6)
-    assert torch.equal(bank.group.steps_HK, counts)
+    assert torch.equal(bank.group.counts(), counts)
     assert len(set(counts.flatten().tolist())) > 1  # the experts were updated in different numbers of steps
 
 

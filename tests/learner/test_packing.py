@@ -14,7 +14,7 @@ def test_records_are_concatenated() -> None:
     packed = pack([example([10, 11, 12, 13], prompt_length=2), example([20, 21])], CPU)
     assert packed.input_ids.tolist() == [[10, 11, 12, 13, 20, 21]]
     assert packed.position_ids.tolist() == [[0, 1, 2, 3, 0, 1]]
-    assert packed.cu_seqlens.tolist() == [0, 4, 6]
+    assert packed.records.ends == (0, 4, 6)
     assert packed.predictor_L.tolist() == [1, 2, 4]
     assert packed.target_L.tolist() == [12, 13, 21]
     assert packed.segment_ids_L.tolist() == [0, 0, 1]
@@ -43,6 +43,6 @@ def test_packing_loses_nothing() -> None:
     """Split at the cumulative lengths, the batch is the examples again."""
     examples = random_examples([5, 1, 9, 2])
     packed = pack(examples, CPU)
-    pieces = torch.tensor_split(packed.input_ids[0], packed.cu_seqlens[1:-1].tolist())
+    pieces = torch.tensor_split(packed.input_ids[0], list(packed.records.ends[1:-1]))
     assert [piece.tolist() for piece in pieces] == [e.input_ids.tolist() for e in examples]
-    assert (packed.input_ids.dtype, packed.cu_seqlens.dtype) == (torch.long, torch.int32)
+    assert packed.input_ids.dtype == torch.long

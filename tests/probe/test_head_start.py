@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from streamlearn.adapters.routing_context import NO_REGIME, Slot
+from streamlearn.adapters.sequences import NO_REGIME, Slot
 from streamlearn.learner.evaluation import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.probe.head_start import HeadStart, measure_head_start

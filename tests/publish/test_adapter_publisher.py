@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 
-from streamlearn.adapters.routing_context import NO_REGIME
+from streamlearn.adapters.sequences import NO_REGIME
 from streamlearn.errors import ConfigError, UsageError
 from streamlearn.events import Event
 from streamlearn.export.plain_lora_adapter import PlainLoraAdapter

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
@@ -265,7 +266,7 @@ def test_after_a_rollback_the_stream_is_flushed_again(
 ) -> None:
     """Two updates of the flush are refused: their records are set aside, the others trained, and none waits."""
     settings = make([], learner={"max_bad_batches": 2}, snapshot={"every_records": 40}, holdout={"every_records": 0})
-    refusals = iter([float("nan")] * 2)
+    refusals = iter([torch.tensor(torch.nan)] * 2)
 
     def watch(daemon: Daemon) -> None:
         really = daemon.learner._clip
@@ -273,7 +274,12 @@ def test_after_a_rollback_the_stream_is_flushed_again(
 
         def flush(adaptation: Adaptation) -> None:
             flushed(adaptation)
-            monkeypatch.setattr(daemon.learner, "_clip", lambda: next(refusals, None) or really())
+
+            def clip() -> Tensor:
+                norm = really()
+                return next(refusals, norm)
+
+            monkeypatch.setattr(daemon.learner, "_clip", clip)
 
         monkeypatch.setattr(Adaptation, "flush", flush)
 

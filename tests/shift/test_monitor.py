@@ -9,6 +9,7 @@ import pytest
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.assigned_batch import AssignedBatch
 from streamlearn.shift.monitor import Monitor
+from streamlearn.shift.refused import RefusedRecord, RefusedReturn
 from streamlearn.shift.shift import Shift
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
@@ -368,7 +369,7 @@ def test_a_refused_return_is_a_new_regime() -> None:
             if any(shift.known for shift in each.shifts):
                 before = taken[-1].after
                 assert before is not None
-                monitor.refuse_returns(each.shifts, each.batch, before)
+                monitor.refuse([RefusedReturn(s.declared_at, s.slot) for s in each.shifts], (), each.batch, before)
             else:
                 taken.append(each)
     shifts = shifts_of(taken)
@@ -383,6 +384,41 @@ def test_a_refused_return_is_a_new_regime() -> None:
     rest = [each for batch in made[first_batch + 1 : 28] for each in restarted.update(batch)]
     assert rest == taken[first_batch + 1 : first_batch + 1 + len(rest)]
     assert (len(rest), shifts_of(rest)) == (5, [])
+
+
+def test_a_refused_record_is_the_segments() -> None:
+    """It stays so over a restart between the batch it was refused with and its own."""
+    made = batches(stream([*runs((0, 80), (1, 80)), *(0 if i % 4 == 1 else 1 for i in range(40))]))
+    visit = 160 + 2  # ordinal of the first record of regime 1 among those of regime 2
+    plain, monitor = new_monitor(), new_monitor()
+    for batch in made:
+        plain.update(batch)
+    plain.flush()
+    before = [slot for each in taken_from(plain) for slot in each.slots]
+    assert before[visit - 1] == 0
+    taken: list[AssignedBatch] = []
+    for batch in made:
+        monitor.update(batch)
+        while (each := monitor.lookahead.take()) is not None:
+            first = sum(len(done.slots) for done in taken) + 1
+            if len(taken) == 19 and each.slots and first == 153 and monitor.state().get("refused.records") is None:
+                after = taken[-1].after
+                assert after is not None
+                monitor.refuse((), [RefusedRecord(visit, 0)], each.batch, after)
+                continue
+            taken.append(each)
+    state = taken[19].after
+    assert state is not None
+    restarted = new_monitor()
+    restarted.load_state(monitor.state(state))
+    rest = [each for batch in made[20:] for each in restarted.update(batch)] + restarted.flush()
+    taken += monitor.flush()
+    slots = [slot for each in taken for slot in each.slots]
+    assert slots[visit - 1] == 1
+    assert [slot for i, slot in enumerate(slots) if i != visit - 1] == [
+        slot for i, slot in enumerate(before) if i != visit - 1
+    ]
+    assert rest[-len(taken) + 20 :] == taken[20:]
 
 
 def taken_from(monitor: Monitor) -> list[AssignedBatch]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from streamlearn.adapters.routing_context import Slot
+from streamlearn.adapters.sequences import Slot
 from streamlearn.bench.learn.suite import Suite
 from streamlearn.bench.learn.task_metrics import Metric, metric_of, score_answer
 from streamlearn.learner.decoding import decode

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from streamlearn.backbone.attention import Records
 from streamlearn.backbone.load import Backbone
 from streamlearn.runtime.model import Model
 
@@ -52,10 +53,10 @@ class LowerLayers:
         return self._skipped
 
     def _provide(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        cu_seqlens, ids = kwargs.get("cu_seq_lens_q"), kwargs.get("input_ids")
-        if cu_seqlens is None or ids is None or kwargs.get("use_cache") or self._computing:
+        lengths, ids = kwargs.get("records"), kwargs.get("input_ids")
+        if lengths is None or ids is None or kwargs.get("use_cache") or self._computing:
             return None
-        records = [ids[0, start:end] for start, end in pairwise(cu_seqlens.tolist())]
+        records = [ids[0, start:end] for start, end in pairwise(lengths.ends)]
         files = [self._folder / f"{_key(record)}.npy" for record in records]
         missing = {file: record for file, record in zip(files, records, strict=True) if not file.exists()}
         if missing:
@@ -81,7 +82,7 @@ class LowerLayers:
             self._decoder(
                 input_ids=torch.cat(list(records))[None],
                 position_ids=torch.cat([torch.arange(n, device=records[0].device) for n in lengths])[None],
-                cu_seq_lens_q=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),
+                records=Records(lengths),
                 use_cache=False,
             )
         except _ReachedError as reached:

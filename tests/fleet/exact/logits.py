@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from streamlearn.adapters.routing_context import NO_REGIME, routing_context
+from streamlearn.adapters.routing_context import routing_context
+from streamlearn.adapters.sequences import NO_REGIME
 from streamlearn.commands.restored_model import RestoredModel, restored_model
 from streamlearn.learner.packing import pack
 from streamlearn.settings.file import load as load_settings
@@ -71,7 +72,7 @@ class DaemonLogits:
         """
         example = Example(ids_T.numpy().astype(np.int32), ids_T.numpy().astype(np.int32))
         batch = pack([example], self._learner.device, [NO_REGIME if regime is None else self._slots[regime]])
-        options = {"cu_seq_lens_q": batch.cu_seqlens} if packed else {}
+        options = {"records": batch.records} if packed else {}
         with torch.no_grad(), routing_context(self._learner.model, batch.context()):
             model = self._learner.model.get_base_model()
             found: Tensor = model(

@@ -48,9 +48,7 @@ class RankBlocks(Baseline):
         """Train another block from here on and reset the optimizer's moments."""
         self.block = block
         for group in self.learner.optimizer.groups:
-            group.steps_HK.zero_()
-            for moment in group.moments.values():
-                moment.zero_()
+            group.restart()
 
     def step(self, examples: Sequence[Example]) -> Step:
         """Train the block on one batch; the other blocks are restored, since weight decay moves them too."""

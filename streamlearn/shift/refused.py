@@ -1,4 +1,4 @@
-"""A return that the losses spoke against: the records look like a known regime's, and are a new one's."""
+"""What the losses spoke against: records that look like a known regime's, and are not its."""
 
 from dataclasses import dataclass
 
@@ -11,3 +11,12 @@ class RefusedReturn:
     """Ordinal of the record at which the shift is declared."""
     slot: int
     """Slot of the regime that does not return."""
+
+
+@dataclass(frozen=True)
+class RefusedRecord:
+    """A single record, which must not be assigned to the regime in one slot."""
+
+    ordinal: int
+    slot: int
+    """Slot of the regime that the record is not of."""
