@@ -2,7 +2,7 @@
 
 A regime returns in two ways: the stream moves to it (a shift), or single records of other producers are assigned to it
 while the stream stays where it is (visits). Visits are checked where they begin: after `ABSENT` records without one of
-the regime's. Evidence are all that were read ahead.
+the regime's, by all of its records that were read ahead.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +69,9 @@ class ReturnChecks:
             check = self._check(shift.slot, examples) if examples else None
             if check is not None:
                 self._returns.append(shift)
-                _log_refused(Event.RETURN_REFUSED, shift.regime, check, at=shift.declared_at, onset=shift.onset)
+                _log_refused(
+                    Event.RETURN_REFUSED, shift.regime, check, declared_at=shift.declared_at, onset=shift.onset
+                )
                 return True
         return any(self._refuse_visits(slot, upcoming) for slot in self._visited(upcoming))
 
@@ -117,7 +119,7 @@ class ReturnChecks:
         if check is None:
             return False
         self._records += new
-        _log_refused(Event.VISIT_REFUSED, upcoming.numbers[slot], check, at=upcoming.first)
+        _log_refused(Event.VISIT_REFUSED, upcoming.numbers[slot], check, first_record=visits[0][0])
         return True
 
     def _check(self, slot: int, examples: Sequence[Example]) -> ReturnCheck | None:

@@ -1,7 +1,8 @@
 """Training steps with different adapters, on one backbone and the same batches.
 
-`frozen_floor` is the backbone's own forward and backward pass (gradients reach its input, and no weight has one), which
-no adapter can beat. `lora` has the rank that activates as many parameters as `mh_moe`. `mh_moe_loop` computes the
+`frozen_floor` is the backbone's own forward and backward pass: no weight has a gradient, but the embeddings do, so that
+the backward pass runs through all layers. An adapter does without the part below the first adapted projection, and may
+be faster by that. `lora` has the rank that activates as many parameters as `mh_moe`. `mh_moe_loop` computes the
 experts of `mh_moe` one by one. `streamlearn_32` and `streamlearn_300` are the default after so many regimes. Arms take
 turns, one step each. Speeds are medians, ratios medians over the rounds of the quotient within a round.
 """
@@ -125,7 +126,8 @@ def measure(make: Callable[[], Any], batches: Sequence[Batch], rounds: int) -> d
     arms = [build_arm(name, make) for name in ARMS]
     for each in arms:
         each.step(batches[0])  # warms up kernels and allocator
-        before = peak_mib(restart=True) and resident_mib()
+        peak_mib(restart=True)
+        before = resident_mib()
         each.step(batches[0])
         each.step_mib = peak_mib() - before
         with counting_host_reads() as reads:

@@ -50,12 +50,6 @@ class PackedBatch:
         """Build the routing context of a forward pass over these records."""
         return RoutingContext(self.sequences, self.prompt_T, explore=explore, hooks=hooks)
 
-    @property
-    def num_records(self) -> int:
-        """Number of records."""
-        assert self.sequences.lengths is not None
-        return len(self.sequences.lengths)
-
 
 def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[Slot] | None = None) -> PackedBatch:
     """Pack examples, of which there is at least one, on `device`; `slots` say what adapts each."""

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-ELEMENTS = {"cpu": 2**24}
-MAX_ELEMENTS = 2**26
-"""Logits of a chunk, by device: 64 MB in float32 on a CPU, 256 MB elsewhere, where larger products are faster."""
+CPU_LOGITS, GPU_LOGITS = 2**24, 2**26
+"""Logits of a chunk: 64 MB in float32 on a CPU, 256 MB elsewhere, where larger products are faster."""
 
 
 def vocabulary_loss(hidden_LD: Tensor, head: nn.Linear, target_L: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,7 +39,8 @@ class _VocabularyLoss(torch.autograd.Function):
         loss_L = torch.empty(len(hidden_LD), dtype=torch.float32, device=hidden_LD.device)
         correct_L = torch.empty_like(target_L, dtype=torch.bool)
         gradient_LD = torch.empty_like(hidden_LD) if ctx.needs_input_grad[0] else None
-        size = max(1, ELEMENTS.get(hidden_LD.device.type, MAX_ELEMENTS) // len(head.weight))
+        logits = CPU_LOGITS if hidden_LD.device.type == "cpu" else GPU_LOGITS
+        size = max(1, logits // len(head.weight))
         for start in range(0, len(hidden_LD), size):
             chunk = slice(start, start + size)
             target_C1 = target_L[chunk, None]

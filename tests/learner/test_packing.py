@@ -18,7 +18,7 @@ def test_records_are_concatenated() -> None:
     assert packed.predictor_L.tolist() == [1, 2, 4]
     assert packed.target_L.tolist() == [12, 13, 21]
     assert packed.segment_ids_L.tolist() == [0, 0, 1]
-    assert packed.num_records == 2
+    assert packed.sequences.num == 2
 
 
 def test_a_first_token_is_never_learned() -> None:

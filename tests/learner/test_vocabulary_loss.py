@@ -29,7 +29,7 @@ def test_it_is_the_cross_entropy_of_whole_logits(
     monkeypatch: pytest.MonkeyPatch, chunk: int, bias: bool, dtype: torch.dtype, tolerance: float
 ) -> None:
     """Losses, correct tokens and the gradient, for any size of chunks and any weights of the tokens."""
-    monkeypatch.setitem(vocabulary_loss.ELEMENTS, "cpu", chunk * V)
+    monkeypatch.setattr(vocabulary_loss, "CPU_LOGITS", chunk * V)
     torch.manual_seed(0)
     head = nn.Linear(D, V, bias=bias, dtype=dtype).requires_grad_(False)
     hidden = torch.randn(L, D, dtype=dtype, requires_grad=True)
@@ -50,7 +50,7 @@ def test_no_tensor_has_the_logits_of_all_tokens(make_learner: MakeLearner, monke
     head = plain_head(learner.forward)
     assert head is not None
     rows: list[int] = []
-    monkeypatch.setitem(vocabulary_loss.ELEMENTS, "cpu", 8 * head.out_features)
+    monkeypatch.setattr(vocabulary_loss, "CPU_LOGITS", 8 * head.out_features)
     with head.register_forward_hook(lambda _, __, logits: rows.append(len(logits))):
         learner.step(examples, [0, 0, 0])
     learned = sum(each.num_learned for each in examples)
