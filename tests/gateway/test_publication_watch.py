@@ -69,7 +69,7 @@ def test_publications_change_under_load_without_a_lost_or_a_mixed_answer(
     """Each answer's model belongs to the publication that its header names."""
     versions = {1: 184, 2: 186, 3: 187, 4: 188}
     with asking(client) as answers:
-        wait_until(lambda: answers, "an answer from the first publication")
+        wait_until(lambda: bool(answers), "an answer from the first publication")
         for sequence in (2, 3, 4):
             for each in upstreams:
                 each.models |= {f"streamlearn-regime-{number}@{versions[sequence]}" for number in (1, 2, 3)}
