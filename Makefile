@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run demo test lint alerts evidence fleet exact page crash crash-states crash-mutations crash-calls crash-stops
+.PHONY: run demo test lint alerts evidence fleet exact page crash crash-states crash-mutations crash-calls crash-stops crash-ranks
 run: .venv/.ready
 	@rm -rf build/quickstart
 	@$(BIN)/streamlearn run --config configs/quickstart.yaml --segment-by task
@@ -53,6 +53,10 @@ crash-mutations: .venv/.ready
 # Kills at every write, fsync, rename and similar call of a save, a prune and the journal. Needs strace; some minutes.
 crash-calls: .venv/.ready
 	@$(BIN)/python -m tests.crash --at-calls
+
+# N kills of one of two processes that torchrun started. About 15 s per kill, with the same requirements.
+crash-ranks: .venv/.ready
+	@$(BIN)/python -m tests.crash --ranks $(N)
 
 # N stops with SIGTERM, compared with an uninterrupted run. As slow as `crash`, with the same requirements.
 crash-stops: .venv/.ready

@@ -15,6 +15,7 @@
     │   └── SnapshotDamagedError      a checksum fails; the previous snapshot is tried           exit 74
     ├── PublicationError              a published folder cannot be read or written; retried      exit 74
     ├── StateLockedError              another daemon uses the state folder                       exit 75
+    ├── RankLostError                 another process of the run died or hangs; restart          exit 75
     ├── DivergedError                 updates are still not finite after a rollback              exit 70
     ├── RecordError                   one record is unusable; it becomes a dead letter           -
     ├── QueueFullError                a client's request fails; it may retry                     -
@@ -98,6 +99,12 @@ class PublicationError(StreamlearnError):
 
 class StateLockedError(StreamlearnError):
     """Another daemon holds the lock of the state folder."""
+
+    exit_code: ClassVar[int] = 75
+
+
+class RankLostError(StreamlearnError):
+    """Another process of a distributed run has ended or does not answer; what is on disk is whole."""
 
     exit_code: ClassVar[int] = 75
 

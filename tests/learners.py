@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import OBJECTIVES, resolve
@@ -42,33 +44,37 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_learner(tiny: Path) -> MakeLearner:
-    def make(
-        *,
-        preset: Any = "mh-moe",
-        seed: int = 0,
-        changes: Mapping[str, Any] | None = None,
-        cache: AdapterCache | None = None,
-        **settings: Any,
-    ) -> Learner:
-        backbone_settings = BackboneSettings(model=str(tiny), dtype="float32", device="cpu")
-        backbone = load(backbone_settings, outline(backbone_settings))
-        merged = replace(OBJECTIVES[preset], **(changes or {}))
-        regimes = REGIMES if merged.bias != "none" else 0
-        model = attach(backbone.model, resolve(AdapterSettings(preset=preset), regimes=regimes), seed)
-        learner = Learner(
-            model,
-            LearnerSettings(**{"lr": 1e-2, **settings}),
-            backbone.device,
-            clock=lambda: 0.0,
-            objective=merged,
-            integrate=merged.anchor_strength > 0,
-            cache=cache,
-        )
-        for slot in range(REGIMES if learner.per_regime else 0):
-            learner.add_regime(slot, seed + slot)
-        return learner
+    return partial(tiny_learner, tiny)
 
-    return make
+
+def tiny_learner(
+    folder: Path,
+    *,
+    preset: Any = "mh-moe",
+    seed: int = 0,
+    changes: Mapping[str, Any] | None = None,
+    cache: AdapterCache | None = None,
+    mesh: DeviceMesh | None = None,
+    **settings: Any,
+) -> Learner:
+    """A learner on the tiny backbone in a folder; see `MakeLearner`, and `load` about `mesh`."""
+    backbone_settings = BackboneSettings(model=str(folder), dtype="float32", device="cpu")
+    backbone = load(backbone_settings, outline(backbone_settings), mesh=mesh)
+    merged = replace(OBJECTIVES[preset], **(changes or {}))
+    regimes = REGIMES if merged.bias != "none" else 0
+    model = attach(backbone.model, resolve(AdapterSettings(preset=preset), regimes=regimes), seed)
+    learner = Learner(
+        model,
+        LearnerSettings(**{"lr": 1e-2, **settings}),
+        backbone.device,
+        clock=lambda: 0.0,
+        objective=merged,
+        integrate=merged.anchor_strength > 0,
+        cache=cache,
+    )
+    for slot in range(REGIMES if learner.per_regime else 0):
+        learner.add_regime(slot, seed + slot)
+    return learner
 
 
 def state_of(learner: Learner) -> dict[str, Tensor]:

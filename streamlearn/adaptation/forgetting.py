@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from streamlearn.learner.evaluation import run_to_end, score
+from streamlearn.learner.evaluation import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.status.status import Scoring
 from streamlearn.stream.decode import Example
@@ -69,13 +69,7 @@ class Forgetting:
 
     def measure(self, slot: int, examples: Sequence[Example], *, at_end: bool = False) -> Scoring:
         """Score one regime's hold-out records with its own bias."""
-        work = score(
-            self._learner.model,
-            examples,
-            self._learner.device,
-            pack_tokens=self._pack_tokens,
-            slots=[slot] * len(examples),
-        )
+        work = self._learner.score(examples, [slot] * len(examples), pack_tokens=self._pack_tokens)
         scores = run_to_end(work)
         tokens = sum(each.tokens for each in scores)
         point = Scoring(

@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils import logging
 
 from streamlearn.backbone import attention, nano_vl
 from streamlearn.backbone.arithmetic import Arithmetic, choose
 from streamlearn.backbone.output_head import find_plain_head
+from streamlearn.backbone.shard import shard
 from streamlearn.backbone.vision import ProcessorVision, load_processor
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings
@@ -146,13 +148,16 @@ def _obstacle(config: Any, skeleton: Any) -> str | None:
     return None
 
 
-def load(settings: BackboneSettings, shape: Outline, *, dtype: str | None = None) -> Backbone:
+def load(
+    settings: BackboneSettings, shape: Outline, *, dtype: str | None = None, mesh: DeviceMesh | None = None
+) -> Backbone:
     """Load weights and tokenizer and freeze everything.
 
     Args:
         settings: The `backbone` section.
         shape: What `outline` returned for it.
         dtype: Replaces `auto`: a resumed run computes in the dtype of its snapshot.
+        mesh: The processes to divide the decoder's layers among; None: all of it is in this one.
 
     Raises:
         ConfigError: weights or tokenizer are missing, damaged, or of another architecture; no such device.
@@ -176,8 +181,13 @@ def load(settings: BackboneSettings, shape: Outline, *, dtype: str | None = None
             "copy tokenizer.json into the folder"
         )
     model.requires_grad_(requires_grad=False)
-    model.to(device).eval()
-    find_plain_head(model)
+    model.eval()
+    if mesh is not None:
+        find_plain_head(model)
+        shard(model, mesh)
+    model.to(device)
+    if mesh is None:
+        find_plain_head(model)
     vision = None if processor is None else ProcessorVision(processor, model)
     template = getattr(processor, "chat_template", None)
     return Backbone(model, tokenizer, vision, template, arithmetic, device, identity(settings, shape))

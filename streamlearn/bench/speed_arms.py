@@ -75,11 +75,11 @@ class SpeedArm:
         }
 
 
-def sample_batches(folder: Path | None = None, limit: int = 12) -> list[Batch]:
+def sample_batches(folder: Path | None = None, limit: int = 12, stream: StreamSettings = STREAM) -> list[Batch]:
     """Return the first full batches of the bundled sample in the tokens of nano, or of the model in a folder."""
     settings = BackboneSettings() if folder is None else BackboneSettings(model=str(folder))
     backbone = load(settings, outline(settings))
-    decoder, batcher = Decoder(backbone.tokenizer, STREAM, backbone.vocab_size), Batcher(STREAM)
+    decoder, batcher = Decoder(backbone.tokenizer, stream, backbone.vocab_size), Batcher(stream)
     source = JsonlSource(JsonlSettings(path=SAMPLE))
     source.seek(Position())
     batches: list[Batch] = []

@@ -64,11 +64,30 @@ def measure_speed(
 ) -> None:
     """Measure training speed in tokens per second, and what a step takes.
 
-    Compares whole training steps of the adapters, of the frozen backbone (the upper bound of speed) and of the daemon.
+    Compares whole training steps of the adapters, of the frozen backbone and of the daemon.
     """
     from streamlearn.bench import speed  # noqa: PLC0415
 
     speed.report(rounds=rounds, folder=backbone, as_json=as_json)
+
+
+@app.command("distributed")
+def measure_distributed(
+    as_json: JsonOption = False,
+    processes: Annotated[int, typer.Option(min=2, help="Processes, one thread each.")] = 2,
+    rounds: Annotated[int, typer.Option(min=2, help="Pairs of steps whose speeds are compared.")] = 24,
+    backbone: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a causal language model; by default the bundled one.", metavar="FOLDER"),
+    ] = None,
+) -> None:
+    """Compare training in several processes with training in one, on the CPU.
+
+    Whether they learn the same, and how much faster they are.
+    """
+    from streamlearn.bench import distributed  # noqa: PLC0415
+
+    distributed.report(processes=processes, rounds=rounds, folder=backbone, as_json=as_json)
 
 
 @app.command("gateway")

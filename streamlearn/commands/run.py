@@ -10,6 +10,7 @@ from functools import partial
 from streamlearn.commands.progress import ProgressDisplay
 from streamlearn.controls import control_file
 from streamlearn.controls.audit_log import AuditLog
+from streamlearn.distributed.place import Place
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.http.server import HttpServer
@@ -20,6 +21,7 @@ from streamlearn.openai_api.named_models import DEFAULT_NAME
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.runtime.model import versions
+from streamlearn.runtime.processes import leading, run_follower
 from streamlearn.runtime.signals import StopEarly, StopSignals
 from streamlearn.runtime.systemd import ServiceManager, dump_stacks_on_abort
 from streamlearn.serve.app import create_app
@@ -27,7 +29,7 @@ from streamlearn.serve.health import health_app
 from streamlearn.serve.schemas import SnapshotRow
 from streamlearn.settings import Settings
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.status.board import Board, Clock
+from streamlearn.status.board import HEARTBEAT_BOUND_S, Board, Clock
 from streamlearn.status.status import Phase, Status
 from streamlearn.stream.decode import Example
 
@@ -37,6 +39,7 @@ _log = get_logger("daemon")
 def run_daemon(
     settings: Settings,
     signals: StopSignals,
+    place: Place,
     *,
     fresh: bool,
     accept_config_change: bool,
@@ -44,23 +47,38 @@ def run_daemon(
 ) -> None:
     """Run until the stream ends or one of `signals`, which must be installed, arrives.
 
+    Args:
+        settings: The configuration.
+        signals: The stop signals.
+        place: This process among those of the run. All but the leader compute their shares of its steps.
+        fresh: Move existing snapshots aside.
+        accept_config_change: Resume though settings that affect training have changed.
+        segment_by: Key of the records' meta by which the closing table is divided.
+
     Raises:
         StreamlearnError: see errors.py; also published on the board.
     """
+    if not place.leads:
+        run_follower(settings, place)
+        return
     configure_logging(settings.log.level, settings.log.style)
     dump_stacks_on_abort()
     clock = Clock()
     manager = ServiceManager.from_environment(os.environ)
     loading = Status(Phase.STARTING, reason="the backbone is being loaded", started_at=clock.wall())
-    board = Board(loading, clock, on_publish=manager.on_publish)
+    bound_s = HEARTBEAT_BOUND_S if place.size == 1 else min(HEARTBEAT_BOUND_S, settings.distributed.wait_s)
+    board = Board(loading, clock, bound_s=bound_s, on_publish=manager.on_publish)
     jobs = JobQueue(settings.serve.queue_size)
     _log.info(Event.DAEMON_STARTED, state=str(settings.state), versions=versions())
     signals.raise_on_signal()
     try:
         with _health(settings, board), _http(settings, board, jobs, clock) as endpoint:
             try:
-                build = partial(Components, settings, fresh=fresh, accept_config_change=accept_config_change)
-                _train(build, board, jobs, signals, endpoint, segment_by)
+                with leading(settings, place, board) as leader:
+                    build = partial(
+                        Components, settings, fresh=fresh, accept_config_change=accept_config_change, leader=leader
+                    )
+                    _train(build, board, jobs, signals, endpoint, segment_by)
             except StreamlearnError as error:
                 board.publish(Status(Phase.FAILED, reason=str(error), started_at=board.read().started_at))
                 raise

@@ -16,7 +16,7 @@ from streamlearn.errors import RecordError
 from streamlearn.jobs.queue import EvalJob, ExampleError
 from streamlearn.jobs.results import EvalResult, ExampleResult
 from streamlearn.learner.decoding import decode
-from streamlearn.learner.evaluation import ExampleScore, prompt_of, reference_of, score
+from streamlearn.learner.evaluation import ExampleScore, prompt_of, reference_of
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.text_metrics import exact_match, rouge_l
 from streamlearn.shift.featurizer import input_of
@@ -48,7 +48,7 @@ def evaluate(
     examples = _decode(job, decoder)
     routed = route_inputs([input_of(example) for example in examples])
     slots = [each.slot for each in routed]
-    scores = yield from score(learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=slots)
+    scores = yield from learner.score(examples, slots, pack_tokens=pack_tokens)
     outputs: list[str | None] = [None] * len(examples)
     if job.generate:
         decoded = yield from decode(

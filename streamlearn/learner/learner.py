@@ -13,10 +13,10 @@ CP-MoE (arXiv 2605.20247) eq. 15; for LoRAMoE the third term is beta L_lbc. The 
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
@@ -26,10 +26,13 @@ from streamlearn.adapters.config import regime_adapter, slot_of
 from streamlearn.adapters.model import SHARED, Bank, add_regime, banks, delete_adapter
 from streamlearn.adapters.presets import ATTENTION_LINEARS, Objective
 from streamlearn.adapters.routing_context import RoutingContext, routing_context
+from streamlearn.adapters.sequences import Slot
 from streamlearn.adapters.slots import copy_slots
+from streamlearn.learner import evaluation
 from streamlearn.learner.adapter_cache import AdapterCache
 from streamlearn.learner.anchor import Anchors
 from streamlearn.learner.balance_hooks import LoadBalance, LocalizedBalance
+from streamlearn.learner.evaluation import ExampleScore
 from streamlearn.learner.importance import PathIntegral
 from streamlearn.learner.loss import PackedLoss, packed_loss
 from streamlearn.learner.oom_retry import slices, with_oom_retry
@@ -75,6 +78,24 @@ class PassTotals:
         means, losses, right = figures[:passes], figures[passes + 1 : -records], figures[-records:]
         loss = sum(weight * mean for weight, mean in zip(self.weights, means, strict=True))
         return loss, figures[passes], losses, [each == 1.0 for each in right]
+
+
+class Scoring(Protocol):
+    """See `Learner.score_here`."""
+
+    def __call__(
+        self, examples: Sequence[Example], slots: Sequence[Slot] | None, *, pack_tokens: int
+    ) -> Generator[None, None, list[ExampleScore]]:
+        """Compute loss and accuracy of each example; yields after every forward pass, or several at a time."""
+
+
+class Passes(Protocol):
+    """See `Learner.gradients`."""
+
+    def __call__(
+        self, examples: Sequence[Example], slots: Sequence[int] | None, parts: int, on_record: Callable[[int], None], /
+    ) -> PassTotals:
+        """Leave the gradients of a batch with the parameters."""
 
 
 PLAIN = Objective()
@@ -133,6 +154,8 @@ class Learner:
         """By adapter; a resumed run has the same order."""
         self.active_banks: Sequence[Bank] = self.banks
         """Those that the gradients of the newest step could reach."""
+        self.active_adapters: Sequence[str] = list(self._banks)
+        """Their names."""
         self.per_regime: bool = next(iter(model.peft_config.values())).per_regime
         """Whether each regime has an adapter of its own."""
         self.device = device
@@ -162,6 +185,10 @@ class Learner:
         """Path of the experts' own training; None unless importance is computed from it."""
         attention = frozenset(b.name for b in self.banks if b.name.rpartition(".")[2] in ATTENTION_LINEARS)
         self.stages = Stages(settings, attention) if objective.staged else None
+        self.passes: Passes = self.gradients
+        """What computes the gradients of a step: this process, or several that share the batch."""
+        self.score: Scoring = self.score_here
+        """What computes scores: this process, or several that share the passes."""
 
     @property
     def banks(self) -> tuple[Bank, ...]:
@@ -241,12 +268,10 @@ class Learner:
         """
         started = self._clock()
         self.number += 1
-        adapters = self._adapters_of(slots)
-        self.optimizer.active = [group for name in adapters for group in self._groups[name]]
-        self.active_banks = [bank for name in adapters for bank in self._banks[name]]
+        adapters = self.activate(slots)
 
         def work(parts: int) -> PassTotals:
-            totals = self._pass(examples, slots, parts, on_record)
+            totals = self.passes(examples, slots, parts, on_record)
             if penalty is not None:
                 torch.autograd.backward(penalty())
             return totals
@@ -278,13 +303,35 @@ class Learner:
             refusal=refusal,
         )
 
-    def _pass(
-        self, examples: Sequence[Example], slots: Sequence[int] | None, parts: int, on_record: Callable[[int], None]
+    def activate(self, slots: Sequence[int] | None) -> list[str]:
+        """Choose the adapters that the gradients of a batch can reach, and return their names; `slots` as in `step`."""
+        self.active_adapters = adapters = self._adapters_of(slots)
+        self.optimizer.active = [group for name in adapters for group in self._groups[name]]
+        self.active_banks = [bank for name in adapters for bank in self._banks[name]]
+        return adapters
+
+    def gradients(
+        self,
+        examples: Sequence[Example],
+        slots: Sequence[int] | None,
+        parts: int,
+        on_record: Callable[[int], None],
+        *,
+        learned: int | None = None,
     ) -> PassTotals:
-        """Run forward and backward (`oom_retry`, eq. 1)."""
+        """Run forward and backward (`oom_retry`, eq. 1) and leave the gradients with the parameters.
+
+        Args:
+            examples: A batch, or a share of one.
+            slots: As in `step`, which has chosen the active adapters.
+            parts: As in `step`.
+            on_record: As in `step`.
+            learned: Learned tokens of the whole batch, if these are a share.
+        """
         for bank in self.active_banks:
             bank.reset_load()
-        learned = sum(each.num_learned for each in examples)
+        if learned is None:
+            learned = sum(each.num_learned for each in examples)
         totals = PassTotals()
         for part in slices(len(examples), parts):
             on_record(part.start)
@@ -322,6 +369,17 @@ class Learner:
             return losses
 
         return with_oom_retry(work, parts, len(examples), lambda: None)
+
+    def score_here(
+        self, examples: Sequence[Example], slots: Sequence[Slot] | None, *, pack_tokens: int
+    ) -> Generator[None, None, list[ExampleScore]]:
+        """`evaluation.score` of the present weights, or of those that are pinned and swapped in."""
+        return evaluation.score(self.model, examples, self.device, pack_tokens=pack_tokens, slots=slots)
+
+    @property
+    def has_other_weights(self) -> bool:
+        """Whether weights of an earlier step are swapped in, so that `revisions` does not tell them."""
+        return any(pinned.in_use for pinned in self._pins)
 
     def skip_step(self) -> None:
         """Count a batch of which no record is trained on, so that its snapshot gets its own number."""
@@ -431,14 +489,20 @@ class Learner:
         return {**tensors, "learner.counts": torch.tensor([self.number, self.updates])}
 
     @torch.no_grad()
-    def load_adapter(self, adapter: str, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
-        """Restore, in place, what `weights` and, of the adapter of one regime, `moments` returned."""
+    def load_weights(self, adapter: str, weights: Mapping[str, Tensor]) -> None:
+        """Replace, in place, what `weights` returned."""
         with self.cache.holding([adapter]):
             self._changed([adapter])
             own = self.weights(adapter)
             assert own.keys() == weights.keys(), "the snapshot's manifest was checked against this adapter before"
             for name, tensor in own.items():
                 tensor.copy_(weights[name])
+
+    @torch.no_grad()
+    def load_adapter(self, adapter: str, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
+        """Restore, in place, what `weights` and, of the adapter of one regime, `moments` returned."""
+        with self.cache.holding([adapter]):
+            self.load_weights(adapter, weights)
             if self.per_regime:
                 load_state_dict(self._groups[adapter], _part(moments, "optimizer."))
 

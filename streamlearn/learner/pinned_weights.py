@@ -23,6 +23,8 @@ class PinnedWeights:
         self._tensors = tensors
         self._cache = cache
         self._copies: dict[str, list[Tensor]] = {}
+        self.in_use = False
+        """Whether copies are swapped in."""
 
     def before_change(self, adapters: Iterable[str]) -> None:
         """Copy these adapters, which are in memory, unless they were copied before or did not exist at the pin."""
@@ -37,8 +39,10 @@ class PinnedWeights:
             live = {name: [tensor.data for tensor in self._tensors[name]] for name in self._copies}
             try:
                 self._point_at(self._copies)
+                self.in_use = bool(self._copies)
                 yield
             finally:
+                self.in_use = False
                 self._point_at(live)
 
     def _point_at(self, tensors: Mapping[str, Sequence[Tensor]]) -> None:

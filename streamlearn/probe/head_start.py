@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamlearn.adapters.sequences import NO_REGIME, Slot
-from streamlearn.learner.evaluation import run_to_end, score
+from streamlearn.learner.evaluation import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example
 
@@ -57,7 +57,7 @@ def measure_head_start(
     """
 
     def loss(slot: Slot) -> float:
-        work = score(learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=[slot] * len(examples))
+        work = learner.score(examples, [slot] * len(examples), pack_tokens=pack_tokens)
         scores = run_to_end(work)
         return sum(each.loss_sum for each in scores) / sum(each.tokens for each in scores)
 

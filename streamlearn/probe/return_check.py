@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from scipy.stats import mannwhitneyu
 
-from streamlearn.learner.evaluation import run_to_end, score
+from streamlearn.learner.evaluation import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example
 
@@ -49,6 +49,6 @@ def check_return(
         own_losses: Losses of the regime's last records, nats per learned token.
         pack_tokens: Maximum tokens per forward pass.
     """
-    work = score(learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=[slot] * len(examples))
+    work = learner.score(examples, [slot] * len(examples), pack_tokens=pack_tokens)
     losses = tuple(each.loss_sum / each.tokens for each in run_to_end(work))
     return ReturnCheck(losses, tuple(own_losses))

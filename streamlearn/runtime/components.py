@@ -16,13 +16,15 @@ import torch
 from connectors.open import open_dead_letters, open_source
 from streamlearn.adapters.check import check
 from streamlearn.adapters.config import HeadLoraConfig
-from streamlearn.backbone.load import Outline, identity, outline
+from streamlearn.backbone.arithmetic import choose
+from streamlearn.backbone.load import Outline, device_of, identity, outline
 from streamlearn.controls.audit_log import AuditLog, Result
 from streamlearn.controls.control import RollBack
 from streamlearn.controls.control_file import ControlFile
 from streamlearn.controls.control_state import ControlState
 from streamlearn.controls.requester import Requester
 from streamlearn.controls.state_controls import StateControls
+from streamlearn.distributed.leader import Leader
 from streamlearn.events import Event, get_logger
 from streamlearn.history.history import History
 from streamlearn.publish import open_publisher as publishing
@@ -45,7 +47,8 @@ _log = get_logger("daemon")
 class Components:
     """Everything that the loop works with, built once.
 
-    `close` releases source, sink, journal and lock; safe to call twice. `clock` is that of `Checkpoint`.
+    `close` releases source, sink, journal and lock; safe to call twice. `leader` shares out the steps among several
+    processes. `clock` is that of `Checkpoint`.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Components:
         *,
         fresh: bool = False,
         accept_config_change: bool = False,
+        leader: Leader | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = adapter_of(settings)
@@ -64,7 +68,7 @@ class Components:
         tracking.check(settings)
         with ExitStack() as opened:  # closes what was opened when a later check fails
             opened.enter_context(StateLock(settings.state))
-            self._open(opened, config, shape, fresh=fresh, accept=accept_config_change, clock=clock)
+            self._open(opened, config, shape, fresh=fresh, accept=accept_config_change, leader=leader, clock=clock)
             self.close = opened.pop_all().close
 
     def _open(
@@ -75,6 +79,7 @@ class Components:
         *,
         fresh: bool,
         accept: bool,
+        leader: Leader | None,
         clock: Callable[[], float],
     ) -> None:
         settings = self.settings
@@ -100,7 +105,13 @@ class Components:
         if snapshot is not None:
             self.check_compatible(snapshot, accept=accept)
         dtype = snapshot.manifest.dtype if snapshot is not None else None
-        self.model = Model(settings, shape, config, dtype, settings.state / "resting")
+        if leader is not None:
+            dtype = dtype or choose(settings.backbone.dtype, device_of(settings.backbone)).name  # the same in all
+            leader.load(dtype)
+        mesh = None if leader is None else leader.mesh
+        self.model = Model(settings, shape, config, dtype, settings.state / "resting", mesh=mesh)
+        if leader is not None:
+            leader.lead(self.model.learner)
         opened.callback(self.model.learner.cache.clear_folder)
         self.learner = self.model.learner
         self.decoder = self.model.decoder

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from torch.distributed.device_mesh import DeviceMesh
 
 from streamlearn.adaptation.adaptation import Adaptation
 from streamlearn.adapters.config import HeadLoraConfig, slot_of
@@ -30,7 +31,14 @@ class Model:
     """A loaded backbone with its adapter, the learner that owns both, and the decoder for its records."""
 
     def __init__(
-        self, settings: Settings, shape: Outline, config: HeadLoraConfig, dtype: str | None, resting: Path
+        self,
+        settings: Settings,
+        shape: Outline,
+        config: HeadLoraConfig,
+        dtype: str | None,
+        resting: Path,
+        *,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         """Load the backbone.
 
@@ -40,9 +48,10 @@ class Model:
             config: The adapter.
             dtype: That of the snapshot to resume, so that `backbone.dtype: auto` repeats the same bits.
             resting: Folder for the adapters of regimes beyond `adapter.max_in_memory`; emptied.
+            mesh: See `load`.
         """
         torch.manual_seed(settings.seed)
-        self.backbone: Backbone = load(settings.backbone, shape, dtype=dtype)
+        self.backbone: Backbone = load(settings.backbone, shape, dtype=dtype, mesh=mesh)
         arithmetic = self.backbone.arithmetic
         _log.info(Event.DTYPE_CHOSEN, dtype=arithmetic.name, reason=arithmetic.reason)
         self.peft: PeftModel = attach(self.backbone.model, config, settings.seed)

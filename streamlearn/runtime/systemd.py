@@ -43,8 +43,12 @@ class ServiceManager:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
-        """From the variables that systemd sets; a watchdog of another process (WATCHDOG_PID) is not served."""
-        ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        """From the variables that systemd sets.
+
+        The watchdog of another process (WATCHDOG_PID) is not served, but for that of torchrun, of which this is a rank.
+        """
+        served = os.getppid() if "TORCHELASTIC_RUN_ID" in environ else os.getpid()
+        ours = environ.get("WATCHDOG_PID", str(served)) == str(served)
         interval = environ.get("WATCHDOG_USEC", "")
         watchdog_s = int(interval) / _MICROSECONDS if ours and interval.isdigit() else None
         return cls(environ.get("NOTIFY_SOCKET") or None, watchdog_s=watchdog_s)

@@ -22,7 +22,7 @@ from streamlearn.settings.learning import (
 from streamlearn.settings.listen import ListenSettings
 from streamlearn.settings.publish import HubSettings, PublishSettings, VllmSettings
 from streamlearn.settings.section import section_type
-from streamlearn.settings.service import LogSettings, ServeSettings, SnapshotSettings
+from streamlearn.settings.service import DistributedSettings, LogSettings, ServeSettings, SnapshotSettings
 from streamlearn.settings.settings import Settings, digest, fingerprint, with_defaults
 from streamlearn.settings.source import (
     DeadLetterSettings,
@@ -40,6 +40,7 @@ __all__ = [
     "Bias",
     "ConsolidateSettings",
     "DeadLetterSettings",
+    "DistributedSettings",
     "GatewaySettings",
     "HoldoutSettings",
     "HubSettings",

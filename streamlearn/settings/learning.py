@@ -19,6 +19,9 @@ class BackboneSettings(Section):
     """Precision of a training step; auto measures which is faster on this machine."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto uses a GPU if there is one."""
+    shard: bool = False
+    """Whether the processes of torchrun share the decoder's layers: each keeps its part, and the weights of a layer are
+    gathered when it computes (FSDP2). For a backbone that does not fit on one device."""
 
 
 Bias = Literal["none", "soft"]

@@ -11,6 +11,10 @@ from streamlearn.settings.section import Section
 Unknown = Literal["auto", "mean", "nearest", "backbone"]
 
 
+TORCHRUN_GRACE_S = 30.0
+"""Between SIGTERM and SIGKILL of the other processes, after one of them failed; fixed in torch 2.13."""
+
+
 class SnapshotSettings(Section):
     """When snapshots are written and how many are kept."""
 
@@ -72,6 +76,19 @@ class ServeSettings(ListenSettings):
     def token_hint(self) -> str:
         """Where the token is found."""
         return f"{super().token_hint} (default STATE/http.token)"
+
+
+class DistributedSettings(Section):
+    """A run in several processes, which torchrun starts. In one process they have no effect."""
+
+    timeout_s: float = Field(default=150.0, ge=40.0)
+    """Maximum seconds until all processes have ended after one of them died or hangs. 30 of them are torchrun's,
+    between SIGTERM and SIGKILL. Half of the others must exceed the longest step, probe or snapshot."""
+
+    @property
+    def wait_s(self) -> float:
+        """Longest wait for another process, and longest time without a sign of life from the loop, in seconds."""
+        return (self.timeout_s - TORCHRUN_GRACE_S) / 2
 
 
 class LogSettings(Section):

@@ -19,7 +19,7 @@ from streamlearn.settings.learning import (
     ShiftSettings,
 )
 from streamlearn.settings.publish import PublishSettings
-from streamlearn.settings.service import LogSettings, ServeSettings, SnapshotSettings
+from streamlearn.settings.service import DistributedSettings, LogSettings, ServeSettings, SnapshotSettings
 from streamlearn.settings.source import DeadLetterSettings, SourceSettings, StreamSettings
 from streamlearn.settings.track import TrackSettings
 
@@ -70,6 +70,8 @@ class Settings(BaseSettings):
     """Where regimes are published as plain LoRAs; nowhere if unset."""
     track: TrackSettings | None = None
     """Experiment trackers that get the run's series; none if unset."""
+    distributed: DistributedSettings = DistributedSettings()
+    """Several processes."""
     log: LogSettings = LogSettings()
     """Logging."""
 
@@ -134,9 +136,9 @@ def fingerprint(settings: Settings) -> dict[str, Any]:
     """The values of the fingerprinted sections, JSON-ready, as a snapshot's manifest stores them.
 
     The device is left out: a run may continue on another machine, though not bit for bit. So is the linger: a replay
-    takes flushes from the journal. Where adapters rest changes no bit of them.
+    takes flushes from the journal. Where adapters rest, or parts of the backbone, changes no bit of them.
     """
-    left_out = {"backbone": {"device"}, "stream": {"linger_s"}, "adapter": {"max_in_memory"}}
+    left_out = {"backbone": {"device", "shard"}, "stream": {"linger_s"}, "adapter": {"max_in_memory"}}
     return settings.model_dump(mode="json", include=set(FINGERPRINTED), exclude=left_out)
 
 

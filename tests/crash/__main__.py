@@ -5,6 +5,7 @@ make crash-states N=10000
 make crash-mutations N=10000
 make crash-calls
 make crash-stops N=100
+make crash-ranks N=20
 """
 
 import argparse
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from tests.crash.figures import print_figures
 from tests.crash.harness import Harness
 from tests.crash.mutations import mutate
 from tests.crash.states import load_states
+from tests.distributed.process import TIMEOUT_S, RanksProcess
 from tests.doubles import tiny_backbone
 
 LOAD = (
@@ -43,6 +46,7 @@ def main() -> None:
     what.add_argument("--mutations", type=int, help="mutations of the newest snapshot, each to be detected")
     what.add_argument("--at-calls", action="store_true", help="a kill at every system call of a save, prune and append")
     what.add_argument("--stops", type=int, help="SIGTERMs of a learning daemon")
+    what.add_argument("--ranks", type=int, help="SIGKILLs of one of a daemon's two processes")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     configure_logging("critical")  # otherwise the store logs each damaged snapshot
@@ -84,11 +88,34 @@ def _end_daemons(given: argparse.Namespace, folder: Path) -> Outcome:
     broker.start()
     try:
         load_s = loading_time(backbone)
+        if given.ranks:
+            return _kill_ranks(broker, backbone, folder, given)
         harness = Harness(broker, backbone, folder, given.seed)
         tally = harness.stop(given.stops) if given.stops else harness.kill(given.kills)
     finally:
         broker.stop()
     return {"seed": given.seed, "backbone_load_s": round(load_s, 2), **tally.to_json()}, tally.clean
+
+
+def _kill_ranks(broker: Broker, backbone: Path, folder: Path, given: argparse.Namespace) -> Outcome:
+    """Runs in two processes, of which either is killed; all of both must end in time."""
+    processes: list[RanksProcess] = []
+
+    def process(folder: Path, config: dict[str, Any]) -> RanksProcess:
+        processes.append(RanksProcess(folder, config, seed=given.seed + len(processes)))
+        return processes[-1]
+
+    tally = Harness(broker, backbone, folder, given.seed, process=process).kill(given.ranks)
+    killed = Counter(rank for each in processes for rank in each.killed)
+    seconds = [second for each in processes for second in each.seconds_to_end]
+    figures = {
+        "seed": given.seed,
+        **tally.to_json(),
+        "kills_by_rank": {str(rank): count for rank, count in sorted(killed.items())},
+        "slowest_end_s": round(max(seconds), 2),
+        "timeout_s": TIMEOUT_S,
+    }
+    return figures, tally.clean
 
 
 def loading_time(backbone: Path) -> float:

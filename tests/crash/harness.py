@@ -106,7 +106,17 @@ class End(Protocol):
 class Harness:
     """One broker, one undisturbed run, and any number of runs that are ended."""
 
-    def __init__(self, broker: Broker, backbone: Path, folder: Path, seed: int) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        backbone: Path,
+        folder: Path,
+        seed: int,
+        *,
+        process: Callable[[Path, dict[str, Any]], DaemonProcess] = DaemonProcess,
+    ) -> None:
+        """`process` makes the daemon from a folder and its configuration."""
+        self._process = process
         self._broker, self._backbone, self._folder = broker, backbone, folder
         self._random = random.Random(seed)
         self._records = records(seed)
@@ -145,7 +155,7 @@ class Harness:
         config = configuration(self._broker, topic, dead, self._backbone, PER_BATCH)
         config["snapshot"] = {"every_records": 80}
         config["probe"] = {"warmup_tokens": 256, "similarity_tokens": 128}
-        daemon = DaemonProcess(self._folder / name, config)
+        daemon = self._process(self._folder / name, config)
         try:
             ended = False
             while daemon.journalled_step() < STEPS:

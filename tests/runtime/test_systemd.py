@@ -110,6 +110,15 @@ def test_the_watchdog_of_another_process_is_not_served(address: str, manager: Ma
     assert "WATCHDOG=1" not in manager.received()
 
 
+def test_a_rank_serves_the_watchdog_of_torchrun(address: str, manager: Manager) -> None:
+    """Which is its parent, and the main process of the unit."""
+    environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "8000000", "WATCHDOG_PID": str(os.getppid())}
+    ServiceManager.from_environment(environ).on_publish(RUNNING)
+    assert "WATCHDOG=1" not in manager.received()
+    ServiceManager.from_environment({**environ, "TORCHELASTIC_RUN_ID": "none"}).on_publish(RUNNING)
+    assert "WATCHDOG=1" in manager.received()
+
+
 def test_an_unreachable_manager_stops_nothing(tmp_path: Path) -> None:
     """It is logged; without an address nothing is sent or logged."""
     with structlog.testing.capture_logs() as events:

@@ -20,6 +20,7 @@ from tests.doubles import tiny_backbone
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "systemd" / "streamlearn.service"
+TORCHRUN_UNIT = ROOT / "systemd" / "streamlearn-torchrun.service"
 MOST_EXPOSED = 15  # tenths: systemd's own scale goes from 0 to 10
 STEPS_S = 120.0
 
@@ -29,10 +30,14 @@ needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace
 
 @pytest.fixture(scope="module")
 def unit() -> dict[str, list[str]]:
+    return service_of(UNIT)
+
+
+def service_of(path: Path) -> dict[str, list[str]]:
     """Every key of [Service], with its values in order."""
     found: dict[str, list[str]] = {}
     section = ""
-    for line in UNIT.read_text().splitlines():
+    for line in path.read_text().splitlines():
         section = line if line.startswith("[") else section
         if section == "[Service]" and "=" in line and not line.startswith("#"):
             key, _, value = line.partition("=")
@@ -73,13 +78,24 @@ def test_exposure_is_low() -> None:
 
 
 @needs_systemd
-def test_systemd_understands_every_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", [UNIT, TORCHRUN_UNIT], ids=lambda path: path.stem)
+def test_systemd_understands_every_line(tmp_path: Path, path: Path) -> None:
     """The command aside, which is not installed here."""
-    copy = tmp_path / UNIT.name
-    copy.write_text(re.sub(r"(?m)^ExecStart=\S+", f"ExecStart={shutil.which('true')}", UNIT.read_text()))
+    copy = tmp_path / path.name
+    copy.write_text(re.sub(r"(?m)^ExecStart=\S+", f"ExecStart={shutil.which('true')}", path.read_text()))
     told = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
-    ours = [line for line in told.stderr.splitlines() if UNIT.name in line]
+    ours = [line for line in told.stderr.splitlines() if path.name in line]
     assert ours == []
+
+
+def test_several_processes_have_the_same_sandbox(unit: dict[str, list[str]]) -> None:
+    """Only what torchrun needs differs."""
+    of_torchrun = service_of(TORCHRUN_UNIT)
+    different = {key for key in unit.keys() | of_torchrun.keys() if unit.get(key) != of_torchrun.get(key)}
+    restarts = {"Restart", "RestartPreventExitStatus", "SuccessExitStatus"}
+    assert different == {"ExecStart", "Environment", "KillMode", "NotifyAccess", "TasksMax", *restarts}
+    [command] = of_torchrun["ExecStart"]
+    assert command.split()[-4:] == ["streamlearn", "run", "--config", "/etc/streamlearn/config.yaml"]
 
 
 def test_the_unit_and_the_production_configuration_agree(unit: dict[str, list[str]]) -> None:

@@ -1,0 +1,128 @@
+"""Several processes that train on the same batches, and the weights they end with.
+
+Each is `python -m tests.distributed.ranks BACKBONE OUT shard|whole`, with rank, size and port in the environment, as
+torchrun sets them.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from streamlearn.adapters.sequences import NO_REGIME, Slot
+from streamlearn.distributed.channel import Channel
+from streamlearn.distributed.follower import follow, wait_for_load
+from streamlearn.distributed.leader import Leader
+from streamlearn.distributed.place import find_place
+from streamlearn.learner.evaluation import run_to_end
+from streamlearn.learner.learner import Learner
+from streamlearn.stream.decode import Example
+from tests.learners import REGIMES, snapshot, tiny_learner
+
+PRESETS = ("streamlearn", "streamlearn-routed", "mh-moe", "cp-moe", "loramoe", "mot", "lora")
+CHANGES = {"cp-moe": {"balance_strength": 0.0}}
+"""The balance loss is that of the records of a pass: of a process, as of a part, and not of the batch."""
+STEPS = 12
+WAIT_S = 60.0
+
+
+def batches(steps: int = STEPS) -> Iterator[tuple[list[Example], list[int]]]:
+    """Batches of one to six records of different lengths, and the regime of each record; always the same."""
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        records = []
+        for length in rng.integers(4, 40, size=rng.integers(1, 7)):
+            ids = rng.integers(1, 200, size=length).astype(np.int32)
+            records.append(Example(ids, np.where(np.arange(length) < 2, -100, ids).astype(np.int32)))
+        yield records, rng.integers(0, REGIMES, size=len(records)).tolist()
+
+
+def train(learner: Learner) -> dict[str, Tensor]:
+    """Take the steps and return everything that they changed, with their losses."""
+    losses: list[float] = []
+    for number, (examples, slots) in enumerate(batches()):
+        step = learner.step(examples, slots if learner.routes_by_regime else None)
+        losses += [step.loss, step.grad_norm, *step.record_losses, *map(float, step.record_correct)]
+        if learner.per_regime and number == STEPS // 2:  # the others must notice both
+            learner.remove_regime(1)
+            learner.add_regime(1, seed=7, start=2)
+        if number % 4 == 0:  # between the steps, by the leader alone
+            losses += learner.measure(examples, slots)
+            losses += scores(learner, examples, slots)
+    return {**snapshot(learner), "losses": torch.tensor(losses)}
+
+
+def scores(learner: Learner, examples: Sequence[Example], slots: Sequence[int]) -> list[float]:
+    """Losses in several passes: under regimes, under a mean of two and the backbone, and under pinned weights."""
+    pinned = learner.pin()
+    learner.step(examples, slots if learner.routes_by_regime else None)
+    means: list[Slot] = [(0, 2) if slot else NO_REGIME for slot in slots]
+    found = run_to_end(learner.score(examples, slots, pack_tokens=40))
+    found += run_to_end(learner.score(examples, means if learner.per_regime else slots, pack_tokens=40))
+    with pinned.swapped_in():
+        found += run_to_end(learner.score(examples, slots, pack_tokens=40))
+    return [figure for each in found for figure in (each.loss_sum, float(each.correct), float(each.tokens))]
+
+
+def bytes_of_layers(learner: Learner) -> int:
+    """What this process has of the decoder's frozen layers."""
+    frozen = [each for each in learner.forward.get_decoder().layers.parameters() if not each.requires_grad]
+    local = [each.to_local() if isinstance(each, DTensor) else each for each in frozen]
+    return sum(each.numel() * each.element_size() for each in local)
+
+
+def run_ranks(backbone: Path, out: Path, size: int, *, shard: bool = False) -> dict[str, Tensor]:
+    """Train in `size` processes with one thread each; return what the leader has at the end, by preset and name."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environ = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "tests.distributed.ranks", str(backbone), str(out), "shard" if shard else "whole"]
+    processes = [
+        subprocess.Popen(
+            command,
+            env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * size, "\n".join(errors)
+    return load_file(out)
+
+
+def main(backbone: Path, out: Path, *, shard: bool) -> None:
+    """One process."""
+    torch.set_num_threads(1)
+    place = find_place(os.environ)
+    channel = Channel(place, torch.device("cpu"), WAIT_S, shard=shard)
+    results: dict[str, Tensor] = {}
+    for preset in PRESETS:
+        learner = tiny_learner(backbone, preset=preset, changes=CHANGES.get(preset), mesh=channel.mesh)
+        if not place.leads:
+            assert wait_for_load(channel) == "float32"
+            follow(channel, learner, lambda example, _: example)
+            continue
+        torch.manual_seed(0)
+        leader = Leader(channel, beat_s=0.05, alive=lambda: True)
+        leader.load("float32")
+        leader.lead(learner)
+        results |= {f"{preset}: {name}": tensor for name, tensor in train(learner).items()}
+        results[f"{preset}: bytes of layers"] = torch.tensor(bytes_of_layers(learner))
+        leader.end()
+    channel.close()
+    if place.leads:
+        save_file(results, out)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), shard=sys.argv[3] == "shard")

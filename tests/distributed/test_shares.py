@@ -1,0 +1,43 @@
+"""Who computes what."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamlearn.distributed.place import Place, find_place
+from streamlearn.distributed.shares import shares
+from streamlearn.errors import ConfigError
+
+
+@given(st.lists(st.integers(1, 4096), min_size=1, max_size=40), st.integers(1, 9))
+def test_every_record_has_one_process(lengths: list[int], size: int) -> None:
+    """And the largest share exceeds the smallest by at most one record."""
+    given_to = shares(lengths, size)
+    assert sorted(index for own in given_to for index in own) == list(range(len(lengths)))
+    assert all(own == sorted(own) for own in given_to)
+    tokens = [sum(lengths[index] for index in own) for own in given_to]
+    assert max(tokens) - min(tokens) <= max(lengths)
+
+
+def test_long_records_are_given_first() -> None:
+    """So that short ones even out the sums."""
+    assert shares([1, 1, 1, 1, 4], 2) == [[4], [0, 1, 2, 3]]
+
+
+def test_without_torchrun_a_run_has_one_process() -> None:
+    """Whatever else is in the environment."""
+    assert find_place({"RANK": "x"}) == Place(rank=0, size=1, local_rank=0)
+
+
+def test_torchrun_says_which_process_this_is() -> None:
+    """On the second of two hosts with four GPUs each."""
+    place = find_place({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+    assert place == Place(rank=5, size=8, local_rank=1)
+    assert not place.leads
+
+
+@pytest.mark.parametrize("environ", [{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "one", "LOCAL_RANK": "0"}])
+def test_half_an_environment_is_an_error(environ: dict[str, str]) -> None:
+    """It names what was found."""
+    with pytest.raises(ConfigError, match="WORLD_SIZE': '2'"):
+        find_place(environ)
