@@ -29,11 +29,14 @@ from streamlearn.adapters.bottleneck import add_experts, rows_of
 from streamlearn.adapters.config import HeadLoraConfig, regime_adapter
 from streamlearn.adapters.routing_context import AdaptedLayer, RoutingContextHolder, RoutingDecision
 from streamlearn.adapters.sequences import Sequences, adapters_of
+from streamlearn.backbone.quantization import Int8Linear, Nf4Linear
 
 NO_MERGE = (
     "experts that are selected per token are not one weight matrix and cannot be merged; keep the adapter separate: "
     "save_pretrained, then PeftModel.from_pretrained"
 )
+KEEP_NOTHING = (nn.Linear, Int8Linear, Nf4Linear)
+"""Linears that store no output for their backward pass, so that it may be overwritten."""
 ROUTER_STD = 0.02  # logits start near zero: the input decides the selection, the probabilities are nearly uniform
 
 
@@ -122,10 +125,10 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
     def _writable(self, y: Tensor) -> Tensor:
         """`y`, or a copy where something else may read it later: a forward hook, or a backward pass that keeps it.
 
-        Only `nn.Linear` is known to keep nothing.
+        Only `KEEP_NOTHING` are known to keep nothing.
         """
         linear = self.base_layer
-        is_own = type(linear) is nn.Linear and not (linear._forward_hooks or linear._backward_hooks)
+        is_own = type(linear) in KEEP_NOTHING and not (linear._forward_hooks or linear._backward_hooks)
         return y if is_own and y.is_contiguous() else y.clone(memory_format=torch.contiguous_format)
 
     def experts(self, name: str, x: Tensor, y: Tensor, tokens_P: Tensor | None, weight: float = 1.0) -> Tensor:

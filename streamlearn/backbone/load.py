@@ -21,6 +21,7 @@ from transformers.utils import logging
 from streamlearn.backbone import attention, nano_vl
 from streamlearn.backbone.arithmetic import Arithmetic, choose
 from streamlearn.backbone.output_head import find_plain_head
+from streamlearn.backbone.quantization import check_installed, quantize
 from streamlearn.backbone.vision import ProcessorVision, load_processor
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings
@@ -88,8 +89,10 @@ def outline(settings: BackboneSettings) -> Outline:
 
     Raises:
         ConfigError: see `locate`; or the download failed, the folder has no causal language model that this
-            transformers supports, or its attention cannot be packed.
+            transformers supports, or its attention cannot be packed; or `backbone.quantization` needs a package that
+            is not installed.
     """
+    check_installed(settings.quantization)
     folder = _local_folder(settings) or _download(settings)
     try:
         config = _config(folder)
@@ -160,7 +163,7 @@ def load(settings: BackboneSettings, shape: Outline, *, dtype: str | None = None
     device = device_of(settings)
     arithmetic = choose(settings.dtype if dtype is None or settings.dtype != "auto" else dtype, device)  # type: ignore[arg-type]
     try:
-        model, missing = _model(shape, arithmetic.dtype)
+        model, missing = _model(shape, arithmetic.dtype if settings.quantization == "none" else None)
         tokenizer, processor = _preprocessors(shape)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ConfigError(f"backbone.model {settings.model}: cannot be loaded from {shape.folder}: {error}") from error
@@ -176,6 +179,8 @@ def load(settings: BackboneSettings, shape: Outline, *, dtype: str | None = None
             "copy tokenizer.json into the folder"
         )
     model.requires_grad_(requires_grad=False)
+    if settings.quantization != "none":
+        quantize(model, settings.quantization, arithmetic.dtype)  # before it moves: the device never holds all of it
     model.to(device).eval()
     find_plain_head(model)
     vision = None if processor is None else ProcessorVision(processor, model)
@@ -187,14 +192,14 @@ def _config(folder: Path) -> Any:
     return nano_vl.config() if folder == nano_vl.FOLDER else AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
-def _model(shape: Outline, dtype: torch.dtype) -> tuple[Any, list[str]]:
-    """The model, and the names of the weights that are missing in the folder."""
+def _model(shape: Outline, dtype: torch.dtype | None) -> tuple[Any, list[str]]:
+    """The model in a dtype, None for that of its files, and the names of the weights that are missing in the folder."""
     implementation: Any = {"text_config": attention.NAME, "": "sdpa"} if shape.is_vision else attention.NAME
     if shape.folder == nano_vl.FOLDER:
-        return nano_vl.assemble(dtype, attn_implementation=implementation), []
+        return nano_vl.assemble(dtype or torch.float32, attn_implementation=implementation), []
     model, report = _kind(shape.config).from_pretrained(
         shape.folder,
-        dtype=dtype,
+        dtype=dtype or "auto",
         attn_implementation=implementation,
         use_safetensors=True,
         trust_remote_code=False,
