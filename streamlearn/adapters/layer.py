@@ -178,8 +178,8 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         if name in self.head_lora_router and not (context.decoding and key in decisions):
             h_BD = _means(x.reshape(-1, self.in_features), segment_ids_T, num, context.prompt_T)
             decisions[key] = self._decide(name, h_BD, len(h_BD))
-        elif torch.is_grad_enabled():
-            self.head_lora_load[name] += decisions[key].selected_HKT.sum(-1)
+        else:
+            self._count(name, decisions[key].selected_HKT)
         return decisions[key].gate_HKT[:, :, segment_ids_T]
 
     def _decide(self, name: str, h_TD: Tensor, num: int, tokens_P: Tensor | None = None) -> RoutingDecision:
@@ -204,10 +204,14 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         if config.noise and context.explore:
             ranked_HKT = ranked_HKT + config.noise * torch.rand_like(ranked_HKT)
         selected_HKT = routing.select(ranked_HKT, config.selected)
-        if torch.is_grad_enabled():
-            self.head_lora_load[name] += selected_HKT.sum(-1)
+        self._count(name, selected_HKT)
         gate_HKT = routing.gate(biased_HKT, selected_HKT, config)
         return RoutingDecision(native_HKT, selected_HKT, gate_HKT, tokens_P)
+
+    def _count(self, name: str, selected_HKT: Tensor) -> None:
+        """Count the load of a training pass."""
+        if torch.is_grad_enabled() and not self.context_holder.context.recomputing:
+            self.head_lora_load[name] += selected_HKT.sum(-1)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Refuse to merge: the experts that apply depend on the token."""

@@ -127,7 +127,7 @@ def quantize(model: Any, kind: Quantization, dtype: torch.dtype) -> None:
                 setattr(parent, name, KINDS[kind](linear))
     for parameter in model.parameters():
         if parameter.is_floating_point():  # buffers, such as rotary frequencies and scales, stay float32
-            parameter.data = parameter.data.to(dtype)
+            parameter.data = parameter.data.to(dtype, copy=True)  # nothing is left in the mapped file, which is closed
 
 
 def check_installed(kind: Quantization) -> None:

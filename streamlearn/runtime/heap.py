@@ -2,7 +2,7 @@
 
 Records differ in length, so the tensors of each step have other sizes, and glibc keeps the memory of the old ones in
 pieces: with 56 regimes on the bundled model the daemon had 2.3 GB resident, of which 1.3 GB were in use. It is returned
-after each snapshot, because of limits such as systemd's `MemoryMax`.
+after each snapshot and after loading, because of limits such as systemd's `MemoryMax`.
 """
 
 import ctypes

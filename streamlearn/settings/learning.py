@@ -6,7 +6,6 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from streamlearn.settings.section import Section
 
-
 Quantization = Literal["none", "int8", "nf4"]
 
 
@@ -99,6 +98,9 @@ class LearnerSettings(Section):
     end."""
     max_grad_norm: PositiveFloat = 1.0
     """Maximum global norm of the gradient; a larger one is scaled down to it."""
+    activation_checkpointing: bool = False
+    """Whether a training pass keeps only the inputs of the decoder's layers, and computes each layer again in the
+    backward pass: much less memory, a quarter to a third more time. It does not change what is learned."""
     max_bad_batches: PositiveInt = 3
     """Consecutive batches with a non-finite loss or gradient that cause a rollback to the last snapshot."""
 
