@@ -43,6 +43,10 @@ class Outline:
     """Name of every linear in the decoder -> (in, out) features."""
     tower_linears: Mapping[str, tuple[int, int]]
     """The same for vision tower and projector; empty for a text-only model."""
+    num_parameters: int
+    """All weights; shared ones count once."""
+    norms: tuple[str, ...]
+    """Names of the norms in a decoder layer, without the part before the last dot."""
 
     @property
     def is_vision(self) -> bool:
@@ -117,6 +121,12 @@ def outline(settings: BackboneSettings) -> Outline:
         config=config,
         linears=_linears(decoder, lambda _: True),
         tower_linears=_linears(tower, lambda module: id(module) not in inside and module is not head),
+        num_parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
+        norms=tuple(
+            name.rpartition(".")[2]
+            for name, module in decoder.layers[0].named_modules()
+            if type(module).__name__.endswith("Norm")
+        ),
     )
 
 

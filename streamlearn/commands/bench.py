@@ -90,6 +90,22 @@ def measure_quantization(
     quantization.report(backbone=backbone, records=records, seeds=seeds, as_json=as_json, plot=plot)
 
 
+@app.command("memory")
+def measure_memory(
+    as_json: JsonOption = False,
+    backbone: Annotated[
+        Path | None, typer.Option(help="Also measure the causal language model in this folder.", metavar="FOLDER")
+    ] = None,
+) -> None:
+    """Measure the memory of the largest step of several configurations, beside what `doctor` estimates for it.
+
+    Each configuration is measured in a process of its own.
+    """
+    from streamlearn.bench import memory  # noqa: PLC0415
+
+    memory.report(backbone=backbone, as_json=as_json)
+
+
 @app.command("gateway")
 def measure_gateway(
     as_json: JsonOption = False,
