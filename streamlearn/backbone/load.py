@@ -124,10 +124,15 @@ def outline(settings: BackboneSettings) -> Outline:
         num_parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
         norms=tuple(
             name.rpartition(".")[2]
-            for name, module in decoder.layers[0].named_modules()
+            for name, module in decoder_layers(skeleton)[0].named_modules()
             if type(module).__name__.endswith("Norm")
         ),
     )
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:
+    """Return the layers of a model's decoder."""
+    return next(module for module in model.get_decoder().children() if isinstance(module, nn.ModuleList))
 
 
 def _is_vision(config: Any) -> bool:

@@ -18,7 +18,7 @@ from streamlearn.bench.resident_memory import peak_mib, resident_mib
 from streamlearn.events import configure_logging
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.step_memory import step_memory
-from streamlearn.runtime.heap import return_freed_memory
+from streamlearn.runtime.heap import return_freed_memory, return_freed_tensors
 from streamlearn.runtime.model import adapter_of
 from streamlearn.settings import Settings, with_defaults
 from streamlearn.stream.decode import Example
@@ -32,7 +32,7 @@ def largest_batch(settings: Settings, vocab_size: int) -> list[Example]:
     generator = np.random.default_rng(0)
     length, total = settings.stream.max_tokens, settings.stream.batch_tokens
     lengths = [min(length, total - start) for start in range(0, total, length)]
-    ids = [generator.integers(0, vocab_size, size=each) for each in lengths]
+    ids = [generator.integers(0, vocab_size, size=each, dtype=np.int32) for each in lengths]
     return [Example(input_ids=each, labels=each.copy()) for each in ids]
 
 
@@ -41,6 +41,8 @@ def run(sections: dict[str, Any]) -> dict[str, Any]:
     settings = Settings.model_validate({"source": {"jsonl": {"path": "unused"}}, "state": "unused", **sections})
     config, shape = adapter_of(settings), outline(settings.backbone)
     settings = with_defaults(settings, is_vision=shape.is_vision, per_regime=config.per_regime)
+    if settings.learner.activation_checkpointing:  # as the daemon does
+        return_freed_tensors()
     before = int(resident_mib() * 2**20)
     backbone = load(settings.backbone, shape)
     dtype, wanted = backbone.arithmetic.dtype, objective(settings)

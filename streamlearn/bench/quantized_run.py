@@ -24,7 +24,14 @@ from streamlearn.bench.resident_memory import peak_mib
 from streamlearn.bench.sample import SAMPLE
 from streamlearn.learner.learner import Learner
 from streamlearn.runtime.heap import return_freed_memory
-from streamlearn.settings import AdapterSettings, BackboneSettings, JsonlSettings, LearnerSettings, StreamSettings
+from streamlearn.settings import (
+    AdapterSettings,
+    BackboneSettings,
+    JsonlSettings,
+    LearnerSettings,
+    Quantization,
+    StreamSettings,
+)
 from streamlearn.settings.settings import LEARNING_RATES
 from streamlearn.stream.decode import Decoder, Example
 from streamlearn.stream.record import Position
@@ -52,9 +59,9 @@ def stored_bytes(model: torch.nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
-def run(kind: str, seed: int, records: int, backbone: str | None) -> dict[str, Any]:
+def run(kind: Quantization, seed: int, records: int, backbone: str | None) -> dict[str, Any]:
     """Make the run and return its figures."""
-    settings = BackboneSettings(model=backbone or "builtin:nano", quantization=kind)  # type: ignore[arg-type]
+    settings = BackboneSettings(model=backbone or "builtin:nano", quantization=kind)
     loaded = load(settings, outline(settings))
     return_freed_memory()
     backbone_bytes = stored_bytes(loaded.model)

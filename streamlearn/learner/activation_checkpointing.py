@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from streamlearn.adapters.routing_context import AdaptedLayer, RoutingContextHolder, RoutingDecision, RoutingHook
+from streamlearn.backbone.load import decoder_layers
 
 
 def checkpoint_layers(model: Any, holder: RoutingContextHolder) -> None:
@@ -28,7 +29,7 @@ def checkpoint_layers(model: Any, holder: RoutingContextHolder) -> None:
         model: The backbone with its adapter.
         holder: Where its adapted layers find their context.
     """
-    for layer in model.get_decoder().layers:
+    for layer in decoder_layers(model):
         layer.forward = _CheckpointedForward(layer, holder)
 
 

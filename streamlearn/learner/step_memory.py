@@ -1,6 +1,6 @@
 """How much memory the largest step of a configuration takes, from its architecture and settings.
 
-    M = process + weights + experts + activations + max(loss, backward)                             (1)
+    M = process + weights + experts + c (activations + max(loss, backward))                         (1)
 
 The largest step has one batch of `stream.batch_tokens` tokens T, in records of `stream.max_tokens` each, all of them
 learned. What a decoder layer keeps of it for the backward pass, in bytes a token, e those of the dtype:
@@ -12,13 +12,15 @@ learned. What a decoder layer keeps of it for the backward pass, in bytes a toke
     adapters     e per feature that adapted linears read, and H K (e R + 9) for each of them;       (6)
                  the 9 are logits, gates and selection, where there is a router
 
-With `learner.activation_checkpointing` a layer keeps e D, its input, and one layer at a time has the rest. The terms
-were read off autograd's saved tensors; `streamlearn bench memory` compares their sum with measured steps. They are
-those of Qwen3, Llama, Mistral and Gemma on text: images add to it, and other architectures differ.
+c is the part that glibc does not return to the system, see `runtime.heap`; it was fitted to measured steps. On a GPU,
+and where freed memory is returned at once, c = 1. With `learner.activation_checkpointing` a layer keeps e D, its input,
+and one layer at a time has the rest. The terms were read off autograd's saved tensors; `streamlearn bench memory`
+compares their sum with measured steps. They are those of Qwen3, Llama, Mistral and Gemma on text: images add to it, and
+other architectures differ.
 """
 # T tokens, F features of the MLP, D hidden size, H heads of an adapter, K experts a head, R rank.
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -30,8 +32,19 @@ from streamlearn.backbone.quantization import KINDS
 from streamlearn.learner.vocabulary_loss import CPU_LOGITS, GPU_LOGITS
 from streamlearn.settings import Settings
 
-SCALES = 4
-"""Bytes of a gradient, which is float32 as the experts are."""
+FLOAT32 = 4
+"""Bytes of a number of an expert, its gradient and its moments."""
+KEPT_BY_GLIBC = 1.35
+"""c of eq. (1) on a CPU without checkpointing: 1.16 to 1.63 in six configurations."""
+READ = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "vocab_size",
+)
+"""What the estimate reads of a model's configuration."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +63,23 @@ class StepMemory:
     """A chunk of logits, and the gradient of the hidden states."""
     backward: int
     """Gradients of one layer's activations, and with checkpointing those activations."""
+    kept_by_allocator: float
+    """c."""
 
     @property
     def total(self) -> int:
         """The largest that the process gets."""
-        kept = self.process + self.weights + self.experts + self.activations
-        return kept + max(self.loss, self.backward)
+        step = self.activations + max(self.loss, self.backward)
+        return self.process + self.weights + self.experts + int(self.kept_by_allocator * step)
 
     def __str__(self) -> str:
-        parts = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in parts)
+        sizes = {name: size for name, size in asdict(self).items() if name != "kept_by_allocator"}
+        return ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in sizes.items())
+
+
+def can_estimate(shape: Outline) -> bool:
+    """Whether the model's configuration says all that `step_memory` reads."""
+    return all(hasattr(shape.config.get_text_config(), name) for name in READ)
 
 
 def step_memory(
@@ -76,7 +96,7 @@ def step_memory(
 
     Args:
         settings: The sections `backbone`, `stream` and `learner`.
-        shape: The backbone.
+        shape: The backbone, which `can_estimate`.
         adapter: The adapter.
         dtype: That of the activations.
         on_cpu: Whether the step is computed on a CPU; if not, on a GPU.
@@ -94,15 +114,16 @@ def step_memory(
         activations, transient = layers * tokens * text.hidden_size * size, transient + whole
     else:
         activations = layers * whole
-    casts = one // 3 * size // SCALES if size < SCALES else 0
+    casts = one // 3 * size // FLOAT32 if size < FLOAT32 else 0
     logits = min(CPU_LOGITS if on_cpu else GPU_LOGITS, tokens * text.vocab_size)
     return StepMemory(
         process=process,
         weights=_weight_bytes(settings, shape, size),
         experts=adapters * one + one // 3,
         activations=activations + casts,
-        loss=logits * (2 * 4 + (size if size < SCALES else 0)) + tokens * text.hidden_size * size,
+        loss=logits * (2 * 4 + (size if size < FLOAT32 else 0)) + tokens * text.hidden_size * size,
         backward=transient,
+        kept_by_allocator=KEPT_BY_GLIBC if on_cpu and not settings.learner.activation_checkpointing else 1.0,
     )
 
 
@@ -120,13 +141,14 @@ class _Layer:
     def __init__(self, shape: Outline, adapter: HeadLoraConfig, *, size: int, by_products: bool) -> None:
         text = shape.config.get_text_config()
         self._size, self._by_products, self._adapter = size, by_products, adapter
-        self._heads = text.num_attention_heads
+        self._heads: int = text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // self._heads
-        self._queries, self._keys = self._heads * width, text.num_key_value_heads * width
-        self._hidden, self._mlp = text.hidden_size, text.intermediate_size
-        self._norms = sum(
-            {"q_norm": self._queries, "k_norm": self._keys}.get(name, self._hidden) for name in shape.norms
-        )
+        self._queries: int = self._heads * width
+        self._keys: int = text.num_key_value_heads * width
+        self._hidden: int = text.hidden_size
+        self._mlp: int = text.intermediate_size
+        of_heads = {"q_norm": self._queries, "k_norm": self._keys}
+        self._norms = sum(of_heads.get(name, self._hidden) for name in shape.norms)
         chosen = decoder_targets(adapter, shape.linears)
         self._adapted: LinearShapes = {name.rpartition(".")[2]: each for name, each in chosen.items()}
 

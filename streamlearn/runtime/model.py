@@ -17,7 +17,7 @@ from streamlearn.backbone.load import Backbone, Outline, load
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.adapter_cache import AdapterCache
 from streamlearn.learner.learner import Learner
-from streamlearn.runtime.heap import return_freed_memory
+from streamlearn.runtime.heap import return_freed_memory, return_freed_tensors
 from streamlearn.runtime.run_state import RunState
 from streamlearn.settings import Settings
 from streamlearn.snapshot.part import SnapshotPart, adapter_part, optimizer_part, state_part
@@ -43,6 +43,8 @@ class Model:
             resting: Folder for the adapters of regimes beyond `adapter.max_in_memory`; emptied.
         """
         torch.manual_seed(settings.seed)
+        if settings.learner.activation_checkpointing:
+            return_freed_tensors()
         self.backbone: Backbone = load(settings.backbone, shape, dtype=dtype)
         return_freed_memory()  # of weights in another dtype, and of what quantising took
         arithmetic = self.backbone.arithmetic

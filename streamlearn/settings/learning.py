@@ -100,7 +100,8 @@ class LearnerSettings(Section):
     """Maximum global norm of the gradient; a larger one is scaled down to it."""
     activation_checkpointing: bool = False
     """Whether a training pass keeps only the inputs of the decoder's layers, and computes each layer again in the
-    backward pass: much less memory, a quarter to a third more time. It does not change what is learned."""
+    backward pass: much less memory, more time. Freed memory then goes back to the system at once. It does not change
+    what is learned."""
     max_bad_batches: PositiveInt = 3
     """Consecutive batches with a non-finite loss or gradient that cause a rollback to the last snapshot."""
 
