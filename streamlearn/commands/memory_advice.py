@@ -1,7 +1,6 @@
 """Which settings make a step fit into memory."""
 
-from collections.abc import Callable, Iterator
-from itertools import combinations
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from streamlearn.settings import Settings
@@ -9,9 +8,15 @@ from streamlearn.settings import Settings
 RECORD_TOKENS = 256
 """Length of records, and of batches, that is the last thing advised: longer records lose their start."""
 
+Change = Mapping[str, Any]
+"""SECTION.KEY -> value, of what is changed together."""
+
 
 def advice(settings: Settings, needed: Callable[[Settings], int], available: int) -> str | None:
-    """Return the settings that make a step fit: as few as possible, and first those that change least of the result.
+    """Return the settings that make a step fit, of those that change least of the result.
+
+    1. Changes are added, the most harmless first, until the step fits.
+    2. Those that it fits without are taken back.
 
     Args:
         settings: What does not fit.
@@ -19,39 +24,49 @@ def advice(settings: Settings, needed: Callable[[Settings], int], available: int
         available: Memory that there is, bytes.
 
     Returns:
-        For example `set backbone.quantization: int8 and stream.batch_tokens: 1024`; None: nothing helps.
+        For example `set learner.activation_checkpointing: true and backbone.quantization: int8`; None: nothing helps.
     """
-    changes = list(_changes(settings))
-    for number in range(1, len(changes) + 1):
-        for chosen in combinations(changes, number):
-            if needed(_changed(settings, chosen)) <= available:
-                return "set " + " and ".join(f"{section}.{key}: {_yaml(value)}" for section, key, value in chosen)
-    return None
+    # 1.
+    chosen: list[Change] = []
+    for change in _changes(settings):
+        chosen.append(change)
+        if needed(_changed(settings, chosen)) <= available:
+            break
+    else:
+        return None
+    # 2.
+    for change in list(chosen):
+        others = [each for each in chosen if each is not change]
+        if needed(_changed(settings, others)) <= available:
+            chosen = others
+    values = {key: value for change in chosen for key, value in change.items()}
+    return "set " + " and ".join(f"{key}: {_yaml(value)}" for key, value in values.items())
 
 
-def _changes(settings: Settings) -> Iterator[tuple[str, str, Any]]:
-    """Section, key and value of what takes less, from what changes nothing of the result to what changes most."""
+def _changes(settings: Settings) -> Iterator[Change]:
+    """What takes less memory, from what changes nothing of the result to what changes most."""
     if not settings.learner.activation_checkpointing:
-        yield "learner", "activation_checkpointing", True
+        yield {"learner.activation_checkpointing": True}
     for number in (8, 1):
         if settings.adapter.max_in_memory > number:
-            yield "adapter", "max_in_memory", number
-    if settings.backbone.quantization == "none":
-        yield "backbone", "quantization", "int8"
-    if settings.backbone.quantization != "nf4":
-        yield "backbone", "quantization", "nf4"
+            yield {"adapter.max_in_memory": number}
+    kind = settings.backbone.quantization
+    yield from (
+        {"backbone.quantization": each} for each in {"none": ("int8", "nf4"), "int8": ("nf4",), "nf4": ()}[kind]
+    )
     if settings.stream.batch_tokens > settings.stream.max_tokens:
-        yield "stream", "batch_tokens", settings.stream.max_tokens
+        yield {"stream.batch_tokens": settings.stream.max_tokens}
     if settings.stream.max_tokens > RECORD_TOKENS:
-        yield "stream", "max_tokens", RECORD_TOKENS
-        yield "stream", "batch_tokens", RECORD_TOKENS
+        yield {"stream.max_tokens": RECORD_TOKENS, "stream.batch_tokens": RECORD_TOKENS}
 
 
-def _changed(settings: Settings, changes: tuple[tuple[str, str, Any], ...]) -> Settings:
+def _changed(settings: Settings, changes: Sequence[Change]) -> Settings:
     """The settings with changes; of two to one key the later one holds."""
-    for section, key, value in changes:
-        changed = getattr(settings, section).model_copy(update={key: value})
-        settings = settings.model_copy(update={section: changed})
+    for change in changes:
+        for name, value in change.items():
+            section, _, key = name.partition(".")
+            changed = getattr(settings, section).model_copy(update={key: value})
+            settings = settings.model_copy(update={section: changed})
     return settings
 
 

@@ -148,7 +148,7 @@ class _Layer:
         self._hidden: int = text.hidden_size
         self._mlp: int = text.intermediate_size
         of_heads = {"q_norm": self._queries, "k_norm": self._keys}
-        self._norms = sum(of_heads.get(name, self._hidden) for name in shape.norms)
+        self._norms: int = sum(of_heads.get(name, self._hidden) for name in shape.norms)
         chosen = decoder_targets(adapter, shape.linears)
         self._adapted: LinearShapes = {name.rpartition(".")[2]: each for name, each in chosen.items()}
 
