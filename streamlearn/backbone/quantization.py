@@ -14,7 +14,6 @@ for good in a pass without gradient, and asks the hub for a kernel.
 # Shape suffixes: O out features, D in features, N any.
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -143,9 +142,10 @@ def check_installed(kind: Quantization) -> None:
 def _functions() -> Any:
     """The functions of bitsandbytes, an extra."""
     try:
-        return import_module("bitsandbytes.functional")
+        from bitsandbytes import functional  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ConfigError(
             "backbone.quantization needs package bitsandbytes: pip install 'streamlearn[quantization]', or set it to "
             "none"
         ) from error
+    return functional

@@ -1,9 +1,9 @@
 """Which settings make a step fit into memory."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
-from streamlearn.settings import Settings
+from streamlearn.settings import Quantization, Settings
 
 RECORD_TOKENS = 256
 """Length of records, and of batches, that is the last thing advised: longer records lose their start."""
@@ -50,10 +50,9 @@ def _changes(settings: Settings) -> Iterator[Change]:
     for number in (8, 1):
         if settings.adapter.max_in_memory > number:
             yield {"adapter.max_in_memory": number}
-    kind = settings.backbone.quantization
-    yield from (
-        {"backbone.quantization": each} for each in {"none": ("int8", "nf4"), "int8": ("nf4",), "nf4": ()}[kind]
-    )
+    kinds = get_args(Quantization)  # from the largest
+    for kind in kinds[kinds.index(settings.backbone.quantization) + 1 :]:
+        yield {"backbone.quantization": kind}
     if settings.stream.batch_tokens > settings.stream.max_tokens:
         yield {"stream.batch_tokens": settings.stream.max_tokens}
     if settings.stream.max_tokens > RECORD_TOKENS:

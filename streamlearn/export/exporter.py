@@ -74,9 +74,9 @@ class Exporter:
         quantization = settings.backbone.quantization
         if options.form == "merged" and quantization != "none":
             raise UsageError(
-                f"--merge: needs the backbone's weights as they are in its files, and backbone.quantization is "
-                f"{quantization}: the experts learned beside rounded ones; export without --merge, and add the adapter "
-                f"to {shape.folder} with PEFT's merge_and_unload, which computes what a server of both computes"
+                f"--merge: writes the backbone's weights, which must not be quantised, and backbone.quantization is "
+                f"{quantization}; export without --merge, and merge the folder into {shape.folder} with PEFT's "
+                "merge_and_unload"
             )
         if options.form == "gguf":
             gguf_adapter.check(shape.config)

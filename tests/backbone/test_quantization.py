@@ -118,7 +118,7 @@ def test_a_missing_package_is_found_before_any_weight_is_read(
     folder_of: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message names the extra."""
-    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     settings = BackboneSettings(model=str(folder_of("qwen3")), quantization="nf4")
     with pytest.raises(ConfigError, match=r"pip install 'streamlearn\[quantization\]'"):
         outline(settings)

@@ -307,7 +307,10 @@ def test_a_step_that_does_not_fit_names_the_settings_that_make_it_fit(
         patched.setattr(doctor, "total_memory", lambda device: 1000)
         assert "choose a smaller backbone" in examined(settings)["memory"].text
     monkeypatch.setattr(doctor, "_resident_memory", lambda: 0)
-    monkeypatch.setattr(doctor, "total_memory", lambda device: 1500 << 20)
+    examination = Doctor(settings)
+    list(examination.examine())
+    needed = examination._step_memory(settings, torch.device("cpu")).total
+    monkeypatch.setattr(doctor, "total_memory", lambda device: needed - 1)
     found = examined(settings)["memory"]
     assert found.level == Level.WARNING
     assert found.text.endswith("set learner.activation_checkpointing: true")
