@@ -32,6 +32,8 @@ class MeasuredConfiguration:
     batch_tokens: int
     max_tokens: int
     checkpointing: bool
+    held_out: bool = False
+    """Whether the estimate was not fitted to it (`step_memory.KEPT_BY_GLIBC`)."""
 
     def sections(self, folder: Path | None) -> dict[str, Any]:
         """Return the sections of the configuration; `folder` has the backbone that is not nano."""
@@ -48,6 +50,7 @@ ON_NANO = (
     MeasuredConfiguration(NANO, "float32", "none", "streamlearn", 2048, 1024, checkpointing=False),
     MeasuredConfiguration(NANO, "float32", "none", "cp-moe", 8192, 1024, checkpointing=False),
     MeasuredConfiguration(NANO, "float32", "int8", "mh-moe", 8192, 1024, checkpointing=True),
+    MeasuredConfiguration(NANO, "bfloat16", "none", "loramoe", 4096, 512, checkpointing=False, held_out=True),
 )
 
 
@@ -60,6 +63,7 @@ def on_folder(name: str) -> tuple[MeasuredConfiguration, ...]:
         MeasuredConfiguration(name, "bfloat16", "none", "cp-moe", 1024, 256, checkpointing=False),
         MeasuredConfiguration(name, "bfloat16", "nf4", "streamlearn", 2048, 1024, checkpointing=False),
         MeasuredConfiguration(name, "bfloat16", "int8", "lora", 2048, 1024, checkpointing=True),
+        MeasuredConfiguration(name, "float32", "none", "streamlearn", 2048, 1024, checkpointing=False, held_out=True),
     )
 
 
@@ -91,7 +95,7 @@ def report(*, backbone: Path | None, as_json: bool) -> None:
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """Build the table of estimates and measurements, MiB."""
-    names = ("backbone", "dtype", "quantization", "preset", "batch_tokens", "max_tokens", "checkpointing")
+    names = ("backbone", "dtype", "quantization", "preset", "batch_tokens", "max_tokens", "checkpointing", "held_out")
     figures = ("estimated_mib", "measured_mib", "off_percent")
     shown = Table(*names, *figures, box=None, pad_edge=False)
     for row in rows:

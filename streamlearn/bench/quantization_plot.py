@@ -30,10 +30,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
     after.set(title="Loss of other records:\nempty before training, full after it")
     summaries = [result["summary"][kind] for kind in COLOURS]
     colours, places = list(COLOURS.values()), range(len(COLOURS))
-    memory.bar(places, [each["peak_mib"] for each in summaries], color=colours, alpha=0.35)
+    peaks = memory.bar(places, [each["peak_mib"] for each in summaries], color=colours, alpha=0.35)
     bars = memory.bar(places, [each["backbone_mib"] for each in summaries], color=colours)
-    memory.bar_label(bars, fmt="%.0f", label_type="center", color="white")
-    memory.set(title="MiB: backbone, and the process at its peak")
+    memory.bar_label(peaks, fmt="%.0f")
+    memory.bar_label(bars, fmt="%.0f", padding=2)
+    memory.set(title="MiB: weights of the backbone,\nand the process at its peak")
     for axis in (after, memory):
         axis.set_xticks(places, list(COLOURS))
     for axis in (curves, after, memory):
