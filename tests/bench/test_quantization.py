@@ -31,7 +31,7 @@ def test_differences_are_between_runs_of_one_seed() -> None:
 
 def test_the_result_is_shown_and_drawn(tmp_path: Path) -> None:
     """One column for each way to store the weights."""
-    summaries = {kind: summary(kind, RUNS) for kind in KINDS}
+    summaries: dict[str, dict[str, float]] = {kind: summary(kind, RUNS) for kind in KINDS}
     assert [column.header for column in table(summaries).columns] == ["", *KINDS]
     setting = {"backbone": "nano", "records": 16, "seeds": 2}
     draw({"summary": summaries, "runs": RUNS, "setting": setting}, tmp_path / "plot.png")
