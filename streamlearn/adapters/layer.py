@@ -29,11 +29,14 @@ from streamlearn.adapters.bottleneck import add_experts, rows_of
 from streamlearn.adapters.config import HeadLoraConfig, regime_adapter
 from streamlearn.adapters.routing_context import AdaptedLayer, RoutingContextHolder, RoutingDecision
 from streamlearn.adapters.sequences import Sequences, adapters_of
+from streamlearn.backbone.quantization import Int8Linear, Nf4Linear
 
 NO_MERGE = (
     "experts that are selected per token are not one weight matrix and cannot be merged; keep the adapter separate: "
     "save_pretrained, then PeftModel.from_pretrained"
 )
+KEEP_NOTHING = (nn.Linear, Int8Linear, Nf4Linear)
+"""Linears that store no output for their backward pass, so that it may be overwritten."""
 ROUTER_STD = 0.02  # logits start near zero: the input decides the selection, the probabilities are nearly uniform
 
 
@@ -122,10 +125,10 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
     def _writable(self, y: Tensor) -> Tensor:
         """`y`, or a copy where something else may read it later: a forward hook, or a backward pass that keeps it.
 
-        Only `nn.Linear` is known to keep nothing.
+        Only `KEEP_NOTHING` are known to keep nothing.
         """
         linear = self.base_layer
-        is_own = type(linear) is nn.Linear and not (linear._forward_hooks or linear._backward_hooks)
+        is_own = type(linear) in KEEP_NOTHING and not (linear._forward_hooks or linear._backward_hooks)
         return y if is_own and y.is_contiguous() else y.clone(memory_format=torch.contiguous_format)
 
     def experts(self, name: str, x: Tensor, y: Tensor, tokens_P: Tensor | None, weight: float = 1.0) -> Tensor:
@@ -175,8 +178,8 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         if name in self.head_lora_router and not (context.decoding and key in decisions):
             h_BD = _means(x.reshape(-1, self.in_features), segment_ids_T, num, context.prompt_T)
             decisions[key] = self._decide(name, h_BD, len(h_BD))
-        elif torch.is_grad_enabled():
-            self.head_lora_load[name] += decisions[key].selected_HKT.sum(-1)
+        else:
+            self._count(name, decisions[key].selected_HKT)
         return decisions[key].gate_HKT[:, :, segment_ids_T]
 
     def _decide(self, name: str, h_TD: Tensor, num: int, tokens_P: Tensor | None = None) -> RoutingDecision:
@@ -201,10 +204,14 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         if config.noise and context.explore:
             ranked_HKT = ranked_HKT + config.noise * torch.rand_like(ranked_HKT)
         selected_HKT = routing.select(ranked_HKT, config.selected)
-        if torch.is_grad_enabled():
-            self.head_lora_load[name] += selected_HKT.sum(-1)
+        self._count(name, selected_HKT)
         gate_HKT = routing.gate(biased_HKT, selected_HKT, config)
         return RoutingDecision(native_HKT, selected_HKT, gate_HKT, tokens_P)
+
+    def _count(self, name: str, selected_HKT: Tensor) -> None:
+        """Count the load of a training pass."""
+        if torch.is_grad_enabled() and not self.context_holder.context.recomputing:
+            self.head_lora_load[name] += selected_HKT.sum(-1)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Refuse to merge: the experts that apply depend on the token."""

@@ -79,6 +79,8 @@ class RoutingContext:
     """Whether sequences are decoded token by token: each keeps the experts selected for its prompt."""
     hooks: tuple[RoutingHook, ...] = ()
     parallel_adapter: ParallelAdapter | None = None
+    recomputing: bool = False
+    """Whether layers are computed again for the backward pass, which counts no load a second time."""
     block_decisions: dict[tuple[str, str], RoutingDecision] = field(default_factory=dict)
     """Where one gate serves a block: the decision of its first layer, for the layers after it; by adapter and block."""
 
@@ -95,8 +97,7 @@ class _OfThread(threading.local):
 class RoutingContextHolder:
     """The context of the forward pass in progress, shared by all layers of one adapter. Each thread has its own pass.
 
-    A thread in which no pass began, such as one of autograd's that computes a checkpointed block again, finds the
-    context that was set last.
+    A thread in which no pass began, such as one of autograd's, finds the context that was set last.
     """
 
     def __init__(self) -> None:

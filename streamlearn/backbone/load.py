@@ -22,6 +22,7 @@ from transformers.utils import logging
 from streamlearn.backbone import attention, nano_vl
 from streamlearn.backbone.arithmetic import Arithmetic, choose
 from streamlearn.backbone.output_head import find_plain_head
+from streamlearn.backbone.quantization import check_installed, quantize
 from streamlearn.backbone.shard import shard
 from streamlearn.backbone.vision import ProcessorVision, load_processor
 from streamlearn.errors import ConfigError
@@ -44,6 +45,10 @@ class Outline:
     """Name of every linear in the decoder -> (in, out) features."""
     tower_linears: Mapping[str, tuple[int, int]]
     """The same for vision tower and projector; empty for a text-only model."""
+    num_parameters: int
+    """All weights; shared ones count once."""
+    norms: tuple[str, ...]
+    """Names of the norms in a decoder layer, without the part before the last dot."""
 
     @property
     def is_vision(self) -> bool:
@@ -90,8 +95,10 @@ def outline(settings: BackboneSettings) -> Outline:
 
     Raises:
         ConfigError: see `locate`; or the download failed, the folder has no causal language model that this
-            transformers supports, or its attention cannot be packed.
+            transformers supports, or its attention cannot be packed; or `backbone.quantization` needs a package that
+            is not installed.
     """
+    check_installed(settings.quantization)
     folder = _local_folder(settings) or _download(settings)
     try:
         config = _config(folder)
@@ -116,7 +123,18 @@ def outline(settings: BackboneSettings) -> Outline:
         config=config,
         linears=_linears(decoder, lambda _: True),
         tower_linears=_linears(tower, lambda module: id(module) not in inside and module is not head),
+        num_parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
+        norms=tuple(
+            name.rpartition(".")[2]
+            for name, module in decoder_layers(skeleton)[0].named_modules()
+            if type(module).__name__.endswith("Norm")
+        ),
     )
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:
+    """Return the layers of a model's decoder."""
+    return next(module for module in model.get_decoder().children() if isinstance(module, nn.ModuleList))
 
 
 def _is_vision(config: Any) -> bool:
@@ -165,7 +183,7 @@ def load(
     device = device_of(settings)
     arithmetic = choose(settings.dtype if dtype is None or settings.dtype != "auto" else dtype, device)  # type: ignore[arg-type]
     try:
-        model, missing = _model(shape, arithmetic.dtype)
+        model, missing = _model(shape, arithmetic.dtype if settings.quantization == "none" else None)
         tokenizer, processor = _preprocessors(shape)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ConfigError(f"backbone.model {settings.model}: cannot be loaded from {shape.folder}: {error}") from error
@@ -181,6 +199,8 @@ def load(
             "copy tokenizer.json into the folder"
         )
     model.requires_grad_(requires_grad=False)
+    if settings.quantization != "none":
+        quantize(model, settings.quantization, arithmetic.dtype)  # before it moves: the device never holds all of it
     model.eval()
     if mesh is not None:
         find_plain_head(model)
@@ -197,14 +217,14 @@ def _config(folder: Path) -> Any:
     return nano_vl.config() if folder == nano_vl.FOLDER else AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
-def _model(shape: Outline, dtype: torch.dtype) -> tuple[Any, list[str]]:
-    """The model, and the names of the weights that are missing in the folder."""
+def _model(shape: Outline, dtype: torch.dtype | None) -> tuple[Any, list[str]]:
+    """The model in a dtype, None for that of its files, and the names of the weights that are missing in the folder."""
     implementation: Any = {"text_config": attention.NAME, "": "sdpa"} if shape.is_vision else attention.NAME
     if shape.folder == nano_vl.FOLDER:
-        return nano_vl.assemble(dtype, attn_implementation=implementation), []
+        return nano_vl.assemble(dtype or torch.float32, attn_implementation=implementation), []
     model, report = _kind(shape.config).from_pretrained(
         shape.folder,
-        dtype=dtype,
+        dtype=dtype or "auto",
         attn_implementation=implementation,
         use_safetensors=True,
         trust_remote_code=False,

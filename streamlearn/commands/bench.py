@@ -90,6 +90,41 @@ def measure_distributed(
     distributed.report(processes=processes, rounds=rounds, folder=backbone, as_json=as_json)
 
 
+@app.command("quantization")
+def measure_quantization(
+    as_json: JsonOption = False,
+    backbone: Annotated[
+        Path | None, typer.Option(help="Folder of a causal language model; by default nano.", metavar="FOLDER")
+    ] = None,
+    records: Annotated[int, typer.Option(min=8, help="Records of the bundled sample that a run learns.")] = 200,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs with each way to store the backbone's weights.")] = 2,
+    plot: PlotOption = None,
+) -> None:
+    """Measure what a quantised backbone costs in loss, and what it saves in memory.
+
+    Each run is a process of its own.
+    """
+    from streamlearn.bench import quantization  # noqa: PLC0415
+
+    quantization.report(backbone=backbone, records=records, seeds=seeds, as_json=as_json, plot=plot)
+
+
+@app.command("memory")
+def measure_memory(
+    as_json: JsonOption = False,
+    backbone: Annotated[
+        Path | None, typer.Option(help="Also measure the causal language model in this folder.", metavar="FOLDER")
+    ] = None,
+) -> None:
+    """Measure the memory of the largest step of several configurations, beside what `doctor` estimates for it.
+
+    Each configuration is measured in a process of its own.
+    """
+    from streamlearn.bench import memory  # noqa: PLC0415
+
+    memory.report(backbone=backbone, as_json=as_json)
+
+
 @app.command("gateway")
 def measure_gateway(
     as_json: JsonOption = False,

@@ -27,9 +27,11 @@ from rich.text import Text
 from connectors.open import open_dead_letters, open_source
 from streamlearn.adapters.check import adapter_bytes
 from streamlearn.adapters.check import check as check_adapter
-from streamlearn.backbone.arithmetic import choose
+from streamlearn.backbone.arithmetic import Arithmetic, choose
 from streamlearn.backbone.load import Outline, device_of, locate, outline
 from streamlearn.backbone.load import identity as backbone_identity
+from streamlearn.commands.machine_memory import total_memory
+from streamlearn.commands.memory_advice import advice
 from streamlearn.errors import (
     ConfigError,
     DeadLetterError,
@@ -41,6 +43,7 @@ from streamlearn.errors import (
     StreamlearnError,
 )
 from streamlearn.http.token import obtain, token_path
+from streamlearn.learner.step_memory import StepMemory, can_estimate, step_memory
 from streamlearn.runtime.checkpoint import source_identity
 from streamlearn.runtime.model import adapter_of, adapter_shape
 from streamlearn.settings import Settings, fingerprint, with_defaults
@@ -60,6 +63,8 @@ COPIES = 3
 """Of each regime's adapter on disk while it rests: two in snapshots, of which the others are links, and its file."""
 POLL_S, PATIENCE_S = 3.0, 10.0
 EARLIEST_CLOCK = 1_767_225_600  # 2026: a clock that was never set reads 1970
+CUDA_CONTEXT_BYTES = 1 << 29
+"""Size assumed for what CUDA and its libraries take on a GPU."""
 UNKNOWN_BYTES = 1 << 30
 """Size assumed for a snapshot before there is one."""
 
@@ -91,6 +96,7 @@ class Doctor:
 
     settings: Settings
     _shape: Outline | None = None
+    _chosen: Arithmetic | None = None
     _snapshot: Snapshot | None = None
     _locked: bool = False
     _failed: set[str] = field(default_factory=set)
@@ -105,6 +111,7 @@ class Doctor:
             ("snapshots", self._snapshots, ("state folder", "backbone")),
             ("disk", self._disk, ("state folder",)),
             ("regimes", self._regimes, ("backbone", "state folder")),
+            ("memory", self._memory, ("backbone", "arithmetic")),
             ("codecs", self._codecs, ()),
             ("source", self._source, ("snapshots",)),
             ("dead letters", self._dead_letters, ("state folder",)),
@@ -144,7 +151,7 @@ class Doctor:
 
     def _arithmetic(self) -> tuple[Level, str]:
         device = device_of(self.settings.backbone)
-        chosen = choose(self.settings.backbone.dtype, device)
+        chosen = self._chosen = choose(self.settings.backbone.dtype, device)
         return Level.OK, f"{chosen.name} on {device}: {chosen.reason}"
 
     def _state(self) -> tuple[Level, str]:
@@ -224,12 +231,39 @@ class Doctor:
         disk, memory = one * limit * COPIES, one * in_memory
         text = f"at most {limit} adapters of {one / 2**20:.1f} MiB: {_gib(disk)} of disk, "
         text += f"{_gib(memory)} of memory for {in_memory} of them"
-        free, total = _free_disk(self.settings.state), _total_memory(device_of(self.settings.backbone))
+        free, total = _free_disk(self.settings.state), total_memory(device_of(self.settings.backbone))
         if disk > free:
             return Level.WARNING, f"{text}; {_gib(free)} of disk are free: lower shift.max_regimes"
         if memory > total:
             return Level.WARNING, f"{text}; the device has {_gib(total)} of memory: lower adapter.max_in_memory"
         return Level.OK, text
+
+    def _memory(self) -> tuple[Level, str]:
+        assert self._shape is not None, "the check of the backbone came before"
+        if not can_estimate(self._shape):
+            return Level.OK, f"not estimated for {self._shape.config.model_type}"
+        device = device_of(self.settings.backbone)
+        available, found = total_memory(device), self._step_memory(self.settings, device)
+        text = f"the largest step takes some {_gib(found.total)} of {_gib(available)} ({found}"
+        text += ", without images)" if self._shape.is_vision else ")"
+        if found.total <= available:
+            return Level.OK, text
+        fits = advice(self.settings, lambda settings: self._step_memory(settings, device).total, available)
+        return Level.WARNING, f"{text}; {fits or 'no setting makes it fit: choose a smaller backbone'}"
+
+    def _step_memory(self, settings: Settings, device: torch.device) -> StepMemory:
+        assert self._shape is not None
+        assert self._chosen is not None, "the check of the arithmetic came before"
+        adapter = adapter_of(settings)
+        return step_memory(
+            settings,
+            self._shape,
+            adapter,
+            dtype=self._chosen.dtype,
+            on_cpu=device.type == "cpu",
+            adapters=min(settings.shift.max_regimes, settings.adapter.max_in_memory) if adapter.per_regime else 1,
+            process=_resident_memory() if device.type == "cpu" else CUDA_CONTEXT_BYTES,
+        )
 
     def _codecs(self) -> tuple[Level, str]:
         if self.settings.source.kafka is None:
@@ -295,11 +329,10 @@ def _free_disk(folder: Path) -> int:
     return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
 
 
-def _total_memory(device: torch.device) -> int:
-    """Bytes of the memory that adapters are in."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _resident_memory() -> int:
+    """Bytes of this process, which has imported what a daemon imports."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _gib(number: int) -> str:

@@ -54,7 +54,7 @@ class Exporter:
         options: What to write.
 
     Raises:
-        UsageError: package gguf is missing.
+        UsageError: package gguf is missing, or a quantised backbone would be merged.
         ConfigError: the format does not know the backbone.
     """
 
@@ -71,6 +71,13 @@ class Exporter:
         self._shape, self._settings, self._options = shape, settings, options
         self._computed_in = str(learner.model.dtype).removeprefix("torch.")
         self._config: HeadLoraConfig = next(iter(learner.model.peft_config.values()))
+        quantization = settings.backbone.quantization
+        if options.form == "merged" and quantization != "none":
+            raise UsageError(
+                f"--merge: writes the backbone's weights, which must not be quantised, and backbone.quantization is "
+                f"{quantization}; export without --merge, and merge the folder into {shape.folder} with PEFT's "
+                "merge_and_unload"
+            )
         if options.form == "gguf":
             gguf_adapter.check(shape.config)
 

@@ -29,6 +29,7 @@ from streamlearn.adapters.routing_context import RoutingContext, routing_context
 from streamlearn.adapters.sequences import Slot
 from streamlearn.adapters.slots import copy_slots
 from streamlearn.learner import evaluation
+from streamlearn.learner.activation_checkpointing import checkpoint_layers
 from streamlearn.learner.adapter_cache import AdapterCache
 from streamlearn.learner.anchor import Anchors
 from streamlearn.learner.balance_hooks import LoadBalance, LocalizedBalance
@@ -148,6 +149,8 @@ class Learner:
         """The PEFT model, for operations on the adapter."""
         self.forward = model.get_base_model()
         """The same backbone and adapter without the PEFT wrapper, for forward passes."""
+        if settings.activation_checkpointing:
+            checkpoint_layers(self.forward, model.base_model.context_holder)
         self.cache = AdapterCache() if cache is None else cache
         """Where the weights and moments of each adapter are. By default all stay in memory."""
         self._banks = {name: banks(model, name) for name in sorted(model.peft_config)}

@@ -18,6 +18,7 @@ from streamlearn.backbone.load import Backbone, Outline, load
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.adapter_cache import AdapterCache
 from streamlearn.learner.learner import Learner
+from streamlearn.runtime.heap import return_freed_memory, return_freed_tensors
 from streamlearn.runtime.run_state import RunState
 from streamlearn.settings import Settings
 from streamlearn.snapshot.part import SnapshotPart, adapter_part, optimizer_part, state_part
@@ -51,7 +52,10 @@ class Model:
             mesh: See `load`.
         """
         torch.manual_seed(settings.seed)
+        if settings.learner.activation_checkpointing:
+            return_freed_tensors()
         self.backbone: Backbone = load(settings.backbone, shape, dtype=dtype, mesh=mesh)
+        return_freed_memory()  # of weights in another dtype, and of what quantising took
         arithmetic = self.backbone.arithmetic
         _log.info(Event.DTYPE_CHOSEN, dtype=arithmetic.name, reason=arithmetic.reason)
         self.peft: PeftModel = attach(self.backbone.model, config, settings.seed)

@@ -79,6 +79,11 @@ def run_follower(settings: Settings, place: Place) -> None:
 
 
 def _join(settings: Settings, place: Place) -> Channel:
+    if settings.backbone.shard and settings.backbone.quantization != "none":
+        raise ConfigError(
+            f"backbone.shard: divides weights in {settings.backbone.dtype}, found quantization "
+            f"{settings.backbone.quantization}: choose one of the two"
+        )
     device = device_of(settings.backbone)
     if device.type == "cuda":
         if device.index is not None:

@@ -17,6 +17,7 @@ from streamlearn.settings.learning import (
     HoldoutSettings,
     LearnerSettings,
     ProbeSettings,
+    Quantization,
     ShiftSettings,
 )
 from streamlearn.settings.listen import ListenSettings
@@ -52,6 +53,7 @@ __all__ = [
     "MlflowSettings",
     "ProbeSettings",
     "PublishSettings",
+    "Quantization",
     "ServeSettings",
     "Settings",
     "ShiftSettings",

@@ -6,6 +6,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from streamlearn.settings.section import Section
 
+Quantization = Literal["none", "int8", "nf4"]
+
 
 class BackboneSettings(Section):
     """The frozen model."""
@@ -17,6 +19,9 @@ class BackboneSettings(Section):
     """Commit of the hub model, 40 hex digits; required for a hub id."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Precision of a training step; auto measures which is faster on this machine."""
+    quantization: Quantization = "none"
+    """How the weights of the decoder's linears are stored: none, in dtype; int8, in 1 byte each; nf4, in 0.56 bytes. A
+    step computes in dtype, and experts stay float32. int8 and nf4 need the extra quantization."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto uses a GPU if there is one."""
     shard: bool = False
@@ -96,6 +101,10 @@ class LearnerSettings(Section):
     end."""
     max_grad_norm: PositiveFloat = 1.0
     """Maximum global norm of the gradient; a larger one is scaled down to it."""
+    activation_checkpointing: bool = False
+    """Whether a training pass keeps only the inputs of the decoder's layers, and computes each layer again in the
+    backward pass: much less memory, more time. Freed memory then goes back to the system at once. It does not change
+    what is learned."""
     max_bad_batches: PositiveInt = 3
     """Consecutive batches with a non-finite loss or gradient that cause a rollback to the last snapshot."""
 

@@ -136,9 +136,15 @@ def fingerprint(settings: Settings) -> dict[str, Any]:
     """The values of the fingerprinted sections, JSON-ready, as a snapshot's manifest stores them.
 
     The device is left out: a run may continue on another machine, though not bit for bit. So is the linger: a replay
-    takes flushes from the journal. Where adapters rest, or parts of the backbone, changes no bit of them.
+    takes flushes from the journal. Where adapters rest, or parts of the backbone, changes no bit of them, and whether
+    activations are kept or computed again changes none of a gradient.
     """
-    left_out = {"backbone": {"device", "shard"}, "stream": {"linger_s"}, "adapter": {"max_in_memory"}}
+    left_out = {
+        "backbone": {"device", "shard"},
+        "stream": {"linger_s"},
+        "adapter": {"max_in_memory"},
+        "learner": {"activation_checkpointing"},
+    }
     return settings.model_dump(mode="json", include=set(FINGERPRINTED), exclude=left_out)
 
 

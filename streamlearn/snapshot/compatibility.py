@@ -25,6 +25,9 @@ _ACCUMULATION, _SUMMED = "consolidate.accumulation", "sum"
 """A setting that releases before it had no choice of, and what they did. It is still the default of the one preset that
 has anchors by default."""
 
+_QUANTIZATION, _UNQUANTIZED = "backbone.quantization", "none"
+"""A setting of the backbone that releases before it did not have: none was quantised."""
+
 _ABSENT = object()
 
 
@@ -79,6 +82,7 @@ def check(
     _refuse(f"{name} holds another adapter", _changes(manifest.adapter, adapter, "adapter."))
     changes = [change for change in _changes(manifest.config, fingerprint) if change.key != _CLAIMS]
     changes = [change for change in changes if (change.key, change.old) != (_RETURNS_REFUSED, _ABSENT)]
+    changes = [each for each in changes if (each.key, each.old, each.new) != (_QUANTIZATION, _ABSENT, _UNQUANTIZED)]
     if _ACCUMULATION not in (before := dict(_flatten(manifest.config))):
         changes = [change for change in changes if (change.key, change.new) != (_ACCUMULATION, _SUMMED)]
         anchored = before.get("consolidate.anchor_strength") and before.get("adapter.preset") != "cp-moe"

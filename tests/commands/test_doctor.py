@@ -79,6 +79,7 @@ def test_a_healthy_setup_is_found_healthy_and_left_as_it_was(make: Make, tmp_pat
             "snapshots",
             "disk",
             "regimes",
+            "memory",
             "codecs",
             "source",
             "dead letters",
@@ -284,10 +285,32 @@ def test_regimes_that_the_machine_has_no_room_for_are_a_warning(make: Make, monk
     assert found.text.startswith("at most 100 adapters of ")
     assert "for 10 of them" in found.text
     with monkeypatch.context() as patched:
-        patched.setattr(doctor, "_total_memory", lambda device: 1000)
+        patched.setattr(doctor, "total_memory", lambda device: 1000)
         assert examined(settings)["regimes"].level == Level.WARNING
         assert "lower adapter.max_in_memory" in examined(settings)["regimes"].text
     monkeypatch.setattr(doctor, "COPIES", 1 << 40)
     assert "lower shift.max_regimes" in examined(settings)["regimes"].text
     shared = examined(make(adapter={"num_heads": 4, "preset": "mh-moe"}))["regimes"]
     assert shared.text == "at most 256, which share one adapter"
+
+
+def test_a_step_that_does_not_fit_names_the_settings_that_make_it_fit(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The estimate is shown with its terms; a backbone that is too large for any setting is called so."""
+    settings = make(stream={"max_tokens": 512, "batch_tokens": 65_536})
+    found = examined(settings)["memory"]
+    assert found.level == Level.OK
+    assert "activations" in found.text
+    assert "set " not in found.text
+    with monkeypatch.context() as patched:
+        patched.setattr(doctor, "total_memory", lambda device: 1000)
+        assert "choose a smaller backbone" in examined(settings)["memory"].text
+    monkeypatch.setattr(doctor, "_resident_memory", lambda: 0)
+    examination = Doctor(settings)
+    list(examination.examine())
+    needed = examination._step_memory(settings, torch.device("cpu")).total
+    monkeypatch.setattr(doctor, "total_memory", lambda device: needed - 1)
+    found = examined(settings)["memory"]
+    assert found.level == Level.WARNING
+    assert found.text.endswith("set learner.activation_checkpointing: true")

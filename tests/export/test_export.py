@@ -111,6 +111,18 @@ def test_stock_libraries_compute_what_the_daemon_computes(
         assert each.figures.loss == pytest.approx(each.figures.daemon_loss, abs=1e-5)
 
 
+def test_a_quantised_backbone_is_not_merged(make: Callable[..., Settings], backbone: Path, tmp_path: Path) -> None:
+    """What is exported beside it is what the daemon computes; merged weights would be neither its nor the files'."""
+    settings = make(stream("animals"), backbone={"model": str(backbone), "quantization": "int8", "dtype": "float32"})
+    run(settings)
+    with pytest.raises(UsageError, match=r"--merge: .* backbone\.quantization is int8"):
+        written(settings, tmp_path / "merged", form="merged")
+    assert not (tmp_path / "merged").exists()
+    [exported] = written(settings, tmp_path / "out")
+    assert exported.figures is not None
+    assert exported.figures.loss == pytest.approx(exported.figures.daemon_loss, abs=1e-5)
+
+
 def test_layers_without_an_adapter_get_none(make: Callable[..., Settings], backbone: Path, tmp_path: Path) -> None:
     settings = make(stream("animals"), adapter={"first_layer": 1})
     run(settings)

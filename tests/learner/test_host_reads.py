@@ -36,6 +36,13 @@ def test_a_step_reads_twice_at_most(make_learner: MakeLearner, preset: str, slot
     assert reads_of_a_step(learner, slots).total() <= MOST
 
 
+@pytest.mark.parametrize("preset", ["streamlearn", "mh-moe", "mot"])
+def test_computing_layers_again_reads_nothing_more(make_learner: MakeLearner, preset: str) -> None:
+    """Checkpointing activations costs time on the device only."""
+    learner = make_learner(preset=preset, activation_checkpointing=True)
+    assert reads_of_a_step(learner, [0, 1, 0, 2] if learner.per_regime else None).total() <= MOST
+
+
 def test_parts_of_a_batch_are_read_together(make_learner: MakeLearner) -> None:
     """Each further pass adds one read, that of transformers."""
     parts = 4

@@ -16,6 +16,7 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[2]
 OURS = ("streamlearn", "connectors")
 OPTIONAL = {
+    "bitsandbytes": ("quantization", "streamlearn/backbone/"),
     "matplotlib": ("bench", "streamlearn/bench/"),
     "gguf": ("gguf", "streamlearn/export/"),
     "pyarrow": ("parquet", "connectors/files/"),

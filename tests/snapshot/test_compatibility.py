@@ -37,6 +37,16 @@ def test_a_real_configuration_equals_its_own_fingerprint() -> None:
     assert check(stored, fingerprint(settings), BACKBONE, ADAPTER) == []
 
 
+def test_another_quantization_computes_other_losses_and_is_refused() -> None:
+    """Snapshots of releases without the setting were not quantised."""
+    for kind in ("int8", "nf4"):
+        config = {**CONFIG, "backbone": {"quantization": kind}}
+        assert check(manifest(config=config), config, BACKBONE, ADAPTER) == []
+        with pytest.raises(SnapshotMismatchError, match=r"with this configuration: backbone\.quantization"):
+            check(manifest(), config, BACKBONE, ADAPTER, accept=True)
+    assert check(manifest(), {**CONFIG, "backbone": {"quantization": "none"}}, BACKBONE, ADAPTER) == []
+
+
 def test_the_message_of_a_changed_value_names_key_values_and_remedies() -> None:
     config = {**CONFIG, "learner": {"lr": 1e-3, "betas": [0.9, 0.95]}}
     with pytest.raises(SnapshotMismatchError) as caught:
