@@ -27,7 +27,7 @@ from streamlearn.bench.speed_arms import sample_batches
 from streamlearn.distributed.channel import Channel
 from streamlearn.distributed.follower import follow, wait_for_load
 from streamlearn.distributed.leader import Leader
-from streamlearn.distributed.place import find_place
+from streamlearn.distributed.process_rank import find_rank
 from streamlearn.events import configure_logging
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
@@ -141,7 +141,7 @@ def main() -> None:
     torch.set_num_threads(1)
     configure_logging("error")
     options = orjson.loads(sys.argv[1])
-    channel = Channel(find_place(os.environ), torch.device("cpu"), WAIT_S)
+    channel = Channel(find_rank(os.environ), torch.device("cpu"), WAIT_S)
     if channel.place.leads:
         figures = lead(channel, options["folder"], options["rounds"])
         Path(options["out"]).write_bytes(orjson.dumps(figures))

@@ -104,9 +104,9 @@ def measure_quantization(
 
     Each run is a process of its own.
     """
-    from streamlearn.bench import quantization  # noqa: PLC0415
+    from streamlearn.bench import quantized_loss  # noqa: PLC0415
 
-    quantization.report(backbone=backbone, records=records, seeds=seeds, as_json=as_json, plot=plot)
+    quantized_loss.report(backbone=backbone, records=records, seeds=seeds, as_json=as_json, plot=plot)
 
 
 @app.command("memory")
@@ -120,9 +120,9 @@ def measure_memory(
 
     Each configuration is measured in a process of its own.
     """
-    from streamlearn.bench import memory  # noqa: PLC0415
+    from streamlearn.bench import memory_table  # noqa: PLC0415
 
-    memory.report(backbone=backbone, as_json=as_json)
+    memory_table.report(backbone=backbone, as_json=as_json)
 
 
 @app.command("gateway")

@@ -14,7 +14,7 @@ from streamlearn import __version__
 from streamlearn.commands import bench, dead_letters, regimes, snapshots
 from streamlearn.commands.feed import feed
 from streamlearn.commands.options import ConfigOption, JsonOption, err, load_settings, out
-from streamlearn.distributed.place import find_place
+from streamlearn.distributed.process_rank import find_rank
 from streamlearn.errors import StreamlearnError, UsageError
 from streamlearn.events import configure_logging
 from streamlearn.runtime.signals import StopSignals
@@ -103,7 +103,7 @@ def run(
         run_daemon(
             load_settings(config),
             signals,
-            find_place(os.environ),
+            find_rank(os.environ),
             fresh=fresh,
             accept_config_change=accept_config_change,
             segment_by=segment_by or segment_by_alias,

@@ -10,7 +10,7 @@ from functools import partial
 from streamlearn.commands.progress import ProgressDisplay
 from streamlearn.controls import control_file
 from streamlearn.controls.audit_log import AuditLog
-from streamlearn.distributed.place import Place
+from streamlearn.distributed.process_rank import ProcessRank
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.http.server import HttpServer
@@ -21,7 +21,7 @@ from streamlearn.openai_api.named_models import DEFAULT_NAME
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.runtime.model import versions
-from streamlearn.runtime.processes import leading, run_follower
+from streamlearn.runtime.torchrun import leading, run_follower
 from streamlearn.runtime.signals import StopEarly, StopSignals
 from streamlearn.runtime.systemd import ServiceManager, dump_stacks_on_abort
 from streamlearn.serve.app import create_app
@@ -39,7 +39,7 @@ _log = get_logger("daemon")
 def run_daemon(
     settings: Settings,
     signals: StopSignals,
-    place: Place,
+    place: ProcessRank,
     *,
     fresh: bool,
     accept_config_change: bool,

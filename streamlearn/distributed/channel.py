@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from streamlearn.distributed.message import Message
-from streamlearn.distributed.place import Place
+from streamlearn.distributed.message import RankMessage
+from streamlearn.distributed.process_rank import ProcessRank
 from streamlearn.errors import RankLostError
 
 LEADER = 0
@@ -26,7 +26,7 @@ LOADING_S = 600.0
 class Channel:
     """A member of the group of processes. Waits for the others when it is made, and in each call."""
 
-    def __init__(self, place: Place, device: torch.device, timeout_s: float, *, shard: bool = False) -> None:
+    def __init__(self, place: ProcessRank, device: torch.device, timeout_s: float, *, shard: bool = False) -> None:
         """Join the group.
 
         Args:
@@ -53,21 +53,21 @@ class Channel:
         self.mesh = None if group is None else DeviceMesh.from_group(group, device.type)
         """What layers are gathered over, besides messages and beats; None unless the backbone is divided."""
 
-    def send(self, message: Message) -> None:
+    def send(self, message: RankMessage) -> None:
         """Send a message to all others; only the leader does."""
         data = torch.frombuffer(bytearray(message.encode()), dtype=torch.uint8)
         with self._waiting():
             dist.broadcast(torch.tensor([len(data)]), LEADER)
             dist.broadcast(data, LEADER)
 
-    def receive(self) -> Message:
+    def receive(self) -> RankMessage:
         """Wait for the leader's next message."""
         length = torch.zeros(1, dtype=torch.long)
         with self._waiting():
             dist.broadcast(length, LEADER)
             data = torch.empty(int(length), dtype=torch.uint8)
             dist.broadcast(data, LEADER)
-        return Message.decode(data.numpy().tobytes())
+        return RankMessage.decode(data.numpy().tobytes())
 
     def exchange(self, state: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return the states of all processes, (size, n), of this one's, (n,); n is the same for all."""

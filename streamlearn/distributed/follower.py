@@ -6,12 +6,12 @@ import torch
 
 from streamlearn.adapters.config import slot_of
 from streamlearn.adapters.sequences import Slot
-from streamlearn.distributed import scores, share, weights
+from streamlearn.distributed import score_pass, share, weights
 from streamlearn.distributed.channel import Channel
 from streamlearn.distributed.dummy_pass import dummy_pass
 from streamlearn.distributed.examples import Restored, from_message
-from streamlearn.distributed.message import Kind, Message
-from streamlearn.distributed.scores import Pass
+from streamlearn.distributed.message import Kind, RankMessage
+from streamlearn.distributed.score_pass import ScorePass
 from streamlearn.distributed.share import Share
 from streamlearn.distributed.shares import shares
 from streamlearn.learner.learner import Learner
@@ -49,7 +49,7 @@ def follow(channel: Channel, learner: Learner, restored: Restored) -> None:
             dummy_pass(learner, with_gradient=message.fields["with_gradient"])
 
 
-def _step(channel: Channel, learner: Learner, restored: Restored, message: Message) -> None:
+def _step(channel: Channel, learner: Learner, restored: Restored, message: RankMessage) -> None:
     """Take over what changed, and compute a share."""
     fields, rank = message.fields, channel.place.rank
     _update(channel, learner, message)
@@ -78,7 +78,7 @@ def _step(channel: Channel, learner: Learner, restored: Restored, message: Messa
         return  # the leader tries again with more parts, or gives up
 
 
-def _score(channel: Channel, learner: Learner, restored: Restored, message: Message) -> None:
+def _score(channel: Channel, learner: Learner, restored: Restored, message: RankMessage) -> None:
     """Take over what changed, and make a pass over this process's records, if it has any."""
     fields, rank = message.fields, channel.place.rank
     _update(channel, learner, message)
@@ -86,8 +86,8 @@ def _score(channel: Channel, learner: Learner, restored: Restored, message: Mess
     own = range(ends[rank], ends[rank + 1]) if rank < len(fields["records"]) else range(0)
     slots = None if fields["slots"] is None else [_slot(fields["slots"][index]) for index in own]
     try:
-        scores.compute(
-            channel, learner, Pass(own, from_message(fields, message.arrays, own, restored), slots, ends[-1])
+        score_pass.compute(
+            channel, learner, ScorePass(own, from_message(fields, message.arrays, own, restored), slots, ends[-1])
         )
     except torch.OutOfMemoryError:
         return  # the leader reports it
@@ -98,7 +98,7 @@ def _slot(sent: int | list[int]) -> Slot:
     return sent if isinstance(sent, int) else tuple(sent)
 
 
-def _update(channel: Channel, learner: Learner, message: Message) -> None:
+def _update(channel: Channel, learner: Learner, message: RankMessage) -> None:
     """Have the adapters that changed, and no longer those that are gone."""
     changed, gone = message.fields["changed"], message.fields["gone"]
     if learner.per_regime:

@@ -15,11 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from streamlearn.adapters.config import regime_adapter
 from streamlearn.adapters.sequences import NO_REGIME, Slot, adapters_of
-from streamlearn.distributed import scores, share, weights
+from streamlearn.distributed import score_pass, share, weights
 from streamlearn.distributed.channel import Channel
 from streamlearn.distributed.examples import to_message
-from streamlearn.distributed.message import Kind, Message
-from streamlearn.distributed.scores import Pass
+from streamlearn.distributed.message import Kind, RankMessage
+from streamlearn.distributed.score_pass import ScorePass
 from streamlearn.distributed.share import Share
 from streamlearn.distributed.shares import shares
 from streamlearn.errors import RankLostError
@@ -55,7 +55,7 @@ class Leader:
     def load(self, dtype: str) -> None:
         """Have the others load the backbone in this dtype."""
         self._loading = True  # the others answer no beat until they have loaded
-        self._send(Message(Kind.LOAD, {"dtype": dtype}))
+        self._send(RankMessage(Kind.LOAD, {"dtype": dtype}))
 
     def lead(self, learner: Learner) -> None:
         """Share out the steps of a learner from now on. Waits until the others have loaded theirs."""
@@ -72,7 +72,7 @@ class Leader:
         self._ended.set()
         self._beats.join()
         if self._lost is None and not self._loading:  # who waits for the rest to load fails when the group is left
-            self._send(Message(Kind.END))
+            self._send(RankMessage(Kind.END))
 
     def _gradients(
         self, examples: Sequence[Example], slots: Sequence[int] | None, parts: int, on_record: Callable[[int], None]
@@ -125,8 +125,8 @@ class Leader:
                 fields = {"records": [len(group) for group in round_]}
                 self._ask(Kind.SCORE, some, their_slots, _used(learner, their_slots), fields)
                 slots_of_own = None if their_slots is None else their_slots[: len(own)]
-                task = Pass(range(len(own)), some[: len(own)], slots_of_own, len(some))
-                figures = scores.compute(self._channel, learner, task)
+                task = ScorePass(range(len(own)), some[: len(own)], slots_of_own, len(some))
+                figures = score_pass.compute(self._channel, learner, task)
             found += [
                 ExampleScore(loss_sum, correct, each.num_learned)
                 for (loss_sum, correct), each in zip(figures, some, strict=True)
@@ -156,7 +156,7 @@ class Leader:
             "gone": sorted(self._sent.keys() - learner.revisions.keys()),
             "biases": biases,
         }
-        self._channel.send(Message(kind, sent, arrays))
+        self._channel.send(RankMessage(kind, sent, arrays))
         weights.send(self._channel, learner, changed, biases)
         self._sent = {name: revision for name, revision in self._sent.items() if name in learner.revisions}
         self._sent |= {name: learner.revisions[name] for name in changed}
@@ -164,9 +164,9 @@ class Leader:
     def _before_pass(self) -> None:
         """Have the others take part in a pass that is not part of a shared step."""
         if not self._sharing:
-            self._send(Message(Kind.FORWARD, {"with_gradient": torch.is_grad_enabled()}))
+            self._send(RankMessage(Kind.FORWARD, {"with_gradient": torch.is_grad_enabled()}))
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: RankMessage) -> None:
         with self._with_turn():
             self._channel.send(message)
 
@@ -196,7 +196,7 @@ class Leader:
             try:
                 with self._with_turn():
                     if self._alive() and not self._loading:
-                        self._channel.send(Message(Kind.BEAT))
+                        self._channel.send(RankMessage(Kind.BEAT))
             except RankLostError:  # the next turn of the loop raises it
                 return
 

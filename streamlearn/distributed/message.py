@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Message:
+class RankMessage:
     """One message."""
 
     kind: Kind
@@ -51,7 +51,7 @@ class Message:
         return b"".join([len(head).to_bytes(_LENGTH, "little"), head, *(array.tobytes() for array in arrays)])
 
     @classmethod
-    def decode(cls, data: bytes) -> "Message":
+    def decode(cls, data: bytes) -> "RankMessage":
         """The inverse of `encode`."""
         start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
         head = orjson.loads(data[_LENGTH:start])

@@ -81,7 +81,7 @@ class PassTotals:
         return loss, figures[passes], losses, [each == 1.0 for each in right]
 
 
-class Scoring(Protocol):
+class Scorer(Protocol):
     """See `Learner.score_here`."""
 
     def __call__(
@@ -190,7 +190,7 @@ class Learner:
         self.stages = Stages(settings, attention) if objective.staged else None
         self.passes: Passes = self.gradients
         """What computes the gradients of a step: this process, or several that share the batch."""
-        self.score: Scoring = self.score_here
+        self.score: Scorer = self.score_here
         """What computes scores: this process, or several that share the passes."""
 
     @property

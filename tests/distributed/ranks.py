@@ -21,7 +21,7 @@ from streamlearn.adapters.sequences import NO_REGIME, Slot
 from streamlearn.distributed.channel import Channel
 from streamlearn.distributed.follower import follow, wait_for_load
 from streamlearn.distributed.leader import Leader
-from streamlearn.distributed.place import find_place
+from streamlearn.distributed.process_rank import find_rank
 from streamlearn.learner.evaluation import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example
@@ -103,7 +103,7 @@ def run_ranks(backbone: Path, out: Path, size: int, *, shard: bool = False) -> d
 def main(backbone: Path, out: Path, *, shard: bool) -> None:
     """One process."""
     torch.set_num_threads(1)
-    place = find_place(os.environ)
+    place = find_rank(os.environ)
     channel = Channel(place, torch.device("cpu"), WAIT_S, shard=shard)
     results: dict[str, Tensor] = {}
     for preset in PRESETS:

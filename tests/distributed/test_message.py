@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from streamlearn.distributed.examples import from_message, to_message
-from streamlearn.distributed.message import Kind, Message
+from streamlearn.distributed.message import Kind, RankMessage
 from streamlearn.stream.decode import Example
 from streamlearn.stream.encode import IGNORED
 
@@ -28,7 +28,7 @@ ARRAYS = arrays.arrays(
 @given(st.sampled_from(Kind), st.dictionaries(st.text(), JSON), st.lists(ARRAYS, max_size=4))
 def test_a_message_arrives_as_it_was_sent(kind: Kind, fields: dict[str, Any], sent: list[NDArray[Any]]) -> None:
     """Arrays of any shape, also empty ones."""
-    message = Message.decode(Message(kind, fields, sent).encode())
+    message = RankMessage.decode(RankMessage(kind, fields, sent).encode())
     assert (message.kind, message.fields) == (kind, fields)
     for array, original in zip(message.arrays, sent, strict=True):
         assert array.dtype == original.dtype
@@ -48,7 +48,7 @@ def test_examples_arrive_as_they_were_sent(sent: list[Example], data: st.DataObj
     """Those of one process's share."""
     own = data.draw(st.lists(st.sampled_from(range(len(sent))), unique=True).map(sorted))
     fields, sent_arrays = to_message(sent)
-    message = Message.decode(Message(Kind.STEP, fields, sent_arrays).encode())
+    message = RankMessage.decode(RankMessage(Kind.STEP, fields, sent_arrays).encode())
     arrived = from_message(message.fields, message.arrays, own, _no_images)
     for example, index in zip(arrived, own, strict=True):
         np.testing.assert_array_equal(example.input_ids, sent[index].input_ids)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamlearn.distributed.place import Place, find_place
+from streamlearn.distributed.process_rank import ProcessRank, find_rank
 from streamlearn.distributed.shares import shares
 from streamlearn.errors import ConfigError
 
@@ -26,13 +26,13 @@ def test_long_records_are_given_first() -> None:
 
 def test_without_torchrun_a_run_has_one_process() -> None:
     """Whatever else is in the environment."""
-    assert find_place({"RANK": "x"}) == Place(rank=0, size=1, local_rank=0)
+    assert find_rank({"RANK": "x"}) == ProcessRank(rank=0, size=1, local_rank=0)
 
 
 def test_torchrun_says_which_process_this_is() -> None:
     """On the second of two hosts with four GPUs each."""
-    place = find_place({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
-    assert place == Place(rank=5, size=8, local_rank=1)
+    place = find_rank({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+    assert place == ProcessRank(rank=5, size=8, local_rank=1)
     assert not place.leads
 
 
@@ -40,4 +40,4 @@ def test_torchrun_says_which_process_this_is() -> None:
 def test_half_an_environment_is_an_error(environ: dict[str, str]) -> None:
     """It names what was found."""
     with pytest.raises(ConfigError, match="WORLD_SIZE': '2'"):
-        find_place(environ)
+        find_rank(environ)

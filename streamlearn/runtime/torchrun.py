@@ -17,7 +17,7 @@ from streamlearn.backbone.load import device_of, outline
 from streamlearn.distributed.channel import Channel
 from streamlearn.distributed.follower import follow, wait_for_load
 from streamlearn.distributed.leader import Leader
-from streamlearn.distributed.place import Place
+from streamlearn.distributed.process_rank import ProcessRank
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.runtime.model import Model, adapter_of
@@ -32,7 +32,7 @@ _log = get_logger("distributed")
 
 
 @contextmanager
-def leading(settings: Settings, place: Place, board: Board) -> Iterator[Leader | None]:
+def leading(settings: Settings, place: ProcessRank, board: Board) -> Iterator[Leader | None]:
     """Lead the other processes inside the block, and let them end after it. None: there are no others.
 
     Raises:
@@ -56,7 +56,7 @@ def leading(settings: Settings, place: Place, board: Board) -> Iterator[Leader |
             leader.end()
 
 
-def run_follower(settings: Settings, place: Place) -> None:
+def run_follower(settings: Settings, place: ProcessRank) -> None:
     """Follow the leader until it ends the run.
 
     It also decides about stop signals: those that torchrun sends to every process are ignored here.
@@ -78,7 +78,7 @@ def run_follower(settings: Settings, place: Place) -> None:
             follow(channel, model.learner, model.decoder.restored)
 
 
-def _join(settings: Settings, place: Place) -> Channel:
+def _join(settings: Settings, place: ProcessRank) -> Channel:
     if settings.backbone.shard and settings.backbone.quantization != "none":
         raise ConfigError(
             f"backbone.shard: divides weights in {settings.backbone.dtype}, found quantization "

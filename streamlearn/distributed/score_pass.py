@@ -21,7 +21,7 @@ from streamlearn.stream.decode import Example
 
 
 @dataclass(frozen=True)
-class Pass:
+class ScorePass:
     """What one process computes of a round."""
 
     own: Sequence[int]
@@ -34,7 +34,7 @@ class Pass:
     """Records of the round."""
 
 
-def compute(channel: Channel, learner: Learner, own: Pass) -> list[tuple[float, int]]:
+def compute(channel: Channel, learner: Learner, own: ScorePass) -> list[tuple[float, int]]:
     """Make one pass and join the figures of all.
 
     Returns:
@@ -55,7 +55,7 @@ def compute(channel: Channel, learner: Learner, own: Pass) -> list[tuple[float, 
     return [(loss_sum, int(correct)) for loss_sum, correct in figures_B2.tolist()]
 
 
-def _own(channel: Channel, learner: Learner, own: Pass) -> tuple[list[ExampleScore], str | None]:
+def _own(channel: Channel, learner: Learner, own: ScorePass) -> tuple[list[ExampleScore], str | None]:
     """The scores of the records, and how memory ran out, if it did."""
     if not own.own:
         if channel.mesh is not None:

@@ -7,8 +7,8 @@ import pytest
 
 from streamlearn.bench import quantized_run
 from streamlearn.bench.own_process import MeasurementError, in_own_process
-from streamlearn.bench.quantization import KINDS, summary, table
 from streamlearn.bench.quantization_plot import draw
+from streamlearn.bench.quantized_loss import KINDS, summary, table
 
 
 def run(kind: str, seed: int, loss: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessRank:
     """A process among those of one run."""
 
     rank: int = 0
@@ -25,7 +25,7 @@ class Place:
         return self.rank == 0
 
 
-def find_place(environ: Mapping[str, str]) -> Place:
+def find_rank(environ: Mapping[str, str]) -> ProcessRank:
     """Read the variables that torchrun sets. Without them, or with one process, a run is not distributed.
 
     Raises:
@@ -33,7 +33,7 @@ def find_place(environ: Mapping[str, str]) -> Place:
     """
     found = {name: environ[name] for name in VARIABLES if name in environ}
     if "WORLD_SIZE" not in found:
-        return Place()
+        return ProcessRank()
     try:
         rank, size, local_rank = (int(found[name]) for name in VARIABLES)
     except (KeyError, ValueError) as error:
@@ -41,4 +41,4 @@ def find_place(environ: Mapping[str, str]) -> Place:
             f"{', '.join(VARIABLES)} must all be numbers when WORLD_SIZE is set, found {found}: start the processes "
             "with torchrun, or unset WORLD_SIZE"
         ) from error
-    return Place(rank, size, local_rank)
+    return ProcessRank(rank, size, local_rank)

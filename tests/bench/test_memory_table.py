@@ -5,7 +5,7 @@ from dataclasses import asdict
 import orjson
 
 from streamlearn.bench.measured_step import largest_batch, run
-from streamlearn.bench.memory import NANO, ON_NANO, MeasuredConfiguration, on_folder, table
+from streamlearn.bench.memory_table import NANO, ON_NANO, MeasuredConfiguration, on_folder, table
 from streamlearn.settings import Settings
 from tests.docs.markdown import ROOT
 
