@@ -21,9 +21,9 @@ from streamlearn.openai_api.named_models import DEFAULT_NAME
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.runtime.model import versions
-from streamlearn.runtime.torchrun import leading, run_follower
 from streamlearn.runtime.signals import StopEarly, StopSignals
 from streamlearn.runtime.systemd import ServiceManager, dump_stacks_on_abort
+from streamlearn.runtime.torchrun import leading, run_follower
 from streamlearn.serve.app import create_app
 from streamlearn.serve.health import health_app
 from streamlearn.serve.schemas import SnapshotRow
