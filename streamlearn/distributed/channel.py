@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from streamlearn.distributed.message import RankMessage
 from streamlearn.distributed.process_rank import ProcessRank
+from streamlearn.distributed.rank_message import RankMessage
 from streamlearn.errors import RankLostError
 
 LEADER = 0

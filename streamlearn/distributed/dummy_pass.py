@@ -9,6 +9,7 @@ import torch
 
 from streamlearn.adapters.config import slot_of
 from streamlearn.adapters.routing_context import routing_context
+from streamlearn.errors import RankLostError
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import packed_loss
 from streamlearn.learner.packing import pack
@@ -16,6 +17,15 @@ from streamlearn.stream.decode import Example
 from streamlearn.stream.encode import IGNORED
 
 _TOKENS = Example(np.zeros(2, dtype=np.int32), np.array([IGNORED, 0], dtype=np.int32))
+
+
+def out_of_step(error: Exception) -> RankLostError:
+    """The error of a process whose memory ran out while the others wait for its part of a layer."""
+    reason = " ".join(str(error).split())[:160]
+    return RankLostError(
+        f"with backbone.shard, a pass that begins must be finished by all processes; memory ran out in one: {reason}; "
+        "lower stream.batch_tokens, or set learner.activation_checkpointing"
+    )
 
 
 def dummy_pass(learner: Learner, *, with_gradient: bool) -> None:

@@ -10,7 +10,7 @@ from streamlearn.distributed import score_pass, share, weights
 from streamlearn.distributed.channel import Channel
 from streamlearn.distributed.dummy_pass import dummy_pass
 from streamlearn.distributed.examples import Restored, from_message
-from streamlearn.distributed.message import Kind, RankMessage
+from streamlearn.distributed.rank_message import Kind, RankMessage
 from streamlearn.distributed.score_pass import ScorePass
 from streamlearn.distributed.share import Share
 from streamlearn.distributed.shares import shares

@@ -18,7 +18,7 @@ from streamlearn.adapters.sequences import NO_REGIME, Slot, adapters_of
 from streamlearn.distributed import score_pass, share, weights
 from streamlearn.distributed.channel import Channel
 from streamlearn.distributed.examples import to_message
-from streamlearn.distributed.message import Kind, RankMessage
+from streamlearn.distributed.rank_message import Kind, RankMessage
 from streamlearn.distributed.score_pass import ScorePass
 from streamlearn.distributed.share import Share
 from streamlearn.distributed.shares import shares
@@ -117,7 +117,8 @@ class Leader:
         for round_ in (passes[start : start + size] for start in range(0, len(passes), size)):
             first, last = round_[0][0], round_[-1][-1] + 1
             some, their_slots = examples[first:last], None if slots is None else slots[first:last]
-            if len(round_) == 1 or learner.has_other_weights:
+            is_of_active = slots is None and learner.per_regime
+            if len(round_) == 1 or learner.has_other_weights or is_of_active:
                 found += yield from learner.score_here(some, their_slots, pack_tokens=pack_tokens)
                 continue
             own = round_[0]
@@ -172,14 +173,22 @@ class Leader:
 
     @contextmanager
     def _with_turn(self) -> Iterator[None]:
-        """Nobody else sends meanwhile; after a process was lost, nobody does."""
+        """Nobody else sends meanwhile; after a process was lost, nobody does.
+
+        An error leaves the others waiting for what does not come, unless memory ran out, which all processes are told.
+        """
         with self._turn:
             if self._lost is not None:
                 raise self._lost
             try:
                 yield
+            except torch.OutOfMemoryError:
+                raise
             except RankLostError as error:
                 self._lost = error
+                raise
+            except BaseException as error:
+                self._lost = RankLostError(f"rank 0 failed while the others computed with it: {error!r}; restart")
                 raise
 
     @contextmanager

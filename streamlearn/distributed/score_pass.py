@@ -13,7 +13,7 @@ import torch
 
 from streamlearn.adapters.sequences import Slot
 from streamlearn.distributed.channel import Channel
-from streamlearn.distributed.dummy_pass import dummy_pass
+from streamlearn.distributed.dummy_pass import dummy_pass, out_of_step
 from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.oom_retry import is_out_of_memory
@@ -66,6 +66,8 @@ def _own(channel: Channel, learner: Learner, own: ScorePass) -> tuple[list[Examp
         work = score(learner.model, own.examples, learner.device, pack_tokens=tokens, slots=own.slots)
         return run_to_end(work), None
     except (RuntimeError, MemoryError) as error:
-        if channel.mesh is not None or not is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
+        if channel.mesh is not None:
+            raise out_of_step(error) from error
         return [], " ".join(str(error).split())[:160]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from streamlearn.distributed.channel import Channel
-from streamlearn.distributed.dummy_pass import dummy_pass
+from streamlearn.distributed.dummy_pass import dummy_pass, out_of_step
 from streamlearn.learner.learner import Learner, PassTotals
 from streamlearn.learner.oom_retry import is_out_of_memory
 from streamlearn.learner.optimizer import parameters_of
@@ -100,8 +100,10 @@ def _own(
             for bank in learner.active_banks:
                 bank.reset_load()
     except (RuntimeError, MemoryError) as error:
-        if in_step or not is_out_of_memory(error):  # the others wait for this process's part of a layer
+        if not is_out_of_memory(error):
             raise
+        if in_step:
+            raise out_of_step(error) from error
         return PassTotals(), " ".join(str(error).split())[:160]
     for _ in range(share.parts - parts if in_step else 0):
         dummy_pass(learner, with_gradient=True)
