@@ -16,7 +16,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from streamlearn.errors import StreamlearnError
+from streamlearn.bench.own_process import MeasurementError
 
 
 def report(*, processes: int, rounds: int, folder: Path | None, as_json: bool) -> None:
@@ -29,7 +29,7 @@ def report(*, processes: int, rounds: int, folder: Path | None, as_json: bool) -
         as_json: Print JSON instead of a table.
 
     Raises:
-        StreamlearnError: a process failed.
+        MeasurementError: a process failed.
     """
     result = measure(processes=processes, rounds=rounds, folder=folder)
     if as_json:
@@ -53,7 +53,7 @@ def measure(*, processes: int, rounds: int, folder: Path | None) -> dict[str, An
             check=False,
         )
         if done.returncode:
-            raise StreamlearnError(f"a process of the measurement failed: {done.stderr[-2000:]}")
+            raise MeasurementError(f"a process of the measurement failed: {done.stderr[-2000:]}")
         figures: dict[str, Any] = orjson.loads(out.read_bytes())
         return figures
 

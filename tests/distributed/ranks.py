@@ -1,7 +1,7 @@
 """Several processes that train on the same batches, and the weights they end with.
 
-Each is `python -m tests.distributed.ranks BACKBONE OUT shard|whole`, with rank, size and port in the environment, as
-torchrun sets them.
+Each is `python -m tests.distributed.ranks BACKBONE OUT shard|whole PRESET ...`, with rank, size and port in the
+environment, as torchrun sets them.
 """
 
 import os
@@ -30,7 +30,7 @@ from tests.learners import REGIMES, snapshot, tiny_learner
 PRESETS = ("streamlearn", "streamlearn-routed", "mh-moe", "cp-moe", "loramoe", "mot", "lora")
 CHANGES = {"cp-moe": {"balance_strength": 0.0}}
 """The balance loss is that of the records of a pass: of a process, as of a part, and not of the batch."""
-STEPS = 12
+STEPS = 9
 WAIT_S = 60.0
 
 
@@ -79,13 +79,23 @@ def bytes_of_layers(learner: Learner) -> int:
     return sum(each.numel() * each.element_size() for each in local)
 
 
-def run_ranks(backbone: Path, out: Path, size: int, *, shard: bool = False) -> dict[str, Tensor]:
+def run_ranks(
+    backbone: Path, out: Path, size: int, presets: Sequence[str] = PRESETS, *, shard: bool = False
+) -> dict[str, Tensor]:
     """Train in `size` processes with one thread each; return what the leader has at the end, by preset and name."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environ = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "tests.distributed.ranks", str(backbone), str(out), "shard" if shard else "whole"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.distributed.ranks",
+        str(backbone),
+        str(out),
+        "shard" if shard else "whole",
+        *presets,
+    ]
     processes = [
         subprocess.Popen(
             command,
@@ -100,13 +110,13 @@ def run_ranks(backbone: Path, out: Path, size: int, *, shard: bool = False) -> d
     return load_file(out)
 
 
-def main(backbone: Path, out: Path, *, shard: bool) -> None:
+def main(backbone: Path, out: Path, presets: Sequence[str], *, shard: bool) -> None:
     """One process."""
     torch.set_num_threads(1)
     place = find_rank(os.environ)
     channel = Channel(place, torch.device("cpu"), WAIT_S, shard=shard)
     results: dict[str, Tensor] = {}
-    for preset in PRESETS:
+    for preset in presets:
         learner = tiny_learner(backbone, preset=preset, changes=CHANGES.get(preset), mesh=channel.mesh)
         if not place.leads:
             assert wait_for_load(channel) == "float32"
@@ -125,4 +135,4 @@ def main(backbone: Path, out: Path, *, shard: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), shard=sys.argv[3] == "shard")
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[4:], shard=sys.argv[3] == "shard")

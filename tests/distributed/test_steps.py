@@ -30,17 +30,16 @@ def test_two_processes_end_with_the_weights_of_one(tiny: Path, two: dict[str, Te
 
 
 def test_a_run_of_two_processes_repeats_bit_for_bit(tiny: Path, two: dict[str, Tensor], tmp_path: Path) -> None:
-    """Whatever the processes wait for."""
-    again = run_ranks(tiny, tmp_path / "out.safetensors", 2)
-    assert again.keys() == two.keys()
-    assert [name for name in two if not torch.equal(two[name], again[name])] == []
+    """Whatever the processes wait for, and routing noise too."""
+    again = run_ranks(tiny, tmp_path / "out.safetensors", 2, ["streamlearn", DRAWS])
+    assert [name for name in again if not torch.equal(two[name], again[name])] == []
 
 
 def test_a_divided_backbone_changes_no_loss(tiny: Path, two: dict[str, Tensor], tmp_path: Path) -> None:
     """Each process has half of the layers; the leader's own passes are made by both."""
-    divided = run_ranks(tiny, tmp_path / "out.safetensors", 2, shard=True)
-    assert divided.keys() == two.keys()
-    for preset in PRESETS:
+    presets = ["streamlearn", "cp-moe", "mot"]
+    divided = run_ranks(tiny, tmp_path / "out.safetensors", 2, presets, shard=True)
+    for preset in presets:
         bytes_of_layers = f"{preset}: bytes of layers"
         assert 2 * divided[bytes_of_layers] == two[bytes_of_layers]
         torch.testing.assert_close(divided[f"{preset}: losses"], two[f"{preset}: losses"], rtol=1e-5, atol=1e-5)
@@ -48,7 +47,6 @@ def test_a_divided_backbone_changes_no_loss(tiny: Path, two: dict[str, Tensor], 
 
 def test_more_processes_than_records(tiny: Path, two: dict[str, Tensor], tmp_path: Path) -> None:
     """Some have nothing to compute."""
-    four = run_ranks(tiny, tmp_path / "out.safetensors", 4)
-    for name, expected in two.items():
-        if name.startswith("streamlearn: "):
-            torch.testing.assert_close(four[name], expected, rtol=1e-4, atol=ROUNDING, msg=name)
+    four = run_ranks(tiny, tmp_path / "out.safetensors", 4, ["streamlearn"])
+    for name, found in four.items():
+        torch.testing.assert_close(found, two[name], rtol=1e-4, atol=ROUNDING, msg=name)
