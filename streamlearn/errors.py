@@ -27,7 +27,7 @@
     ├── TrackError                    an experiment tracker is not written; tried again          -
     ├── ReplicaAwayError              a model server does not answer; asked again later          -
     ├── ReplicaRefusedError           a model server refuses an adapter; shown in the status     -
-    ├── MeasurementError              a process of a bench command failed; the message quotes it exit 70
+    ├── MeasurementError              a bench command's process failed; its output is quoted     exit 70
     └── RunFailedError                runs of a bench command failed; the message lists them       exit 1
 
 Exit codes follow sysexits.h; `-` never ends the process. A message states what must hold, what was found, where, and
