@@ -18,4 +18,4 @@ def shard(model: Any, mesh: DeviceMesh) -> None:
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow, and only a divided backbone needs it
 
     for layer in model.get_decoder().layers:
-        fully_shard(layer, mesh=mesh)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)  # by default not, where nothing is around it
