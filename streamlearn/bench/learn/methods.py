@@ -59,6 +59,7 @@ RANK = "adapter.rank={rank}:adapter.alpha={alpha}"
 STORED = "adapter.rank={stored}:adapter.alpha={stored_alpha}"
 BLOCKS = "adapter.rank={blocks}:adapter.alpha={blocks_alpha}:baseline.rank={rank}"
 MLP = "adapter.target_modules=[gate_proj, up_proj, down_proj]"
+CP_MOE = f"cp-moe:{RANK}:{MLP}:consolidate.importance=transient:consolidate.coordinates=random"
 PER_REGIME = f"lora:{RANK}:adapter.per_regime=true:probe.enabled=false"
 
 
@@ -152,7 +153,7 @@ METHODS: Mapping[str, Method] = {
     "ewc": Method(f"lora:{RANK}", _built(Ewc), search=_FISHER),
     "online-ewc": Method(f"lora:{RANK}", _built(OnlineEwc), search=_FISHER),
     "cp-moe": Method(
-        f"cp-moe:{RANK}:{MLP}:consolidate.importance=transient:consolidate.coordinates=random",
+        CP_MOE,
         _oracle,
         oracle_regimes=True,
         # Up to the order of the paper's 5e3: a path of ten steps gives each weight less importance than a segment's.
@@ -184,5 +185,7 @@ ABLATIONS: Mapping[str, Method] = {
     "heads 16": Method(f"streamlearn:adapter.num_heads=16:{RANK}"),
     "one adapter": Method("streamlearn:adapter.per_regime=false"),
     "no head start": Method("streamlearn:probe.enabled=false"),
+    "cp-moe, no CKA bias": Method(f"{CP_MOE}:adapter.bias=none", _oracle, oracle_regimes=True),
+    "cp-moe, no consolidation": Method(f"{CP_MOE}:consolidate.anchor_strength=0", _oracle, oracle_regimes=True),
 }
-"""Ablations of the default preset; `streamlearn` itself is among `METHODS`."""
+"""Ablations of the default preset, and of the method that a name starts with."""

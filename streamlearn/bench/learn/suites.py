@@ -4,6 +4,7 @@
 |---|---|
 | superni-1, superni-2 | the first eight of SuperNI's fifteen tasks, in the orders of CP-MoE (arXiv 2605.20247) Table 5; the other seven are never trained on (zero-shot) |
 | superni-1-short | those of superni-1's tasks whose prompts are short on average: for searches, which need many runs |
+| related | three sentiment tasks, one after another: what they share can be carried over |
 | superni-1-bare, superni-2-bare | the same with the tasks' definitions left out of the prompts |
 | trace, trace-1 ... trace-3 | TRACE's eight tasks in the standard order and in orders 1 to 3 of MH-MoE (arXiv 2602.12587) A.3.4 |
 | long | SuperNI's fifteen tasks and then TRACE's eight, on one adapter budget |
@@ -33,6 +34,7 @@ SHORT_1 = ("task1572", "task363", "task181", "task1510", "task639", "task1729")
 UNSEEN_1 = ("task073", "task1590", "task748", "task511", "task591", "task1687", "task875")
 ORDER_2 = ("task748", "task073", "task1590", "task639", "task1572", "task1687", "task591", "task363")
 UNSEEN_2 = ("task1510", "task1729", "task181", "task511", "task002", "task1290", "task875")
+RELATED = ("task1687", "task363", "task875")
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
 TRACE_1 = ("FOMC", "C-STANCE", "ScienceQA", "Py150", "MeetingBank", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
 TRACE_2 = ("FOMC", "C-STANCE", "ScienceQA", "Py150", "NumGLUE-ds", "NumGLUE-cm", "MeetingBank", "20Minuten")
@@ -121,6 +123,7 @@ SUITES: Mapping[str, Callable[[Draw], Suite]] = {
     "superni-1": lambda draw: sequential("superni-1", draw, ORDER_1, UNSEEN_1),
     "superni-2": lambda draw: sequential("superni-2", draw, ORDER_2, UNSEEN_2),
     "superni-1-short": lambda draw: sequential("superni-1-short", draw, SHORT_1),
+    "related": lambda draw: sequential("related", draw, RELATED),
     "superni-1-bare": lambda draw: sequential("superni-1-bare", draw, ORDER_1, UNSEEN_1, bare=True),
     "superni-2-bare": lambda draw: sequential("superni-2-bare", draw, ORDER_2, UNSEEN_2, bare=True),
     "trace": lambda draw: sequential("trace", draw, TRACE),
