@@ -1,13 +1,17 @@
 """Reuse of the layers below the first adapted one: their output for a record is the same in every step of every run.
 
-With `adapter.first_layer` the layers below it are frozen and have no adapter, so training and teacher-forced scoring
-need their output only once per record. It is kept in a folder that all runs on one backbone may share. Generation
-computes all layers: it needs the keys and values of each.
+With `adapter.first_layer` the layers below it are frozen and have no adapter, so training, teacher-forced scoring and
+the reading of a prompt need their output only once per record. It is kept in a folder that all runs on one backbone may
+share: `KEY.npy` is the input of the first adapted layer, (T, D), and `KEY.cache.npy`, of prompts only, what the layers
+below it add to a key-value cache, (layers, 2, G, T, E). KEY is a hash of the record's tokens. The tokens of an answer
+go through all layers.
 """
+# Shape suffixes: T tokens, D model width, G key-value heads, E head size.
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,10 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from streamlearn.backbone.attention import Records
 from streamlearn.backbone.load import Backbone
 from streamlearn.runtime.model import Model
+
+HIDDEN = ".npy"
+CACHE = ".cache.npy"
 
 
 def reuse_lower_layers(model: Model, folder: Path | None) -> None:
@@ -41,6 +49,7 @@ class LowerLayers:
         self._dtype = backbone.arithmetic.dtype
         self._skipped = False
         self._computing = False
+        self._fill: _Fill | None = None
         self._decoder.register_forward_pre_hook(self._provide, with_kwargs=True)
         self._decoder.register_forward_hook(self._end, always_call=True)
         self._decoder.layers[first_layer].register_forward_pre_hook(self._stop, with_kwargs=True)
@@ -54,42 +63,82 @@ class LowerLayers:
 
     def _provide(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         lengths, ids = kwargs.get("records"), kwargs.get("input_ids")
-        if lengths is None or ids is None or kwargs.get("use_cache") or self._computing:
+        if lengths is None or ids is None or self._computing:
             return None
         records = [ids[0, start:end] for start, end in pairwise(lengths.ends)]
-        files = [self._folder / f"{_key(record)}.npy" for record in records]
-        missing = {file: record for file, record in zip(files, records, strict=True) if not file.exists()}
-        if missing:
-            for file, hidden in zip(missing, self._compute(list(missing.values())), strict=True):
-                _write(file, hidden)
-        hidden = torch.cat([_read(file, self._dtype) for file in files]).to(ids.device)
+        keys = [_key(record) for record in records]
+        cached = bool(kwargs.get("use_cache"))
+        self._complete(dict(zip(keys, records, strict=True)), cached=cached)
+        hidden_TD = torch.cat([self._read(key) for key in keys]).to(ids.device)
+        if cached:
+            caches = torch.cat([self._read(key, CACHE) for key in keys], dim=3).to(ids.device)
+            self._fill = _Fill(kwargs["past_key_values"], caches)
         self._skipped = True
-        return args, {**kwargs, "input_ids": None, "inputs_embeds": hidden[None]}
+        return args, {**kwargs, "input_ids": None, "inputs_embeds": hidden_TD[None]}
 
     def _end(self, *_: Any) -> None:
         self._skipped = False
+        if self._fill is not None:
+            self._fill.run()
+            self._fill = None
 
     def _stop(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if self._computing:
             raise _ReachedError(args[0] if args else kwargs["hidden_states"])
 
+    def _complete(self, records: Mapping[str, Tensor], *, cached: bool) -> None:
+        """Write what the folder lacks; `cached` asks for the key-value caches too."""
+        needed = CACHE if cached else HIDDEN
+        missing = {key: record for key, record in records.items() if not self._file(key, needed).exists()}
+        if not missing:
+            return
+        hidden_TD, caches = self._compute(list(missing.values()))
+        lengths = [len(record) for record in missing.values()]
+        parts = zip(missing, torch.split(hidden_TD, lengths), torch.split(caches, lengths, dim=3), strict=True)
+        for key, hidden, cache in parts:
+            _write(self._file(key, HIDDEN), hidden)
+            if cached:
+                _write(self._file(key, CACHE), cache)
+
     @torch.no_grad()
-    def _compute(self, records: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Run the lower layers on whole records: (tokens, D) each."""
+    def _compute(self, records: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Run the lower layers on whole records; their output (T, D), and their cache (layers, 2, G, T, E)."""
         lengths = [len(record) for record in records]
+        cache = DynamicCache()
         self._computing = True
         try:
             self._decoder(
                 input_ids=torch.cat(list(records))[None],
                 position_ids=torch.cat([torch.arange(n, device=records[0].device) for n in lengths])[None],
                 records=Records(lengths),
-                use_cache=False,
+                past_key_values=cache,
+                use_cache=True,
             )
         except _ReachedError as reached:
-            return torch.split(reached.hidden[0], lengths)
+            return reached.hidden[0], torch.stack([torch.cat([each.keys, each.values]) for each in cache.layers])
         finally:
             self._computing = False
         raise AssertionError("a pass goes through every layer")
+
+    def _file(self, key: str, suffix: str) -> Path:
+        return self._folder / f"{key}{suffix}"
+
+    def _read(self, key: str, suffix: str = HIDDEN) -> Tensor:
+        return _read(self._file(key, suffix), self._dtype)
+
+
+@dataclass(frozen=True)
+class _Fill:
+    """What the skipped layers would have added to the cache of a pass."""
+
+    cache: DynamicCache
+    caches: Tensor
+    """(layers, 2, G, T, E)."""
+
+    def run(self) -> None:
+        """Add it; after the pass, which takes the length of the cache's first layer for that of what came before."""
+        for number, (keys_GTE, values_GTE) in enumerate(self.caches):
+            self.cache.update(keys_GTE[None], values_GTE[None], number)
 
 
 class _Skippable:

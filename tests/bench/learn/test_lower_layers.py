@@ -51,18 +51,26 @@ def test_lower_layers_compute_a_record_once(
 
     monkeypatch.setattr(lower_layers.LowerLayers, "_compute", counted)
     run("lora", tmp_path)
-    records = 2 * 12 + 2 * 4
-    assert sum(computed) == records == len(list(tmp_path.glob("*/*.npy")))
+    prompts = 2 * 4
+    records = 2 * (12 + 4) + prompts
+    caches = list(tmp_path.glob("*/*.cache.npy"))
+    assert len(caches) == prompts
+    assert sum(computed) == records == len(list(tmp_path.glob("*/*.npy"))) - prompts
     run("lora", tmp_path)
     assert sum(computed) == records
 
 
-def test_what_was_written_is_used(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    """Other hidden states on disk change the losses."""
+@pytest.mark.parametrize(("caches", "result"), [(False, "record_losses"), (True, "answers")])
+def test_what_was_written_is_used(
+    run: Callable[..., dict[str, Any]], tmp_path: Path, caches: bool, result: str
+) -> None:
+    """Other hidden states on disk change the losses, and other caches the answers."""
     before = run("lora", tmp_path)
     for file in tmp_path.glob("*/*.npy"):
-        lower_layers._write(file, torch.zeros_like(lower_layers._read(file, torch.float32)))
-    assert run("lora", tmp_path)["record_losses"] != before["record_losses"]
+        if file.name.endswith(lower_layers.CACHE) == caches:
+            kept = lower_layers._read(file, torch.float32)
+            lower_layers._write(file, torch.randn(kept.shape, generator=torch.Generator().manual_seed(0)))
+    assert run("lora", tmp_path)[result] != before[result]
 
 
 def test_adapters_in_every_layer_reuse_nothing(
