@@ -31,12 +31,14 @@ def tiny_backbone(
     vocab_size: int = VOCAB_SIZE,
     dtype: "torch.dtype | None" = None,
     sliding_window: int | None = None,
+    tied: bool = False,
     seed: int = 0,
 ) -> Path:
     """Save a model of hidden size 32 with its tokenizer; return `folder`, for `backbone.model`.
 
     The weights depend only on the arguments, and are large enough that every prediction depends on all earlier tokens.
-    `sliding_window` applies to mistral and gemma3_text. The default dtype is float32.
+    `sliding_window` applies to mistral and gemma3_text. With `tied` the output linear has the weight of the embeddings.
+    The default dtype is float32.
     """
     import torch  # noqa: PLC0415 - to keep the import of this module fast
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
@@ -45,13 +47,13 @@ def tiny_backbone(
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(_config(architecture, vocab_size, sliding_window))
+        model = AutoModelForCausalLM.from_config(_config(architecture, vocab_size, sliding_window, tied=tied))
     model.to(dtype or torch.float32).save_pretrained(folder)
     train_tokenizer(list(SENTENCES) * 4, vocab_size).save_pretrained(folder)
     return folder
 
 
-def _config(architecture: Architecture, vocab_size: int, sliding_window: int | None) -> Any:
+def _config(architecture: Architecture, vocab_size: int, sliding_window: int | None, *, tied: bool) -> Any:
     from transformers import AutoConfig  # noqa: PLC0415
 
     window = {} if sliding_window is None else {"sliding_window": sliding_window}
@@ -66,7 +68,7 @@ def _config(architecture: Architecture, vocab_size: int, sliding_window: int | N
         head_dim=8,
         max_position_embeddings=512,
         initializer_range=0.3,  # at the usual 0.02 attention hardly affects the logits and would not reveal a leak
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_id=0,
         pad_token_id=1,

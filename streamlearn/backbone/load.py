@@ -175,7 +175,7 @@ def load(
         settings: The `backbone` section.
         shape: What `outline` returned for it.
         dtype: Replaces `auto`: a resumed run computes in the dtype of its snapshot.
-        mesh: The processes to divide the decoder's layers among; None: all of it is in this one.
+        mesh: The processes to divide it among; None: all of it is in this one.
 
     Raises:
         ConfigError: weights or tokenizer are missing, damaged, or of another architecture; no such device.
@@ -204,7 +204,7 @@ def load(
     model.eval()
     if mesh is not None:
         find_plain_head(model)
-        shard(model, mesh)
+        shard(model, mesh, is_vision=shape.is_vision)
     model.to(device)
     if mesh is None:
         find_plain_head(model)

@@ -4,6 +4,8 @@ Their loss needs no logits of a whole batch (`learner.vocabulary_loss`). Some ar
 after the linear; they keep their own way. Which is which is measured when a model is loaded, not listed.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 _HEADS: WeakKeyDictionary[nn.Module, nn.Linear] = WeakKeyDictionary()
+_GATHER: WeakKeyDictionary[nn.Linear, Callable[[], AbstractContextManager[None]]] = WeakKeyDictionary()
 _IDS = ((0, 1, 0),)
 
 
@@ -30,6 +33,16 @@ def plain_head(model: Any) -> nn.Linear | None:
     """The output linear, if it alone makes the logits and has no adapter; None otherwise, or if nobody looked."""
     head = _HEADS.get(model)
     return head if head is not None and model.get_output_embeddings() is head else None
+
+
+def gather_by(head: nn.Linear, gathered: Callable[[], AbstractContextManager[None]]) -> None:
+    """Remember how the weight of an output linear is gathered, because it is divided among processes (`shard`)."""
+    _GATHER[head] = gathered
+
+
+def gathered(head: nn.Linear) -> AbstractContextManager[None]:
+    """Have the whole weight of an output linear in this process, for a use other than the linear's own pass."""
+    return _GATHER.get(head, nullcontext)()
 
 
 def hidden_states(model: Any, **inputs: Any) -> Tensor:

@@ -1,21 +1,96 @@
-"""The decoder's layers divided among processes (FSDP2): each keeps its part of every layer.
+"""A backbone divided among processes (FSDP2): each keeps its part of every weight that is divided.
 
-A layer's weights are gathered when it computes, forward and backward, and given up again. So a pass is one in which all
-processes take part, layer by layer. The weights are frozen: nothing is ever reduced or scattered. Embeddings, the
-output linear and a vision tower stay whole in each process.
+The layers of the decoder are, and, of a text model whose logits are made by its output linear and nothing else
+(`output_head`), the embeddings and this linear too. A module's weights are gathered when it computes, forward and
+backward, and given up again. So a pass is one in which all processes take part, module by module. The weights are
+frozen: nothing is ever reduced or scattered. The norm after the last layer stays whole in each process, and so do the
+vision tower and the embeddings of an image-text model, which compute before the decoder's pass begins.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from streamlearn.backbone.output_head import gather_by, plain_head
 
-def shard(model: Any, mesh: DeviceMesh) -> None:
-    """Divide the layers of `model`, which is the same in all processes, before adapters are added to it.
 
-    A layer moves to the mesh's device as it is divided, so the device never holds the whole backbone.
+def shard(model: Any, mesh: DeviceMesh, *, is_vision: bool) -> None:
+    """Divide `model`, which is the same in all processes, before adapters are added to it.
+
+    A module moves to the mesh's device as it is divided, so the device never holds the whole backbone.
+
+    `is_vision`: whether it is an image-text model.
     """
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow, and only a divided backbone needs it
 
+    def divide(module: nn.Module) -> Any:
+        return fully_shard(module, mesh=mesh, reshard_after_forward=True)  # by default not, where nothing is around it
+
     for layer in model.get_decoder().layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)  # by default not, where nothing is around it
+        divide(layer)
+    head = plain_head(model)
+    if head is not None and not is_vision:
+        _divide_vocabulary(head, model.get_input_embeddings(), divide)
+
+
+def _divide_vocabulary(head: nn.Linear, embeddings: nn.Module, divide: Callable[[nn.Module], Any]) -> None:
+    is_tied = head.weight is embeddings.weight
+    divided = divide(embeddings)
+    if is_tied:
+        tied = _TiedHead(head, divided)
+        gather_by(head, tied.gathered)
+    else:
+        gather_by(head, _Gathered(divide(head)))
+
+
+class _Gathered:
+    """A divided module's weights for as long as they are used outside of its own pass."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        self._module.unshard()
+        try:
+            yield
+        finally:
+            self._module.reshard()
+
+
+class _TiedHead:
+    """An output linear whose weight is that of the divided embeddings, which FSDP knows nothing of."""
+
+    def __init__(self, head: nn.Linear, embeddings: Any) -> None:
+        self._head, self._embeddings = head, embeddings
+        self._follow()
+        head.register_forward_pre_hook(self._before)
+        head.register_forward_hook(self._after)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Gather the weight for as long as it is used outside of the linear's own pass."""
+        self._embeddings.unshard()
+        self._follow()
+        try:
+            yield
+        finally:
+            self._give_up()
+
+    def _before(self, *_: Any) -> None:
+        self._embeddings.unshard()
+        self._follow()
+
+    def _after(self, _: nn.Module, __: Any, output: Tensor) -> None:
+        if not output.requires_grad:  # else the backward pass needs the weight; the next pass gives it up
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._embeddings.reshard()
+        self._follow()
+
+    def _follow(self) -> None:
+        self._head.weight = self._embeddings.weight

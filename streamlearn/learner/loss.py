@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamlearn.backbone.output_head import hidden_states, plain_head
+from streamlearn.backbone.output_head import gathered, hidden_states, plain_head
 from streamlearn.learner.packing import PackedBatch
 from streamlearn.learner.vocabulary_loss import vocabulary_loss
 
@@ -51,7 +51,8 @@ def packed_loss(model: Any, packed: PackedBatch) -> PackedLoss:
         correct_L = logits_LV.detach().argmax(dim=-1) == packed.target_L
     else:
         hidden_LD = hidden_states(model, **_inputs(model, packed))[0, packed.predictor_L]
-        token_L, correct_L = vocabulary_loss(hidden_LD, head, packed.target_L)
+        with gathered(head):
+            token_L, correct_L = vocabulary_loss(hidden_LD, head, packed.target_L)
     return PackedLoss(mean=token_L.mean(), token_L=token_L.detach(), correct_L=correct_L)
 
 

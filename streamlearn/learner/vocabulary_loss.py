@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 CPU_LOGITS, GPU_LOGITS = 2**24, 2**26
 """Logits of a chunk: 64 MB in float32 on a CPU, 256 MB elsewhere, where larger products are faster."""
@@ -23,7 +24,7 @@ def vocabulary_loss(hidden_LD: Tensor, head: nn.Linear, target_L: Tensor) -> tup
 
     Args:
         hidden_LD: Hidden states that predict the targets.
-        head: The frozen linear that makes the logits.
+        head: The frozen linear that makes the logits; of one that is divided among processes, the weight is gathered.
         target_L: Ids of the next tokens.
 
     Returns:
@@ -44,7 +45,7 @@ class _VocabularyLoss(torch.autograd.Function):
         for start in range(0, len(hidden_LD), size):
             chunk = slice(start, start + size)
             target_C1 = target_L[chunk, None]
-            logits_CV = head(hidden_LD[chunk]).float()
+            logits_CV = F.linear(hidden_LD[chunk], head.weight, head.bias).float()
             correct_L[chunk] = logits_CV.argmax(-1) == target_L[chunk]
             normalizer_C1 = logits_CV.logsumexp(-1, keepdim=True)
             loss_L[chunk] = (normalizer_C1 - logits_CV.gather(1, target_C1))[:, 0]

@@ -22,7 +22,8 @@ from streamlearn.distributed.channel import Channel
 from streamlearn.distributed.follower import follow, wait_for_load
 from streamlearn.distributed.leader import Leader
 from streamlearn.distributed.process_rank import find_rank
-from streamlearn.learner.evaluation import run_to_end
+from streamlearn.learner.decoding import decode
+from streamlearn.learner.evaluation import prompt_of, run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example
 from tests.learners import REGIMES, snapshot, tiny_learner
@@ -69,14 +70,23 @@ def scores(learner: Learner, examples: Sequence[Example], slots: Sequence[int]) 
     found += run_to_end(learner.score(examples, means if learner.per_regime else slots, pack_tokens=40))
     with pinned.swapped_in():
         found += run_to_end(learner.score(examples, slots, pack_tokens=40))
-    return [figure for each in found for figure in (each.loss_sum, float(each.correct), float(each.tokens))]
+    figures = [figure for each in found for figure in (each.loss_sum, float(each.correct), float(each.tokens))]
+    return [*figures, *map(float, generated(learner, examples[0], slots[0]))]
 
 
-def bytes_of_layers(learner: Learner) -> int:
-    """What this process has of the decoder's frozen layers."""
-    frozen = [each for each in learner.forward.get_decoder().layers.parameters() if not each.requires_grad]
+def generated(learner: Learner, example: Example, slot: int) -> list[int]:
+    """Tokens that continue an example."""
+    prompts, regimes = [prompt_of(example)], [slot] if learner.routes_by_regime else None
+    [tokens] = run_to_end(decode(learner.model, prompts, [6], frozenset(), learner.device, regimes))
+    return tokens
+
+
+def bytes_of_backbone(learner: Learner) -> int:
+    """What this process has of the backbone, but for the norm after its last layer."""
+    norm = {id(each) for each in learner.forward.get_decoder().norm.parameters()}
+    frozen = [each for each in learner.forward.parameters() if not each.requires_grad and id(each) not in norm]
     local = [each.to_local() if isinstance(each, DTensor) else each for each in frozen]
-    return sum(each.numel() * each.element_size() for each in local)
+    return sum(each.untyped_storage().nbytes() for each in local)
 
 
 def run_ranks(
@@ -127,7 +137,7 @@ def main(backbone: Path, out: Path, presets: Sequence[str], *, shard: bool) -> N
         leader.load("float32")
         leader.lead(learner)
         results |= {f"{preset}: {name}": tensor for name, tensor in train(learner).items()}
-        results[f"{preset}: bytes of layers"] = torch.tensor(bytes_of_layers(learner))
+        results[f"{preset}: bytes of the backbone"] = torch.tensor(bytes_of_backbone(learner))
         leader.end()
     channel.close()
     if place.leads:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.distributed.ranks import CHANGES, PRESETS, run_ranks, train
+from tests.doubles import tiny_backbone
 from tests.learners import tiny_learner
 
 ROUNDING = 1e-4
@@ -36,13 +37,23 @@ def test_a_run_of_two_processes_repeats_bit_for_bit(tiny: Path, two: dict[str, T
 
 
 def test_a_divided_backbone_changes_no_loss(tiny: Path, two: dict[str, Tensor], tmp_path: Path) -> None:
-    """Each process has half of the layers; the leader's own passes are made by both."""
+    """Each process has half of it; the leader's own passes are made by both."""
     presets = ["streamlearn", "cp-moe", "mot"]
     divided = run_ranks(tiny, tmp_path / "out.safetensors", 2, presets, shard=True)
     for preset in presets:
-        bytes_of_layers = f"{preset}: bytes of layers"
-        assert 2 * divided[bytes_of_layers] == two[bytes_of_layers]
+        stored = f"{preset}: bytes of the backbone"
+        assert 2 * divided[stored] == two[stored]
         torch.testing.assert_close(divided[f"{preset}: losses"], two[f"{preset}: losses"], rtol=1e-5, atol=1e-5)
+
+
+def test_tied_embeddings_are_divided_too(tmp_path: Path) -> None:
+    """The output linear, which has their weight, computes with it and keeps nothing of its own."""
+    folder = tiny_backbone(tmp_path / "tied", tied=True)
+    whole = run_ranks(folder, tmp_path / "whole.safetensors", 2, ["streamlearn"])
+    divided = run_ranks(folder, tmp_path / "divided.safetensors", 2, ["streamlearn"], shard=True)
+    stored, losses = "streamlearn: bytes of the backbone", "streamlearn: losses"
+    assert 2 * divided[stored] == whole[stored]
+    torch.testing.assert_close(divided[losses], whole[losses], rtol=1e-5, atol=1e-5)
 
 
 def test_more_processes_than_records(tiny: Path, two: dict[str, Tensor], tmp_path: Path) -> None:
