@@ -77,8 +77,8 @@ class Adaptation:
         self.drift_detector = ConceptDriftDetector(settings.shift)
         self.return_checks = ReturnChecks(learner, settings)
         self.holdouts = HoldoutReservoirs(settings.holdout, regimes=slots, seed=settings.seed, restored=restored)
-        self.budget = TimeBudget(settings.holdout.time_share)
-        """For scoring hold-out records."""
+        self.budget = TimeBudget(settings.holdout.time_share / 2)
+        """For scoring hold-out records; the other half is for `BackboneComparison`."""
         self.forgetting = Forgetting(learner, pack_tokens=settings.stream.batch_tokens)
         self.fallback = Fallback(settings.serve.unknown, has_regimes=learner.routes_by_regime)
         self.consolidator = Consolidator(

@@ -28,8 +28,8 @@ class BackboneComparison:
     """Measuring changes nothing that training depends on. Only the thread that owns the model calls it."""
 
     def __init__(self, learner: Learner, settings: HoldoutSettings) -> None:
-        self.budget = TimeBudget(settings.time_share)
-        """As much again as for scoring hold-out records."""
+        self.budget = TimeBudget(settings.time_share / 2)
+        """The other half is for scoring hold-out records."""
         self._learner = learner
         self._waiting: WaitingRecord | None = None
 
