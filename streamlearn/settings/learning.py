@@ -175,5 +175,5 @@ class HoldoutSettings(Section):
     records_per_regime: PositiveInt = 16
     """Maximum hold-out records kept per regime, a uniform sample of those held out."""
     time_share: float = Field(default=0.01, ge=0.0, le=0.5)
-    """Maximum fraction of training time spent on measuring; idle time does not count. Half of it is for scoring hold-out
-    records, half for the untouched backbone's loss on a sample of records, for /v1/history."""
+    """Maximum fraction of training time spent on measuring; idle time does not count. Half of it is for scoring
+    hold-out records, half for the untouched backbone's loss on a sample of records, for /v1/history."""
