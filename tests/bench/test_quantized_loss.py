@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from streamlearn.backbone.load import load, outline
 from streamlearn.bench import quantized_run
 from streamlearn.bench.own_process import MeasurementError, in_own_process
 from streamlearn.bench.quantization_plot import draw
 from streamlearn.bench.quantized_loss import KINDS, summary, table
+from streamlearn.settings import BackboneSettings
 
 
 def run(kind: str, seed: int, loss: float) -> dict[str, Any]:
@@ -16,6 +18,9 @@ def run(kind: str, seed: int, loss: float) -> dict[str, Any]:
     losses = {"prequential_loss": loss, "scored_before": loss + 1, "scored_after": loss - 1}
     return {"kind": kind, "seed": seed, **losses, **memory, "losses": [loss + 1, loss]}
 
+
+STORED_BYTES = {"bfloat16": (1, 2), "float32": (1, 4)}
+"""Bytes of a weight by dtype: of the quantised linears, and of what is not quantised."""
 
 RUNS = [run("none", 0, 3.0), run("none", 1, 3.5), run("int8", 0, 3.1), run("int8", 1, 3.7), run("nf4", 0, 4.0)]
 
@@ -46,7 +51,9 @@ def test_a_run_learns_and_scores() -> None:
     assert len(found["losses"]) == 16 // quantized_run.BATCH_RECORDS
     assert found["losses"] == here["losses"]
     assert found["scored_after"] < found["scored_before"]
-    assert 5 < found["backbone_mib"] < 8
+    whole = sum(each.numel() for each in load(BackboneSettings(), outline(BackboneSettings())).model.parameters())
+    linears, others = STORED_BYTES[found["dtype"]]
+    assert linears < found["backbone_mib"] * 2**20 / whole < others, "between that of the linears and of the others"
 
 
 def test_a_failed_process_is_an_error_with_its_last_lines() -> None:
