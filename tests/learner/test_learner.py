@@ -94,16 +94,27 @@ def test_only_experts_that_got_a_token_move(make_learner: MakeLearner) -> None:
             assert torch.equal((after[name] != before[name]).flatten(2).any(-1), bank.load_HK > 0)
 
 
-def spoil_logits(change: Callable[[Tensor], Tensor]) -> Callable[[Learner], Any]:
+def spoil_hidden_states(change: Callable[[Tensor, Learner], Tensor]) -> Callable[[Learner], Any]:
+    """Change what the decoder hands to the output linear: a step makes no logits of a whole batch to change."""
+
     def spoil(learner: Learner) -> Any:
-        return learner.forward.lm_head.register_forward_hook(lambda module, inputs, output: change(output))
+        def hook(module: Any, inputs: Any, output: Any) -> Any:
+            output["last_hidden_state"] = change(output["last_hidden_state"], learner)
+            return output
+
+        return learner.forward.model.register_forward_hook(hook)
 
     return spoil
 
 
-def impossible(logits: Tensor) -> Tensor:
-    """Give probability zero to every token but one: the loss is infinite."""
-    return logits + torch.full_like(logits, -torch.inf).index_fill_(-1, torch.tensor([0]), 0.0)
+def not_a_number(hidden: Tensor, learner: Learner) -> Tensor:
+    return hidden * torch.nan
+
+
+def impossible(hidden: Tensor, learner: Learner) -> Tensor:
+    """Let logits come so near to the largest float32 that the sum of the tokens' losses is infinite."""
+    logits: Tensor = hidden @ learner.forward.lm_head.weight.T
+    return hidden * (0.9 * torch.finfo(torch.float32).max / logits.abs().max())
 
 
 def spoil_gradient(learner: Learner) -> Any:
@@ -113,8 +124,8 @@ def spoil_gradient(learner: Learner) -> Any:
 @pytest.mark.parametrize(
     ("spoil", "refusal"),
     [
-        (spoil_logits(lambda logits: logits * torch.nan), "loss is nan"),
-        (spoil_logits(impossible), "loss is inf"),
+        (spoil_hidden_states(not_a_number), "loss is nan"),
+        (spoil_hidden_states(impossible), "loss is inf"),
         (spoil_gradient, "gradient norm is inf"),
     ],
     ids=["nan loss", "infinite loss", "infinite gradient"],
