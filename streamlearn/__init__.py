@@ -2,7 +2,11 @@
 
 import logging
 
+from streamlearn.lazy_import import import_on_use
+
 __version__ = "0.2.0.dev0"
 
-# PEFT imports bitsandbytes where it is installed, which warns outside of our log of a kernel that it would download.
+# PEFT imports bitsandbytes where it is installed: a second and 45 MB, for layers that are not used here.
+import_on_use("bitsandbytes")
+# Once used, it warns outside of our log of a kernel that it would download.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

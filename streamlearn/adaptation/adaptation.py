@@ -199,6 +199,8 @@ class Adaptation:
     def hold_out(self, assigned: AssignedBatch) -> frozenset[int]:
         """Count the batch's records and return the indices of those that are not trained on."""
         pairs = enumerate(zip(assigned.slots, assigned.batch.examples, strict=True))
+        for slot in filter(self.forgetting.has_ended, set(assigned.slots)):  # with the weights and records of its end
+            self._score_at_end(slot)
         self.statistics.count(assigned.slots, self.records + 1)
         self.records += len(assigned.slots)
         return frozenset([index for index, (slot, example) in pairs if self.holdouts.take(slot, example)])
@@ -230,6 +232,7 @@ class Adaptation:
             trained = [i for i in range(len(assigned.slots)) if i not in held_out and i not in measured]
             losses.update(zip(trained, step.record_losses, strict=True))
             self.statistics.trained()
+            self.forgetting.trained({assigned.slots[index] for index in trained})
         self.return_checks.clear()
         if losses:
             self._detect_drift(assigned, losses)
@@ -297,7 +300,7 @@ class Adaptation:
         if slot is None:
             return False
         with self.budget.spending(idle=idle):
-            self._score(slot, idle=idle)
+            self._score(slot, at_end=self.forgetting.has_ended(slot), idle=idle)
         return True
 
     def status(self) -> AdaptationStatus:
@@ -429,9 +432,16 @@ class Adaptation:
 
     def _close(self, slot: int) -> None:
         if self.holdouts.examples(slot):
-            with self.budget.spending():
-                self._score(slot, at_end=True)
+            if self._learner.per_regime:
+                self.forgetting.end(slot)
+            else:
+                self._score_at_end(slot)
         self.consolidator.close(slot)
+
+    def _score_at_end(self, slot: int) -> None:
+        """Score a regime whose segment ended, also where no time is left for it."""
+        with self.budget.spending():
+            self._score(slot, at_end=True)
 
     def _clear(self, slot: int) -> None:
         self.return_checks.losses.forget(slot)

@@ -7,6 +7,9 @@ Accuracy is teacher-forced: the share of learned tokens that are the most probab
 negative; (2) is positive when later regimes helped (Lopez-Paz and Ranzato 2017). A past regime is one that the stream
 has left. Both start at the end of a segment: within it the sample of hold-out records still grows, and the best of many
 scores would be one of a small, lucky sample. Losses are kept too, in nats per learned token.
+
+A score holds until an update changes the experts that it was made with. Where each regime has an adapter of its own,
+that of a past regime rests: it is not scored again, and the score at its segment's end may wait for a better moment.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -31,6 +34,10 @@ class ScoreHistory:
     """Since its last segment ended; None before."""
     at_end: Scoring | None = None
     """The score when its last segment ended."""
+    trained_at: int = 0
+    """Step of the last update with one of its records."""
+    ended: bool = False
+    """Its segment ended, and the score for that is still to be made."""
 
     def add(self, point: Scoring, *, at_end: bool) -> None:
         """Add the newest score."""
@@ -38,7 +45,7 @@ class ScoreHistory:
             del self.points[1::2]
         self.points.append(point)
         if at_end:
-            self.at_end, self.best_accuracy = point, point.accuracy
+            self.at_end, self.best_accuracy, self.ended = point, point.accuracy, False
         elif self.best_accuracy is not None:
             self.best_accuracy = max(self.best_accuracy, point.accuracy)
 
@@ -57,15 +64,33 @@ class Forgetting:
         self._learner = learner
         self._pack_tokens = pack_tokens
 
+    def trained(self, slots: Collection[int]) -> None:
+        """An update was made with records of these regimes."""
+        for slot in slots:
+            self.histories.setdefault(slot, ScoreHistory()).trained_at = self._learner.number
+
+    def end(self, slot: int) -> None:
+        """A segment ended of a regime with an adapter of its own: its next score is the one at the end."""
+        self.histories.setdefault(slot, ScoreHistory()).ended = True
+
+    def has_ended(self, slot: int) -> bool:
+        """Whether the score at the end of the regime's segment is still to be made, before it is trained on again."""
+        return slot in self.histories and self.histories[slot].ended
+
     def stalest(self, slots: Collection[int]) -> int | None:
-        """The regime scored longest ago; None when all scores are of the present weights."""
+        """The regime to score next: one whose segment ended, or that scored longest ago; None when all scores hold."""
 
-        def scored_at(slot: int) -> int:
-            now = self.histories[slot].now if slot in self.histories else None
-            return -1 if now is None else now.step
+        def urgency(slot: int) -> tuple[bool, int]:
+            history = self.histories.get(slot, ScoreHistory())
+            return not history.ended, -1 if history.now is None else history.now.step
 
-        slot = min(sorted(slots), key=scored_at, default=None)
-        return slot if slot is not None and scored_at(slot) < self._learner.number else None
+        stale = [slot for slot in sorted(slots) if not self._holds(self.histories.get(slot, ScoreHistory()))]
+        return min(stale, key=urgency, default=None)
+
+    def _holds(self, history: ScoreHistory) -> bool:
+        """Whether the newest score is of the present weights."""
+        changed_at = history.trained_at if self._learner.per_regime else self._learner.number
+        return history.now is not None and not history.ended and history.now.step >= changed_at
 
     def measure(self, slot: int, examples: Sequence[Example], *, at_end: bool = False) -> Scoring:
         """Score one regime's hold-out records with its own bias."""
@@ -86,20 +111,25 @@ class Forgetting:
         self.histories.pop(slot, None)
 
     def average_forgetting(self, past: Collection[int]) -> float | None:
-        """Eq. (1); None until a past regime was scored after its segment."""
+        """Eq. (1); None until there is a past regime whose loss of accuracy is known."""
         drops = [best - now.accuracy for best, _, now in self._left(past)]
         return fmean(drops) if drops else None
 
     def backward_transfer(self, past: Collection[int]) -> float | None:
-        """Eq. (2); None until a past regime was scored after its segment."""
+        """Eq. (2); None as with eq. (1)."""
         gains = [now.accuracy - at_end.accuracy for _, at_end, now in self._left(past)]
         return fmean(gains) if gains else None
 
     def _left(self, slots: Collection[int]) -> Iterator[tuple[float, Scoring, Scoring]]:
-        """Best accuracy, score at the end of the last segment, and newest score, where that one is later."""
+        """Best accuracy, score at the end of the last segment, and newest score.
+
+        Where regimes share experts the newest must be later; an adapter of its own has changed nothing by itself.
+        """
         for history in (self.histories[slot] for slot in sorted(slots) if slot in self.histories):
             best, at_end, now = history.best_accuracy, history.at_end, history.now
-            if best is not None and at_end is not None and now is not None and now.step > at_end.step:
+            if best is None or at_end is None or now is None:
+                continue
+            if self._learner.per_regime or now.step > at_end.step:
                 yield best, at_end, now
 
     def to_json(self) -> dict[str, Any]:
@@ -113,6 +143,8 @@ class Forgetting:
                 [Scoring(**point) for point in row["points"]],
                 row["best_accuracy"],
                 None if row["at_end"] is None else Scoring(**row["at_end"]),
+                row.get("trained_at", self._learner.number),  # older snapshots: none
+                row.get("ended", False),
             )
             for slot, row in rows.items()
         }

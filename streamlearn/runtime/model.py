@@ -1,9 +1,11 @@
 """Backbone, adapter and decoder: all that a snapshot needs to be used, with or without a stream."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -143,6 +145,9 @@ def adapter_shape(config: HeadLoraConfig) -> dict[str, Any]:
     return {**{name: asdict(config)[name] for name in names}, **optional}
 
 
-def versions() -> dict[str, str]:
+@cache
+def versions() -> Mapping[str, str]:
     """Versions of the packages that decide what a step computes."""
-    return {name: version(name) for name in ("streamlearn", "torch", "transformers", "peft", "kafka-python")}
+    return MappingProxyType(
+        {name: version(name) for name in ("streamlearn", "torch", "transformers", "peft", "kafka-python")}
+    )

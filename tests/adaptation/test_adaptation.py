@@ -137,7 +137,10 @@ def test_a_request_is_routed_by_the_regime_it_resembles(make: Callable[..., Sett
 
 
 def test_the_status_shows_both_regimes_and_their_shift(make: Callable[..., Settings]) -> None:
-    """After two tasks: records add up to the stream, the first regime is past and scored, AF is a number."""
+    """After two tasks: records add up to the stream, the first regime is past and scored, AF is a number.
+
+    The first regime's adapter rests since its last record, and so do its scores.
+    """
     with opened(make(stream("animals", "sums"))) as components:
         daemon = daemon_of(components)
         daemon.run()
@@ -154,10 +157,9 @@ def test_the_status_shows_both_regimes_and_their_shift(make: Callable[..., Setti
     first, second = found.regimes
     assert first.end_accuracy is not None
     assert second.end_accuracy is None
-    for regime in found.regimes:
-        assert regime.now is not None
-        assert regime.now.step == last_step
     assert first.now is not None
+    assert second.now is not None
+    assert found.shifts[-1].step <= first.now.step <= second.now.step == last_step
     assert first.best_accuracy == max(first.end_accuracy, first.now.accuracy)
     assert second.best_accuracy is None
     assert found.average_forgetting == first.best_accuracy - first.now.accuracy
@@ -317,6 +319,19 @@ def test_scorings_and_shifts_are_logged(make: Callable[..., Settings]) -> None:
     assert (ended["regime"], ended["records"]) == (1, PER_TASK // 20)
     assert 0 <= ended["accuracy"] <= 1
     assert ended["loss"] > 0
+
+
+def test_a_regime_that_returns_is_scored_before_it_is_trained_on(make: Callable[..., Settings]) -> None:
+    """Without time for scores: the one at its segment's end is made at the last moment, with the weights of the end."""
+    settings = make(stream("animals", "sums", "animals"), holdout={"time_share": 0.0})
+    with capture_logs() as events:
+        _, components = run(settings)
+    (ended,) = (event for event in events if event["event"] == Event.HOLDOUT_SCORED and event["at_end"])
+    left, returned = [report.step for report in components.adaptation.reports][1:]
+    assert (ended["regime"], ended["records"]) == (1, PER_TASK // 20)
+    assert left < ended["step"] == returned
+    regime = components.adaptation.status().regimes[0]
+    assert [point.step for point in regime.history] == [returned]
 
 
 def suspicion(slot: int, regime: int, at: int) -> Shift:

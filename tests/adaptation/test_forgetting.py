@@ -28,6 +28,40 @@ def test_the_regime_scored_longest_ago_is_next(make_learner: MakeLearner) -> Non
     assert scores.stalest([0, 1]) == 1
 
 
+def test_a_score_holds_while_the_adapter_of_its_regime_rests(make_learner: MakeLearner) -> None:
+    """With an adapter per regime: only what was trained since is scored again."""
+    learner = make_learner(preset="streamlearn")
+    scores, examples = forgetting(learner), random_examples([6])
+    for slot in (0, 1):
+        scores.measure(slot, examples)
+    assert scores.stalest([0, 1]) is None
+    learner.step(random_examples([8]), (1,))
+    scores.trained({1})
+    assert scores.stalest([0, 1]) == 1
+    before = scores.histories[0].now
+    again = scores.measure(0, examples)
+    assert before is not None
+    assert (again.loss, again.accuracy) == (before.loss, before.accuracy)
+
+
+def test_the_score_at_the_end_of_a_segment_comes_first(make_learner: MakeLearner) -> None:
+    """Forgetting is measured from it on, and is 0 until the regime is trained on again."""
+    learner = make_learner(preset="streamlearn")
+    scores, examples = forgetting(learner), random_examples([6])
+    for slot in (1, 0):
+        learner.step(random_examples([8]), (slot,))
+        scores.trained({slot})
+        scores.measure(slot, examples)
+    learner.step(random_examples([8]), (1,))
+    scores.trained({1})
+    scores.end(0)
+    assert scores.stalest([0, 1]) == 0
+    assert scores.average_forgetting([0]) is None
+    scores.measure(0, examples, at_end=scores.has_ended(0))
+    assert scores.stalest([0, 1]) == 1
+    assert scores.average_forgetting([0]) == scores.backward_transfer([0]) == 0.0
+
+
 def test_scoring_changes_no_weight_and_repeats_exactly(make_learner: MakeLearner) -> None:
     """Two scores of one regime in a row are equal."""
     scores, examples = forgetting(make_learner()), random_examples([6, 9, 12])
@@ -50,5 +84,7 @@ def test_a_history_survives_json(make_learner: MakeLearner) -> None:
     one, other = forgetting(make_learner()), forgetting(make_learner())
     one.measure(0, random_examples([6]), at_end=True)
     one.measure(2, random_examples([9]))
+    one.trained({2})
+    one.end(2)
     other.load_json(one.to_json())
     assert other.histories == one.histories

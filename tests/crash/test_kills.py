@@ -5,6 +5,7 @@ import pytest
 from tests.broker import Broker
 from tests.crash.harness import Harness
 from tests.doubles import tiny_backbone
+from tests.end_to_end.process import ForkedDaemon
 
 KILLS, STOPS = 5, 3
 
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.broker
 @pytest.fixture(scope="module")
 def harness(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Harness:
     backbone = tiny_backbone(tmp_path_factory.mktemp("backbone"))
-    return Harness(broker, backbone, tmp_path_factory.mktemp("runs"), seed=5)
+    return Harness(broker, backbone, tmp_path_factory.mktemp("runs"), seed=5, process=ForkedDaemon)
 
 
 def test_kills_at_random_moments_lose_repeat_and_change_nothing(harness: Harness) -> None:

@@ -1,13 +1,10 @@
 """Several processes that train on the same batches, and the weights they end with.
 
-Each is `python -m tests.distributed.ranks BACKBONE OUT shard|whole PRESET ...`, with rank, size and port in the
-environment, as torchrun sets them.
+Each has rank, size and port in its environment, as torchrun sets them.
 """
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -26,6 +23,7 @@ from streamlearn.learner.decoding import decode
 from streamlearn.learner.evaluation import prompt_of, run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example
+from tests.forked import ForkedProcess
 from tests.learners import REGIMES, snapshot, tiny_learner
 
 PRESETS = ("streamlearn", "streamlearn-routed", "mh-moe", "cp-moe", "loramoe", "mot", "lora")
@@ -96,31 +94,20 @@ def run_ranks(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environ = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [
-        sys.executable,
-        "-m",
-        "tests.distributed.ranks",
-        str(backbone),
-        str(out),
-        "shard" if shard else "whole",
-        *presets,
-    ]
+    environ = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    logs = [out.with_suffix(f".{rank}.log") for rank in range(size)]
     processes = [
-        subprocess.Popen(
-            command,
-            env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
+        ForkedProcess(
+            main, backbone, out, presets, shard, stderr=log, env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         )
-        for rank in range(size)
+        for rank, log in enumerate(logs)
     ]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * size, "\n".join(errors)
+    codes = [process.wait(timeout=300) for process in processes]
+    assert codes == [0] * size, "\n".join(log.read_text() for log in logs)
     return load_file(out)
 
 
-def main(backbone: Path, out: Path, presets: Sequence[str], *, shard: bool) -> None:
+def main(backbone: Path, out: Path, presets: Sequence[str], shard: bool) -> None:
     """One process."""
     torch.set_num_threads(1)
     place = find_rank(os.environ)
@@ -142,7 +129,3 @@ def main(backbone: Path, out: Path, presets: Sequence[str], *, shard: bool) -> N
     channel.close()
     if place.leads:
         save_file(results, out)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[4:], shard=sys.argv[3] == "shard")

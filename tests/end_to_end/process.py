@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.broker import Broker
+from tests.forked import ForkedProcess, RunningProcess, run_command
 
 STOP_S = 120.0  # maximum wait for an orderly end; callers check tighter limits themselves
 START_AND_LEARN_S = 240.0  # a start takes 5 s and the stream 10 s on two idle cores; CI may be slower
@@ -62,7 +63,7 @@ class DaemonProcess:
         self.config = folder / "config.yaml"
         self.config.write_text(yaml.safe_dump({**config, "state": str(self.state)}))
         self.log = folder / "log.jsonl"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: RunningProcess | None = None
 
     def start(self) -> None:
         """Start `streamlearn run` and return at once."""
@@ -140,6 +141,14 @@ class DaemonProcess:
         """The newest snapshot."""
         names = sorted(name for name in os.listdir(self.state / "snapshots") if name.isdecimal())
         return Final(self.state / "snapshots" / names[-1])
+
+
+class ForkedDaemon(DaemonProcess):
+    """A daemon that starts faster, for tests of what comes after its start."""
+
+    def start(self) -> None:
+        """Start `streamlearn run` and return at once."""
+        self._process = ForkedProcess(run_command, ["run", "--config", str(self.config)], stderr=self.log)
 
 
 class Final:

@@ -12,7 +12,7 @@ import yaml
 
 from tests.docs.place import free_port
 from tests.doubles import tiny_backbone
-from tests.end_to_end.process import DaemonProcess
+from tests.end_to_end.process import DaemonProcess, ForkedDaemon
 
 BAD = range(48, 60)
 LINES = 80
@@ -29,7 +29,7 @@ def daemon_over(folder: Path, backbone: Path, *, bad: bool = False, **sections: 
     """A daemon that waits for more records after the last line, and trains what it has after a short linger."""
     folder.mkdir()
     (folder / "stream.jsonl").write_bytes(lines(bad=bad))
-    return DaemonProcess(
+    return ForkedDaemon(
         folder / "daemon",
         {
             "source": {"jsonl": {"path": str(folder / "stream.jsonl"), "follow": True}},

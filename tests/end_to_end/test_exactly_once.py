@@ -13,7 +13,7 @@ import torch
 from streamlearn.bench.superni import read_task
 from tests.broker import Broker
 from tests.doubles import tiny_backbone
-from tests.end_to_end.process import DaemonProcess, configuration
+from tests.end_to_end.process import DaemonProcess, ForkedDaemon, configuration
 
 DATA = Path(__file__).parents[3] / "shared/data/superni"
 TASKS = ("task002", "task1290", "task1729", "task363", "task875")
@@ -122,7 +122,7 @@ def test_three_partitions_killed_five_times_keep_an_exact_ledger(
     parts = [records[0::3], records[1::3], records[2::3]]
     for partition, part in enumerate(parts):
         broker.produce(topic, part, partition=partition)
-    daemon = DaemonProcess(tmp_path / "three", configuration(broker, topic, dead, backbone, PER_BATCH))
+    daemon = ForkedDaemon(tmp_path / "three", configuration(broker, topic, dead, backbone, PER_BATCH))
     daemons.append(daemon)
     learn_to_the_end(daemon, kill_steps(seed=12))
 

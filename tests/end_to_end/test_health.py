@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from tests.doubles import tiny_backbone
-from tests.end_to_end.process import DaemonProcess
+from tests.end_to_end.process import DaemonProcess, ForkedDaemon
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -24,7 +24,7 @@ def test_health_is_served_whether_or_not_the_main_endpoint_is(
         "serve": {"enabled": enabled, "port": 0, "health_port": 0, "health_host": "127.0.0.1"},
         "log": {"style": "json"},
     }
-    daemon = DaemonProcess(tmp_path / "daemon", config)
+    daemon = ForkedDaemon(tmp_path / "daemon", config)
     daemons.append(daemon)
     daemon.start()
 

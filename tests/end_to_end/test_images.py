@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.broker import Broker
-from tests.end_to_end.process import DaemonProcess, configuration
+from tests.end_to_end.process import DaemonProcess, ForkedDaemon, configuration
 from tests.vision import as_base64, make_image, tiny_vision_backbone
 
 PER_TASK, PER_BATCH, TAIL = 120, 8, 16
@@ -92,7 +92,7 @@ def test_killed_three_times_the_final_state_equals_an_uninterrupted_run(
     for name, kills in (("whole", []), ("killed", [9, 21, 34])):
         topic, dead = broker.new_topic(), broker.new_topic()
         broker.produce(topic, records())
-        daemon = DaemonProcess(tmp_path / name, settings(broker, topic, dead, backbone))
+        daemon = ForkedDaemon(tmp_path / name, settings(broker, topic, dead, backbone))
         daemons.append(daemon)
         for step in [*kills, STEPS]:
             daemon.start()

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from tests.doubles import tiny_backbone
-from tests.end_to_end.process import DaemonProcess
+from tests.end_to_end.process import ForkedDaemon
 from tests.end_to_end.test_questions import endpoint, stream
 
 PROMPT = "say 3"
@@ -42,7 +42,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("openai")
     backbone = tiny_backbone(folder / "backbone")
     (folder / "stream.jsonl").write_bytes(stream(40))
-    process = DaemonProcess(
+    process = ForkedDaemon(
         folder / "daemon",
         {
             "source": {"jsonl": {"path": str(folder / "stream.jsonl"), "follow": True}},

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import streamlearn.adapters  # noqa: F401 - registers the adapter type with PEFT
 from tests.doubles import tiny_backbone
-from tests.end_to_end.process import DaemonProcess
+from tests.end_to_end.process import DaemonProcess, ForkedDaemon
 
 QUESTIONS = [{"prompt": f"what is {i}?", "completion": f" {i} is {i}"} for i in range(12)]
 
@@ -39,7 +39,7 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path, backbone: Path) -> It
     """A daemon that follows a file of 40 records, without look-ahead."""
     lines = tmp_path / "stream.jsonl"
     lines.write_bytes(stream(40))
-    process = DaemonProcess(
+    process = ForkedDaemon(
         tmp_path / "daemon",
         {
             "source": {"jsonl": {"path": str(lines), "follow": True}},
@@ -143,7 +143,7 @@ def test_requests_change_no_bit_of_the_run(daemon: DaemonProcess) -> None:
     assert not all(torch.equal(before[name], after[name]) for name in before), "the four records were learned"
 
     # The same records without requests: a second daemon over the same file ends in the same bits.
-    quiet = DaemonProcess(daemon.state.parent.parent / "quiet", _same_stream(daemon))
+    quiet = ForkedDaemon(daemon.state.parent.parent / "quiet", _same_stream(daemon))
     try:
         quiet.start()
         quiet.wait_until(lambda: quiet.journalled_step() == 11, "step 11")
