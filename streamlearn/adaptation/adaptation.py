@@ -100,6 +100,8 @@ class Adaptation:
         """Shifts of the answers that wait for confirmation."""
         self.undivided: list[Shift] = []
         """Splits whose regimes' hold-out records are not divided yet."""
+        self._left: list[int] = []
+        """Slots whose segments end within the batch under way."""
         self.records = 0
         """Ordinal of the last record that was trained on, held out or only measured."""
         self.probe_seconds = 0.0
@@ -233,6 +235,10 @@ class Adaptation:
             losses.update(zip(trained, step.record_losses, strict=True))
             self.statistics.trained()
             self.forgetting.trained({assigned.slots[index] for index in trained})
+        for slot in self._left:
+            if slot != self.current and self.holdouts.examples(slot):
+                self.forgetting.end(slot)
+        self._left.clear()
         self.return_checks.clear()
         if losses:
             self._detect_drift(assigned, losses)
@@ -431,11 +437,10 @@ class Adaptation:
         return needed if self._is_probed(shift) or self.return_checks.applies(shift, self.numbers) else 0
 
     def _close(self, slot: int) -> None:
-        if self.holdouts.examples(slot):
-            if self._learner.per_regime:
-                self.forgetting.end(slot)
-            else:
-                self._score_at_end(slot)
+        if self._learner.per_regime:
+            self._left.append(slot)  # the batch may have more of its records
+        elif self.holdouts.examples(slot):
+            self._score_at_end(slot)
         self.consolidator.close(slot)
 
     def _score_at_end(self, slot: int) -> None:

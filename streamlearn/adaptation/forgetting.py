@@ -71,7 +71,8 @@ class Forgetting:
 
     def end(self, slot: int) -> None:
         """A segment ended of a regime with an adapter of its own: its next score is the one at the end."""
-        self.histories.setdefault(slot, ScoreHistory()).ended = True
+        history = self.histories.setdefault(slot, ScoreHistory())
+        history.ended, history.at_end, history.best_accuracy = True, None, None
 
     def has_ended(self, slot: int) -> bool:
         """Whether the score at the end of the regime's segment is still to be made, before it is trained on again."""

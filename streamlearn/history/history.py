@@ -78,6 +78,7 @@ class History:
         run = self._run_figures(outcome, status)
         self.points.append(HistoryPoint(_stream_figures(outcome), run, self._revision))
         self._extend_segments(outcome, status.adaptation.regimes)
+        self.complete_rows(status.adaptation.regimes)
         for record, reason, message in outcome.dead_lettered[-MAX_DEAD_LETTERS:]:
             origin, offset = record
             row = DeadLetterRow(
@@ -99,6 +100,20 @@ class History:
             backbone_loss_sum=last.run.backbone_loss_sum + pair.backbone_loss_sum,
         )
         self.points.replace_last(HistoryPoint(last.stream, run, self._revision))
+
+    def complete_rows(self, regimes: Sequence[RegimeStatus]) -> None:
+        """Fill in what a regime's own segment ended with, which may be scored some batches later."""
+        at_end = {regime.number: regime.end_accuracy for regime in regimes if regime.end_accuracy is not None}
+        segments = self.segments.newest  # a row of older ones is the newer one's of two
+        returned = {segments[-1].regime} if segments else set()
+        for index in reversed(range(len(segments) - 1)):
+            segment = segments[index]
+            accuracy = None if segment.regime in returned else at_end.get(segment.regime)
+            returned.add(segment.regime)
+            if accuracy is not None and segment.regime not in dict(segment.accuracy):
+                row = tuple(sorted((*segment.accuracy, (segment.regime, accuracy))))
+                self._changed()
+                self.segments.replace_newest(index, replace(segment, accuracy=row, revision=self._revision))
 
     def add_snapshot(self, snapshot: SnapshotStatus, record: int) -> None:
         """Add a snapshot that is durable; `record` is the ordinal of the newest record in it."""
@@ -147,7 +162,7 @@ class History:
         for shift in outcome.moves:
             onset = min(max(shift.onset, begin), outcome.last_record)
             self._extend(outcome, begin, onset - 1)
-            self._end_segment(_matrix_row(regimes))
+            self._end_segment(regimes)
             self._open_segment(shift.regime, onset, outcome.number)
             begin = onset
         if self.segments.last is None and outcome.regimes and outcome.regimes[0] is not None:
@@ -166,10 +181,11 @@ class History:
             replace(segment, last_record=last, last_step=outcome.number, records=counted, revision=self._revision)
         )
 
-    def _end_segment(self, accuracy: tuple[tuple[int, float], ...]) -> None:
+    def _end_segment(self, regimes: Sequence[RegimeStatus]) -> None:
         segment = self.segments.last
         if segment is not None:
             records = segment.most_records(MAX_REGIMES_IN_SEGMENT)
+            accuracy = _matrix_row(regimes, segment.regime)
             self.segments.replace_last(replace(segment, records=records, accuracy=accuracy, revision=self._revision))
 
     def _open_segment(self, regime: int, first: int, step: int) -> None:
@@ -206,7 +222,8 @@ def _requests(status: Status) -> tuple[int, int]:
     return sum(each.number for each in status.requests), unexplained
 
 
-def _matrix_row(regimes: Sequence[RegimeStatus]) -> tuple[tuple[int, float], ...]:
-    scored = [regime for regime in regimes if regime.now is not None]
-    largest = nlargest(MAX_MATRIX_REGIMES, scored, key=lambda regime: regime.records)
+def _matrix_row(regimes: Sequence[RegimeStatus], ended: int) -> tuple[tuple[int, float], ...]:
+    """Newest accuracy of each regime, but that of the regime whose segment `ended`: `complete_rows` adds it."""
+    scored = [regime for regime in regimes if regime.now is not None and regime.number != ended]
+    largest = nlargest(MAX_MATRIX_REGIMES - 1, scored, key=lambda regime: regime.records)
     return tuple(sorted((regime.number, regime.now.accuracy) for regime in largest if regime.now is not None))

@@ -59,6 +59,15 @@ class ThinnedSeries(Generic[R]):
         self._levels[0][-1] = row
 
     @property
+    def newest(self) -> Sequence[R]:
+        """The newest rows, oldest first: those that were not joined yet."""
+        return self._levels[0]
+
+    def replace_newest(self, index: int, row: R) -> None:
+        """Put another row in the place of one of `newest`."""
+        self._levels[0][index] = row
+
+    @property
     def levels(self) -> Sequence[Sequence[R]]:
         """The rows by level, for a snapshot."""
         return self._levels

@@ -81,6 +81,8 @@ class Publisher:
             self._trackers.note_rewind(updates)
         position = state.ledger.position
         lag = self._source.lag(position)
+        adaptation = self._adaptation.status()
+        self._history.complete_rows(adaptation.regimes)
         speed = self._throughput.update(now, state.tokens) if step is not None else before.tokens_per_s
         status = replace(
             before,
@@ -99,7 +101,7 @@ class Publisher:
             learning_rate=learning_rate,
             dead_letters=dict(state.reasons),
             update_refusals=state.refusals,
-            adaptation=self._adaptation.status(),
+            adaptation=adaptation,
             history=self._history.status,
             publication=None if self._versions is None else self._versions.status,
             trackers=() if self._trackers is None else self._trackers.status,

@@ -92,9 +92,9 @@ class RegimeStatus:
     history: tuple[Scoring, ...] = ()
     """Scorings of the sample, oldest first; a long history is thinned out."""
     best_accuracy: float | None = None
-    """Best accuracy since its last segment ended; null before that."""
+    """Best accuracy since its last segment ended; null before that, and until it is scored for it."""
     end_accuracy: float | None = None
-    """Accuracy at the end of its last segment; null before that."""
+    """Accuracy at the end of its last segment; null before that, and until it is scored for it."""
 
     @property
     def now(self) -> Scoring | None:

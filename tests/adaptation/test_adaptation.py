@@ -307,8 +307,10 @@ class Collector(Silent):
 
 def test_scorings_and_shifts_are_logged(make: Callable[..., Settings]) -> None:
     """A shift at info, a scoring at debug: with the regime's number and what it found."""
-    with capture_logs() as events:
-        run(make(stream("animals", "sums")))
+    with capture_logs() as events, opened(make(stream("animals", "sums"))) as components:
+        daemon = daemon_of(components)
+        daemon.run()
+        daemon.score_all()
     regime_events = (Event.FIRST_REGIME_ENTERED, Event.SHIFT_DETECTED)
     shifts = [event for event in events if event["event"] in regime_events]
     scorings = [event for event in events if event["event"] == Event.HOLDOUT_SCORED]

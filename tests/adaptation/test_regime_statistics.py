@@ -27,7 +27,9 @@ class Bank:
 
 
 class Learner:
-    """Has one bank; nothing is scored here but by hand."""
+    """Has one bank, which all regimes share; nothing is scored here but by hand."""
+
+    per_regime = False
 
     active_banks = (Bank(),)
     device = torch.device("cpu")

@@ -64,9 +64,9 @@ def unusable(offset: int, reason: Reason = Reason.EMPTY) -> DeadLetteredRecord:
 
 
 def scored(*accuracies: float) -> Status:
-    """Regimes 1, 2, ... with these hold-out accuracies."""
+    """Regimes 1, 2, ... with these hold-out accuracies, now and at the ends of their segments."""
     regimes = tuple(
-        RegimeStatus(number, number, records=100, history=(Scoring(1, 1.0, accuracy),))
+        RegimeStatus(number, number, records=100, history=(Scoring(1, 1.0, accuracy),), end_accuracy=accuracy)
         for number, accuracy in enumerate(accuracies, start=1)
     )
     return replace(STATUS, adaptation=AdaptationStatus(regimes=regimes))

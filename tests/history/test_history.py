@@ -157,16 +157,36 @@ def test_joined_segments_have_the_longest_ones_regime() -> None:
 
 
 def test_a_row_of_the_matrix_is_bounded() -> None:
-    """The regimes with the most records."""
+    """The segment's own regime, and those with the most records."""
     history = History(HandClock().clock)
     status = scored(*[0.5] * (MAX_MATRIX_REGIMES + 3))
-    first, *others = status.adaptation.regimes
-    fewest = (replace(first, records=1), *others)
+    first, second, *others = status.adaptation.regimes
+    fewest = (replace(first, records=1), replace(second, records=2), *others)
     history.add(outcome(1, shifts=(shift(1, 1),)), status)
     history.add(outcome(2, shifts=(shift(2, 5),)), replace(status, adaptation=AdaptationStatus(regimes=fewest)))
     row = dict(history.status.segments[0].accuracy)
     assert len(row) == MAX_MATRIX_REGIMES
-    assert 1 not in row
+    assert 1 in row
+    assert 2 not in row
+
+
+def test_a_regime_that_is_scored_later_completes_the_row_of_its_segment() -> None:
+    """With its accuracy at the end; a segment that it returned after keeps its own."""
+    history = History(HandClock().clock)
+    history.add(outcome(1, shifts=(shift(1, 1),)), scored())
+    status = scored(0.75, 0.5)
+    first, second = status.adaptation.regimes
+    early = (replace(first, end_accuracy=None), second)
+    history.add(outcome(2, (2, 2, 2, 2), shifts=(shift(2, 5),)), replace(status, adaptation=AdaptationStatus(early)))
+    assert dict(history.status.segments[0].accuracy) == {2: 0.5}
+    history.complete_rows((replace(first, end_accuracy=0.25), second))
+    assert dict(history.status.segments[0].accuracy) == {1: 0.25, 2: 0.5}
+    history.add(outcome(3, (1, 1, 1, 1), shifts=(shift(1, 9),)), scored(0.625, 0.5))
+    assert [dict(segment.accuracy) for segment in history.status.segments] == [
+        {1: 0.25, 2: 0.5},
+        {1: 0.625, 2: 0.5},
+        {},
+    ]
 
 
 def test_a_comparison_with_the_backbone_belongs_to_the_newest_batch() -> None:
