@@ -68,6 +68,8 @@ def test_a_snapshot_of_an_earlier_release_is_loaded_to_the_last_bit(config: Path
             slot: {**row, "refused_return": None} for slot, row in chronicle["presences"].items()
         }  # nor refused one
         added["chronicle"] = {**chronicle, "presences": visits}
+        scores = regimes["forgetting"].items()  # which held until the next step
+        added["forgetting"] = {slot: {**row, "trained_at": 30, "ended": False} for slot, row in scores}
         assert after.manifest.components["regimes"] == {**regimes, "entries": entries, **added}
 
 
