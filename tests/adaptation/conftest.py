@@ -4,9 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
+from torch import Tensor
 
 from streamlearn.settings import Settings
+from tests.adaptation.shifting_streams import run
 from tests.doubles import tiny_backbone
 
 
@@ -41,3 +44,17 @@ def maker(parent: Path, backbone: Path) -> Callable[..., Settings]:
 @pytest.fixture
 def make(tmp_path: Path, backbone: Path) -> Callable[..., Settings]:
     return maker(tmp_path, backbone)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Callable[..., dict[str, Tensor]]:
+    """What a run ends with that nothing disturbs, by stream and `sections`; one run answers all tests of a module."""
+    ends: dict[bytes, dict[str, Tensor]] = {}
+
+    def end(lines: list[bytes], **sections: Any) -> dict[str, Tensor]:
+        key = b"\n".join([orjson.dumps(sections), *lines])
+        if key not in ends:
+            ends[key], _ = run(maker(tmp_path_factory.mktemp("undisturbed"), backbone)(lines, **sections))
+        return ends[key]
+
+    return end

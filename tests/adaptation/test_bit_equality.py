@@ -60,11 +60,15 @@ def die_after(monkeypatch: pytest.MonkeyPatch, due: list[int]) -> None:
 @pytest.mark.parametrize("where", ["probe", "close", "open", "enter"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_death_at_a_shift_changes_no_bit(
-    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, where: str, shape: dict[str, Any]
+    make: Callable[..., Settings],
+    undisturbed: Callable[..., dict[str, Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    shape: dict[str, Any],
 ) -> None:
     """Killed while a regime is probed, closed, opened or entered: every tensor ends as in an uninterrupted run."""
     lines = stream("animals", "sums", "cities")
-    whole, _ = run(make(lines, "whole", **shape))
+    whole = undisturbed(lines, **shape)
     settings = make(lines, "killed", **shape)
     deaths: list[str] = []
 
@@ -116,11 +120,13 @@ def test_deaths_while_adapters_rest_change_nothing(
 
 
 def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
-    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Settings],
+    undisturbed: Callable[..., dict[str, Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It holds nothing that was looked ahead at and not trained on, also right after a restart."""
     lines = stream("animals", "sums", "cities")
-    whole, _ = run(make(lines, "whole"))
+    whole = undisturbed(lines)
     settings = make(lines, "killed", snapshot={"every_records": PER_TASK - 6})
     read, life = Daemon._read, [""]
 

@@ -8,6 +8,7 @@ import orjson
 import pytest
 import torch
 from structlog.testing import capture_logs
+from torch import Tensor
 
 from streamlearn.adaptation import return_checks
 from streamlearn.adaptation.recent_losses import NUM_LOSSES, RecentLosses
@@ -68,11 +69,14 @@ def test_a_true_return_is_not_refused(make: Callable[..., Settings]) -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 3], ids=["before", "right after", "after its declaration"])
 def test_a_death_around_a_refusal_changes_no_bit(
-    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, steps: int
+    make: Callable[..., Settings],
+    undisturbed: Callable[..., dict[str, Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
 ) -> None:
     """Also between the first record of the new regime and the one at which it is declared."""
     lines = disguised()
-    whole, _ = run(make(lines, "whole"))
+    whole = undisturbed(lines)
     settings = make(lines, "killed", snapshot={"every_records": 4})
     first = 2 * PER_TASK // 4 - 2 + steps
     die_after(monkeypatch, [first, first + 1])
@@ -80,11 +84,13 @@ def test_a_death_around_a_refusal_changes_no_bit(
 
 
 def test_a_death_while_a_return_is_checked_changes_no_bit(
-    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Settings],
+    undisturbed: Callable[..., dict[str, Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is checked again by the next process, with the same outcome."""
     lines, deaths = disguised(), [1, 2]
-    whole, _ = run(make(lines, "whole"))
+    whole = undisturbed(lines)
 
     def dying(*args: Any, **kwargs: Any) -> ReturnCheck:
         found = check_return(*args, **kwargs)
@@ -142,11 +148,14 @@ def test_single_records_of_a_regime_are_its(make: Callable[..., Settings]) -> No
 
 @pytest.mark.parametrize("steps", [0, 2, 5])
 def test_a_death_around_a_refused_visit_changes_no_bit(
-    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, steps: int
+    make: Callable[..., Settings],
+    undisturbed: Callable[..., dict[str, Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
 ) -> None:
     """Also between the record that was refused with its batch and those that were read ahead."""
     lines = visited(" seven kilos")
-    whole, _ = run(make(lines, "whole"))
+    whole = undisturbed(lines)
     settings = make(lines, "killed", snapshot={"every_records": 4})
     first = 2 * PER_TASK // 4 - 2 + steps
     die_after(monkeypatch, [first, first + 1])
