@@ -122,7 +122,7 @@ def wide_backbone() -> Any:
 
 
 def measure(make: Callable[[], Any], batches: Sequence[Batch], rounds: int) -> dict[str, SpeedArm]:
-    """Measure each arm on one backbone."""
+    """Measure each arm on one backbone; no further step can be taken."""
     arms = [build_arm(name, make) for name in ARMS]
     for each in arms:
         each.step(batches[0])  # warms up kernels and allocator
@@ -139,6 +139,8 @@ def measure(make: Callable[[], Any], batches: Sequence[Batch], rounds: int) -> d
             started = time.perf_counter()
             each.step(batch)
             each.speeds.append(batch.num_tokens / (time.perf_counter() - started))
+    for each in arms:
+        del each.step  # and with it the arm's models: those of the next backbone need the memory
     return {each.name: each for each in arms}
 
 
