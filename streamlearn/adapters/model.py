@@ -193,7 +193,7 @@ def attach(model: nn.Module, config: HeadLoraConfig, seed: int) -> PeftModel:
     with warnings.catch_warnings():  # peft 0.21 calls transformers 5.2x by a deprecated name
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         attached = get_peft_model(model, config, adapter_name=regime_adapter(0) if config.per_regime else SHARED)
-    # `save_pretrained` would render a page for the hub into every snapshot: of a small model, half of its time.
+    # `save_pretrained` would render a page for the hub into every snapshot: of a small model, a third of its time.
     attached.create_or_update_model_card = lambda _: None
     return attached
 

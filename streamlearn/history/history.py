@@ -32,7 +32,7 @@ a million batches, and the last level then holds 96 points of half a million bat
 SEGMENTS_PER_LEVEL, SEGMENT_LEVELS = 96, 4
 """At most 384 segments: the newest 96 as they were, older ones joined."""
 MAX_MATRIX_REGIMES = 32
-"""Regimes in a row of the accuracy matrix: those with the most records."""
+"""Regimes in a row of the accuracy matrix: the segment's own, and those with the most records."""
 MAX_DEAD_LETTERS = 32
 MAX_SNAPSHOTS = 32
 
@@ -52,6 +52,8 @@ class History:
         self._requests = (0, 0)
         """Those of this process, and those of them that no regime explained, up to the newest batch."""
         self._published: HistoryStatus | None = None
+        self._unscored: set[int] | None = None
+        """Regimes whose last segment lacks their own accuracy; None: not looked at since it was loaded."""
 
     @property
     def status(self) -> HistoryStatus:
@@ -103,17 +105,26 @@ class History:
 
     def complete_rows(self, regimes: Sequence[RegimeStatus]) -> None:
         """Fill in what a regime's own segment ended with, which may be scored some batches later."""
-        at_end = {regime.number: regime.end_accuracy for regime in regimes if regime.end_accuracy is not None}
-        segments = self.segments.newest  # a row of older ones is the newer one's of two
-        returned = {segments[-1].regime} if segments else set()
-        for index in reversed(range(len(segments) - 1)):
-            segment = segments[index]
-            accuracy = None if segment.regime in returned else at_end.get(segment.regime)
-            returned.add(segment.regime)
-            if accuracy is not None and segment.regime not in dict(segment.accuracy):
-                row = tuple(sorted((*segment.accuracy, (segment.regime, accuracy))))
-                self._changed()
-                self.segments.replace_newest(index, replace(segment, accuracy=row, revision=self._revision))
+        if self._unscored is None:
+            self._unscored = {segment.regime for segment in self.segments.newest[:-1] if not _has_own(segment)}
+        if not self._unscored:
+            return
+        for regime in regimes:
+            if regime.number in self._unscored and regime.end_accuracy is not None:
+                self._complete_row(regime.number, regime.end_accuracy)
+
+    def _complete_row(self, regime: int, accuracy: float) -> None:
+        """Fill it in for the regime's last segment, unless that one was joined to another or goes on."""
+        segments = self.segments.newest
+        index = max((i for i, segment in enumerate(segments) if segment.regime == regime), default=None)
+        if index == len(segments) - 1:
+            return
+        assert self._unscored is not None
+        self._unscored.remove(regime)
+        if index is not None and not _has_own(segments[index]):
+            self._changed()
+            row = tuple(sorted((*segments[index].accuracy, (regime, accuracy))))
+            self.segments.replace_newest(index, replace(segments[index], accuracy=row, revision=self._revision))
 
     def add_snapshot(self, snapshot: SnapshotStatus, record: int) -> None:
         """Add a snapshot that is durable; `record` is the ordinal of the newest record in it."""
@@ -129,6 +140,7 @@ class History:
         self._origin = f"{max(self._clock.wall() * 1000, float(before) + 1):.0f}"
         self._revision = 0
         self._published = None
+        self._unscored = None
         self.points.load(())
         self.segments.load(())
         self.dead_letters.clear()
@@ -186,6 +198,8 @@ class History:
         if segment is not None:
             records = segment.most_records(MAX_REGIMES_IN_SEGMENT)
             accuracy = _matrix_row(regimes, segment.regime)
+            if self._unscored is not None:
+                self._unscored.add(segment.regime)
             self.segments.replace_last(replace(segment, records=records, accuracy=accuracy, revision=self._revision))
 
     def _open_segment(self, regime: int, first: int, step: int) -> None:
@@ -220,6 +234,11 @@ def _requests(status: Status) -> tuple[int, int]:
     """Requests answered by this process, and those of them that no regime explained."""
     unexplained = sum(each.number for each in status.requests if not each.known)
     return sum(each.number for each in status.requests), unexplained
+
+
+def _has_own(segment: RegimeSegment) -> bool:
+    """Whether the segment's row of the matrix has its own regime."""
+    return segment.regime in dict(segment.accuracy)
 
 
 def _matrix_row(regimes: Sequence[RegimeStatus], ended: int) -> tuple[tuple[int, float], ...]:

@@ -122,7 +122,7 @@ class SegmentView(ApiModel):
     accuracy: dict[str, float]
     """A row of the accuracy matrix: hold-out accuracy of each regime when the segment ended, by number, as last scored
     by then. The segment's own regime is scored for it, at the latest before it is trained on again. Empty while the
-    segment goes on: /v1/regimes has the present accuracies. Of many regimes, the 32 with the most records."""
+    segment goes on: /v1/regimes has the present accuracies. Of many regimes, its own and the 31 largest."""
 
     @classmethod
     def of(cls, segment: RegimeSegment, *, ended: bool) -> Self:

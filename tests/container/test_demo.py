@@ -47,11 +47,14 @@ def test_it_learns_the_sample_and_ends_on_ctrl_c(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(STOP_S) == 0
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(STOP_S)
+        process.kill()  # it has ended, unless the test fails
+        process.wait()
+        left = _of_folder(folder)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
     assert f"http://127.0.0.1:{port}" in (tmp_path / "out.txt").read_text()
     assert len(list((folder / "state" / "snapshots").glob("[0-9]*"))) > 1
-    assert _of_folder(folder) == []
+    assert left == []
 
 
 def _trained(port: int) -> int:
@@ -61,8 +64,8 @@ def _trained(port: int) -> int:
         return 0
 
 
-def _of_folder(folder: Path) -> list[str]:
-    """Command lines that name the folder: the broker's; and environments that do: the daemon's."""
+def _of_folder(folder: Path) -> list[int]:
+    """Processes whose command line names the folder, as the broker's does, or whose environment: the daemon's."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -70,5 +73,5 @@ def _of_folder(folder: Path) -> list[str]:
         except OSError:  # it has ended, or belongs to somebody else
             continue
         if str(folder).encode() in text:
-            found.append(process.name)
+            found.append(int(process.name))
     return found

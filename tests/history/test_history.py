@@ -189,6 +189,21 @@ def test_a_regime_that_is_scored_later_completes_the_row_of_its_segment() -> Non
     ]
 
 
+def test_a_row_is_completed_after_a_restart_too() -> None:
+    """The history that was loaded shows which rows lack their own regime's accuracy."""
+    before, history = History(HandClock().clock), History(HandClock().clock)
+    status = scored(0.75, 0.5)
+    unscored = AdaptationStatus(tuple(replace(regime, end_accuracy=None) for regime in status.adaptation.regimes))
+    before.add(outcome(1, shifts=(shift(1, 1),)), scored())
+    before.add(outcome(2, (2, 2, 2, 2), shifts=(shift(2, 5),)), replace(status, adaptation=unscored))
+    history.begin_again()
+    history.segments.load(before.segments.levels)
+    history.complete_rows(unscored.regimes)
+    assert dict(history.status.segments[0].accuracy) == {2: 0.5}
+    history.complete_rows(status.adaptation.regimes)
+    assert [dict(segment.accuracy) for segment in history.status.segments] == [{1: 0.75, 2: 0.5}, {}]
+
+
 def test_a_comparison_with_the_backbone_belongs_to_the_newest_batch() -> None:
     """Before the first batch there is nothing that it could belong to."""
     history = History(HandClock().clock)
