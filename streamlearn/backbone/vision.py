@@ -56,7 +56,7 @@ class ProcessorVision:
         self._rope: Callable[..., Any] | None = getattr(model.model, "get_rope_index", None)
         self.axes: Mapping[str, int] = MappingProxyType(self._find_axes())
         self._ids_of_size: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._direct = all(self._same_without_text(Image.new("RGB", size, "teal")) for size in ((64, 64), (96, 40)))
+        self._direct = all(self._same_without_text(_slope(size)) for size in ((64, 64), (96, 40)))
 
     def save(self, folder: Path) -> None:
         """Write the processor's files into a folder."""
@@ -84,8 +84,14 @@ class ProcessorVision:
         return coordinates
 
     def _features(self, image: Image.Image) -> dict[str, NDArray[np.generic]]:
-        """Features by the processor's image part, without text."""
-        output = self._processor.image_processor(images=[[image]], return_tensors="np")
+        """Features by the processor's image part, without text.
+
+        It gets an array with colours first: from an image it makes one anyhow, by twice as many copies.
+        """
+        pixels_CYX = np.moveaxis(np.asarray(image), 2, 0)
+        output = self._processor.image_processor(
+            images=[[pixels_CYX]], input_data_format="channels_first", return_tensors="np"
+        )
         return {name: np.asarray(output[name]) for name in self.axes}
 
     def _same_without_text(self, image: Image.Image) -> bool:
@@ -147,6 +153,13 @@ def without_video(processor: Any) -> Any:
 
     changed = {"get_attributes": classmethod(attributes), "from_args_and_dict": classmethod(build)}
     return type(processor.__name__, (processor,), changed)
+
+
+def _slope(size: tuple[int, int]) -> Image.Image:
+    """An image in which no two colours, rows or columns are alike."""
+    slope = Image.linear_gradient("L")
+    turned = (slope, slope.rotate(90), slope.rotate(180))
+    return Image.merge("RGB", turned).resize(size)
 
 
 def _placeholder(processor: Any) -> str | None:

@@ -21,6 +21,7 @@ from streamlearn.backbone.arithmetic import choose
 from streamlearn.bench import speed_images
 from streamlearn.bench.speed_arms import (
     ARMS,
+    FOLDER_ARMS,
     SpeedArm,
     folder_backbone,
     measure,
@@ -28,7 +29,7 @@ from streamlearn.bench.speed_arms import (
     sample_batches,
     wide_backbone,
 )
-from streamlearn.bench.speed_daemon import daemon_and_loop
+from streamlearn.bench.speed_daemon import daemon_passes
 from streamlearn.events import configure_logging
 
 BACKBONES: Mapping[str, Callable[[], Any]] = {"nano": nano_backbone, "h1024": wide_backbone}
@@ -51,12 +52,13 @@ def report(*, rounds: int, folder: Path | None, as_json: bool) -> None:
     batches = sample_batches()
     arms = {name: measure(make, batches, rounds) for name, make in BACKBONES.items()}
     if folder is not None:
-        arms[folder.name] = measure(folder_backbone(folder), sample_batches(folder), rounds)
-    daemon, loop = daemon_and_loop(rounds)
+        arms[folder.name] = measure(folder_backbone(folder), sample_batches(folder), rounds, FOLDER_ARMS)
+    passes = daemon_passes(rounds)
     result: dict[str, Any] = {
         "arms": {name: {arm: each.figures() for arm, each in found.items()} for name, found in arms.items()},
         "ratios": {name: ratios(found) for name, found in arms.items()},
-        "daemon_over_loop": round(median(d / b for d, b in zip(daemon, loop, strict=True)), 3),
+        "daemon_over_bare": round(median(each.over_bare for each in passes), 3),
+        "daemon_passes": [round(each.over_bare, 3) for each in passes],
         "images": speed_images.measure(max(3, rounds // 2)),
         "setting": {
             "rounds": rounds,
@@ -64,8 +66,8 @@ def report(*, rounds: int, folder: Path | None, as_json: bool) -> None:
             "threads": torch.get_num_threads(),
             "cpu": torch.backends.cpu.get_cpu_capability(),
             "torch": torch.__version__,
-            "daemon_tokens_per_s": round(median(daemon)),
-            "loop_tokens_per_s": round(median(loop)),
+            "daemon_tokens_per_s": round(median(each.tokens / each.daemon_s for each in passes)),
+            "bare_tokens_per_s": round(median(each.tokens / each.bare_s for each in passes)),
         },
     }
     if as_json:
@@ -81,6 +83,7 @@ def ratios(arms: Mapping[str, SpeedArm]) -> dict[str, float]:
             median(a / b for a, b in zip(arms[numerator].speeds, arms[denominator].speeds, strict=True)), 3
         )
         for numerator, denominator in RATIOS
+        if {numerator, denominator} <= arms.keys()
     }
 
 
@@ -91,11 +94,13 @@ def table(result: dict[str, Any], backbones: Sequence[str]) -> Table:
         shown.add_section()
         shown.add_row(f"[bold]{unit}")
         for arm in ARMS:
-            shown.add_row(f"  {arm}", *(f"{result['arms'][name][arm][key]:,.0f}" for name in backbones))
+            found = (result["arms"][name].get(arm) for name in backbones)
+            shown.add_row(f"  {arm}", *("-" if each is None else f"{each[key]:,.0f}" for each in found))
     shown.add_section()
     shown.add_row("[bold]ratios")
     for ratio in result["ratios"][backbones[0]]:
-        shown.add_row(f"  {ratio}", *(f"{result['ratios'][name][ratio]:.2f}" for name in backbones))
-    shown.add_row("  daemon_over_loop", f"{result['daemon_over_loop']:.3f}")
+        medians = (result["ratios"][name].get(ratio) for name in backbones)
+        shown.add_row(f"  {ratio}", *("-" if each is None else f"{each:.2f}" for each in medians))
+    shown.add_row("  daemon_over_bare", f"{result['daemon_over_bare']:.3f}")
     shown.add_row("  image_path_over_ready", f"{result['images']['image_path_over_ready']:.3f}")
     return shown

@@ -1,10 +1,11 @@
 """Training steps with different adapters, on one backbone and the same batches.
 
-`frozen_floor` is the backbone's own forward and backward pass: no weight has a gradient, but the embeddings do, so that
-the backward pass runs through all layers. An adapter does without the part below the first adapted projection, and may
-be faster by that. `lora` has the rank that activates as many parameters as `mh_moe`. `mh_moe_loop` computes the
-experts of `mh_moe` one by one. `streamlearn_32` and `streamlearn_300` are the default after so many regimes. Arms take
-turns, one step each. Speeds are medians, ratios medians over the rounds of the quotient within a round.
+`frozen_floor` is the backbone's own forward and backward pass: no weight has a gradient, but the embeddings do, so
+that the backward pass runs through all layers. An adapter does without the part below the first adapted projection,
+and may be faster by that. `lora` has the rank that activates as many parameters as `mh_moe`. `mh_moe_loop` computes
+the experts of `mh_moe` one by one. `streamlearn_32` and `streamlearn_300` are the default after so many regimes, of
+which as many are in memory as in the daemon. Arms take turns, one step each. Speeds are medians, ratios medians over
+the rounds of the quotient within a round.
 """
 
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -30,9 +32,11 @@ from streamlearn.bench.host_reads import counting_host_reads
 from streamlearn.bench.looped_experts import loop_over_experts
 from streamlearn.bench.resident_memory import peak_mib, resident_mib
 from streamlearn.bench.sample import SAMPLE
+from streamlearn.learner.adapter_cache import AdapterCache
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import packed_loss
 from streamlearn.learner.packing import pack
+from streamlearn.runtime.heap import return_freed_memory
 from streamlearn.settings import (
     AdapterSettings,
     BackboneSettings,
@@ -48,6 +52,8 @@ STREAM = StreamSettings()
 REGIMES = {"streamlearn": 1, "streamlearn_32": 32, "streamlearn_300": 300}
 """Regimes that the arms of the default preset have learned; the batches are of the last one."""
 ARMS = ("frozen_floor", "lora", "loramoe", "mh_moe", *REGIMES, "mh_moe_loop")
+FOLDER_ARMS = ARMS[:-1]
+"""Those of a backbone in a folder: experts one by one keep the outputs of each, 12 GB and more in SmolLM2-135M."""
 
 
 @dataclass
@@ -121,9 +127,15 @@ def wide_backbone() -> Any:
     return model
 
 
-def measure(make: Callable[[], Any], batches: Sequence[Batch], rounds: int) -> dict[str, SpeedArm]:
+def measure(
+    make: Callable[[], Any], batches: Sequence[Batch], rounds: int, names: Sequence[str] = ARMS
+) -> dict[str, SpeedArm]:
     """Measure each arm on one backbone; no further step can be taken."""
-    arms = [build_arm(name, make) for name in ARMS]
+    with TemporaryDirectory() as resting:
+        return _measure([build_arm(name, make, Path(resting) / name) for name in names], batches, rounds)
+
+
+def _measure(arms: Sequence[SpeedArm], batches: Sequence[Batch], rounds: int) -> dict[str, SpeedArm]:
     for each in arms:
         each.step(batches[0])  # warms up kernels and allocator
         peak_mib(restart=True)
@@ -133,6 +145,7 @@ def measure(make: Callable[[], Any], batches: Sequence[Batch], rounds: int) -> d
         with counting_host_reads() as reads:
             each.step(batches[0])
         each.host_reads = reads.total()
+        return_freed_memory()
     for number in range(rounds):
         batch = batches[number % len(batches)]
         for each in arms:
@@ -144,8 +157,8 @@ def measure(make: Callable[[], Any], batches: Sequence[Batch], rounds: int) -> d
     return {each.name: each for each in arms}
 
 
-def build_arm(name: str, make: Callable[[], Any]) -> SpeedArm:
-    """Build one arm on its own backbone."""
+def build_arm(name: str, make: Callable[[], Any], resting: Path) -> SpeedArm:
+    """Build one arm on its own backbone; adapters that are not in memory rest in the folder `resting`."""
     model = make()
     if name == "frozen_floor":
         return SpeedArm(name, floor_step(model), 0)
@@ -157,7 +170,7 @@ def build_arm(name: str, make: Callable[[], Any]) -> SpeedArm:
     elif name == "loramoe":
         config = resolve(AdapterSettings(preset="loramoe"))
     if name in REGIMES:
-        return SpeedArm(name, _streamlearn_step(model, REGIMES[name]), activated_parameters(config, shapes))
+        return SpeedArm(name, _streamlearn_step(model, REGIMES[name], resting), activated_parameters(config, shapes))
     peft = attach(model, config, seed=0)
     if name == "mh_moe_loop":
         loop_over_experts(peft)
@@ -183,10 +196,16 @@ def floor_step(model: Any) -> Callable[[Batch], None]:
     return step
 
 
-def _streamlearn_step(model: Any, regimes: int) -> Callable[[Batch], Any]:
+def _streamlearn_step(model: Any, regimes: int, resting: Path) -> Callable[[Batch], Any]:
     """The default preset in the last of its regimes."""
-    peft = attach(model, resolve(AdapterSettings(preset="streamlearn")), seed=0)
-    learner = Learner(peft, LearnerSettings(lr=1e-4), torch.device("cpu"), objective=OBJECTIVES["streamlearn"])
+    settings = AdapterSettings(preset="streamlearn")
+    learner = Learner(
+        attach(model, resolve(settings), seed=0),
+        LearnerSettings(lr=1e-4),
+        torch.device("cpu"),
+        objective=OBJECTIVES["streamlearn"],
+        cache=AdapterCache(resting, settings.max_in_memory),
+    )
     for slot in range(regimes):
         learner.add_regime(slot, seed=slot)
     return lambda batch: learner.step(batch.examples, [regimes - 1] * len(batch.examples))

@@ -22,6 +22,8 @@ from streamlearn.stream.image_decoding import decode_base64, open_image
 _GRID_SIDE = 4  # cells per side of the grid that visual words are computed on
 _CELL = 8  # pixels per side of a cell
 _LEVELS = 4  # of each colour
+_SIDE = _GRID_SIDE * _CELL
+_WHITE, _WHITE_GREY = 256, 3 * 256  # above the largest value of a colour, and of the sum of three
 _BASE = np.array([1, _LEVELS, _LEVELS**2])  # combines the levels of a cell's three colours into one number
 _SALT = 7919
 
@@ -97,38 +99,34 @@ def visual_words(image: Image.Image) -> NDArray[np.int32]:
     Each value occurs once, regardless of its place and count. An image has about ten visual words, no more than a
     question has words, so that neither outweighs the other in shift detection.
     """
-    side = _GRID_SIDE * _CELL
-    small = image.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=1.0)
-    rgb_YXC = np.asarray(small, dtype=np.float32) / np.float32(256)
-    grey_YX: NDArray[np.float32] = rgb_YXC.mean(2)
+    small = image.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR, reducing_gap=1.0)
+    red_YX, green_YX, blue_YX = rgb_CYX = np.moveaxis(np.asarray(small, dtype=np.float64), 2, 0)
+    grey_YX = red_YX + green_YX + blue_YX
     down_YX, right_YX = np.zeros_like(grey_YX), np.zeros_like(grey_YX)
     np.abs(grey_YX[1:] - grey_YX[:-1], out=down_YX[:-1])
     np.abs(grey_YX[:, 1:] - grey_YX[:, :-1], out=right_YX[:, :-1])
-    colour_NC = np.floor(_by_cell(rgb_YXC).mean(1) * _LEVELS)
-    contrast_N = _by_cell(grey_YX).std(1)
-    edges_N, edge_direction_N = _means(down_YX + right_YX), _means(down_YX - right_YX)
+    pixels = np.stack([*rgb_CYX, grey_YX, grey_YX**2, down_YX + right_YX, down_YX - right_YX])
+    means = pixels.reshape(len(pixels), -1) @ _CELL_MEANS
+    colour_CN, (grey_N, square_N, edges_N, edge_direction_N) = means[:3], means[3:]
+    contrast_N = np.sqrt(np.maximum(square_N - grey_N**2, 0.0))
     kinds = [
-        colour_NC @ _BASE,
-        np.floor(np.minimum(contrast_N * 8, 3)),
-        np.floor(np.minimum(edges_N * 32, 3)),
-        np.sign(np.round(edge_direction_N * 32)) + 1,
+        _BASE @ np.floor(colour_CN * (_LEVELS / _WHITE)),
+        np.floor(np.minimum(contrast_N * (8 / _WHITE_GREY), 3)),
+        np.floor(np.minimum(edges_N * (32 / _WHITE_GREY), 3)),
+        np.sign(np.round(edge_direction_N * (32 / _WHITE_GREY))) + 1,
     ]
     width, height = image.size
-    values = [
-        number * 101 + int(level) + 1 for number, kind in enumerate(kinds) for level in sorted(set(kind.tolist()))
-    ]
+    values = [number * 101 + int(level) + 1 for number, kind in enumerate(kinds) for level in sorted({*kind.tolist()})]
     values += [round(2 * math.log2(width / height)) + 512, round(math.log2(width * height)) + 2048]
     return np.array([value * _SALT & 0x7FFFFFFF for value in values], dtype=np.int32)
 
 
-def _by_cell(image_YX: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Group the pixels by cell: (side, side, ...) -> (cells, pixels, ...)."""
-    colours = image_YX.shape[2:]
-    cells = image_YX.reshape(_GRID_SIDE, _CELL, _GRID_SIDE, _CELL, *colours).swapaxes(1, 2)
-    return cells.reshape(_GRID_SIDE**2, _CELL**2, *colours)
-
-
-def _means(values_YX: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The mean of each cell."""
-    means: NDArray[np.float32] = values_YX.reshape(_GRID_SIDE, _CELL, _GRID_SIDE, _CELL).mean((1, 3)).reshape(-1)
+def _cell_means() -> NDArray[np.float64]:
+    """The matrix (pixels, cells) that takes the mean of each cell; sums of whole numbers are exact."""
+    cell_Y = np.arange(_SIDE) // _CELL
+    cell_YX = cell_Y[:, None] * _GRID_SIDE + cell_Y
+    means: NDArray[np.float64] = (cell_YX.reshape(-1, 1) == np.arange(_GRID_SIDE**2)) / _CELL**2
     return means
+
+
+_CELL_MEANS = _cell_means()

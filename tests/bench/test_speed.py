@@ -2,8 +2,8 @@
 
 import pytest
 
-from streamlearn.bench.speed import RATIOS, ratios
-from streamlearn.bench.speed_arms import ARMS, SpeedArm
+from streamlearn.bench.speed import RATIOS, ratios, table
+from streamlearn.bench.speed_arms import ARMS, FOLDER_ARMS, SpeedArm
 
 
 def test_ratios_are_medians_of_quotients_within_a_round() -> None:
@@ -16,3 +16,21 @@ def test_ratios_are_medians_of_quotients_within_a_round() -> None:
     assert found["streamlearn_over_lora"] == pytest.approx(0.9)
     assert found["lora_over_frozen_floor"] == pytest.approx(0.5)
     assert found["mh_moe_over_lora"] == pytest.approx(1.0)
+
+
+def test_a_backbone_may_lack_an_arm() -> None:
+    """Its ratios are left out, and the table says so."""
+    arms = {
+        name: {arm: SpeedArm(arm, lambda _: None, 0, speeds=[100.0, 50.0]) for arm in names}
+        for name, names in (("nano", ARMS), ("folder", FOLDER_ARMS))
+    }
+    found = {name: ratios(each) for name, each in arms.items()}
+    assert found["nano"].keys() - found["folder"].keys() == {"mh_moe_over_mh_moe_loop"}
+    result = {
+        "arms": {name: {arm: each.figures() for arm, each in built.items()} for name, built in arms.items()},
+        "ratios": found,
+        "daemon_over_bare": 0.9,
+        "images": {"image_path_over_ready": 0.8},
+    }
+    folder = list(table(result, tuple(arms)).columns[2].cells)
+    assert folder.count("-") == 4  # three figures of the arm, one ratio

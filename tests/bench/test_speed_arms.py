@@ -25,7 +25,7 @@ def test_lora_gets_as_many_activated_parameters() -> None:
 
 
 @pytest.mark.parametrize("name", ARMS)
-def test_every_arm_takes_a_step(tiny: Path, name: str) -> None:
+def test_every_arm_takes_a_step(tiny: Path, tmp_path: Path, name: str) -> None:
     """The frozen floor computes gradients only; every other arm trains."""
 
     def make() -> Any:
@@ -33,7 +33,7 @@ def test_every_arm_takes_a_step(tiny: Path, name: str) -> None:
         return load(settings, outline(settings)).model
 
     torch.manual_seed(0)
-    built = build_arm(name, make)
+    built = build_arm(name, make, tmp_path)
     step = built.step(Batch((), random_examples((6, 5))))
     assert (step is None) == (name == "frozen_floor")
     assert (built.parameters == 0) == (name == "frozen_floor")

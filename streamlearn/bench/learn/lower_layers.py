@@ -92,19 +92,20 @@ class LowerLayers:
         missing = {key: record for key, record in records.items() if not self._file(key, needed).exists()}
         if not missing:
             return
-        hidden_TD, caches = self._compute(list(missing.values()))
+        cache = DynamicCache() if cached else None
         lengths = [len(record) for record in missing.values()]
-        parts = zip(missing, torch.split(hidden_TD, lengths), torch.split(caches, lengths, dim=3), strict=True)
-        for key, hidden, cache in parts:
+        hidden_TD = self._compute(list(missing.values()), cache)
+        for key, hidden in zip(missing, torch.split(hidden_TD, lengths), strict=True):
             _write(self._file(key, HIDDEN), hidden)
-            if cached:
-                _write(self._file(key, CACHE), cache)
+        if cache is not None:
+            caches = torch.stack([torch.cat([each.keys, each.values]) for each in cache.layers])
+            for key, own in zip(missing, torch.split(caches, lengths, dim=3), strict=True):
+                _write(self._file(key, CACHE), own)
 
     @torch.no_grad()
-    def _compute(self, records: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Run the lower layers on whole records; their output (T, D), and their cache (layers, 2, G, T, E)."""
+    def _compute(self, records: Sequence[Tensor], cache: DynamicCache | None) -> Tensor:
+        """Run the lower layers on whole records: their output (T, D); what they add to `cache`, if there is one."""
         lengths = [len(record) for record in records]
-        cache = DynamicCache()
         self._computing = True
         try:
             self._decoder(
@@ -112,10 +113,10 @@ class LowerLayers:
                 position_ids=torch.cat([torch.arange(n, device=records[0].device) for n in lengths])[None],
                 records=Records(lengths),
                 past_key_values=cache,
-                use_cache=True,
+                use_cache=cache is not None,
             )
         except _ReachedError as reached:
-            return reached.hidden[0], torch.stack([torch.cat([each.keys, each.values]) for each in cache.layers])
+            return reached.hidden[0]
         finally:
             self._computing = False
         raise AssertionError("a pass goes through every layer")

@@ -45,9 +45,9 @@ def test_lower_layers_compute_a_record_once(
     computed: list[int] = []
     compute = lower_layers.LowerLayers._compute
 
-    def counted(self: lower_layers.LowerLayers, records: Any) -> Any:
+    def counted(self: lower_layers.LowerLayers, records: Any, cache: Any) -> Any:
         computed.append(len(records))
-        return compute(self, records)
+        return compute(self, records, cache)
 
     monkeypatch.setattr(lower_layers.LowerLayers, "_compute", counted)
     run("lora", tmp_path)
