@@ -138,6 +138,7 @@ def measure(
 def _measure(arms: Sequence[SpeedArm], batches: Sequence[Batch], rounds: int) -> dict[str, SpeedArm]:
     for each in arms:
         each.step(batches[0])  # warms up kernels and allocator
+        return_freed_memory()  # else the step takes what the one before has freed
         peak_mib(restart=True)
         before = resident_mib()
         each.step(batches[0])
