@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from connectors.open import open_dead_letters, open_source
 from streamlearn.adapters.check import check
@@ -67,6 +68,8 @@ class Components:
         publishing.check(settings, config, shape)
         tracking.check(settings)
         with ExitStack() as opened:  # closes what was opened when a later check fails
+            # NumPy's threads keep a core busy for milliseconds after each product, into the next training step.
+            opened.enter_context(threadpool_limits(1, user_api="blas"))
             opened.enter_context(StateLock(settings.state))
             self._open(opened, config, shape, fresh=fresh, accept=accept_config_change, leader=leader, clock=clock)
             self.close = opened.pop_all().close

@@ -124,15 +124,22 @@ class _Tokens:
     count_T: NDArray[np.float64]
     sizes_N: NDArray[np.float64]
     """The n_i."""
+    total_V: NDArray[np.float64]
+    """How often each bucket that occurs does."""
+    prior_T: NDArray[np.float64]
+    """The p_b of each entry's bucket."""
     num_columns: int
 
     @classmethod
     def of(cls, records: Sequence[NDArray[np.uint16]]) -> "_Tokens":
         record = np.repeat(np.arange(len(records)), [len(each) for each in records])
-        keys, count_T = np.unique(record * NUM_BUCKETS + np.concatenate(records), return_counts=True)
+        keys, found_T = np.unique(record * NUM_BUCKETS + np.concatenate(records), return_counts=True)
         buckets, column_T = np.unique(keys % NUM_BUCKETS, return_inverse=True)
+        count_T = found_T.astype(np.float64)
+        total_V = _sums(column_T, count_T, len(buckets))
+        prior_T = ((total_V / total_V.sum() + 1 / NUM_BUCKETS) / 2)[column_T]
         sizes_N = np.array([len(each) for each in records], dtype=np.float64)
-        return cls(keys // NUM_BUCKETS, column_T, count_T.astype(np.float64), sizes_N, len(buckets))
+        return cls(keys // NUM_BUCKETS, column_T, count_T, sizes_N, total_V, prior_T, len(buckets))
 
     def sum_by_record(self, values_T: NDArray[np.float64]) -> NDArray[np.float64]:
         return _sums(self.record_T, values_T, len(self.sizes_N))
@@ -190,15 +197,15 @@ def _num_common(tokens: _Tokens, division_N: Division) -> int:
 def _lead(tokens: _Tokens, division_N: Division) -> NDArray[np.float64]:
     """w_i2 - w_i1 of eq. (1): by how much the second part explains each record better than the first."""
     in_second_T = division_N[tokens.record_T]
-    total_V = tokens.sum_by_column(tokens.count_T)
-    p_T = ((total_V / total_V.sum() + 1 / NUM_BUCKETS) / 2)[tokens.column_T]
     second_V = tokens.sum_by_column(np.where(in_second_T, tokens.count_T, 0.0))
-    lead_T = np.zeros_like(p_T)
+    lead_T = np.zeros_like(tokens.prior_T)
     for direction, counts_V, is_own_T, is_own_N in (
         (1, second_V, in_second_T, division_N),
-        (-1, total_V - second_V, ~in_second_T, ~division_N),
+        (-1, tokens.total_V - second_V, ~in_second_T, ~division_N),
     ):
         counts_T = counts_V[tokens.column_T] - np.where(is_own_T, tokens.count_T, 0.0)
         totals_N = counts_V.sum() - np.where(is_own_N, tokens.sizes_N, 0.0)
-        lead_T += direction * (np.log(counts_T + SMOOTHING * p_T) - np.log(totals_N + SMOOTHING)[tokens.record_T])
+        lead_T += direction * (
+            np.log(counts_T + SMOOTHING * tokens.prior_T) - np.log(totals_N + SMOOTHING)[tokens.record_T]
+        )
     return tokens.sum_by_record(tokens.count_T * lead_T)
