@@ -59,7 +59,7 @@ def report(*, rounds: int, folder: Path | None, as_json: bool) -> None:
         "ratios": {name: ratios(found) for name, found in arms.items()},
         "daemon_over_bare": round(median(each.over_bare for each in passes), 3),
         "daemon_passes": [round(each.over_bare, 3) for each in passes],
-        "images": speed_images.measure(max(3, rounds // 2)),
+        "images": speed_images.measure(2 * rounds),
         "setting": {
             "rounds": rounds,
             "dtype": arithmetic.name,

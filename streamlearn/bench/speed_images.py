@@ -24,7 +24,7 @@ from streamlearn.runtime.components import Components
 from streamlearn.settings import BackboneSettings, JsonlSettings, LogSettings, Settings, SourceSettings, StreamSettings
 from streamlearn.stream.batch import Batch
 
-RECORDS = 320
+RECORDS = 160
 STREAM = StreamSettings(max_tokens=512, batch_tokens=1024, batch_records=8)
 
 
