@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from streamlearn.errors import ConfigError, SourceError
 from streamlearn.runtime.components import Components
@@ -40,3 +41,16 @@ def test_closing_twice_is_safe(make: Callable[..., Settings]) -> None:
     components = Components(make(records(4)))
     components.close()
     components.close()
+
+
+def test_numpy_computes_on_one_thread_until_it_is_closed(make: Callable[..., Settings]) -> None:
+    """Whatever the process had before. The threads of training are not limited by it."""
+
+    def threads() -> set[int]:
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    with threadpool_limits(2, user_api="blas"):
+        components = Components(make(records(4)))
+        assert threads() == {1}
+        components.close()
+        assert threads() == {2}
