@@ -1,7 +1,7 @@
 """Frozen linears whose weights take 8 or 4 bits, and are computed in the dtype of the activations.
 
     int8    w_od = s_o q_od / 127     q in -127 ... 127,  s_o = max_d |w_od|                             (1)
-    nf4     w_i = s_b c[q_i]          q in 0 ... 15,      s_b = max |w| over a block of 64 weights       (2)
+    nf4     w_i = s_b c[q_i]          q in 0 ... 15,      s_b = max |w| over a block of 32 weights       (2)
 
 (1) is the weights' form in LLM.int8() (arXiv 2208.07339, section 2.1), (2) NormalFloat of QLoRA (arXiv 2305.14314,
 section 3), c its 16 quantiles of a normal distribution. Activations and gradients are not rounded: each pass multiplies
@@ -24,8 +24,9 @@ from torch.nn import functional as F
 from streamlearn.errors import ConfigError
 from streamlearn.settings import Quantization
 
-BLOCK = 64
-"""Weights that share a scale in eq. (2); QLoRA's."""
+BLOCK = 32
+"""Weights that share a scale in eq. (2). QLoRA has 64: a ninth less memory, but on SmolLM2-135M-Instruct, untrained, 0.28
+nats a token more than with unquantised weights instead of 0.10."""
 
 
 class QuantizedLinear(nn.Linear):

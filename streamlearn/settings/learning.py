@@ -20,7 +20,7 @@ class BackboneSettings(Section):
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Precision of a training step; auto measures which is faster on this machine."""
     quantization: Quantization = "none"
-    """How the weights of the decoder's linears are stored: none, in dtype; int8, in 1 byte each; nf4, in 0.56 bytes. A
+    """How the weights of the decoder's linears are stored: none, in dtype; int8, in 1 byte each; nf4, in 0.63 bytes. A
     step computes in dtype, and experts stay float32. int8 and nf4 need the extra quantization."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto uses a GPU if there is one."""
