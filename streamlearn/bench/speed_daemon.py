@@ -23,7 +23,7 @@ from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon, Observer
-from streamlearn.settings import JsonlSettings, LogSettings, Settings, SourceSettings
+from streamlearn.settings import JsonlSettings, LogSettings, ProbeSettings, Settings, SourceSettings
 from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import Phase, Status
@@ -124,5 +124,6 @@ def _settings(folder: Path) -> Settings:
     return Settings(
         state=folder,
         source=SourceSettings(jsonl=JsonlSettings(path=SAMPLE)),
+        probe=ProbeSettings(similarity_tokens=512),  # as configs/quickstart.yaml, for the same sample
         log=LogSettings(level="error"),
     )

@@ -119,7 +119,7 @@ class ProbeSettings(Section):
     for text and 100,000 for image-text (CP-MoE)."""
     lr: PositiveFloat = 1e-2
     """Learning rate of the transient expert; high, since it is trained for few steps and then discarded."""
-    similarity_tokens: PositiveInt = 512
+    similarity_tokens: PositiveInt = 1024
     """Tokens of a new regime on which it is compared with what is known, and of a returning one on which its return is
     checked."""
     max_returns_refused: float = Field(default=0.01, ge=0.0, lt=1.0)
