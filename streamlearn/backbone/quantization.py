@@ -25,8 +25,7 @@ from streamlearn.errors import ConfigError
 from streamlearn.settings import Quantization
 
 BLOCK = 32
-"""Weights that share a scale in eq. (2). QLoRA has 64, for a tenth less memory. On SmolLM2-135M-Instruct that
-costs 0.28 nats a token more than unquantised weights, and 32 cost 0.10; after 200 records 0.08 and 0.07."""
+"""Weights that share a scale in eq. (2). QLoRA has 64: a tenth less memory, and more loss (docs/memory.md)."""
 
 
 class QuantizedLinear(nn.Linear):
