@@ -34,12 +34,14 @@ class RunRecorder:
         """Record a training step."""
         self.losses += step.record_losses
         self.tokens += step.tokens
+        self._report(f"trained on {self.tokens:,} tokens")
 
     def evaluate(self, learner: Learner, slots_of: SlotsOf) -> None:
         """Evaluate the learner at the end of the next segment."""
         started = time.monotonic()
         number = len(self.matrix)
         tasks = self.suite.evaluated_after(number)
+        self._report("scoring")
         self.matrix.append(self.evaluator.evaluate(learner, tasks, slots_of))
         ended = [task for task, end in self.suite.ends.items() if end == number]
         if number == len(self.suite.segments) - 1:
@@ -47,8 +49,10 @@ class RunRecorder:
             self._keep(ended, self.answers_end)
         elif self._answer_after:
             self._keep(ended, self.evaluator.answer(learner, ended, slots_of))
-        self._progress(f"segment {number + 1} of {len(self.suite.segments)} done")
         self.evaluation_s += time.monotonic() - started
+
+    def _report(self, doing: str) -> None:
+        self._progress(f"segment {len(self.matrix) + 1} of {len(self.suite.segments)}: {doing}")
 
     def _keep(self, ended: Iterable[str], answers: dict[str, TaskAnswers]) -> None:
         if self._answer_after:

@@ -39,12 +39,16 @@ def run(taken: RunRecorder) -> None:
 
 
 def test_each_evaluation_is_of_the_next_segment() -> None:
-    """Steps add losses and tokens; every evaluation adds a row and reports progress."""
+    """Steps add losses and tokens; every evaluation adds a row; both report progress."""
     taken, _, texts = recorder()
     run(taken)
     assert (taken.losses, taken.tokens) == ([1.0, 2.0] * 3, 21)
     assert [list(row) for row in taken.matrix] == [["a", "b", "c"], ["b", "c", "a"], ["a", "b", "c", "u"]]
-    assert texts == [f"segment {number} of 3 done" for number in (1, 2, 3)]
+    assert texts == [
+        f"segment {number} of 3: {doing}"
+        for number, tokens in ((1, 7), (2, 14), (3, 21))
+        for doing in (f"trained on {tokens} tokens", "scoring")
+    ]
 
 
 @pytest.mark.parametrize("answer_after", [True, False])
