@@ -390,8 +390,9 @@ def search_profile(
 ) -> None:
     """Choose a profile for a backbone: prompts, adapter layers, and every method's learning rate and strength.
 
-    Every method gets the same seven trials. They are scored on development records, which no result uses; no test file
-    is opened. Finished trials are kept: started again with the same folder, it continues.
+    Every method gets the same seven trials, and up to three more in a direction in which the best value is the last.
+    They are scored on development records, which no result uses; no test file is opened. Finished trials are kept:
+    started again with the same folder, it continues.
     """
     from streamlearn.bench.learn.job import RunConditions  # noqa: PLC0415
     from streamlearn.bench.learn.processes import RunFailedError, make_runs  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""The search for a profile: the same number of trials for every method, on development records only.
+"""The search for a profile: the same trials for every method, on development records only.
 
 Each trial is a run of its own, so that a search that is interrupted goes on where it stopped. The values of the trial
 with the highest AP of free answers at the end are chosen; ties are decided by the token loss.
@@ -18,13 +18,17 @@ from streamlearn.bench.learn.plan import check_methods, check_suite
 from streamlearn.bench.learn.processes import Outcome, RunFailedError
 from streamlearn.bench.learn.profile import Profile, Prompts, read_profile
 from streamlearn.bench.learn.search_trials import (
+    BEYOND,
+    FACTORS,
     LITTLE,
     LR,
+    RATES,
     SETUP_METHODS,
     SETUP_RATE,
     Setup,
     Trial,
     best,
+    beyond,
     label,
     rates,
     read_trial,
@@ -52,7 +56,7 @@ class Found:
     setups: Mapping[Setup, Sequence[Trial]]
     """Stage 0: setup -> a trial of each of `SETUP_METHODS`."""
     trials: Mapping[str, Sequence[Trial]]
-    """Stages 1 and 2: method -> its seven trials; three where all of stage 1 failed."""
+    """Stages 1 to 3: method -> its trials; three where all of stage 1 failed."""
     failed: Sequence[RunJob]
 
 
@@ -95,6 +99,12 @@ class Search:
         }
         refined = self._stage(setup, second)
         trials = {method: [*tried[method], *refined.get(method, [])] for method in self.methods}
+        for _ in range(BEYOND):
+            outer = {method: grid for method, each in trials.items() if (grid := beyond(each))}
+            if not outer:
+                break
+            made = self._stage(setup, outer)
+            trials = {method: [*each, *made.get(method, [])] for method, each in trials.items()}
         return self._found(setup, setups, trials)
 
     def _choose_setup(self) -> dict[Setup, list[Trial]]:
@@ -142,7 +152,7 @@ class Search:
         every = [trial for each in [*setups.values(), *trials.values()] for trial in each]
         source = {
             **self._source(),
-            "trials_per_method": max(map(len, trials.values())),
+            "trials_per_method": len(RATES) + len(FACTORS),
             "commits": sorted({trial.commit for trial in every if trial.commit}),
         }
         chosen = {method: best(each) for method, each in trials.items()}

@@ -8,16 +8,17 @@ from typing import Any
 import orjson
 
 from streamlearn.bench.learn.search import Found
-from streamlearn.bench.learn.search_trials import LITTLE, LR, Setup, Trial, best
+from streamlearn.bench.learn.search_trials import BEYOND, LITTLE, LR, Setup, Trial, best
 
 HEAD = """# What the values of each method were chosen from
 
 `streamlearn bench search` made this table and the profile. Every method has the same {trials} trials, each a run on
-`{suite}` with {records} records per task and seed {seed}, which no result uses, on {backbone}. Scores are AP: the mean
-over the tasks of the metric of free answers after the last task, on at most {evaluated} development records per task.
-No test record was read. The trial with the highest AP is chosen, of equal ones the one with the lower token loss. An
-optimum at the *edge* of its grid may lie beyond it; *default* is the strength of the method's arm, tried with every
-rate.
+`{suite}` with {records} records per task and seed {seed}, which no result uses, on {backbone}. Where the best value is
+the first or the last of those tried, the next one beyond is tried too, up to {beyond} times; an optimum that is at the
+*edge* even then may lie farther out. Scores are AP: the mean over the tasks of the metric of free answers after the
+last task, on at most {evaluated} development records per task. No test record was read. The trial with the highest AP
+is chosen, of equal ones the one with the lower token loss; *default* is the strength of the method's arm, tried with
+every rate.
 """
 
 
@@ -53,6 +54,7 @@ def to_markdown(found: Found) -> str:
     source = found.profile.source
     head = HEAD.format(
         trials=source["trials_per_method"],
+        beyond=BEYOND,
         suite=source["suite"],
         records=source["records_per_task"],
         evaluated=source["evaluated_per_task"],
@@ -103,11 +105,22 @@ def _place(value: float, grid: Iterable[float]) -> str:
 
 def _row(method: str, trials: Sequence[Trial]) -> list[str]:
     chosen, strength = best(trials), _strength(trials)
-    rates = sorted((trial for trial in trials if set(trial.own) == {LR}), key=lambda trial: trial.own[LR])
-    others = [trial for trial in trials if strength is not None and strength in trial.own]
+    by_rate = sorted(trials, key=lambda trial: trial.own[LR])
+    alone = [trial for trial in by_rate if set(trial.own) == {LR}]
+    known = {trial.own[LR] for trial in alone}
+    beyond = [trial for trial in by_rate if trial.own[LR] not in known]
+    others = sorted(
+        (trial for trial in trials if strength in trial.own and trial.own[LR] in known),
+        key=lambda trial: trial.own[strength or LR],
+    )
     return [
         f"`{method}`",
-        ", ".join(f"{trial.own[LR]:g}: {_score(trial, chosen)}" for trial in rates),
+        ", ".join(
+            [
+                *(f"{trial.own[LR]:g}: {_score(trial, chosen)}" for trial in alone),
+                *(f"{_values(trial.own)}: {_score(trial, chosen)}" for trial in beyond),
+            ]
+        ),
         f"`{strength}` " + ", ".join(f"{trial.own[strength]:g}: {_score(trial, chosen)}" for trial in others)
         if strength
         else "-",

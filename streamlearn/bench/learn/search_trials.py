@@ -5,6 +5,7 @@
 | 0 | prompts plain or chat, by adapters in all layers or in the upper half | `lora` and `streamlearn`, at the rate 1e-3 |
 | 1 | three learning rates | every method, its strength as in its arm |
 | 2 | four strengths at the best rate; four rates around the best for a method without a strength | every method |
+| 3 | the next value beyond the grid, up to three times | every method whose best value is the first or the last tried |
 
 Every method gets the same seven trials of stages 1 and 2. A trial is scored at the end of the stream only.
 """  # noqa: E501 - a table row is one line
@@ -25,6 +26,8 @@ SETUP_RATE = 1e-3
 """Rate of stage 0; among `RATES`, so that two of its runs are trials of stage 1 too."""
 FACTORS = (0.5, 0.7, 1.4, 2.0)
 """Rates of stage 2 as multiples of the best rate of stage 1, for a method without a strength."""
+BEYOND = 3
+"""Maximum rounds of stage 3."""
 FIRST_LAYER = "adapter.first_layer"
 SETUP_METHODS = ("lora", "streamlearn")
 """Methods of stage 0: their mean score decides the setup of all methods."""
@@ -98,6 +101,22 @@ def strengths(best: float, strength: tuple[str, tuple[float, ...]] | None) -> li
         return [{LR: float(f"{best * factor:.3g}")} for factor in FACTORS]
     key, values = strength
     return [{LR: best, key: value} for value in values]
+
+
+def beyond(trials: Sequence[Trial]) -> list[dict[str, float]]:
+    """Return the values of a round of stage 3; empty if the best ones lie between others that were tried.
+
+    A grid goes on by the ratio of its last two values.
+    """
+    chosen = best(trials)
+    if chosen is None:
+        return []
+    further = []
+    for key, value in chosen.own.items():
+        tried = sorted({trial.own[key] for trial in trials if key in trial.own})
+        outer = [(tried[0], tried[1]), (tried[-1], tried[-2])] if len(tried) > 1 else []
+        further += [{**chosen.own, key: float(f"{edge**2 / inner:.3g}")} for edge, inner in outer if value == edge]
+    return further
 
 
 def read_trial(job: RunJob) -> Trial:

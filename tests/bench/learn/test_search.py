@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import log10
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,9 @@ def run_of(ap: float, loss: float) -> dict[str, Any]:
 
 
 def near(job: RunJob, wanted: Mapping[str, float]) -> tuple[float, float]:
-    """Higher the nearer the values are to the wanted ones, factor by factor."""
-    misses = [max(job.own[key] / value, value / job.own[key]) - 1 for key, value in wanted.items() if key in job.own]
-    return 0.6 - 0.01 * sum(misses) + (0.05 if STRENGTH in job.own else 0.0), 2.0
+    """Higher the nearer the values are to the wanted ones, by the logarithm of the ratio, and with a strength."""
+    misses = [abs(log10(job.own[key] / value)) for key, value in wanted.items() if key in job.own]
+    return 0.6 - 0.005 * sum(misses) + (0.05 if STRENGTH in job.own else 0.0), 2.0
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def test_the_best_trial_of_each_method_is_chosen(search: Callable[..., Search]) 
     found = search(runs).run()
     assert found.profile.methods == {"lora": {LR: 1.4e-3}, "er": {LR: 1e-3, STRENGTH: 100.0}}
     assert optima(found.trials["lora"]) == {LR: "interior"}
-    assert optima(found.trials["er"]) == {LR: "interior", STRENGTH: "edge"}
+    assert optima(found.trials["er"]) == {LR: "interior", STRENGTH: "interior"}, "a value beyond the grid was tried"
     source = found.profile.source
     expected = ("trace", "development", SEED, 40, 7, ["c0ffee"])
     assert (
@@ -106,6 +107,30 @@ def test_the_best_trial_of_each_method_is_chosen(search: Callable[..., Search]) 
         source["trials_per_method"],
         source["commits"],
     ) == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rates", "strengths", "places"),
+    [
+        ({LR: 3e-4, STRENGTH: 1.0}, [9e-5], [], ("interior", "interior")),
+        ({LR: 1e-3, STRENGTH: 1e-2}, [], [1e-2, 1e-3], ("interior", "interior")),
+        ({LR: 1e-3, STRENGTH: 1e9}, [], [1e3, 1e4, 1e5], ("interior", "edge")),
+        ({LR: 1e-2, STRENGTH: 1e-1}, [9e-3, 2.7e-2], [1e-2], ("interior", "interior")),
+    ],
+)
+def test_a_search_goes_on_beyond_the_edge_of_a_grid(
+    search: Callable[..., Search],
+    wanted: dict[str, float],
+    rates: list[float],
+    strengths: list[float],
+    places: tuple[str, str],
+) -> None:
+    """Until the best value lies between others, or three times."""
+    found = search(FakeRuns(lambda job: near(job, wanted))).run()
+    further = [trial.own for trial in found.trials["er"][7:]]
+    assert sorted({own[LR] for own in further} - {*RATES}) == rates
+    assert sorted({own[STRENGTH] for own in further} - {0.1, 1.0, 10.0, 100.0}) == sorted(strengths)
+    assert tuple(optima(found.trials["er"]).values()) == places
 
 
 def test_a_tie_is_decided_by_the_loss(search: Callable[..., Search]) -> None:
@@ -126,7 +151,8 @@ def test_the_setup_is_chosen_by_two_methods_for_all(search: Callable[..., Search
 
     def score(job: RunJob) -> tuple[float, float]:
         profile = read_profile(job.profile)
-        return 0.3 + 0.1 * (profile.prompts == "chat") + 0.1 * (FIRST_LAYER in profile.settings), 1.0
+        chat, upper = profile.prompts == "chat", FIRST_LAYER in profile.settings
+        return near(job, {LR: 1e-3, STRENGTH: 1.0})[0] - 0.1 * (not chat) - 0.1 * (not upper), 1.0
 
     runs = FakeRuns(score)
     found = search(runs).run()
@@ -213,5 +239,6 @@ def test_the_table_has_a_row_per_method(search: Callable[..., Search]) -> None:
     row = next(line for line in page.splitlines() if line.startswith("| `er`"))
     assert "**.650**" in row
     assert "`baseline.strength` 0.1: " in row
-    assert row.endswith("learner.lr 0.0003, baseline.strength 1 | learner.lr: edge, baseline.strength: interior |")
+    assert "0.003: .595, learner.lr 9e-05, baseline.strength 1: .647 |" in row, "the rate tried beyond the grid"
+    assert row.endswith("learner.lr 0.0003, baseline.strength 1 | learner.lr: interior, baseline.strength: interior |")
     assert "on at most 20 development records per task" in page

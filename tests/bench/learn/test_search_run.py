@@ -46,6 +46,7 @@ def test_a_search_writes_a_profile_that_runs_use(
     monkeypatch.setattr(searching, "PROMPTS", ("plain",))
     monkeypatch.setattr(search_trials, "RATES", (1e-3, 1e-2))
     monkeypatch.setattr(search_trials, "FACTORS", (0.5,))
+    monkeypatch.setattr(searching, "BEYOND", 0)
     conditions = RunConditions((folder,), tmp_path / "search", str(tiny_profile_file), records=8, evaluated=3)
     found = Search(str(folder), ("lora", "ewc"), conditions, make_runs).run()
 
