@@ -124,6 +124,8 @@ class Others:
     file: Path
     records: int
     """Stationary records of each order."""
+    stream_records: int
+    """Of them, records of one stream."""
     asked: tuple[float, ...]
     """Levels, false alarms per million records."""
 
@@ -186,7 +188,11 @@ def measure_others(others: Others, seeds: int) -> dict[str, Any]:
     return {
         "tasks": len(tasks),
         "boundaries": {prompt: {name: tally.metrics()[name] for name in shown} for prompt, tally in tallies.items()},
-        "level": {f"{asked:g}": detect_others.measure_level(tasks, asked, others.records) for asked in others.asked},
+        "stream_records": others.stream_records,
+        "level": {
+            f"{asked:g}": detect_others.measure_level(tasks, asked, others.records, others.stream_records)
+            for asked in others.asked
+        },
     }
 
 

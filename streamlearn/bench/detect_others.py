@@ -1,12 +1,14 @@
 """Shift detection on other tasks: boundaries between them, and false alarms beside the asked level.
 
     streamlearn bench detect --others ../shared/data/pretrain/superni_other.jsonl.gz --records 500000 --asked 10
+    streamlearn bench detect --others ... --records 1000000 --stream-records 20000
 
 The detector was tuned on fifteen tasks of SuperNI. The file holds texts of others
 (`superni.read_texts`).
 
 - boundaries: one stream per prompt of `NUM_BOUNDARIES` + 1 random tasks, as the abrupt streams of `bench/streams.py`.
-- level: streams of `STREAM_RECORDS` records of one task each, by order. Every shift but the first is a false alarm.
+- level: streams of one task each, by order. Every shift but the first is a false alarm; most come within the first
+  `YOUNG_RECORDS` of a stream, so longer streams also have a rate `settled` of the records after them.
   `asked_is_refuted` says that the exact 95 % interval of the Poisson rate (Garwood 1936) lies above the asked level.
 
 Orders of a stationary stream, all of which draw every record equally often in expectation:
@@ -37,8 +39,8 @@ from streamlearn.shift.featurizer import Features, Featurizer, input_of
 from streamlearn.shift.input_shift_detector import InputShiftDetector
 
 NUM_BOUNDARIES = 100
-STREAM_RECORDS = 1000
-"""Records of a stationary stream: most of a regime's false alarms come while it has few records."""
+YOUNG_RECORDS = 1000
+"""Records of a stream in which its regime counts as young."""
 NUM_TOPICS = 8
 MIN_RECORDS = 40
 """Records below which a task is left out: its topics would hold hardly five."""
@@ -56,6 +58,9 @@ class Rate:
 
     records: int
     alarms: int
+
+    def __add__(self, other: "Rate") -> "Rate":
+        return Rate(self.records + other.records, self.alarms + other.alarms)
 
     def to_json(self, asked: float) -> dict[str, Any]:
         """The rate per million, its exact 95 % interval, and whether the interval lies above the asked rate."""
@@ -104,26 +109,34 @@ def boundary_streams(tasks: Sequence[Task], seeds: int) -> list[tuple[Stream, li
     return made
 
 
-def measure_level(tasks: Sequence[Task], asked: float, records: int) -> dict[str, Any]:
+def measure_level(tasks: Sequence[Task], asked: float, records: int, stream_records: int) -> dict[str, Any]:
     """False alarms of every order in `records` records, at a level of `asked` false alarms per million."""
-    counts = {name: [0, 0] for name in ORDERS}
+    young, settled = ({name: Rate(0, 0) for name in ORDERS} for _ in range(2))
     featurizer = Featurizer(0)
-    streams = -(-records // STREAM_RECORDS)
+    streams = -(-records // stream_records)
     for number in range(streams):
         task, prompt = tasks[number // len(PROMPTS) % len(tasks)], PROMPTS[number % len(PROMPTS)]
         features = [featurizer.featurize(input_of(example)) for example in task.examples[prompt]]
         by_similarity = sort_by_similarity(features)
         for name, order in ORDERS.items():
-            drawn = order(np.random.default_rng([number, 0xFA]), STREAM_RECORDS, by_similarity)
-            counts[name][0] += STREAM_RECORDS
-            counts[name][1] += false_alarms([features[i] for i in drawn.tolist()], asked)
-    return {name: Rate(*count).to_json(asked) for name, count in counts.items()}
+            drawn = order(np.random.default_rng([number, 0xFA]), stream_records, by_similarity)
+            alarms = false_alarms([features[i] for i in drawn.tolist()], asked)
+            early = sum(alarm < YOUNG_RECORDS for alarm in alarms)
+            young[name] += Rate(min(YOUNG_RECORDS, stream_records), early)
+            settled[name] += Rate(max(stream_records - YOUNG_RECORDS, 0), len(alarms) - early)
+    return {
+        name: {
+            **(young[name] + settled[name]).to_json(asked),
+            **({"settled": settled[name].to_json(asked)} if stream_records > YOUNG_RECORDS else {}),
+        }
+        for name in ORDERS
+    }
 
 
-def false_alarms(stream: Sequence[Features], asked: float) -> int:
-    """Number of shifts in a stream of one regime, the first record's left out."""
+def false_alarms(stream: Sequence[Features], asked: float) -> list[int]:
+    """Places of the shifts in a stream of one regime, the first record's left out."""
     detector = InputShiftDetector(ShiftSettings(false_alarms_per_million=asked))
-    return sum(len(detector.update(each, ()).shifts) for each in stream) - 1
+    return [place for place, each in enumerate(stream) for _ in detector.update(each, ()).shifts][1:]
 
 
 def sort_by_similarity(features: Sequence[Features]) -> NDArray[np.intp]:

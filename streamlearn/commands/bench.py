@@ -169,6 +169,9 @@ def measure_detection(
     records: Annotated[
         int, typer.Option(min=1000, help="With --others: stationary records per order and level. 1,000 take 0.2 s.")
     ] = 100_000,
+    stream_records: Annotated[
+        int, typer.Option(min=1000, help="With --others: of them, records of one stream, all of one task.")
+    ] = 1000,
     asked: Annotated[
         list[float] | None, typer.Option(help="With --others: asked false alarms per million. Repeatable.")
     ] = None,
@@ -179,7 +182,9 @@ def measure_detection(
     """
     from streamlearn.bench import detect  # noqa: PLC0415
 
-    on_others = detect.Others(others, records, tuple(asked or (1.0,))) if others is not None else None
+    on_others = None
+    if others is not None:
+        on_others = detect.Others(others, records, min(stream_records, records), tuple(asked or (1.0,)))
     detect.report(data=data, seeds=seeds, as_json=as_json, quick=quick, answers=answers, others=on_others)
 
 

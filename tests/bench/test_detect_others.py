@@ -63,18 +63,29 @@ def test_the_interval_refutes_a_level_that_does_not_hold() -> None:
 
 
 def test_a_shift_in_a_stationary_stream_is_a_false_alarm() -> None:
-    """The first regime is not; a second task is."""
-    assert detect_others.false_alarms(features_of(0, 150), 1.0) == 0
-    assert detect_others.false_alarms([*features_of(0, 150), *features_of(1, 60)], 1.0) == 1
+    """The first regime is not; a second task is, a few records after it began."""
+    assert detect_others.false_alarms(features_of(0, 150), 1.0) == []
+    assert detect_others.false_alarms([*features_of(0, 150), *features_of(1, 60)], 1.0) == [pytest.approx(165, abs=15)]
 
 
 def test_streams_cover_the_records_asked_for() -> None:
     """Every order gets as many; the counts are a function of the arguments."""
     examples = synthetic([0] * MIN_RECORDS)
     task = Task("t", {"definition": examples, "bare": examples}, range(MIN_RECORDS))
-    found = detect_others.measure_level([task], 1.0, 1000)
+    found = detect_others.measure_level([task], 1.0, 1000, 1000)
     assert {name: each["records"] for name, each in found.items()} == dict.fromkeys(ORDERS, 1000)
-    assert found == detect_others.measure_level([task], 1.0, 1000)
+    assert found == detect_others.measure_level([task], 1.0, 1000, 1000)
+
+
+def test_a_long_stream_also_has_a_rate_of_its_later_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An alarm at record 999 is young, one at record 1000 is settled."""
+    monkeypatch.setattr(detect_others, "false_alarms", lambda stream, _: [5, 999, 1000][: len(stream) // 500])
+    examples = synthetic([0] * MIN_RECORDS)
+    task = Task("t", {"definition": examples, "bare": examples}, range(MIN_RECORDS))
+    found = detect_others.measure_level([task], 1.0, 3000, 1500)["independent"]
+    assert (found["records"], found["alarms"]) == (3000, 6)
+    assert (found["settled"]["records"], found["settled"]["alarms"]) == (1000, 2)
+    assert "settled" not in detect_others.measure_level([task], 1.0, 1000, 1000)["independent"]
 
 
 def test_reads_texts_and_makes_boundaries_between_them(tmp_path: Path) -> None:
