@@ -1,7 +1,7 @@
 """Shift detection on other tasks: boundaries between them, and false alarms beside the asked level.
 
     streamlearn bench detect --others ../shared/data/pretrain/superni_other.jsonl.gz --records 500000 --asked 10
-    streamlearn bench detect --others ... --records 1000000 --stream-records 20000
+    streamlearn bench detect --others ... --records 1000000 --length 20000
 
 The detector was tuned on fifteen tasks of SuperNI. The file holds texts of others
 (`superni.read_texts`).

@@ -169,7 +169,7 @@ def measure_detection(
     records: Annotated[
         int, typer.Option(min=1000, help="With --others: stationary records per order and level. 1,000 take 0.2 s.")
     ] = 100_000,
-    stream_records: Annotated[
+    length: Annotated[
         int, typer.Option(min=1000, help="With --others: of them, records of one stream, all of one task.")
     ] = 1000,
     asked: Annotated[
@@ -184,7 +184,7 @@ def measure_detection(
 
     on_others = None
     if others is not None:
-        on_others = detect.Others(others, records, min(stream_records, records), tuple(asked or (1.0,)))
+        on_others = detect.Others(others, records, min(length, records), tuple(asked or (1.0,)))
     detect.report(data=data, seeds=seeds, as_json=as_json, quick=quick, answers=answers, others=on_others)
 
 
