@@ -55,6 +55,9 @@ class Lookahead:
         self._undecided: deque[HeldBatch] = deque()
         self._decided: deque[AssignedBatch] = deque()
         self._taken: AssignedBatch | None = None
+        self._entered: list[Shift] = []
+        """Shifts of the batches before the one taken last that reading on from them finds again."""
+        self._after_refusal = False
         self._flushed = False
 
     def __len__(self) -> int:
@@ -95,8 +98,17 @@ class Lookahead:
                 held.slots[ordinal - held.first] = slot
 
     def attach(self, shift: Shift) -> None:
-        """Attach a shift to the batch with its onset, or to the oldest undecided batch if that one is decided."""
+        """Attach a shift to the batch with its onset, or to the oldest undecided batch if that one is decided.
+
+        One that was not entered is never attached to a batch that was trained on, see the module.
+        """
         holder = next((held for held in self._undecided if held.end > shift.onset), self._undecided[-1])
+        if holder.batch is None and not self._after_refusal:
+            self._entered.append(shift)
+        elif holder.batch is None and (shift.regime, shift.known) not in [
+            (old.regime, old.known) for old in self._entered
+        ]:
+            holder = next(held for held in self._undecided if held.batch is not None)
         holder.shifts.append(shift)
 
     def decide(self, detector: DetectorState) -> list[AssignedBatch]:
@@ -118,6 +130,9 @@ class Lookahead:
         """
         if not self._decided or not (self._flushed or self._can_probe(probe_tokens)):
             return None
+        if self._taken is not None and self._taken.after is not None:
+            last, shifts = self._taken.after.detector.ordinal, [*self._entered, *self._taken.shifts]
+            self._entered = [shift for shift in shifts if shift.declared_at > last]
         self._taken = self._decided.popleft()
         return self._taken
 
@@ -141,8 +156,14 @@ class Lookahead:
         """The batch as it leaves, with its slots and shifts."""
         return AssignedBatch(batch, tuple(held.slots), tuple(held.shifts), held.after)
 
-    def restart(self, held: Sequence[HeldBatch] = ()) -> None:
-        """Replace all batches by the undecided ones of a saved state, after a rollback or a restart."""
+    def restart(self, held: Sequence[HeldBatch] = (), *, after_refusal: bool = False) -> None:
+        """Replace all batches by the undecided ones of a saved state, after a rollback or a restart.
+
+        `after_refusal` says that it is the state before the batch taken last, in which something was refused.
+        """
+        if not after_refusal:
+            self._entered.clear()
+        self._after_refusal = after_refusal
         self._undecided = deque(held)
         self._decided.clear()
         self._taken = None

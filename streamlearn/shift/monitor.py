@@ -126,7 +126,7 @@ class Monitor:
             kept_at: That of `update`.
         """
         waiting, is_flushed = [batch, *self.lookahead.waiting], self.lookahead.is_flushed
-        self._go_back(as_of)
+        self._go_back(as_of, after_refusal=True)
         self._detector.refuse(returns, records)
         self._read_again(waiting, kept_at, is_flushed=is_flushed)
 
@@ -153,14 +153,14 @@ class Monitor:
         self._read_again(waiting, kept_at, is_flushed=is_flushed)
         return state
 
-    def _go_back(self, state: MonitorState) -> None:
+    def _go_back(self, state: MonitorState, *, after_refusal: bool = False) -> None:
         self._released = state
         self._detector.load(state.detector)
         held, first = [], state.detector.ordinal + 1 - sum(map(len, state.undecided))
         for slots in state.undecided:
             held.append(HeldBatch(None, first, list(slots)))
             first += len(slots)
-        self.lookahead.restart(held)
+        self.lookahead.restart(held, after_refusal=after_refusal)
 
     def _read_again(self, batches: Sequence[Batch], kept_at: KeptAt, *, is_flushed: bool) -> None:
         for batch in batches:

@@ -138,3 +138,38 @@ def test_a_restart_drops_undecided_and_decided_batches() -> None:
     assert buffer.decide(STATE) == []
     buffer.append(held(7, [1, 1]))
     assert [each.slots for each in buffer.decide(STATE)] == [(1, 1)]
+
+
+def test_a_shift_found_again_is_dropped_and_one_found_earlier_after_a_refusal_is_not() -> None:
+    """What begins in a batch that was trained on without it is entered with the next one."""
+    for entered, again in ((True, False), (True, True), (False, True)):
+        buffer = Lookahead(num_records=4)
+        for batch in (held(1, [0, 0]), held(3, [1, 1])):
+            buffer.append(batch)
+            buffer.decide(STATE)
+        if entered:
+            buffer.attach(shift(onset=2, slot=1))  # declared by record 5
+        buffer.flush(STATE)
+        first, second = buffer.take(), buffer.take()
+        assert first is not None
+        assert second is not None
+        buffer.restart([HeldBatch(None, 1, [0, 0])], after_refusal=again)
+        buffer.append(held(3, [1, 1]))
+        buffer.attach(shift(onset=2, slot=1))
+        buffer.flush(STATE)
+        taken = buffer.take()
+        assert taken is not None
+        assert len(first.shifts) + len(taken.shifts) == 1, "it is entered once"
+
+
+def test_what_was_entered_before_a_restart_is_not_entered_again_after_a_refusal() -> None:
+    """A restart finds it again in what it reads, and so does the reading after the refusal."""
+    buffer = Lookahead(num_records=2)
+    for refused in (False, True):
+        buffer.restart([HeldBatch(None, 1, [0, 0])], after_refusal=refused)
+        buffer.append(held(3, [1, 1]))
+        buffer.attach(shift(onset=2, slot=1))
+        buffer.flush(STATE)
+        taken = buffer.take()
+        assert taken is not None
+        assert taken.shifts == ()

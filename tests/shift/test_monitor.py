@@ -421,6 +421,32 @@ def test_a_refused_record_is_the_segments() -> None:
     assert rest[-len(taken) + 20 :] == taken[20:]
 
 
+def test_a_shift_that_a_refusal_moves_forward_is_entered() -> None:
+    """Records taken for a known regime's hid the beginning of a new one; the batch it begins in was trained on."""
+    made = batches(stream(runs((0, 80), (1, 84), (2, 2), (0, 8), (2, 30))))
+    monitor = new_monitor()
+    taken: list[AssignedBatch] = []
+    refused: set[int] = set()
+    for batch in made:
+        monitor.update(batch)
+        while (each := monitor.lookahead.take()) is not None:
+            first = sum(len(done.slots) for done in taken) + 1
+            strays = {first + i for i, slot in enumerate(each.slots) if slot == 0 and first > 160} - refused
+            if strays and not each.shifts:
+                after = taken[-1].after
+                assert after is not None
+                refused |= strays
+                monitor.refuse((), [RefusedRecord(ordinal, 0) for ordinal in strays], each.batch, after)
+                continue
+            taken.append(each)
+    taken += monitor.flush()
+    assert refused
+    entered = set[int]()
+    for each in taken:
+        entered |= {shift.slot for shift in each.shifts}
+        assert entered >= set(each.slots), "a record of a regime that was never entered"
+
+
 def taken_from(monitor: Monitor) -> list[AssignedBatch]:
     """The batches that wait to be trained on."""
     found = []
