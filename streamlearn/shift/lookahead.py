@@ -13,6 +13,11 @@ batch, is attached to the first batch after it.
 A snapshot covers the batches up to the last one trained on. Later batches are read and decided again after a restart,
 in the same way, so the buffer is not saved. Only the slots of the batches that stayed undecided when the last one had
 been read are: they influenced later decisions, so they are put back, decided again and dropped.
+A shift that is found again and begins in one of them was entered, and is dropped too.
+
+When something in a batch is refused, that batch and those after it are read again from the state before it. A shift may
+then be found sooner than before, and begin in a batch that was trained on without it. It is attached to the first batch
+that is read again.
 """
 
 from collections import deque
@@ -105,9 +110,7 @@ class Lookahead:
         holder = next((held for held in self._undecided if held.end > shift.onset), self._undecided[-1])
         if holder.batch is None and not self._after_refusal:
             self._entered.append(shift)
-        elif holder.batch is None and (shift.regime, shift.known) not in [
-            (old.regime, old.known) for old in self._entered
-        ]:
+        elif holder.batch is None and not self._was_entered(shift):
             holder = next(held for held in self._undecided if held.batch is not None)
         holder.shifts.append(shift)
 
@@ -179,6 +182,9 @@ class Lookahead:
         decided = [self.assigned(held.batch, held) for held in due if held.batch is not None]
         self._decided.extend(decided)
         return decided
+
+    def _was_entered(self, shift: Shift) -> bool:
+        return any((shift.regime, shift.known) == (entered.regime, entered.known) for entered in self._entered)
 
     def _can_probe(self, probe_tokens: Callable[[Shift], int]) -> bool:
         oldest = self._decided[0]

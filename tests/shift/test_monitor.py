@@ -421,9 +421,14 @@ def test_a_refused_record_is_the_segments() -> None:
     assert rest[-len(taken) + 20 :] == taken[20:]
 
 
-def test_a_shift_that_a_refusal_moves_forward_is_entered() -> None:
-    """Records taken for a known regime's hid the beginning of a new one; the batch it begins in was trained on."""
-    made = batches(stream(runs((0, 80), (1, 84), (2, 2), (0, 8), (2, 30))))
+@pytest.mark.parametrize(("lengths", "found_again"), [((84, 2, 8), False), ((81, 4, 13), True)])
+def test_a_shift_that_a_refusal_moves_forward_is_entered(lengths: tuple[int, int, int], found_again: bool) -> None:
+    """Records taken for a known regime's hid the beginning of a new one; the batch it begins in was trained on.
+
+    A restart from the state after the batch that the shift was attached to enters it no second time.
+    """
+    old, before, hidden = lengths
+    made = batches(stream(runs((0, 80), (1, old), (2, before), (0, hidden), (2, 40))))
     monitor = new_monitor()
     taken: list[AssignedBatch] = []
     refused: set[int] = set()
@@ -445,6 +450,14 @@ def test_a_shift_that_a_refusal_moves_forward_is_entered() -> None:
     for each in taken:
         entered |= {shift.slot for shift in each.shifts}
         assert entered >= set(each.slots), "a record of a regime that was never entered"
+    late = max(place for place, each in enumerate(taken) if each.shifts)
+    state = taken[late].after
+    assert state is not None
+    assert (state.detector.ordinal < taken[late].shifts[0].declared_at) is found_again
+    restarted = new_monitor()
+    restarted.load_state(monitor.state(state))
+    rest = [each for batch in made[late + 1 :] for each in restarted.update(batch)] + restarted.flush()
+    assert rest == taken[late + 1 :]
 
 
 def taken_from(monitor: Monitor) -> list[AssignedBatch]:
