@@ -26,7 +26,7 @@ from streamlearn.adapters.config import regime_adapter, slot_of
 from streamlearn.adapters.model import SHARED, Bank, add_regime, banks, delete_adapter
 from streamlearn.adapters.presets import ATTENTION_LINEARS, Objective
 from streamlearn.adapters.routing_context import RoutingContext, routing_context
-from streamlearn.adapters.sequences import Slot
+from streamlearn.adapters.sequences import NO_REGIME, Slot
 from streamlearn.adapters.slots import copy_slots
 from streamlearn.learner import evaluation
 from streamlearn.learner.activation_checkpointing import checkpoint_layers
@@ -266,8 +266,8 @@ class Learner:
                 it.
 
         Raises:
-            RuntimeError or MemoryError: a pass failed, if out of memory after the last retry; only `number` has
-                changed.
+            RuntimeError or MemoryError: a pass failed, if out of memory after the last retry, or a regime has no
+                adapter; only `number` has changed.
         """
         started = self._clock()
         self.number += 1
@@ -424,7 +424,10 @@ class Learner:
         """The adapters that the gradients of a batch can reach, in the order that a resumed run has too."""
         if not self.per_regime or slots is None:
             return list(self._groups)
-        return sorted({regime_adapter(slot) for slot in slots} & self._groups.keys())
+        adapters = {regime_adapter(slot) for slot in slots if slot != NO_REGIME}
+        if without := adapters - self._groups.keys():
+            raise RuntimeError(f"records of regimes that were never entered: there is no adapter {sorted(without)}")
+        return sorted(adapters)
 
     def _new_groups(self, adapter: str) -> list[Group]:
         own = self._banks[adapter]

@@ -49,6 +49,17 @@ def test_a_step_changes_the_adapters_of_its_regimes(learner: Learner, slots: lis
     assert changed_by(learner, lambda: learner.step(examples, slots)) == (expected, expected)
 
 
+def test_a_step_needs_the_adapters_of_its_regimes(learner: Learner) -> None:
+    """A record of a regime that was never entered would be trained on in silence, and change nothing."""
+    examples = random_examples([9, 12], prompt_length=2)
+
+    def step() -> None:
+        with pytest.raises(RuntimeError, match=f"no adapter \\['regime{REGIMES}'\\]"):
+            learner.step(examples, [1, REGIMES])
+
+    assert changed_by(learner, step) == (set(), set())
+
+
 def test_a_refused_step_changes_nothing(learner: Learner) -> None:
     first = next(bank for bank in learner.banks if bank.adapter == regime_adapter(1))
     first.B.register_hook(lambda gradient: gradient + torch.inf)  # type: ignore[no-untyped-call]
