@@ -15,9 +15,9 @@ in the same way, so the buffer is not saved. Only the slots of the batches that 
 been read are: they influenced later decisions, so they are put back, decided again and dropped.
 A shift that is found again and begins in one of them was entered, and is dropped too.
 
-When something in a batch is refused, that batch and those after it are read again from the state before it. A shift may
-then be found sooner than before, and begin in a batch that was trained on without it. It is attached to the first batch
-that is read again.
+When something in a batch is refused, that batch and those after it are read again from the state before it. What was
+entered before and is found again, with whatever onset, is dropped. Another shift may then be found sooner than before,
+and begin in a batch that was trained on without it. It is attached to the first batch that is read again.
 """
 
 from collections import deque
@@ -62,6 +62,8 @@ class Lookahead:
         self._taken: AssignedBatch | None = None
         self._entered: list[Shift] = []
         """Shifts of the batches before the one taken last that reading on from them finds again."""
+        self._not_found_again: list[Shift] = []
+        """Those of them that reading on has still to find, after a refusal."""
         self._after_refusal = False
         self._flushed = False
 
@@ -105,12 +107,15 @@ class Lookahead:
     def attach(self, shift: Shift) -> None:
         """Attach a shift to the batch with its onset, or to the oldest undecided batch if that one is decided.
 
-        One that was not entered is never attached to a batch that was trained on, see the module.
+        One that was entered is dropped, and one that was not is never attached to a batch that was trained on, see the
+        module.
         """
+        if self._is_found_again(shift):
+            return
         holder = next((held for held in self._undecided if held.end > shift.onset), self._undecided[-1])
         if holder.batch is None and not self._after_refusal:
             self._entered.append(shift)
-        elif holder.batch is None and not self._was_entered(shift):
+        elif holder.batch is None:
             holder = next(held for held in self._undecided if held.batch is not None)
         holder.shifts.append(shift)
 
@@ -166,6 +171,7 @@ class Lookahead:
         """
         if not after_refusal:
             self._entered.clear()
+        self._not_found_again = self._entered.copy()
         self._after_refusal = after_refusal
         self._undecided = deque(held)
         self._decided.clear()
@@ -183,8 +189,13 @@ class Lookahead:
         self._decided.extend(decided)
         return decided
 
-    def _was_entered(self, shift: Shift) -> bool:
-        return any((shift.regime, shift.known) == (entered.regime, entered.known) for entered in self._entered)
+    def _is_found_again(self, shift: Shift) -> bool:
+        """Whether a shift was entered before the refusal; each is found again once, perhaps with another onset."""
+        for entered in self._not_found_again:
+            if (shift.regime, shift.known) == (entered.regime, entered.known):
+                self._not_found_again.remove(entered)
+                return True
+        return False
 
     def _can_probe(self, probe_tokens: Callable[[Shift], int]) -> bool:
         oldest = self._decided[0]

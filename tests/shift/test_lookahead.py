@@ -173,3 +173,18 @@ def test_what_was_entered_before_a_restart_is_not_entered_again_after_a_refusal(
         taken = buffer.take()
         assert taken is not None
         assert taken.shifts == ()
+
+
+def test_what_was_entered_is_dropped_once_when_found_again_after_a_refusal() -> None:
+    """Also where its onset moved into a batch that was not trained on; a second return to the same regime is not."""
+    buffer = Lookahead(num_records=2)
+    for refused in (False, True):
+        buffer.restart([HeldBatch(None, 1, [0, 0])], after_refusal=refused)
+        buffer.append(held(3, [1, 1]))
+        buffer.attach(shift(onset=3 if refused else 2, slot=1))
+    again = shift(onset=4, slot=1)
+    buffer.attach(again)
+    buffer.flush(STATE)
+    taken = buffer.take()
+    assert taken is not None
+    assert taken.shifts == (again,)
