@@ -24,7 +24,8 @@ OthersOption = Annotated[
 OTHERS = Path("../shared/data/pretrain/superni_other.jsonl.gz")
 PlotOption = Annotated[Path | None, typer.Option(help="Also plot to this file: .png, .pdf or .svg.", metavar="FILE")]
 TasksOption = Annotated[
-    list[Path], typer.Option(help="Folder of task files for the named suites. Repeatable.", metavar="FOLDER")
+    list[Path] | None,
+    typer.Option(help="Folder of task files; every named suite needs one. Repeatable.", metavar="FOLDER"),
 ]
 BackboneOption = Annotated[
     Path | None,
@@ -301,7 +302,7 @@ def measure_mot(
 @app.command("learn")
 def measure_forgetting(
     out: Annotated[Path, typer.Option(help="Folder for the results, one JSON file per run.", metavar="FOLDER")],
-    data: TasksOption,
+    data: TasksOption = None,
     suite: Annotated[
         list[str] | None,
         typer.Option(help="Name of a suite, or a folder of task files. Repeatable.", metavar="SUITE"),
@@ -357,7 +358,7 @@ def measure_forgetting(
     seeds_of_all = tuple(range(first_seed, first_seed + seeds))
     parts = read_plan(plan) if plan else [Part(tuple(suite or ()), tuple(methods), seeds_of_all)]
     conditions = RunConditions(
-        data=tuple(data),
+        data=tuple(data or ()),
         out=out,
         profile=profile,
         backbone=backbone,
@@ -374,8 +375,8 @@ def measure_forgetting(
 def search_profile(
     suite: Annotated[str, typer.Option(help="Name of a suite, or a folder of task files.", metavar="SUITE")],
     out: Annotated[Path, typer.Option(help="Folder for the trials, one JSON file per run.", metavar="FOLDER")],
-    data: TasksOption,
     write: Annotated[Path, typer.Option(help="The profile to write.", metavar="FILE")],
+    data: TasksOption = None,
     table: Annotated[
         Path | None,
         typer.Option(
@@ -405,7 +406,7 @@ def search_profile(
     from streamlearn.bench.learn.search_table import write_search  # noqa: PLC0415
 
     conditions = RunConditions(
-        tuple(data), out, profile, backbone, "development", records_per_task, evaluated_per_task, reuse=reuse
+        tuple(data or ()), out, profile, backbone, "development", records_per_task, evaluated_per_task, reuse=reuse
     )
     runs = partial(make_runs, side_by_side=side_by_side, console=err)
     found = Search(suite, tuple(method or SEARCHED), conditions, runs).run()

@@ -48,7 +48,7 @@ class Plan:
         for part in self.parts:
             check_methods(part.methods, [*METHODS, *ABLATIONS])
             for suite in part.suites:
-                check_suite(suite)
+                check_suite(suite, self.conditions.data)
         if self.conditions.order and any(suite in SUITES for part in self.parts for suite in part.suites):
             raise UsageError("--order: applies to a folder of task files; a named suite has its own order")
 
@@ -75,14 +75,16 @@ def check_methods(names: Sequence[str], known: Sequence[str]) -> None:
             raise UsageError(f"--method {name}: unknown; expected one of {', '.join(known)}")
 
 
-def check_suite(suite: str) -> None:
-    """Check that a suite is known or a folder.
+def check_suite(suite: str, data: Sequence[Path]) -> None:
+    """Check that a suite is known or a folder, and that a known one has folders for its task files.
 
     Raises:
-        UsageError: it is neither; the message lists the known ones.
+        UsageError: it is neither, the message lists the known ones; or there are no folders for it.
     """
     if suite not in SUITES and not Path(suite).is_dir():
         raise UsageError(f"--suite {suite}: expected a folder or one of {', '.join(SUITES)}")
+    if suite in SUITES and not data:
+        raise UsageError(f"--suite {suite}: needs the folders of its task files; pass each with --data")
 
 
 def read_plan(file: Path) -> list[Part]:

@@ -84,7 +84,7 @@ class Search:
             RunFailedError: a trial of every setup failed.
         """
         check_methods(self.methods, SEARCHED)
-        check_suite(self.suite)
+        check_suite(self.suite, self.conditions.data)
         self._check_start()
         setups = self._choose_setup()
         setup = _cheap_and_good(setups)

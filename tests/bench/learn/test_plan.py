@@ -34,6 +34,7 @@ def test_runs_are_made_in_the_order_of_the_parts(tmp_path: Path) -> None:
     [
         (Part(("trace",), ("lorra",), (0,)), {}, "--method lorra"),
         (Part(("nowhere",), ("lora",), (0,)), {}, "--suite nowhere"),
+        (Part(("trace",), ("lora",), (0,)), {"data": ()}, "--suite trace: .* pass each with --data"),
         (Part(("trace",), ("lora",), (0,)), {"order": ("a",)}, "--order"),
         (Part(("trace",), ("lora",), (0,)), {"profile": "none"}, "--profile none"),
         (Part(("trace",), ("lora",), (0,)), {"profile": "smollm2"}, "--backbone: profile smollm2"),
@@ -44,6 +45,11 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path, part: Part, changes: dict
     """It is refused before any run; the message names the option."""
     with pytest.raises(UsageError, match=named):
         Plan([part], conditions(tmp_path, **changes)).check()
+
+
+def test_a_folder_of_task_files_needs_no_other(tmp_path: Path) -> None:
+    """`--data` is for the named suites."""
+    Plan([Part((str(tmp_path),), ("lora",), (0,))], conditions(tmp_path, data=())).check()
 
 
 def test_a_plans_file_names_suites_methods_and_seeds(tmp_path: Path) -> None:
