@@ -36,6 +36,7 @@ from rich.table import Table
 from scipy.optimize import linear_sum_assignment
 
 from streamlearn.bench import concept, detect_others
+from streamlearn.bench.matches import matches
 from streamlearn.bench.streams import PROMPTS, RAMP, Boundary, Maker, Stream, Task, read_tasks
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.assigned_batch import AssignedBatch
@@ -268,18 +269,12 @@ def count(tally: Tally, stream: Stream, detection: Detection, tasks: Sequence[Ta
 
 
 def match(stream: Stream, shifts: Sequence[Shift]) -> dict[Boundary, Shift]:
-    """The shift that detects each boundary: the first within reach."""
-    matched = {}
+    """The shift that detects each boundary."""
     reach = WITHIN + (RAMP if stream.kind == "gradual" else 0)
-    unmatched = list(shifts[1:])
-    starts = [boundary.at for boundary in stream.boundaries] + [len(stream.tasks) + 1]
-    for boundary, end in zip(stream.boundaries, starts[1:], strict=True):
-        last = min(boundary.at + reach, end)
-        hit = next((shift for shift in unmatched if boundary.at <= shift.declared_at < last), None)
-        if hit is not None:
-            matched[boundary] = hit
-            unmatched.remove(hit)
-    return matched
+    later = shifts[1:]
+    starts = [boundary.at for boundary in stream.boundaries]
+    found = matches(starts, len(stream.tasks) + 1, [shift.declared_at for shift in later], reach)
+    return {stream.boundaries[boundary]: later[index] for boundary, index in found.items()}
 
 
 def assignment(tasks: Sequence[int], slots: Sequence[int]) -> dict[int, int]:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from streamlearn.adaptation.adaptation import Adaptation
 from streamlearn.adaptation.shift_report import ShiftReport
-from streamlearn.bench.learn.detection_scores import detection_scores
 from streamlearn.bench.learn.evaluator import Evaluator, SlotsOf
 from streamlearn.bench.learn.lower_layers import reuse_lower_layers
 from streamlearn.bench.learn.recorder import RunRecorder
@@ -36,9 +35,7 @@ def train_in_daemon(suite: Suite, settings: Settings, progress: Progress, reuse:
     while len(recorder.matrix) < len(suite.segments):
         recorder.evaluate(components.learner, slots_of)
     components.close()
-    declared = [report.shift.declared_at for report in observer.reports if report.shift.kind == "inputs"]
     detection = {
-        **detection_scores(declared, suite.boundaries),
         "shifts": [report.to_json() for report in observer.reports],
         "probe_seconds": components.adaptation.probe_seconds,
     }

@@ -1,35 +1,42 @@
 """Boundary detection of a run that was given no task boundaries."""
 
-from collections.abc import Sequence
-from statistics import fmean
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
+
+from streamlearn.bench.matches import matches
 
 WITHIN = 64
 """Maximum records between a boundary and the shift that counts as its detection."""
 
 
-def detection_scores(declared: Sequence[int], boundaries: Sequence[int]) -> dict[str, Any]:
-    """Match declared input shifts to true boundaries.
+@dataclass(frozen=True)
+class DetectionScores:
+    """What became of the true boundaries, and of the input shifts that were declared."""
 
-    Each shift matches at most one boundary. The declaration at record 1 opens the first regime and is not a shift.
+    found: int
+    """Boundaries that were detected within `WITHIN` records and before the next one."""
+    false: int
+    """Shifts that detect no boundary."""
+    returns: int
+    """Shifts that were declared to be the return of a known regime."""
 
-    >>> detection_scores([1, 205, 300], [200, 400])
-    {'boundaries': 2, 'found': 1, 'false': 1, 'mean_delay_records': 5.0}
 
-    Args:
-        declared: Ordinals, from 1, of the records at which input shifts were declared.
-        boundaries: Number of records before each boundary.
+def detection_scores(run: Mapping[str, Any]) -> DetectionScores | None:
+    """Return the scores of a run's JSON object; None where boundaries are given, or the stream has none.
+
+    The declaration at record 1 opens the first regime and is not a shift.
     """
-    unmatched = [at for at in declared if at > 1]
-    delays = []
-    for boundary in boundaries:
-        hit = next((at for at in unmatched if boundary < at <= boundary + WITHIN), None)
-        if hit is not None:
-            unmatched.remove(hit)
-            delays.append(hit - boundary)
-    return {
-        "boundaries": len(boundaries),
-        "found": len(delays),
-        "false": len(unmatched),
-        "mean_delay_records": fmean(delays) if delays else None,
-    }
+    *boundaries, records = accumulate(segment["records"] for segment in run["segments"])
+    if run["detection"] is None or not boundaries:
+        return None
+    shifts = [report["shift"] for report in run["detection"]["shifts"]]
+    declared = [shift for shift in shifts if shift["kind"] == "inputs" and shift["declared_at"] > 1]
+    found = _found(boundaries, records, [shift["declared_at"] for shift in declared])
+    return DetectionScores(found, len(declared) - found, sum(shift["known"] for shift in declared))
+
+
+def _found(boundaries: Sequence[int], records: int, declared: Sequence[int]) -> int:
+    """The number of boundaries that were detected; `boundaries` are the numbers of records before them."""
+    return len(matches([before + 1 for before in boundaries], records + 1, declared, WITHIN))

@@ -8,6 +8,7 @@ from typing import Any
 
 from streamlearn.bench.learn.bootstrap import FIGURES as RESAMPLED
 from streamlearn.bench.learn.bootstrap import Bootstrap, Estimate
+from streamlearn.bench.learn.detection_scores import detection_scores
 from streamlearn.bench.learn.methods import ABLATIONS
 from streamlearn.bench.learn.run_files import FROZEN, RunResult, base_of, by_method
 from streamlearn.bench.learn.scores import scores
@@ -18,14 +19,11 @@ from streamlearn.bench.learn.verdicts import verdicts
 DEFAULT = "streamlearn"
 """The method that all others are compared with."""
 OTHER_FIGURES: Mapping[str, Callable[[RunResult], float | None]] = {
-    "boundaries_found": lambda run: None if run["detection"] is None else run["detection"]["found"],
-    "false_shifts": lambda run: None if run["detection"] is None else run["detection"]["false"],
-    **{
-        name: itemgetter(name)
-        for name in ("activated_parameters", "stored_parameters", "tokens_per_s", "peak_memory_mib")
-    },
+    name: itemgetter(name) for name in ("activated_parameters", "stored_parameters", "tokens_per_s", "peak_memory_mib")
 }
-"""Figure that is not computed from scores -> its value in a run; None where it does not apply."""
+"""Figure that a run states itself -> its value; None where it does not apply."""
+DETECTED = {"boundaries_found": "found", "false_shifts": "false", "returns_declared": "returns"}
+"""Figure of detection -> its field of `DetectionScores`."""
 
 
 def spread(values: Iterable[float | None]) -> dict[str, Any] | None:
@@ -75,8 +73,10 @@ def _setting(runs: Sequence[RunResult]) -> dict[str, Any]:
 def _spreads(group: Sequence[RunResult], frozen: RunResult | None) -> dict[str, Any]:
     """Figure -> its mean and spread over the seeds."""
     by_seed = [asdict(scores(run, frozen)) for run in group]
+    detected = [detection_scores(run) for run in group]
     return {
         **{name: spread(each[name] for each in by_seed) for name in by_seed[0]},
+        **{name: spread(getattr(each, key, None) for each in detected) for name, key in DETECTED.items()},
         **{name: spread(value(run) for run in group) for name, value in OTHER_FIGURES.items()},
     }
 

@@ -33,8 +33,9 @@ COSTS: Mapping[str, ScoreColumn] = {
         "preq.", 2, "prequential loss, of each record before training on it, nats per token"
     ),
     "first_50_loss": ScoreColumn("first 50", 2, "prequential loss over the first 50 records of each segment"),
-    "boundaries_found": ScoreColumn("found", 1, "true boundaries detected within 64 records"),
+    "boundaries_found": ScoreColumn("found", 1, "true boundaries detected within 64 records, before the next one"),
     "false_shifts": ScoreColumn("false", 1, "shifts declared without a boundary"),
+    "returns_declared": ScoreColumn("returns", 1, "shifts declared to be the return of a known regime"),
     "activated_parameters": ScoreColumn("active", 0, "trained parameters that one token activates"),
     "stored_parameters": ScoreColumn("stored", 0, "trained parameters that are kept"),
     "tokens_per_s": ScoreColumn("tokens/s", 0, "training throughput, without evaluation"),

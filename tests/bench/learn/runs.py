@@ -44,7 +44,7 @@ def a_run(method: str, seed: int = 0, *, end: Scores = END, after: Scores = AFTE
         "teacher": [teacher, teacher],
         "record_losses": [3.0] * 20 + [2.0] * 20,
         "shuffled": False,
-        "detection": {"boundaries": 1, "found": 1, "false": 0, "mean_delay_records": 5.0, "shifts": []},
+        "detection": {"shifts": []},
         "activated_parameters": 10,
         "stored_parameters": 40,
         "seconds": 10.0,
