@@ -1,10 +1,11 @@
 """Methods: an arm of the common adapter and learner, and the way it is run.
 
-All methods share the backbone, the optimizer, the batches and, within a tenth, the number of activated parameters:
+All methods share the backbone, the optimizer, the batches and, within an eighth, the number of activated parameters:
 those of preset `streamlearn` (`ranks`). Methods with a `baseline` are given the task boundaries; those that are given
 test regimes also route each test record with the regime of its task, an unseen task's with the first regime.
 `streamlearn`, `streamlearn-routed`, `lora-per-regime`, `importance` and the ablations run in the daemon and are given
-neither.
+neither. Without the probe the daemon does not measure what serves unknown requests best; arms without it answer them by
+what it found on SmolLM2, the mean of the adapters.
 
 | method | description |
 |---|---|
@@ -17,7 +18,7 @@ neither.
 | lora-per-regime | a fresh LoRA without heads for each regime, behind the daemon's detector and router |
 | importance | one LoRA in the daemon, with importance from the path, kept apart by regime, and anchors at shifts |
 | er | `lora` with experience replay (Chaudhry et al. 2019), a memory of the size of the daemon's hold-out |
-| der++ | `lora` with replay of records and their logits (Buzzega et al. 2020), in as many bytes |
+| der++ | `lora` with replay of as many records and their logits (Buzzega et al. 2020) |
 | ewc | `lora` with elastic weight consolidation (Kirkpatrick et al. 2017) |
 | online-ewc | `lora` with online EWC (Schwarz et al. 2018) |
 | cp-moe | CP-MoE (arXiv 2605.20247) with importance from the transient expert, given test regimes |
@@ -28,7 +29,7 @@ neither.
 | inflora | InfLoRA (Liang and Li 2024): one LoRA per task, outside of what earlier inputs span |
 | online-lora | Online-LoRA (Wei et al. 2025): a new LoRA at plateaus of the loss, without boundaries |
 | mh-moe | MH-MoE (arXiv 2602.12587) |
-| gem | `lora` with gradient episodic memory, 10 records per task (Lopez-Paz and Ranzato 2017) |
+| gem | `lora` with gradient episodic memory, as many records per task (Lopez-Paz and Ranzato 2017) |
 | frozen | the backbone without training |
 | blind | the best answers that ignore the input |
 | streamlearn-told | the default preset, given boundaries and test regimes: shows the cost of detection |
@@ -60,6 +61,7 @@ STORED = "adapter.rank={stored}:adapter.alpha={stored_alpha}"
 BLOCKS = "adapter.rank={blocks}:adapter.alpha={blocks_alpha}:baseline.rank={rank}"
 MLP = "adapter.target_modules=[gate_proj, up_proj, down_proj]"
 CP_MOE = f"cp-moe:{RANK}:{MLP}:consolidate.importance=transient:consolidate.coordinates=random"
+MEAN = "serve.unknown=mean"
 PER_REGIME = f"lora:{RANK}:adapter.per_regime=true:probe.enabled=false"
 
 
@@ -116,7 +118,7 @@ def _replay(c: BaselineContext) -> Baseline:
 
 
 def _dark_replay(c: BaselineContext) -> Baseline:
-    return DarkReplay(c.model.learner, seed=c.settings.seed, budget=c.holdout_records, **c.options)
+    return DarkReplay(c.model.learner, seed=c.settings.seed, capacity=c.holdout_records, **c.options)
 
 
 def _staged(c: BaselineContext) -> Baseline:
@@ -132,7 +134,8 @@ def _inflora(c: BaselineContext) -> Baseline:
 
 
 def _gem(c: BaselineContext) -> Baseline:
-    return Gem(c.model.learner, seed=c.settings.seed, settings=c.settings.learner, **c.options)
+    records = c.settings.holdout.records_per_regime
+    return Gem(c.model.learner, seed=c.settings.seed, settings=c.settings.learner, records=records, **c.options)
 
 
 _plain = _built(Baseline)
@@ -146,7 +149,7 @@ METHODS: Mapping[str, Method] = {
     "joint": Method(f"lora:{STORED}", _cosine, shuffled=True),
     "joint-3": Method(f"lora:{STORED}", _cosine, shuffled=True, passes=3, tuned_as="joint"),
     "lora-per-task": Method(PER_REGIME, _oracle, oracle_regimes=True),
-    "lora-per-regime": Method(PER_REGIME),
+    "lora-per-regime": Method(f"{PER_REGIME}:{MEAN}"),
     "importance": Method(f"lora:{RANK}:consolidate.anchor_strength=0.1:probe.enabled=false", search=_ANCHORS),
     "er": Method(f"lora:{RANK}", _replay),
     "der++": Method(f"lora:{RANK}", _dark_replay, search=("baseline.alpha", (0.01, 0.1, 1.0, 10.0))),
@@ -184,7 +187,7 @@ ABLATIONS: Mapping[str, Method] = {
     "heads 4": Method(f"streamlearn:adapter.num_heads=4:{RANK}"),
     "heads 16": Method(f"streamlearn:adapter.num_heads=16:{RANK}"),
     "one adapter": Method("streamlearn:adapter.per_regime=false"),
-    "no head start": Method("streamlearn:probe.enabled=false"),
+    "no head start": Method(f"streamlearn:probe.enabled=false:{MEAN}"),
     "cp-moe, no CKA bias": Method(f"{CP_MOE}:adapter.bias=none", _oracle, oracle_regimes=True),
     "cp-moe, no consolidation": Method(f"{CP_MOE}:consolidate.anchor_strength=0", _oracle, oracle_regimes=True),
 }

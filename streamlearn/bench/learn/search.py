@@ -74,13 +74,14 @@ class Search:
         self.start = read_profile(self.conditions.profile)
         self.first_layers = (None, upper_half(self.start.model(self.conditions.backbone)))
         self.failed: list[RunJob] = []
+        self._arms: dict[str, str] = {}
 
     def run(self) -> Found:
         """Make the missing trials of all stages and choose.
 
         Raises:
-            UsageError: a method or the suite is unknown, the folder holds a search from another start, or its trials
-                are being made by another command.
+            UsageError: a method or the suite is unknown, the folder holds a search from another start or trials of
+                other arms, or its trials are being made by another command.
             RunFailedError: a trial of every setup failed.
         """
         check_methods(self.methods, SEARCHED)
@@ -129,10 +130,27 @@ class Search:
         return conditions.job(self.suite, method, SEED, own=own, label=label(setup, own), only_at_end=True)
 
     def _make(self, jobs: Sequence[RunJob]) -> None:
+        self._check_arms([job for job in jobs if job.file.exists()])
         outcome = self.make_runs(jobs)
         self.failed += outcome.failed
         if outcome.busy:
             raise UsageError("bench search: trials are being made by another command; start again when it has ended")
+
+    def _check_arms(self, jobs: Sequence[RunJob]) -> None:
+        """Refuse trials made before their method's arm was changed: what was best for it then may not be now."""
+        made = {job: orjson.loads(job.file.read_bytes())["arm"] for job in jobs}
+        stale = [job for job, arm in made.items() if arm != self._arm(job)]
+        if stale:
+            files = "".join(f"\n  {job.file}: {made[job]}, now {self._arm(job)}" for job in stale)
+            raise UsageError(f"--out {self.conditions.out}: delete the trials of other arms to make them again:{files}")
+
+    def _arm(self, job: RunJob) -> str:
+        """The arm of a trial that is made now."""
+        if job.method not in self._arms:
+            model = self.start.model(self.conditions.backbone)
+            linears = outline(BackboneSettings(model=model)).linears
+            self._arms[job.method] = METHODS[job.method].arm_for(job.make_suite(), linears)
+        return self._arms[job.method]
 
     def _check_start(self) -> None:
         """Refuse a folder with trials from another start: they would be taken for this search's."""

@@ -25,8 +25,8 @@ from streamlearn.bench.learn.run_cost import cost_of, parameters_of
 from streamlearn.bench.learn.shorten import shortened
 from streamlearn.bench.learn.suite import Suite
 from streamlearn.bench.learn.trained_method import Progress, TrainedMethod
-from streamlearn.runtime.model import versions
-from streamlearn.settings import BackboneSettings, StreamSettings
+from streamlearn.runtime.model import adapter_of, versions
+from streamlearn.settings import BackboneSettings, ServeSettings, Settings, StreamSettings, with_defaults
 from streamlearn.stream.decode import Decoder
 
 FORMAT = 2
@@ -34,7 +34,8 @@ FORMAT = 2
 SHARED = {"holdout.every_records": 0}
 """No hold-out: every method trains on every record."""
 NOT_IN_RESULTS: Mapping[str, bool | set[str]] = {
-    **dict.fromkeys(("state", "source", "serve", "log", "dead_letters"), True),
+    **dict.fromkeys(("state", "source", "log", "dead_letters"), True),
+    "serve": {*ServeSettings.model_fields} - {"unknown", "max_known_rejected"},
     "backbone": {"model"},
 }
 """Settings that have no effect on a result, and the backbone's folder, which the result names by `backbone`."""
@@ -83,6 +84,7 @@ def run_method(
             shared={**SHARED, "backbone.model": backbone_model},
             own={**own_values(method.tuned_as or name, arm_text, profile), **(own or {})},
         )
+        arm = replace(arm, settings=_resolved(arm.settings))
         backbone = load(arm.settings.backbone, outline(arm.settings.backbone))
         suite = shortened(suite, _decoder(backbone, UNLIMITED), arm.settings.stream.max_tokens)
         about = {
@@ -109,6 +111,12 @@ def run_method(
         del backbone
         _write_stream(suite, stream)
         return {**about, **_trained(suite if generate else replace(suite, references={}), method, arm, reuse, progress)}
+
+
+def _resolved(settings: Settings) -> Settings:
+    """The settings with the values that depend on others, as the daemon fills them in; every method gets them."""
+    is_vision = outline(settings.backbone).is_vision
+    return with_defaults(settings, is_vision=is_vision, per_regime=adapter_of(settings).per_regime)
 
 
 def _decoder(backbone: Backbone, settings: StreamSettings) -> Decoder:

@@ -53,6 +53,7 @@ def run_of(ap: float, loss: float) -> dict[str, Any]:
         "segments": [{"tasks": ["a"], "records": 2}, {"tasks": ["b"], "records": 2}],
         "answers": {task: {"end": scores} for task, scores in end.items()},
         "teacher": [{}, {"a": {"loss": loss - 1}, "b": {"loss": loss + 1}, "unseen": {"loss": 9.0}}],
+        "arm": "lora",
         "versions": {"commit": "c0ffee"},
     }
 
@@ -69,6 +70,7 @@ def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sea
     methods = {**METHODS, "lora": replace(METHODS["lora"], search=None)}
     methods["er"] = replace(METHODS["er"], search=(STRENGTH, (0.1, 1.0, 10.0, 100.0)))
     monkeypatch.setattr(searching, "METHODS", methods)
+    monkeypatch.setattr(Search, "_arm", lambda self, job: "lora")
 
     def build(runs: Callable[[Sequence[RunJob]], Outcome], **changes: Any) -> Search:
         conditions = RunConditions((tmp_path,), tmp_path / "out", records=40, evaluated=20)
@@ -191,6 +193,14 @@ def test_trials_from_another_start_are_not_taken(search: Callable[..., Search], 
     other = RunConditions((tmp_path,), tmp_path / "out", records=41, evaluated=20)
     with pytest.raises(UsageError, match="holds a search from another start"):
         search(FakeRuns(lambda job: (0.5, 1.0)), conditions=other).run()
+
+
+def test_trials_of_another_arm_are_not_taken(search: Callable[..., Search], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The method was changed since; the message names the files."""
+    search(FakeRuns(lambda job: (0.5, 1.0))).run()
+    monkeypatch.setattr(Search, "_arm", lambda self, job: "er:rank=2" if job.method == "er" else "lora")
+    with pytest.raises(UsageError, match=r"delete the trials of other arms .*\n  .*er\.100\.json: lora, now er:rank=2"):
+        search(FakeRuns(lambda job: (0.5, 1.0))).run()
 
 
 def test_a_failed_trial_is_named_and_never_chosen(search: Callable[..., Search], tmp_path: Path) -> None:

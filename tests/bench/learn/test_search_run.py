@@ -72,3 +72,9 @@ def test_a_search_writes_a_profile_that_runs_use(
     made = orjson.loads(job.file.read_bytes())
     assert made["config"]["learner"]["lr"] == chosen.methods["ewc"][LR]
     assert made["options"].get("strength") == chosen.methods["ewc"].get(STRENGTH)
+
+    made = len(runs)
+    Search(str(folder), ("lora", "ewc"), conditions, make_runs).run()
+    assert len(list((tmp_path / "search").rglob(f"*.{SEED}.json"))) == made, (
+        "all trials are taken: their arms are the same"
+    )

@@ -6,8 +6,8 @@ Buzzega et al. 2020, eq. 6; both terms draw their own records from the memory M,
 batch has. z are the logits under the weights that the record was first trained on.
 
 Simplified: logits are kept for answer tokens only, and of these the `TOP` largest; the square in (1) is averaged over
-them. The full logits of one answer token take as many bytes as dozens of records. The memory has a budget of bytes,
-that of `budget` records without logits, and holds fewer records accordingly.
+them. The full logits of one answer token take as many bytes as dozens of records. The memory holds as many records as
+that of `replay`, as in the paper's comparison, so their logits come on top of its bytes.
 """
 # Shape suffixes: L learned tokens, K logits kept of each.
 
@@ -48,14 +48,12 @@ class DarkReplay(Baseline):
     """DER++, eq. (1)."""
 
     def __init__(
-        self, learner: Learner, *, seed: int, budget: int, alpha: float = ALPHA, beta: float = BETA, top: int = TOP
+        self, learner: Learner, *, seed: int, capacity: int, alpha: float = ALPHA, beta: float = BETA, top: int = TOP
     ) -> None:
-        """`budget`: size of the memory, in records without logits."""
+        """`capacity`: size of the memory in records."""
         super().__init__(learner, seed=seed)
-        self.memory: Reservoir[Remembered] = Reservoir(budget, seed=seed)
-        self._budget = budget
+        self.memory: Reservoir[Remembered] = Reservoir(capacity, seed=seed)
         self._alpha, self._beta, self._top = alpha, beta, top
-        self._record_bytes = self._entry_bytes = 0
 
     def step(self, examples: Sequence[Example]) -> Step:
         """Train on eq. (1), then offer the batch with its logits from before the update to the memory."""
@@ -63,7 +61,6 @@ class DarkReplay(Baseline):
         dark, plain = self.memory.draw(len(examples)), self.memory.draw(len(examples))
         step = self.learner.step(examples, penalty=(lambda: self._replayed(dark, plain)) if dark else None)
         for remembered in offered:
-            self._count(remembered.example)
             self.memory.offer(remembered)
         return step
 
@@ -87,10 +84,3 @@ class DarkReplay(Baseline):
         counts = [example.num_learned for example in examples]
         parts = zip(examples, torch.split(kept.indices.int(), counts), torch.split(kept.values, counts), strict=True)
         return [Remembered(example, tokens_LK.clone(), logits_LK.clone()) for example, tokens_LK, logits_LK in parts]
-
-    def _count(self, example: Example) -> None:
-        """Keep the memory within its bytes, by the mean sizes so far of a record with and without logits."""
-        record = example.input_ids.nbytes + example.labels.nbytes + sum(len(image.data) for image in example.images)
-        self._record_bytes += record
-        self._entry_bytes += record + example.num_learned * self._top * 8
-        self.memory.shrink(self._budget * self._record_bytes // self._entry_bytes)

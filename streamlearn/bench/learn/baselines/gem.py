@@ -5,6 +5,9 @@
 
 Lopez-Paz and Ranzato 2017, eq. 8 and 11; the rows of G are the gradients g_k. (2) is a non-negative least squares
 problem. The gradient is clipped before it is projected; (1) is homogeneous in g, so the order does not matter.
+
+Simplified: the projected gradient is the input of AdamW, as in all methods here, so (1) holds for what the optimizer is
+given and not exactly for its step.
 """
 
 from collections.abc import Sequence
@@ -23,17 +26,16 @@ from streamlearn.learner.packing import pack
 from streamlearn.settings import LearnerSettings
 from streamlearn.stream.decode import Example
 
-RECORDS_PER_TASK = 10
-"""The average per task of `replay`."""
 RIDGE = 1e-6
 """Multiple of the mean |g_k|^2 added to the diagonal of G G^T, which near-parallel gradients make singular."""
 
 
 class Gem(Baseline):
-    """Gradient episodic memory, eq. (1); the memory holds the last records of each segment."""
+    """Gradient episodic memory, eq. (1); the memory holds the last `records` of each segment."""
 
-    def __init__(self, learner: Learner, *, seed: int, settings: LearnerSettings) -> None:
+    def __init__(self, learner: Learner, *, seed: int, settings: LearnerSettings, records: int) -> None:
         super().__init__(learner, seed=seed)
+        self._records = records
         self.memory: list[list[Example]] = []
         self._optimizer = ProjectedAdamW(learner.optimizer.groups, settings)
         learner.optimizer = self._optimizer
@@ -46,7 +48,7 @@ class Gem(Baseline):
     def end(self, segment: int, examples: Sequence[Example]) -> None:
         """Store the segment's last records."""
         del segment
-        self.memory.append(list(examples[-RECORDS_PER_TASK:]))
+        self.memory.append(list(examples[-self._records :]))
 
     def _gradient(self, examples: Sequence[Example]) -> Tensor:
         packed = pack(examples, self.learner.device)

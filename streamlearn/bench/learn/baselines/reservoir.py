@@ -26,9 +26,3 @@ class Reservoir(Generic[T]):
     def draw(self, num: int) -> list[T]:
         """Draw up to `num` different items."""
         return self._random.sample(self.items, min(num, len(self.items)))
-
-    def shrink(self, capacity: int) -> None:
-        """Lower the capacity, to no less than one item, and drop random items above it; never raises it."""
-        self._capacity = max(1, min(self._capacity, capacity))
-        while len(self.items) > self._capacity:
-            self.items.pop(self._random.randrange(len(self.items)))

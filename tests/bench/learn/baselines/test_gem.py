@@ -47,7 +47,7 @@ def test_a_step_against_the_memory_does_not_raise_its_loss(make_learner: MakeLea
     for name in ("plain", "gem"):
         learner = make_learner(preset="lora", lr=1e-3)
         settings = LearnerSettings(lr=1e-3)
-        method = Gem(learner, seed=0, settings=settings) if name == "gem" else Baseline(learner, seed=0)
+        method = Gem(learner, seed=0, settings=settings, records=10) if name == "gem" else Baseline(learner, seed=0)
         learn(method, ONE, steps=8)
         before = loss_on(learner, ONE)
         method.begin(1, other)

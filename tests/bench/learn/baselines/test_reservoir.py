@@ -25,13 +25,3 @@ def test_a_draw_has_different_items() -> None:
         sample.offer(item)
     assert sorted(sample.draw(9)) == [0, 1, 2, 3]
     assert len(set(sample.draw(3))) == 3
-
-
-def test_a_shrunk_sample_stays_small() -> None:
-    """The capacity never rises again and is never zero."""
-    sample: Reservoir[int] = Reservoir(5, seed=0)
-    for capacity, left in ((3, 3), (9, 3), (0, 1)):
-        for item in range(20):
-            sample.offer(item)
-        sample.shrink(capacity)
-        assert len(sample.items) == left
