@@ -135,7 +135,7 @@ class Adaptation:
             numbers=self.numbers,
             last_records={slot: each.last_record for slot, each in enumerate(profiles) if each is not None},
             examples_of=self.upcoming,
-            records_of=self.monitor.lookahead.records_of,
+            entered_until=self.monitor.lookahead.entered_until,
         )
 
     @property
@@ -273,7 +273,7 @@ class Adaptation:
         self._clear(slot)
         self.return_checks.clear()
         self.statistics.forget(slot)
-        self.consolidator.drop(slot, is_current=is_current)
+        self.consolidator.drop(slot)
         self._trained = self.monitor.forget(slot, self._trained, self.controls.frozen_at)
 
     def route(self, inputs: Sequence[NDArray[Any]], requested: Requested = "routed") -> list[RoutedInput]:
@@ -558,6 +558,8 @@ class Adaptation:
         self.monitor.load_state(arrays("monitor"))
         self._trained = self.monitor.released
         self.drift_detector.load_state(arrays("answers"))
+        self.return_checks.clear()
+        self._left.clear()
         self.return_checks.losses.load_state(arrays("losses"))
         self.holdouts.load_state(arrays("holdouts"))
         self.consolidator.load_state(tensors)

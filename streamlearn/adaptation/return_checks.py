@@ -2,7 +2,10 @@
 
 A regime returns in two ways: the stream moves to it (a shift), or single records of other producers are assigned to it
 while the stream stays where it is (visits). Visits are checked where they begin: after `ABSENT` records without one of
-the regime's, by all of its records that were read ahead.
+the regime's, by all of its records that had been read when the batch was decided. A replay may read less far ahead than
+the run did before training on a batch, but it decides each batch after the same record.
+
+What an entered shift was found from is believed: without it, the shift might not be found again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +45,8 @@ class Upcoming:
     """Ordinal of each regime's last record before it, by slot."""
     examples_of: Callable[[int], Sequence[Example]]
     """Returns the first records of the regime in a slot, from the batch on until the stream moves on."""
-    records_of: Callable[[int, int], Sequence[tuple[int, Example]]]
-    """`Lookahead.records_of`."""
+    entered_until: int
+    """`Lookahead.entered_until`."""
 
 
 class ReturnChecks:
@@ -64,7 +67,8 @@ class ReturnChecks:
     def refuse(self, upcoming: Upcoming) -> bool:
         """Check a batch that is not trained on yet; return whether anything was refused in it that was not before."""
         for shift in upcoming.assigned.shifts:
-            examples = upcoming.examples_of(shift.slot) if self.applies(shift, upcoming.numbers) else ()
+            is_checked = self.applies(shift, upcoming.numbers) and shift.declared_at > upcoming.entered_until
+            examples = upcoming.examples_of(shift.slot) if is_checked else ()
             # A shift that was found after a flush may come with a batch that has none of its records: it is believed.
             check = self._check(shift.slot, examples) if examples else None
             if check is not None:
@@ -112,7 +116,8 @@ class ReturnChecks:
 
     def _refuse_visits(self, slot: int, upcoming: Upcoming) -> bool:
         """Check the visits to a regime. A record is refused once: what else assigns it to the regime is believed."""
-        visits = upcoming.records_of(slot, upcoming.first)
+        visits = upcoming.assigned.records_of(slot, upcoming.first)
+        visits = [(ordinal, example) for ordinal, example in visits if ordinal > upcoming.entered_until]
         new = [RefusedRecord(ordinal, slot) for ordinal, _ in visits]
         new = [each for each in new if each not in self._records]
         check = self._check(slot, [example for _, example in visits]) if new else None

@@ -77,6 +77,8 @@ class Consolidator:
             {name: torch.zeros_like(omega) for name, omega in held.items()} if transient else {}
         )
         """Omega_t of the current regime, to be added by `close`; empty unless it comes from the transient expert."""
+        self._current: int | None = None
+        """Slot of the regime whose segment is under way, which the training path is of."""
 
     @torch.no_grad()
     def close(self, slot: int) -> None:
@@ -124,33 +126,31 @@ class Consolidator:
 
     def enter(self, slot: int) -> None:
         """Begin a segment of the regime in `slot`, and after `load_state` go on with it."""
+        self._current = slot
         self.store.enter(slot)
         self._learner.anchors.hold()
 
     @torch.no_grad()
     def release(self, slot: int) -> None:
-        """Remove the importance of the regime in `slot`: its targets changed, and the newest are correct."""
+        """Remove the importance of the regime in `slot`: its targets changed, and the newest are correct.
+
+        The training path goes on where it is another regime's.
+        """
         if self._learner.anchors.strength == 0:
             return
         self.store.release(slot)
         self._learner.anchors.hold()
-        if self._learner.path is not None:
+        if self._learner.path is not None and slot == self._current:
             self._learner.path.restart()  # it measured the way to the old targets
 
     @torch.no_grad()
-    def drop(self, slot: int, *, is_current: bool) -> None:
-        """Remove what the regime in `slot` has in the learner; experts that regimes share keep their weights.
-
-        The training path goes on where it is another regime's; `is_current` says that it is this one's.
-        """
-        if is_current:
-            self.release(slot)
+    def drop(self, slot: int) -> None:
+        """Remove what the regime in `slot` has in the learner; experts that regimes share keep their weights."""
+        self.forget(slot)
+        if slot == self._current:
             for omega in self._pending.values():
                 omega.zero_()
-        elif self._learner.anchors.strength:
-            self.store.release(slot)
-            self._learner.anchors.hold()
-        self._clear_bias(slot)
+            self._current = None
         if self._learner.per_regime:
             self._learner.remove_regime(slot)
 
@@ -173,7 +173,8 @@ class Consolidator:
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned; `enter` must follow."""
+        """Restore what `state` returned; `enter` must follow if a segment is under way."""
+        self._current = None
         for name, similarity_HKN in self.similarity.items():
             copy_slots(similarity_HKN, tensors[f"{_SIMILARITY}{name}"])
         for name, omega in self._pending.items():

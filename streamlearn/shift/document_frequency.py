@@ -33,8 +33,9 @@ class DocumentFrequency:
         """Return the counts without one record that was counted before."""
         records_B = self.records_B.copy()
         remove_record(records_B, buckets)
-        np.maximum(records_B, 0.0, out=records_B)  # below 0 only if the counts were halved in between
-        return DocumentFrequency(records_B, max(self.num_records - 1.0, 0.0))
+        num_records = max(self.num_records - 1.0, 0.0)
+        # Outside of this range only if the counts were halved in between.
+        return DocumentFrequency(np.clip(records_B, 0.0, num_records, dtype=np.float32), num_records)
 
     def merged(self, other: "DocumentFrequency") -> "DocumentFrequency":
         """Return the sum of both counts."""

@@ -16,8 +16,9 @@ been read are: they influenced later decisions, so they are put back, decided ag
 A shift that is found again and begins in one of them was entered, and is dropped too.
 
 When something in a batch is refused, that batch and those after it are read again from the state before it. What was
-entered before and is found again, with whatever onset, is dropped. Another shift may then be found sooner than before,
-and begin in a batch that was trained on without it. It is attached to the first batch that is read again.
+entered before is found again as it was and dropped, since nothing that it was found from is refused (`entered_until`).
+Another shift may then be found sooner than before, and begin in a batch that was trained on without it. It is attached
+to the first batch that is read again.
 """
 
 from collections import deque
@@ -62,8 +63,6 @@ class Lookahead:
         self._taken: AssignedBatch | None = None
         self._entered: list[Shift] = []
         """Shifts of the batches before the one taken last that reading on from them finds again."""
-        self._not_found_again: list[Shift] = []
-        """Those of them that reading on has still to find, after a refusal."""
         self._after_refusal = False
         self._flushed = False
 
@@ -110,7 +109,7 @@ class Lookahead:
         One that was entered is dropped, and one that was not is never attached to a batch that was trained on, see the
         module.
         """
-        if self._is_found_again(shift):
+        if self._was_entered(shift):
             return
         holder = next((held for held in self._undecided if held.end > shift.onset), self._undecided[-1])
         if holder.batch is None and not self._after_refusal:
@@ -149,20 +148,13 @@ class Lookahead:
         taken = () if self._taken is None else (self._taken,)
         return _examples(chain(taken, takewhile(lambda later: not later.moves_on, self._decided)), slot)
 
-    def records_of(self, slot: int, first: int) -> list[tuple[int, Example]]:
-        """Records of the regime in `slot` among all that were read, from the batch taken last on, with their ordinals.
+    @property
+    def entered_until(self) -> int:
+        """Ordinal up to which nothing may be refused in the batch taken last or after it.
 
-        Those of undecided batches may still be corrected. `first` is the ordinal of that batch's first record.
+        Up to there reading on from the batch before finds again what was entered, and must find it unchanged.
         """
-        taken = () if self._taken is None else (self._taken,)
-        decided = ((each.batch.examples, each.slots) for each in (*taken, *self._decided))
-        undecided = ((held.batch.examples, held.slots) for held in self._undecided if held.batch is not None)
-        pairs = chain.from_iterable(zip(*each, strict=True) for each in chain(decided, undecided))
-        return [(first + index, example) for index, (example, own) in enumerate(pairs) if own == slot]
-
-    def assigned(self, batch: Batch, held: HeldBatch) -> AssignedBatch:
-        """The batch as it leaves, with its slots and shifts."""
-        return AssignedBatch(batch, tuple(held.slots), tuple(held.shifts), held.after)
+        return max((shift.declared_at for shift in self._entered), default=0)
 
     def restart(self, held: Sequence[HeldBatch] = (), *, after_refusal: bool = False) -> None:
         """Replace all batches by the undecided ones of a saved state, after a rollback or a restart.
@@ -171,7 +163,6 @@ class Lookahead:
         """
         if not after_refusal:
             self._entered.clear()
-        self._not_found_again = self._entered.copy()
         self._after_refusal = after_refusal
         self._undecided = deque(held)
         self._decided.clear()
@@ -185,17 +176,19 @@ class Lookahead:
         while self._undecided and newest.end - self._undecided[0].end >= records_after:
             due.append(self._undecided.popleft())
         newest.after = MonitorState(detector, self.slots)
-        decided = [self.assigned(held.batch, held) for held in due if held.batch is not None]
+        rest = [*due, *self._undecided]
+        decided = [
+            AssignedBatch(held.batch, tuple(held.slots), tuple(held.shifts), held.after, _following(rest[place:]))
+            for place, held in enumerate(due, start=1)
+            if held.batch is not None
+        ]
         self._decided.extend(decided)
         return decided
 
-    def _is_found_again(self, shift: Shift) -> bool:
-        """Whether a shift was entered before the refusal; each is found again once, perhaps with another onset."""
-        for entered in self._not_found_again:
-            if (shift.regime, shift.known) == (entered.regime, entered.known):
-                self._not_found_again.remove(entered)
-                return True
-        return False
+    def _was_entered(self, shift: Shift) -> bool:
+        found = next((entered for entered in self._entered if entered.number == shift.number), None)
+        assert found is None or found == shift, "what was entered is found again as it was"
+        return found is not None
 
     def _can_probe(self, probe_tokens: Callable[[Shift], int]) -> bool:
         oldest = self._decided[0]
@@ -204,6 +197,10 @@ class Lookahead:
             return True  # no more records of this regime will follow in this segment
         tokens = sum(map(len, _examples(self._decided, probed[-1].slot)))
         return tokens >= probe_tokens(probed[-1])
+
+
+def _following(later: Iterable[HeldBatch]) -> tuple[tuple[Batch, tuple[int, ...]], ...]:
+    return tuple((held.batch, tuple(held.slots)) for held in later if held.batch is not None)
 
 
 def _examples(batches: Iterable[AssignedBatch], slot: int) -> list[Example]:

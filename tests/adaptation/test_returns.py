@@ -18,7 +18,7 @@ from streamlearn.probe.return_check import ReturnCheck, check_return
 from streamlearn.settings import Settings
 from streamlearn.shift.assigned_batch import AssignedBatch
 from streamlearn.stream.batch import Batch
-from tests.adaptation.shifting_streams import PER_TASK, run, stream
+from tests.adaptation.shifting_streams import PER_TASK, differences, run, stream
 from tests.adaptation.test_bit_equality import assert_two_deaths_change_nothing, die_after
 from tests.runtime.test_daemon import daemon_of, opened
 
@@ -112,7 +112,7 @@ def test_a_return_without_records_is_believed(make: Callable[..., Settings]) -> 
         again = replace(first.shift, known=True)
         assert adaptation.return_checks.applies(again, adaptation.numbers)
         assigned = AssignedBatch(Batch((), (), ()), (), (again,))
-        upcoming = Upcoming(assigned, 9, 0, adaptation.numbers, {}, lambda _: [], lambda *_: [])
+        upcoming = Upcoming(assigned, 9, 0, adaptation.numbers, {}, lambda _: [], 0)
         assert not adaptation.return_checks.refuse(upcoming)
 
 
@@ -135,6 +135,27 @@ def test_single_records_that_cost_more_are_not_the_regimes(make: Callable[..., S
     refused = [line for line in logs if line["event"] == Event.VISIT_REFUSED]
     assert refused
     assert all((line["regime"], line["loss"] > line["own_loss"]) == (1, True) for line in refused)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_visit_is_checked_by_records_that_every_run_has_read(
+    make: Callable[..., Settings],
+    undisturbed: Callable[..., dict[str, Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    batches: int,
+) -> None:
+    """A probe waited, so more had been read than after a restart. The first visits cost more, those far ahead do not."""
+    lines, animals = stream("animals", "sums", "cities"), stream("animals")
+    for count, place in enumerate(range(2 * PER_TASK + 9, 3 * PER_TASK, 3)):
+        value = orjson.loads(animals[place % PER_TASK])
+        lines[place] = orjson.dumps({**value, "completion": " seven kilos"} if count < 6 else value)
+    probe = {"similarity_tokens": 1800}
+    whole = undisturbed(lines, probe=probe)
+    settings = make(lines, "killed", snapshot={"every_records": 4}, probe=probe)
+    die_after(monkeypatch, [2 * PER_TASK // 4 + batches])
+    with pytest.raises(KeyboardInterrupt):
+        run(settings)
+    assert differences(whole, run(settings)[0]) == []
 
 
 def test_single_records_of_a_regime_are_its(make: Callable[..., Settings]) -> None:

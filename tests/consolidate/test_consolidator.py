@@ -120,6 +120,31 @@ def test_releasing_a_regime_removes_its_share_of_the_importance(make_learner: Ma
         assert not made.store.mass[bank.name][:, :, 0].any()
 
 
+def test_what_happens_to_another_regime_leaves_the_segments_importance(make_learner: MakeLearner) -> None:
+    """A split opens a regime beside the one under way; another one's answers change, or it is dropped."""
+    totals = []
+    for act in (
+        lambda made: None,
+        lambda made: made.open(2, 3, None),
+        lambda made: made.release(0),
+        lambda made: made.drop(0),
+        lambda made: made.release(1),
+    ):
+        learner = make_learner(preset="cp-moe")
+        made = consolidator(learner)
+        for slot in (0, 1):
+            made.open(slot, slot + 1, None)
+        made.enter(1)
+        train(learner, 1)
+        act(made)
+        made.close(1)
+        totals.append(total(learner))
+    whole, *others, own = totals
+    assert whole > 0
+    assert others == [whole] * 3
+    assert own == 0, "its targets changed: what it measured is of the old ones"
+
+
 def test_a_regime_with_an_adapter_of_its_own_changes_no_other(make_learner: MakeLearner) -> None:
     """Its weights are those of its number, and training them moves no bit of the other regime's."""
     learner = make_learner(preset="streamlearn")

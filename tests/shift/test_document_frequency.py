@@ -26,3 +26,14 @@ def test_old_records_fade() -> None:
     after = full.after(ONE)
     assert after.num_records == HALVED_AT / 2 + 1
     assert after.records_B[[5, 8]].tolist() == [HALVED_AT / 2 + 1, HALVED_AT / 2]
+
+
+def test_a_share_stays_between_0_and_1() -> None:
+    """A record that was counted before the counts were halved takes a whole one off."""
+    records_B = np.full(4096, HALVED_AT, dtype=np.float32)
+    records_B[5] = 1.0
+    halved = DocumentFrequency(records_B, HALVED_AT).after(OTHER)
+    without = halved.without(ONE)
+    assert without.expected.min() > 0.0
+    assert without.expected.max() < 1.0
+    assert without.without(ONE).expected[5] > 0.0

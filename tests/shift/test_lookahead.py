@@ -1,5 +1,7 @@
 """The look-ahead buffer: when a batch is decided, and when it may be taken."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from streamlearn.shift.detector_state import DetectorState
@@ -175,16 +177,38 @@ def test_what_was_entered_before_a_restart_is_not_entered_again_after_a_refusal(
         assert taken.shifts == ()
 
 
-def test_what_was_entered_is_dropped_once_when_found_again_after_a_refusal() -> None:
-    """Also where its onset moved into a batch that was not trained on; a second return to the same regime is not."""
+def test_what_was_entered_says_up_to_where_nothing_may_be_refused() -> None:
+    """While its declaration lies after the batch taken last; a shift that is found later is another one."""
     buffer = Lookahead(num_records=2)
-    for refused in (False, True):
-        buffer.restart([HeldBatch(None, 1, [0, 0])], after_refusal=refused)
-        buffer.append(held(3, [1, 1]))
-        buffer.attach(shift(onset=3 if refused else 2, slot=1))
-    again = shift(onset=4, slot=1)
-    buffer.attach(again)
+    entered = shift(onset=2, slot=1)  # declared by record 5
+    for first in (1, 3, 5, 7):
+        buffer.append(held(first, [0, 0] if first == 1 else [1, 1]))
+        if first == 3:
+            buffer.attach(entered)
+        buffer.decide(DetectorState(ordinal=first + 1))
+    until = []
+    while buffer.take() is not None:
+        until.append(buffer.entered_until)
+    assert until == [0, 5, 5]
+    buffer.restart([HeldBatch(None, 1, [0, 0])], after_refusal=True)
+    buffer.append(held(3, [1, 1]))
+    buffer.attach(entered)
+    later = replace(entered, number=3, declared_at=1000)
+    buffer.attach(later)
     buffer.flush(STATE)
     taken = buffer.take()
     assert taken is not None
-    assert taken.shifts == (again,)
+    assert taken.shifts == (later,)
+
+
+def test_records_that_follow_are_those_that_were_read_when_the_batch_was_decided() -> None:
+    """With the slots that they had then: what is read later, or corrected, must not matter to a replay."""
+    buffer = Lookahead(num_records=2)
+    for first, slots in ((1, [0, 0]), (3, [1, 0]), (5, [1, 1])):
+        buffer.append(held(first, slots))
+        buffer.decide(STATE)
+    buffer.correct(6, 0)
+    taken = buffer.take()
+    assert taken is not None
+    assert [ordinal for ordinal, _ in taken.records_of(1, first=1)] == [3]
+    assert [ordinal for ordinal, _ in taken.records_of(0, first=1)] == [1, 2, 4]
