@@ -144,7 +144,7 @@ def test_a_visit_is_checked_by_records_that_every_run_has_read(
     monkeypatch: pytest.MonkeyPatch,
     batches: int,
 ) -> None:
-    """A probe waited, so more had been read than after a restart. The first visits cost more, those far ahead do not."""
+    """A probe waited, so more had been read than after a restart. The first visits cost more, later ones do not."""
     lines, animals = stream("animals", "sums", "cities"), stream("animals")
     for count, place in enumerate(range(2 * PER_TASK + 9, 3 * PER_TASK, 3)):
         value = orjson.loads(animals[place % PER_TASK])
