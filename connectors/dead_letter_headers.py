@@ -11,6 +11,8 @@ from streamlearn.stream.record import Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter
 
 PREFIX = "__streamlearn.errors."
+LEFT_OUT_BYTES = PREFIX + "left.out.bytes"
+"""Size of the value of a record whose value, key and headers were left out because the sink refused them."""
 
 
 def headers_of(dead_letter: DeadLetter) -> dict[str, str]:

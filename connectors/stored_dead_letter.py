@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from connectors.dead_letter_headers import PREFIX, record_of
+from connectors.dead_letter_headers import LEFT_OUT_BYTES, PREFIX, record_of
 from streamlearn.errors import UsageError
 from streamlearn.stream.record import Record, RecordId, TopicPartition
 
@@ -38,7 +38,7 @@ class StoredDeadLetter:
     """A record that was set aside, and why."""
 
     record: Record
-    """As it was read, with its own headers."""
+    """As it was read, with its own headers; without value, key and headers if `left_out_bytes` is set."""
     reason: str
     stage: str
     message: str
@@ -46,6 +46,8 @@ class StoredDeadLetter:
     """When the broker got it, Unix time in milliseconds; None in a file."""
     sink_partition: int | None = None
     """Partition of the dead-letter topic; None in a file."""
+    left_out_bytes: int | None = None
+    """Size of the value, if the record was too large for the dead-letter topic; None if nothing was left out."""
 
     @property
     def id(self) -> DeadLetterId:
@@ -81,6 +83,7 @@ def from_headers(
         return None
     time = headers.get(f"{PREFIX}timestamp", "0")
     timestamp_ms = int(time) if time.lstrip("-").isdecimal() else 0
+    left_out = headers.get(LEFT_OUT_BYTES, "")
     return StoredDeadLetter(
         Record(record_id.origin, record_id.offset, value, key, own, timestamp_ms),
         reason=headers.get(f"{PREFIX}exception.class.name", ""),
@@ -88,6 +91,7 @@ def from_headers(
         message=headers.get(f"{PREFIX}exception.message", ""),
         written_ms=written_ms,
         sink_partition=sink_partition,
+        left_out_bytes=int(left_out) if left_out.isdecimal() else None,
     )
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from kafka.admin import ACLOperation
 
-from connectors.dead_letter_headers import PREFIX
+from connectors.dead_letter_headers import LEFT_OUT_BYTES, PREFIX
 from connectors.kafka.clients import CLIENT_ERRORS, close_quietly, describe, new_consumer
 from connectors.kafka.cluster import Cluster
-from connectors.kafka.dead_letters import NO_VALUE
+from connectors.kafka.dead_letter_message import NO_VALUE
 from connectors.kafka.topic_reader import beginning_offsets, end_offsets, read_between
 from connectors.stored_dead_letter import DeadLetterId, StoredDeadLetter, from_headers
 from streamlearn.errors import DeadLetterError
@@ -92,7 +92,7 @@ def _dead_letter(message: Any) -> StoredDeadLetter | None:
     errors = {name: value.decode("utf-8", "replace") for name, value in message.headers if name.startswith(PREFIX)}
     return from_headers(
         errors,
-        value=None if NO_VALUE in errors else message.value,
+        value=None if NO_VALUE in errors or LEFT_OUT_BYTES in errors else message.value,
         key=message.key,
         own=tuple((name, value) for name, value in message.headers if not name.startswith(PREFIX)),
         written_ms=message.timestamp,

@@ -1,14 +1,19 @@
-"""Dead letters in a Kafka topic: key and value unchanged, the reason in headers like Kafka Connect's."""
+"""Dead letters in a Kafka topic: key and value unchanged, the reason in headers like Kafka Connect's.
+
+A record may be larger than the dead-letter topic allows: the limits of two topics differ, and a compressed record has
+its full size here. Such a dead letter is written without the record's key, value and headers, but with its place and
+size.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 from kafka.admin import ACLOperation
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError
 
 from connectors.dead_letter_backlog import DeadLetterBacklog
-from connectors.dead_letter_headers import PREFIX, headers_of, own_headers, record_of
+from connectors.dead_letter_headers import record_of
 from connectors.kafka.clients import (
     CLIENT_ERRORS,
     close_quietly,
@@ -18,8 +23,10 @@ from connectors.kafka.clients import (
     new_producer,
 )
 from connectors.kafka.cluster import Cluster
+from connectors.kafka.dead_letter_message import message_of, shortened_message_of
 from connectors.kafka.topic_reader import beginning_offsets, end_offsets, read_between
 from streamlearn.errors import CredentialsError, DeadLetterError, SourceError
+from streamlearn.events import Event, get_logger
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter
@@ -31,8 +38,7 @@ _OPERATIONS = (ACLOperation.READ, ACLOperation.WRITE)  # READ: after an outage t
 _MAX_UNACKNOWLEDGED = 1_000
 """Number of unacknowledged dead letters that triggers a `flush`."""
 _MAX_REQUEST_BYTES = 64 << 20  # the topic's own max.message.bytes decides, not the client
-NO_VALUE = PREFIX + "value.absent"
-"""Marks a record without key and value. kafka-python cannot send such a message, so its value is empty."""
+_TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 
 class KafkaDeadLetters:
@@ -48,11 +54,14 @@ class KafkaDeadLetters:
         self._settings = settings
         self._topic = topic
         self._backlog = DeadLetterBacklog()
-        self._sent: list[Any] = []
+        self._sent: list[tuple[DeadLetter, Any]] = []
+        self._too_large: set[RecordId] = set()
         self._failed = False
+        self._is_idempotent = True
         self._cluster = Cluster(settings)
         self._reader: Any = None
         self._producer: Any = None
+        self._log = get_logger("connectors")
         try:
             self._partitions = self._cluster.topics([topic], to=_OPERATIONS)[topic].origins
             self._connect(_BOOTSTRAP_S)
@@ -95,7 +104,7 @@ class KafkaDeadLetters:
                 self.flush()
 
     def flush(self) -> None:
-        """Block until the brokers hold every dead letter.
+        """Block until the brokers hold every dead letter; one that is too large for the topic without its content.
 
         After a failure the topic is read for those that arrived, and the others are sent again.
 
@@ -107,13 +116,12 @@ class KafkaDeadLetters:
         if not self._backlog:
             return
         try:
-            self._producer.flush(timeout=2 * self._settings.request_timeout_ms / 1000)
-            for sent in self._sent:
-                sent.get(timeout=0)
+            self._await_acknowledgements()
             self._ends = self._end_offsets()
         except CLIENT_ERRORS as error:
             raise self._fail("written", error) from error
         self._sent.clear()
+        self._too_large.clear()
         self._backlog.clear()
 
     def mark(self) -> Mapping[str, Any]:
@@ -125,9 +133,12 @@ class KafkaDeadLetters:
         self._cluster.close()
         self._disconnect()
 
-    def _connect(self, bootstrap_s: float) -> None:
+    def _connect(self, bootstrap_s: float, *, idempotent: bool = True) -> None:
+        """Build the clients. A producer that is not idempotent never repeats a request: that could write it twice."""
+        once = {} if idempotent else {"enable_idempotence": False, "retries": 0}
+        self._is_idempotent = idempotent
         self._reader = new_consumer(self._settings, bootstrap_s, isolation_level="read_uncommitted")
-        self._producer = new_producer(self._settings, bootstrap_s, max_request_size=_MAX_REQUEST_BYTES)
+        self._producer = new_producer(self._settings, bootstrap_s, max_request_size=_MAX_REQUEST_BYTES, **once)
 
     def _disconnect(self) -> None:
         clients, self._reader, self._producer = (self._reader, self._producer), None, None
@@ -136,18 +147,59 @@ class KafkaDeadLetters:
                 close_quietly(client)
 
     def _produce(self, dead_letter: DeadLetter) -> None:
-        record = dead_letter.record
-        headers = own_headers(record) + [(name, value.encode()) for name, value in headers_of(dead_letter).items()]
-        value = record.value
-        if value is None and record.key is None:
-            headers.append((NO_VALUE, b"true"))
-            value = b""
+        shortened = dead_letter.record.id in self._too_large
+        value, key, headers = (shortened_message_of if shortened else message_of)(dead_letter)
         try:
-            self._sent.append(self._producer.send(self._topic, value, key=record.key, headers=headers))
+            self._sent.append((dead_letter, self._producer.send(self._topic, value, key=key, headers=headers)))
+        except _TOO_LARGE:
+            self._shorten(dead_letter)
         except (*CLIENT_ERRORS, ValueError, AssertionError) as error:
             raise self._fail("written", error) from error
 
-    def _reconnect(self) -> None:
+    def _shorten(self, dead_letter: DeadLetter) -> None:
+        """Send again what was refused as too large, without its content."""
+        record = dead_letter.record
+        assert record.id not in self._too_large, "a shortened dead letter is smaller than any request"
+        self._too_large.add(record.id)
+        self._log.warning(
+            Event.DEAD_LETTER_SHORTENED,
+            origin=str(record.origin),
+            offset=record.offset,
+            value_bytes=len(record.value or b""),
+        )
+        self._produce(dead_letter)
+
+    def _await_acknowledgements(self) -> None:
+        """Block until the brokers have accepted every dead letter; one that is too large, without its content.
+
+        An idempotent producer that is refused one message as too large fails every other one with the same error.
+
+        1. Wait for the answers.
+        2. If any was "too large", ask for each again with a producer that is not idempotent.
+        3. Send what is refused now without its content.
+
+        Raises:
+            KafkaError: one was not accepted.
+            DeadLetterError: the cluster does not answer any more.
+        """
+        self._await_answers()  # 1.
+        if self._is_idempotent and any(_is_too_large(answer) for _, answer in self._sent):
+            self._reconnect(idempotent=False)  # 2.
+            self._await_answers()
+        answered, self._sent = self._sent, []
+        for dead_letter, answer in answered:
+            if _is_too_large(answer) and dead_letter.record.id not in self._too_large:
+                self._shorten(dead_letter)  # 3.
+            else:
+                self._sent.append((dead_letter, answer))
+        self._await_answers()
+        for _, answer in self._sent:
+            answer.get(timeout=0)
+
+    def _await_answers(self) -> None:
+        self._producer.flush(timeout=2 * self._settings.request_timeout_ms / 1000)
+
+    def _reconnect(self, *, idempotent: bool = True) -> None:
         """Recover from a failure.
 
         1. Build new clients.
@@ -162,7 +214,7 @@ class KafkaDeadLetters:
         if not is_reachable(self._settings):
             raise self._fail("written", KafkaError("no broker accepts a connection"))
         try:
-            self._connect(_RECONNECT_S)  # 1.
+            self._connect(_RECONNECT_S, idempotent=idempotent)  # 1.
         except SourceError as error:
             raise self._fail("written", error) from error
         self._backlog.drop(self.recall(self.mark()))  # 2.
@@ -192,3 +244,7 @@ class KafkaDeadLetters:
         self._failed = True
         reason = str(error) if isinstance(error, SourceError) else describe(error)
         return DeadLetterError(f"dead letters cannot be {what}: topic {self._topic}: {reason}")
+
+
+def _is_too_large(answer: Any) -> bool:
+    return isinstance(answer.exception, _TOO_LARGE)

@@ -1,7 +1,8 @@
 """A file of dead letters to mend by hand: one JSON object per line.
 
 `value` is the record as an object where it is one, else as text; what is not text is in `value_base64`. `topic`,
-`partition`, `offset` and `timestamp` say which dead letter a line mends, and must stay as they are.
+`partition`, `offset` and `timestamp` say which dead letter a line mends, and must stay as they are. `left_out_bytes` is
+the size of a value that was too large for the dead-letter topic; `value` is then null.
 """
 
 import base64
@@ -77,7 +78,9 @@ def _entry(dead_letter: StoredDeadLetter, limits: StreamSettings) -> dict[str, A
         "offset": record.offset,
         "timestamp": record.timestamp_ms,
     }
-    return identity | {"reason": dead_letter.reason, "message": dead_letter.message} | _shown(record.value, limits)
+    left_out = {} if dead_letter.left_out_bytes is None else {"left_out_bytes": dead_letter.left_out_bytes}
+    why = {"reason": dead_letter.reason, "message": dead_letter.message}
+    return identity | why | left_out | _shown(record.value, limits)
 
 
 def _shown(value: bytes | None, limits: StreamSettings) -> dict[str, Any]:

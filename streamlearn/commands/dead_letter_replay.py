@@ -27,6 +27,8 @@ class ReplayReport:
     """From topics or files that the configuration does not read."""
     unusable: Counter[str] = field(default_factory=Counter)
     """Would be dead letters again, by reason."""
+    left_out: int = 0
+    """Without their content, which was too large for the dead-letter topic."""
 
 
 def replay(
@@ -135,6 +137,9 @@ def _repair(
         return None
     if dead_letter.id in replayed:
         found.already += 1
+        return None
+    if value is None and dead_letter.left_out_bytes is not None:
+        found.left_out += 1
         return None
     try:
         parse(value, settings.stream)

@@ -12,7 +12,7 @@ from streamlearn.commands.fitted_table import FittedColumn, FittedTable
 
 
 def row(dead_letter: StoredDeadLetter) -> dict[str, Any]:
-    """Everything but the content."""
+    """Everything but the content; `left_out` says that the dead-letter topic was too small for it."""
     record = dead_letter.record
     return {
         "where": dead_letter.where,
@@ -24,7 +24,8 @@ def row(dead_letter: StoredDeadLetter) -> dict[str, Any]:
         "reason": dead_letter.reason,
         "stage": dead_letter.stage,
         "message": dead_letter.message,
-        "value_bytes": None if record.value is None else len(record.value),
+        "value_bytes": _value_bytes(dead_letter),
+        "left_out": dead_letter.left_out_bytes is not None,
     }
 
 
@@ -53,7 +54,7 @@ def table(dead_letters: Sequence[StoredDeadLetter], total: int) -> RenderableTyp
             FittedColumn("time (UTC)", [_shown_time(each) for each in dead_letters], 1, is_text=True),
             FittedColumn("reason", [each.reason for each in dead_letters], 9, is_text=True),
             FittedColumn("bytes", [_bytes(each) for each in dead_letters]),
-            FittedColumn("message", [each.message for each in dead_letters], 8, is_text=True),
+            FittedColumn("message", [_message(each) for each in dead_letters], 8, is_text=True),
         ],
         caption=f"The newest {len(dead_letters)}; {left_out} older ones are left out." if left_out > 0 else "",
     )
@@ -69,9 +70,19 @@ def readable(value: bytes | None) -> str | None:
         return f"base64:{base64.b64encode(value).decode()}"
 
 
-def _bytes(dead_letter: StoredDeadLetter) -> str:
+def _value_bytes(dead_letter: StoredDeadLetter) -> int | None:
+    """Size of the record's value, also of one that was left out; None for a record without a value."""
     value = dead_letter.record.value
-    return "-" if value is None else str(len(value))
+    return dead_letter.left_out_bytes if value is None else len(value)
+
+
+def _bytes(dead_letter: StoredDeadLetter) -> str:
+    size = _value_bytes(dead_letter)
+    return "-" if size is None else str(size)
+
+
+def _message(dead_letter: StoredDeadLetter) -> str:
+    return dead_letter.message if dead_letter.left_out_bytes is None else f"content left out; {dead_letter.message}"
 
 
 def _shown_time(dead_letter: StoredDeadLetter) -> str:

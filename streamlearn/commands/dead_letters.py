@@ -132,6 +132,11 @@ def replay(
     _say(f"{found.put_back} {verb}, {found.already} had been before")
     if found.of_other_streams:
         _say(f"{found.of_other_streams} left: records of topics that this configuration does not read")
+    if found.left_out:
+        _say(
+            f"{found.left_out} left: without content, which was too large for the dead-letter topic; read it at the "
+            "record's own topic, partition and offset, and put it back with `dead-letters export` and --from"
+        )
     for name, number in found.unusable.most_common():
         _say(f"{number} left: would be dead letters again ({name}); mend them with `dead-letters export`")
 

@@ -124,6 +124,31 @@ def test_records_are_put_back_as_they_are(config: Path) -> None:
     assert lines(config)[-1] == b'{"text": "big"}'
 
 
+def test_what_has_no_content_is_listed_and_not_put_back(config: Path) -> None:
+    """The dead-letter topic was too small for it. A value that somebody has filled in is put back."""
+    prefix = "__streamlearn.errors."
+    place = {"topic": "records.jsonl", "partition": "0", "offset": "12", "timestamp": "0", "left.out.bytes": "3145740"}
+    headers = {prefix + name: value for name, value in place.items()} | {f"{prefix}exception.message": "too long"}
+    sink = config.parent / "state" / "dead_letters.jsonl"
+    sink.write_bytes(orjson.dumps({"headers": headers, "record_headers": [], "key": None, "value": None}) + b"\n")
+    (row,) = map(orjson.loads, call(config, "list", "--json").splitlines())
+    assert (row["value_bytes"], row["left_out"]) == (3145740, True)
+    assert "content left out; too long" in " ".join(call(config, "list").split())
+    output = call(config, "replay", "--all")
+    assert "0 put back" in output
+    assert "1 left: without content, which was too large for the dead-letter topic" in output
+    file = config.parent / "export.jsonl"
+    call(config, "export", str(file))
+    entry = orjson.loads(file.read_bytes())
+    assert (entry["value"], entry["left_out_bytes"]) == (None, 3145740)
+    with pytest.raises(UsageError, match=r"line 1 would be a dead letter again \(empty\)"):
+        call(config, "replay", "--from", str(file))
+    assert len(lines(config)) == 1
+    file.write_bytes(orjson.dumps(entry | {"value": {"text": "shorter"}}) + b"\n")
+    assert "1 put back" in call(config, "replay", "--from", str(file))
+    assert lines(config)[-1] == b'{"text":"shorter"}'
+
+
 def test_a_replay_needs_one_selection(config: Path) -> None:
     for arguments in ((), ("--all", "--reason", "empty"), ("--all", "--from", str(config))):
         with pytest.raises(UsageError, match="expected one of --from FILE, --all, and records or filters"):

@@ -1,10 +1,15 @@
 """Dead letters against a real broker."""
 
 import pytest
+from structlog.testing import capture_logs
 
+from connectors.kafka.dead_letter_log import KafkaDeadLetterLog
 from connectors.kafka.dead_letters import KafkaDeadLetters
+from connectors.stored_dead_letter import StoredDeadLetter
 from streamlearn.errors import DeadLetterError, Reason
-from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.events import Event
+from streamlearn.settings import KafkaSettings
+from streamlearn.stream.record import Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter
 from tests.broker import Broker
 
@@ -53,9 +58,64 @@ def test_a_missing_dead_letter_topic_is_an_error_at_the_start(broker: Broker) ->
         KafkaDeadLetters(broker.settings("events"), "nowhere")
 
 
+def test_what_is_too_large_for_the_topic_is_written_without_its_content(broker: Broker) -> None:
+    """A compressed record has its full size here. Where it was read stays, and so do the dead letters beside it."""
+    topic = broker.new_topic()
+    settings = broker.settings("events")
+    large = Record(ORIGIN, 1, b"x" * (3 << 20), key=b"k", headers=(("trace", b"1"),), timestamp_ms=17)
+    sink = KafkaDeadLetters(settings, topic)
+    sink.send(dead_letter(0))
+    sink.send(DeadLetter(large, Reason.TOO_LARGE, "too long " * 1000))
+    sink.send(dead_letter(2))
+    with capture_logs() as logs:
+        sink.flush()
+    sink.close()
+    assert logs == [
+        {
+            "event": Event.DEAD_LETTER_SHORTENED,
+            "log_level": "warning",
+            "component": "connectors",
+            "origin": "events-2",
+            "offset": 1,
+            "value_bytes": 3 << 20,
+        }
+    ]
+    first, shortened, last = stored(settings, topic)
+    assert [each.record.value for each in (first, last)] == [b"{", b"{"]
+    assert shortened.record == Record(ORIGIN, 1, None, timestamp_ms=17)
+    assert (shortened.left_out_bytes, shortened.reason) == (3 << 20, "too_large")
+    assert shortened.message.startswith("too long too long")
+
+
+def test_what_the_client_does_not_send_is_written_without_its_content(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of a request is the client's own."""
+    monkeypatch.setattr("connectors.kafka.dead_letters._MAX_REQUEST_BYTES", 10_000)
+    topic = broker.new_topic()
+    sink = KafkaDeadLetters(broker.settings("events"), topic)
+    sink.send(DeadLetter(Record(ORIGIN, 0, None, key=b"x" * 20_000), Reason.EMPTY, "no value"))
+    sink.flush()
+    sink.close()
+    (shortened,) = stored(broker.settings("events"), topic)
+    assert (shortened.record.key, shortened.left_out_bytes) == (None, 0)
+
+
+def test_a_shortened_dead_letter_is_written_once(broker: Broker) -> None:
+    """A restarted daemon finds it by its headers."""
+    topic = broker.new_topic()
+    sink = KafkaDeadLetters(broker.settings("events"), topic)
+    sink.send(DeadLetter(Record(ORIGIN, 3, b"x" * (2 << 20)), Reason.NOT_JSON, "no JSON"))
+    sink.flush()
+    sink.close()
+    again = KafkaDeadLetters(broker.settings("events"), topic)
+    assert again.recall(None) == {RecordId(ORIGIN, 3)}
+    again.close()
+
+
 def test_a_refused_dead_letter_is_an_error(broker: Broker) -> None:
-    """A dead letter that is too large for its topic never counts as written."""
-    topic = broker.new_topic(max_message_bytes="1000")
+    """A dead letter that its topic does not accept even without its content never counts as written."""
+    topic = broker.new_topic(max_message_bytes="100")
     sink = KafkaDeadLetters(broker.settings("events"), topic)
     sink.send(DeadLetter(Record(ORIGIN, 0, b"x" * 5000), Reason.NOT_JSON, "no JSON"))
     with pytest.raises(DeadLetterError, match=rf"cannot be written: topic {topic}: .*MessageSizeTooLarge"):
@@ -84,6 +144,15 @@ def test_dead_letters_survive_an_outage(broker: Broker) -> None:
     sink.close()
     written = [dict(message.headers)["__streamlearn.errors.offset"] for message in broker.read_all(topic)]
     assert sorted(written) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def stored(settings: KafkaSettings, topic: str) -> list[StoredDeadLetter]:
+    """What the topic holds, by offset of the records."""
+    log = KafkaDeadLetterLog(settings, topic)
+    try:
+        return sorted(log.read(), key=lambda each: each.record.offset)
+    finally:
+        log.close()
 
 
 def dead_letter(offset: int) -> DeadLetter:
