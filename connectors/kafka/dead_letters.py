@@ -82,12 +82,12 @@ class KafkaDeadLetters:
             DeadLetterError: the topic cannot be read.
         """
         try:
-            self._ends = self._end_offsets()
-            starts = self._starts(mark)
-            found = (record_of(message.headers) for message in self._read(starts))
-            return frozenset(record for record in found if record is not None)
+            ends = self._end_offsets()
+            found = [record_of(message.headers) for message in self._read(self._starts(mark, ends), ends)]
         except CLIENT_ERRORS as error:
             raise self._fail("read", error) from error
+        self._ends = ends  # only now: a reading that failed begins again at the old ends
+        return frozenset(record for record in found if record is not None)
 
     def send(self, dead_letter: DeadLetter) -> None:
         """Give one dead letter to the producer, which sends it in the background.
@@ -225,19 +225,19 @@ class KafkaDeadLetters:
     def _end_offsets(self) -> dict[TopicPartition, int]:
         return end_offsets(self._reader, self._partitions)
 
-    def _starts(self, mark: Mapping[str, Any] | None) -> dict[TopicPartition, int]:
+    def _starts(self, mark: Mapping[str, Any] | None, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """The offset to read each partition from: the mark, if the log still holds it."""
         begins = beginning_offsets(self._reader, self._partitions)
         marked = dict(mark["ends"]) if mark is not None and mark.get("topic") == self._topic else {}
         starts = {}
         for origin in self._partitions:
             begin, start = begins[origin], marked.get(origin.partition, 0)
-            starts[origin] = start if begin <= start <= self._ends[origin] else begin
+            starts[origin] = start if begin <= start <= ends[origin] else begin
         return starts
 
-    def _read(self, starts: Mapping[TopicPartition, int]) -> Iterator[Any]:
-        """Every message from `starts` to the known ends."""
-        return read_between(self._reader, starts, self._ends, timeout_ms=self._settings.request_timeout_ms)
+    def _read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Any]:
+        """Every message from `starts` to `ends`."""
+        return read_between(self._reader, starts, ends, timeout_ms=self._settings.request_timeout_ms)
 
     def _fail(self, what: str, error: Exception) -> DeadLetterError:
         """Note the failure and return the error to raise."""
