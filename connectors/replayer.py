@@ -39,7 +39,7 @@ class ReplayTarget(Protocol):
     """Where records are put back."""
 
     def plan(self, repairs: Sequence[Repair]) -> dict[str, Any]:
-        """What is needed to find them in the target later, JSON-ready, without their content."""
+        """What is needed to find them there later, JSON-ready, without their content. Raises DeadLetterError."""
 
     def put(self, repairs: Sequence[Repair]) -> None:
         """Append all or none, durably. Raises DeadLetterError."""

@@ -69,9 +69,9 @@ class KafkaDeadLetters:
         except CredentialsError:
             self.close()
             raise
-        except SourceError as error:
+        except (SourceError, *CLIENT_ERRORS) as error:
             self.close()
-            raise DeadLetterError(f"the dead-letter topic {topic} must be usable: {error}") from error
+            raise DeadLetterError(f"the dead-letter topic {topic} must be usable: {describe(error)}") from error
 
     def recall(self, mark: Mapping[str, Any] | None) -> frozenset[RecordId]:
         """Records of the dead letters after `mark`; all of them when the mark belongs to another topic.

@@ -9,11 +9,11 @@ reader of committed messages finds both or neither, wherever a process is killed
 """
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kafka.admin import ACLOperation
-from kafka.errors import KafkaError, ProducerFencedError
+from kafka.errors import ProducerFencedError
 
 from connectors.kafka.clients import CLIENT_ERRORS, close_quietly, describe, new_consumer, new_producer
 from connectors.kafka.dead_letter_log import REPLAY_OF, KafkaDeadLetterLog, partitions_of, replay_of
@@ -70,7 +70,7 @@ class KafkaTarget:
             ) from error
 
     def plan(self, repairs: Sequence[Repair]) -> dict[str, Any]:
-        """The ids, and where the topics end now."""
+        """The ids, and where the topics end now; see `ReplayTarget`."""
         with self._reader() as consumer:
             ends = end_offsets(consumer, self._partitions)
         return {
@@ -109,7 +109,8 @@ class KafkaTarget:
                     f"a replay was killed, and retention has deleted what followed it in {', '.join(gone)}: whether it "
                     'was committed cannot be known. Add a line {"arrived":true} or false to the ledger'
                 )
-            messages = self._read(consumer, starts)
+            ends = end_offsets(consumer, starts)
+            messages = read_between(consumer, starts, ends, timeout_ms=self._settings.request_timeout_ms)
             return bool(wanted & {replay_of(message) for message in messages})
 
     def close(self) -> None:
@@ -125,18 +126,14 @@ class KafkaTarget:
         if self._marks is not None:
             self._producer.send(self._marks, b"", headers=[mark], partition=dead_letter.sink_partition)
 
-    def _read(self, consumer: Any, starts: dict[TopicPartition, int]) -> Iterable[Any]:
-        ends = end_offsets(consumer, starts)
-        try:
-            yield from read_between(consumer, starts, ends, timeout_ms=self._settings.request_timeout_ms)
-        except KafkaError as error:
-            raise DeadLetterError(f"the topics cannot be read: {describe(error)}") from error
-
     @contextlib.contextmanager
-    def _reader(self) -> Any:
+    def _reader(self) -> Iterator[Any]:
+        """A consumer for one block, whose errors are translated there."""
         consumer = new_consumer(self._settings, _BOOTSTRAP_S, isolation_level="read_committed")
         try:
             yield consumer
+        except CLIENT_ERRORS as error:
+            raise DeadLetterError(f"the topics cannot be read: {describe(error)}") from error
         finally:
             close_quietly(consumer)
 

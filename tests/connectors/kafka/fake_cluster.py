@@ -78,6 +78,9 @@ class FakeCluster:
             raise KafkaError(f"no message for {timeout_ms} ms before the end of the topic")
         yield from (SimpleNamespace(headers=headers) for headers in self.log[starts[PARTITION] : ends[PARTITION]])
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def _open(self, *_: Any, **__: Any) -> Any:
         self.open_clients += 1
         return self

@@ -3,6 +3,7 @@
 import pytest
 
 from connectors.kafka.dead_letters import KafkaDeadLetters
+from connectors.kafka.topic_replayer import KafkaTarget
 from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.stream.record import Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter
@@ -40,3 +41,26 @@ def test_what_arrived_is_found_after_a_reading_that_failed(cluster: FakeCluster)
     sink.flush()
     assert cluster.records == [RecordId(ORIGIN, 7)]
     sink.close()
+
+
+def test_a_cluster_that_does_not_tell_its_offsets_is_an_error(cluster: FakeCluster) -> None:
+    """At the start too, where nothing may stay open."""
+    cluster.tells_offsets = False
+    with pytest.raises(DeadLetterError, match=r"the dead-letter topic dead must be usable: .*Failed to get offsets"):
+        KafkaDeadLetters(settings(), "dead")
+    assert cluster.open_clients == 0
+
+
+def test_a_replay_into_such_a_cluster_is_an_error(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is put back, and after a kill, when the topics are read for what was."""
+    cluster.tells_offsets = False
+    for name in ("end_offsets", "beginning_offsets"):
+        monkeypatch.setattr(f"connectors.kafka.topic_replayer.{name}", cluster.end_offsets)
+    monkeypatch.setattr("connectors.kafka.topic_replayer.new_consumer", lambda *_, **__: cluster)
+    target = object.__new__(KafkaTarget)
+    target._settings, target._partitions = settings(), frozenset([ORIGIN])
+    message = "the topics cannot be read: .*Failed to get offsets"
+    with pytest.raises(DeadLetterError, match=message):
+        target.plan([])
+    with pytest.raises(DeadLetterError, match=message):
+        target.arrived({"ids": [], "ends": [["events", 2, 7]]})
