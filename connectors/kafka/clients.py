@@ -1,8 +1,8 @@
 """Kafka clients built from `KafkaSettings`, and kafka-python's exceptions translated to messages that say what to do.
 
-kafka-python reports a wrong password, a wrong protocol and an unreachable broker with the same message, and a client
-that could not bootstrap leaves a thread running. A broker must therefore accept a plain TCP connection before a client
-is built.
+kafka-python reports a wrong password, a wrong protocol and an unreachable broker with the same message. A broker must
+therefore accept a plain TCP connection before a client is built. A constructor that fails leaves a thread and sockets
+behind, which are released here.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError, TopicAuthorizationFailedError, UnsupportedCodecError
+from kafka.net.compat import KafkaNetClient
 from kafka.structs import TopicPartition as KafkaTopicPartition
 
 from connectors.kafka import codecs
@@ -159,12 +160,28 @@ def _new(client: Any, settings: KafkaSettings, bootstrap_s: float, **options: An
     connection = _connection(settings)
     with _connection_failures() as failures:
         try:
-            return client(bootstrap_timeout_ms=int(bootstrap_s * 1000), **{**connection, **options})
-        except KafkaError as error:
+            return _build(client, bootstrap_timeout_ms=int(bootstrap_s * 1000), **{**connection, **options})
+        except CLIENT_ERRORS as error:
             raise SourceError(
                 f"{settings.bootstrap_servers} accepts TCP connections but no {settings.security_protocol} connection "
                 f"succeeded for {bootstrap_s:.0f} s: {explain_failures(failures or [describe(error)])}"
             ) from error
+
+
+def _build(client: Any, **options: Any) -> Any:
+    """Call the constructor; if it fails, end the I/O thread that it started and close its sockets."""
+    connections: list[KafkaNetClient] = []
+
+    def connect(**configs: Any) -> KafkaNetClient:
+        connections.append(KafkaNetClient(**configs))
+        return connections[-1]
+
+    try:
+        return client(kafka_client=connect, **options)
+    except BaseException:
+        for each in connections:
+            close_quietly(each)
+        raise
 
 
 def _connection(settings: KafkaSettings) -> dict[str, Any]:

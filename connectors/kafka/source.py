@@ -36,6 +36,9 @@ _BOOTSTRAP_S = 10.0
 _OFFSETS_TIMEOUT_MS = 10_000
 _UNREACHABLE_AFTER_S = 10.0
 """Maximum time without an answer from a broker that accepts connections; then it counts as unreachable."""
+_REBUILD_PAUSE_MIN_S = 0.5
+_REBUILD_PAUSE_MAX_S = 10.0
+"""Maximum pause between two attempts to build a consumer, each of which may block for `_BOOTSTRAP_S`."""
 _CHORE_TIMEOUT_MS = 1_000
 """Maximum time that a request beside reading (end offsets, a position) may delay training."""
 
@@ -57,6 +60,8 @@ class KafkaSource:
         self._sleep = sleep
         self._cluster = Cluster(settings, bootstrap_s=min(start_timeout_s, _BOOTSTRAP_S))
         self._consumer: Any = None
+        self._rebuild_pause_s = _REBUILD_PAUSE_MIN_S
+        self._rebuild_at = 0.0
         self._topics: dict[str, Topic] = {}
         self._next: dict[TopicPartition, int] = {}
         self._gaps: list[Gap] = []
@@ -107,7 +112,7 @@ class KafkaSource:
         """Return fetched records, in offset order per partition; offsets may have gaps (compaction, transactions).
 
         Blocks up to `timeout_s`; a second longer if the cluster does not answer, a few seconds longer if the consumer
-        must be replaced. While no broker is reachable it returns nothing.
+        must be replaced, which is tried with growing pauses. While no broker is reachable it returns nothing.
 
         Raises:
             OffsetGapError: retention overtook the position and `offset.gap.policy` is `fail`, a log was truncated, or
@@ -116,7 +121,7 @@ class KafkaSource:
         """
         started = self._clock()
         self._run_chores()
-        if self._consumer is None and not self._rebuild("the previous consumer was closed"):
+        if self._consumer is None and not self._rebuild_when_due():
             self._sleep(max(0.0, timeout_s - (self._clock() - started)))
             return ()
         records = self._fetch(min(max_records, self._settings.max_poll_records), timeout_s)
@@ -219,21 +224,31 @@ class KafkaSource:
                 f"{describe(error)}. Examine the log there with kafka-dump-log.sh; a restart tries again"
             ) from error
 
+    def _rebuild_when_due(self) -> bool:
+        """Build a consumer if the pause after the last attempt is over; return whether there is one."""
+        return self._clock() >= self._rebuild_at and self._rebuild("the previous consumer was closed")
+
     def _rebuild(self, reason: str) -> bool:
         """Replace the consumer and continue from our own offsets; return whether that worked."""
         self._drop_consumer()
         if not is_reachable(self._settings):
-            self._mark_unreachable("no broker accepts a connection")
-            return False
+            return self._postpone_rebuild("no broker accepts a connection")
         try:
             self._consumer = new_consumer(self._settings, _BOOTSTRAP_S)
         except SourceError as error:
-            self._mark_unreachable(str(error))
-            return False
+            return self._postpone_rebuild(str(error))
+        self._rebuild_pause_s = _REBUILD_PAUSE_MIN_S
         self._assign()
         self._monitor.reset()
         self._log.warning(Event.SOURCE_REBUILT, reason=reason, position=Position(self._next).to_json())
         return True
+
+    def _postpone_rebuild(self, reason: str) -> bool:
+        """Note why no consumer could be built, and pause before the next attempt; return False."""
+        self._mark_unreachable(reason)
+        self._rebuild_at = self._clock() + self._rebuild_pause_s
+        self._rebuild_pause_s = min(2 * self._rebuild_pause_s, _REBUILD_PAUSE_MAX_S)
+        return False
 
     def _assign(self) -> None:
         """Read every known partition from our own offset. Records that the consumer had buffered are fetched again."""

@@ -1,10 +1,15 @@
-"""Waiting for a broker."""
+"""Waiting for a broker, and clients that find none."""
 
+import os
 import socket
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from connectors.kafka.clients import new_admin, new_consumer, new_producer
 from connectors.kafka.source import KafkaSource
 from streamlearn.errors import SourceError
 from streamlearn.events import Event
@@ -26,4 +31,33 @@ def test_no_broker_at_the_start_is_logged_once_and_then_fatal() -> None:
             source.seek(Position())
     assert [entry["event"] for entry in logs] == [Event.SOURCE_UNREACHABLE]
     assert clock.pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    source.close()
+
+
+@pytest.mark.parametrize("build", [new_consumer, new_producer, new_admin])
+def test_a_client_that_finds_no_kafka_leaves_nothing_behind(build: Callable[..., Any]) -> None:
+    """Its peer accepts connections and never answers, as a load balancer without brokers does."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        servers = f"127.0.0.1:{silent.getsockname()[1]}"
+        before = (threading.active_count(), len(os.listdir("/proc/self/fd")))
+        with pytest.raises(SourceError, match=f"{servers} accepts TCP connections but no PLAINTEXT connection"):
+            build(settings(bootstrap_servers=servers), 0.2)
+        assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+
+
+def test_a_consumer_is_not_rebuilt_at_every_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the cluster accepts connections and does not answer, the pauses between attempts grow to ten seconds."""
+    clock = SteppingClock()
+    attempts: list[float] = []
+
+    def fail(*_: Any) -> None:
+        attempts.append(clock.now)
+        raise SourceError("no answer")
+
+    monkeypatch.setattr("connectors.kafka.source.new_consumer", fail)
+    monkeypatch.setattr("connectors.kafka.source.is_reachable", lambda _: True)
+    source = KafkaSource(settings(), clock=clock, sleep=clock.sleep)
+    while clock.now < 60.0:
+        assert source.poll(max_records=8, timeout_s=0.25) == ()
+    assert attempts == [0.0, 0.5, 1.5, 3.5, 7.5, 15.5, 25.5, 35.5, 45.5, 55.5]
     source.close()
