@@ -29,15 +29,18 @@ def open_source(settings: SourceSettings, *, start_timeout_s: float = 60.0) -> S
     return JsonlSource(settings.jsonl)
 
 
-def open_dead_letters(settings: Settings) -> DeadLetters:
+def open_dead_letters(settings: Settings, *, start_timeout_s: float = 60.0) -> DeadLetters:
     """Open the configured topic or file, by default `dead_letters.jsonl` in the state folder.
+
+    A topic waits for an unreachable broker for at most `start_timeout_s`.
 
     Raises:
         DeadLetterError: it cannot be opened.
     """
     if settings.dead_letters.topic is not None:
         assert settings.source.kafka is not None, "the settings refuse a topic without a cluster"
-        return KafkaDeadLetters(settings.source.kafka, settings.dead_letters.topic)
+        kafka, topic = settings.source.kafka, settings.dead_letters.topic
+        return KafkaDeadLetters(kafka, topic, start_timeout_s=start_timeout_s)
     return FileDeadLetters(_file(settings))
 
 

@@ -5,7 +5,8 @@ its full size here. Such a dead letter is written without the record's key, valu
 size.
 """
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +22,7 @@ from connectors.kafka.clients import (
     is_reachable,
     new_consumer,
     new_producer,
+    wait_until_reachable,
 )
 from connectors.kafka.cluster import Cluster
 from connectors.kafka.dead_letter_message import message_of, shortened_message_of
@@ -44,8 +46,16 @@ _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 class KafkaDeadLetters:
     """An existing topic. Other daemons may write to it too: a dead letter is identified by its record."""
 
-    def __init__(self, settings: KafkaSettings, topic: str) -> None:
-        """Connect.
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        topic: str,
+        *,
+        start_timeout_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Connect; wait for an unreachable broker for at most `start_timeout_s`.
 
         Raises:
             DeadLetterError: no broker, wrong credentials, no such topic, or READ or WRITE is not allowed on it.
@@ -63,6 +73,7 @@ class KafkaDeadLetters:
         self._producer: Any = None
         self._log = get_logger("connectors")
         try:
+            self._wait_for_broker(start_timeout_s, clock, sleep)
             self._partitions = self._cluster.topics([topic], to=_OPERATIONS)[topic].origins
             self._connect(_BOOTSTRAP_S)
             self._ends = self._end_offsets()
@@ -132,6 +143,24 @@ class KafkaDeadLetters:
         """Close every connection; dead letters that were not flushed may be lost. Safe to call twice."""
         self._cluster.close()
         self._disconnect()
+
+    def _wait_for_broker(self, timeout_s: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        """Block until a broker accepts connections; log once that none does.
+
+        Raises:
+            SourceError: none accepted a connection within `timeout_s`.
+        """
+        wait_until_reachable(
+            self._settings,
+            timeout_s,
+            on_wait=lambda: self._log.warning(
+                Event.SOURCE_UNREACHABLE,
+                servers=self._settings.bootstrap_servers,
+                reason="no broker accepts a connection",
+            ),
+            clock=clock,
+            sleep=sleep,
+        )
 
     def _connect(self, bootstrap_s: float, *, idempotent: bool = True) -> None:
         """Build the clients. A producer that is not idempotent never repeats a request: that could write it twice."""

@@ -297,7 +297,7 @@ class Doctor:
 
     def _dead_letters(self) -> tuple[Level, str]:
         if self.settings.dead_letters.topic is not None:
-            with closing(open_dead_letters(self.settings)) as sink:
+            with closing(open_dead_letters(self.settings, start_timeout_s=PATIENCE_S)) as sink:
                 sink.mark()
             return Level.OK, f"topic {self.settings.dead_letters.topic}"
         file = self.settings.dead_letters.file or self.settings.state / "dead_letters.jsonl"

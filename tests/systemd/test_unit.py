@@ -114,6 +114,16 @@ def test_the_unit_and_the_production_configuration_agree(unit: dict[str, list[st
     assert arguments == ["run", "--config", "/etc/streamlearn/config.yaml"]
 
 
+@pytest.mark.parametrize("path", [UNIT, TORCHRUN_UNIT], ids=lambda path: path.stem)
+def test_an_outage_never_leaves_the_unit_failed(path: Path) -> None:
+    """However often a start fails because no broker answers, there is another one."""
+    lines = path.read_text().splitlines()
+    assert "StartLimitIntervalSec=0" in lines[lines.index("[Unit]") : lines.index("[Service]")]
+    unit = service_of(path)
+    assert unit["Restart"][0] in ("on-failure", "always")
+    assert not {"74", "75", "1"} & set(unit["RestartPreventExitStatus"][0].split())
+
+
 def test_the_environment_file_holds_assignments_alone() -> None:
     """As EnvironmentFile= wants it, and no secret."""
     parser = configparser.ConfigParser(interpolation=None)

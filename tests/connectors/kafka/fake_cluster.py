@@ -34,6 +34,7 @@ class FakeCluster:
             "new_producer": self._open,
             "close_quietly": self._close,
             "is_reachable": lambda _: True,
+            "wait_until_reachable": lambda *_, **__: None,
             "end_offsets": self.end_offsets,
             "beginning_offsets": lambda *_: {PARTITION: 0},
             "read_between": self.read_between,

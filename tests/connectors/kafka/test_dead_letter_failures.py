@@ -1,14 +1,17 @@
 """Dead letters in a topic whose cluster fails at a chosen request."""
 
 import pytest
+from structlog.testing import capture_logs
 
+from connectors.kafka.clients import wait_until_reachable
 from connectors.kafka.dead_letters import KafkaDeadLetters
 from connectors.kafka.topic_replayer import KafkaTarget
 from streamlearn.errors import DeadLetterError, Reason
+from streamlearn.events import Event
 from streamlearn.stream.record import Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter
 from tests.connectors.kafka.fake_cluster import FakeCluster
-from tests.connectors.kafka.kit import settings
+from tests.connectors.kafka.kit import SteppingClock, settings
 
 ORIGIN = TopicPartition("events", 2)
 
@@ -49,6 +52,30 @@ def test_a_cluster_that_does_not_tell_its_offsets_is_an_error(cluster: FakeClust
     with pytest.raises(DeadLetterError, match=r"the dead-letter topic dead must be usable: .*Failed to get offsets"):
         KafkaDeadLetters(settings(), "dead")
     assert cluster.open_clients == 0
+
+
+def test_a_broker_that_starts_later_is_waited_for(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the source does, because after a power cut the machines come back in any order."""
+    clock = SteppingClock()
+    monkeypatch.setattr("connectors.kafka.dead_letters.wait_until_reachable", wait_until_reachable)
+    monkeypatch.setattr("connectors.kafka.clients.is_reachable", lambda _: clock.now > 50.0)
+    with capture_logs() as logs:
+        sink = KafkaDeadLetters(settings(), "dead", clock=clock, sleep=clock.sleep)
+    assert [entry["event"] for entry in logs] == [Event.SOURCE_UNREACHABLE]
+    assert cluster.open_clients == 2
+    sink.close()
+
+
+def test_without_a_broker_the_start_fails_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has the topic and the address."""
+    clock = SteppingClock()
+    monkeypatch.setattr("connectors.kafka.clients.is_reachable", lambda _: False)
+    message = (
+        r"the dead-letter topic dead must be usable: a Kafka broker must be reachable at 127\.0\.0\.1:9, .* for 60 s"
+    )
+    with pytest.raises(DeadLetterError, match=message):
+        KafkaDeadLetters(settings(), "dead", clock=clock, sleep=clock.sleep)
+    assert 55.0 < clock.now <= 60.0
 
 
 def test_a_replay_into_such_a_cluster_is_an_error(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
