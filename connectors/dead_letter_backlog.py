@@ -29,20 +29,23 @@ class DeadLetterBacklog:
     def __iter__(self) -> Iterator[DeadLetter]:
         return iter(self._dead_letters)
 
+    def has_room_for(self, dead_letter: DeadLetter) -> bool:
+        """Return whether `add` accepts it; an empty backlog accepts one of any size."""
+        return not self._dead_letters or self.bytes + _size(dead_letter) <= self._max_bytes
+
     def add(self, dead_letter: DeadLetter) -> None:
         """Append one dead letter.
 
         Raises:
             DeadLetterError: the backlog is full.
         """
-        size = _size(dead_letter)
-        if self._dead_letters and self.bytes + size > self._max_bytes:
+        if not self.has_room_for(dead_letter):
             raise DeadLetterError(
                 f"the dead-letter sink must accept dead letters, found {len(self)} waiting ({self.bytes >> 20} MiB): "
                 "fix the error in the log, then restart; the restart reads their records again"
             )
         self._dead_letters.append(dead_letter)
-        self.bytes += size
+        self.bytes += _size(dead_letter)
 
     def clear(self) -> None:
         """Remove all of them, after they were written."""

@@ -101,11 +101,14 @@ class KafkaDeadLetters:
         return frozenset(record for record in found if record is not None)
 
     def send(self, dead_letter: DeadLetter) -> None:
-        """Give one dead letter to the producer, which sends it in the background.
+        """Give one dead letter to the producer, which sends it in the background; a full backlog is flushed first.
 
         Raises:
             DeadLetterError: the backlog is full because the brokers accept none.
         """
+        if not self._backlog.has_room_for(dead_letter):
+            with suppress(DeadLetterError):  # `add` raises one that says what to do
+                self.flush()
         self._backlog.add(dead_letter)
         if self._failed:
             return

@@ -54,6 +54,21 @@ def test_a_cluster_that_does_not_tell_its_offsets_is_an_error(cluster: FakeClust
     assert cluster.open_clients == 0
 
 
+def test_many_large_dead_letters_are_written_between_two_snapshots(cluster: FakeCluster) -> None:
+    """The backlog is full only if the brokers accept none."""
+    sink = KafkaDeadLetters(settings(), "dead")
+    for offset in range(5):
+        sink.send(dead_letter(offset, size=30 << 20))
+    sink.flush()
+    assert cluster.records == [RecordId(ORIGIN, offset) for offset in range(5)]
+    cluster.acknowledges = False
+    sink.send(dead_letter(5, size=30 << 20))
+    sink.send(dead_letter(6, size=30 << 20))
+    with pytest.raises(DeadLetterError, match=r"must accept dead letters, found 2 waiting \(60 MiB\)"):
+        sink.send(dead_letter(7, size=30 << 20))
+    sink.close()
+
+
 def test_a_broker_that_starts_later_is_waited_for(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the source does, because after a power cut the machines come back in any order."""
     clock = SteppingClock()
