@@ -196,6 +196,15 @@ def test_prune_keeps_the_newest(store: SnapshotStore) -> None:
     assert [path.name for path in store.folder.iterdir()] == ["00000004"]
 
 
+def test_a_pinned_snapshot_counts_while_it_is_among_the_newest(tmp_path: Path) -> None:
+    """Later it stays beside them."""
+    store = SnapshotStore(tmp_path / "snapshots", keep=2, pins=lambda: {"00000003"})
+    for step, kept in ((3, [3]), (4, [3, 4]), (5, [3, 4, 5]), (6, [3, 5, 6])):
+        save(store, step)
+        store.prune()
+        assert [int(name) for name in store.names()] == kept
+
+
 def test_a_failed_prune_is_logged_and_not_raised(tmp_path: Path) -> None:
     class Stuck(Files):
         def remove(self, path: Path) -> None:
