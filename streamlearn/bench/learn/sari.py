@@ -9,7 +9,8 @@ With I, O and R the n-grams of input, output and reference, #g their counts and 
     SARI = (F_add + F_keep + P_del) / 3,  P and R the means over n,  F = 2 P R / (P + R)                     (4)
 
 Eq. (1) counts each n-gram once, eq. (2) and (3) as often as it occurs. 0 / 0 is 1: nothing to do was done right. These
-are the formulas for one reference. Words are those of `text_metrics.normalise`.
+are the formulas for one reference. Other implementations take F of each n and then the mean. Words are those of
+`text_metrics.normalise`.
 """
 
 from collections import Counter

@@ -1,4 +1,9 @@
-"""Oracle regimes: entering, probing and consolidation at the true boundaries."""
+"""Oracle regimes: entering, probing and consolidation at the true boundaries.
+
+As `cp-moe`, simplified: it adapts the linears of the MLP and not those of attention; the stream is read once instead of
+in five epochs, at a constant rate instead of a cosine; and the warm-up of the transient expert is as long as the
+profile says (10,000 tokens in the paper).
+"""
 
 from collections.abc import Sequence
 
