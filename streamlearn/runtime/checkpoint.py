@@ -7,7 +7,8 @@ make single files durable; the order among them is decided here and nowhere else
     RESTORE, at start and by a rollback
       1. Weights, optimizer, detectors, ledger and history are those of the snapshot; a new run has none.
       2. Dead letters already in the sink for records after its position are recalled, so that none is sent twice.
-      3. The source is positioned by the snapshot. The consumer group's offset is never read.
+      3. The source is positioned by the snapshot. The consumer group's offset is never read. Where a partition that the
+         snapshot does not name begins is durable before its first record is read: the loop saves first.
       4. Batches journalled after the snapshot are formed again in the same order and flushed at the same places, then
          new ones.
 
@@ -142,7 +143,8 @@ class Checkpoint:
         # 3.
         wanted = state.ledger.position
         position = durable.source.seek(wanted, source_identity(snapshot) if snapshot is not None else {})
-        state.gap_since_save = bool(wanted.gaps_to(position))
+        is_new = snapshot is not None and not position.keys() <= wanted.keys()
+        state.moved_since_save = is_new or bool(wanted.gaps_to(position))
         state.ledger.position = position
         self._read_ahead = position if snapshot is None else read_ahead.read_ahead(snapshot.manifest)
         self.reader = SkippingReader(durable.source, position, durable.controls.skipped, self.dead_letters)

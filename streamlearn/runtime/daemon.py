@@ -112,13 +112,13 @@ class Daemon:
     def run(self) -> None:
         """Learn until asked to stop or until the stream ends, then write a last snapshot.
 
-        A new run writes a snapshot before its first record too, so that a rollback always has one.
+        A new run writes a snapshot before its first record too, so that a rollback always has one. So does a run that
+        begins elsewhere than its snapshot says: see `save_start`.
 
         Raises:
             StreamlearnError: see errors.py; what is on disk by then is whole.
         """
-        if self.state.last_snapshot is None:
-            self.save()
+        self.save_start()
         self.save_if_due()
         self._publish(self._phase, ready=True)
         if self.observer:
@@ -301,6 +301,18 @@ class Daemon:
         if self.observer:
             self.observer.on_shift(report)
 
+    def save_start(self) -> None:
+        """snapshot/: make where reading begins durable before the first record, unless the newest snapshot says so.
+
+        A new partition that begins at the end of its log would begin at a later one after a crash, and what came in
+        between would be lost.
+
+        Raises:
+            SnapshotError or DeadLetterError: it cannot be written.
+        """
+        if self.state.last_snapshot is None or self.state.moved_since_save:
+            self.save()
+
     def save_if_due(self) -> None:
         """snapshot/: by records or by time, when anything is new; at once after records were lost.
 
@@ -315,7 +327,7 @@ class Daemon:
         due = state.records_since_save >= settings.every_records
         due = due or (now - self._saved_at >= settings.every_s and state.records_since_save > 0)
         # Not right after a rollback: until the next regular snapshot a second rollback means divergence.
-        due = due or (state.gap_since_save and state.rolled_back_to is None)
+        due = due or (state.moved_since_save and state.rolled_back_to is None)
         if not due or now < self._retry_at:
             return
         try:
@@ -374,6 +386,7 @@ class Daemon:
         assert snapshot is not None, "a new run writes a snapshot before its first record"
         self.state = self.checkpoint.restore(snapshot)
         self.comparison.clear()
+        self.save_start()
         self._publish_versions_of(snapshot)
         self._publish(self._phase, ready=True)
 

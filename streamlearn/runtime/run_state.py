@@ -39,8 +39,8 @@ class RunState:
     last_snapshot: SnapshotStatus | None = None
     records_since_save: int = 0
     refused_since_save: set[RecordId] = field(default_factory=set)
-    gap_since_save: bool = False
-    """Whether the position skipped records that are lost."""
+    moved_since_save: bool = False
+    """Whether the position skipped records that are lost, or got the start of a partition that no snapshot names."""
     rolled_back_to: str | None = None
     """The snapshot that the last rollback restored, until a later one is written."""
     step_seconds: Timing = field(default_factory=Timing)
@@ -71,7 +71,7 @@ class RunState:
             position = self.ledger.position
             if position.get(gap.origin) == gap.lost_from:
                 self.ledger.position = Position({**position, gap.origin: gap.lost_to})
-                self.gap_since_save = True
+                self.moved_since_save = True
 
     def skip(self, runs: Iterable[PartitionRun]) -> None:
         """Count records that an operator skips, and move the position past them: all before are accounted for."""
@@ -92,7 +92,7 @@ class RunState:
         self.snapshot_seconds = self.snapshot_seconds.observe(seconds)
         self.records_since_save = 0
         self.refused_since_save = set()
-        self.gap_since_save = False
+        self.moved_since_save = False
         self.rolled_back_to = None
 
     def to_json(self) -> dict[str, Any]:

@@ -13,12 +13,12 @@ def test_the_position_moves_over_a_gap_once_all_before_it_is_accounted_for() -> 
     gaps = [Gap(A, 6, 9), Gap(A, 9, 12)]
     state.skip_gaps(gaps)
     assert dict(state.ledger.position) == {A: 4, B: 7}
-    assert not state.gap_since_save
+    assert not state.moved_since_save
 
     state.ledger.position = Position({A: 6, B: 7})
     state.skip_gaps(gaps)
     assert dict(state.ledger.position) == {A: 12, B: 7}
-    assert state.gap_since_save
+    assert state.moved_since_save
 
 
 def test_a_gap_is_passed_once() -> None:
@@ -26,4 +26,4 @@ def test_a_gap_is_passed_once() -> None:
     state = RunState(Ledger(Position({A: 14})))
     state.skip_gaps([Gap(A, 6, 9), Gap(A, 9, 12)])
     assert dict(state.ledger.position) == {A: 14}
-    assert not state.gap_since_save
+    assert not state.moved_since_save

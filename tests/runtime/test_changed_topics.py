@@ -1,0 +1,142 @@
+"""Topics that are added to a run, taken out, and put back: each record is trained once, whatever dies in between."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from connectors.kafka.offsets import starting_offsets
+from connectors.memory import MemorySource, records_from
+from streamlearn.errors import SnapshotError
+from streamlearn.learner.learner import Step
+from streamlearn.settings import Settings
+from streamlearn.status.status import Status
+from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Position, Record, TopicPartition
+from tests.runtime.test_daemon import DieAt, StopAfter, backbone, daemon_of, make, newest, opened, records
+
+__all__ = ["backbone", "make"]
+
+A, B = TopicPartition("a", 0), TopicPartition("b", 0)
+Logs = dict[str, list[bytes]]
+"""The values in each topic that the run reads."""
+
+
+class Topics(MemorySource):
+    """Topics that begin where Kafka's do, and what is produced after `seek`."""
+
+    def __init__(self, logs: Logs, start: str, produced: Sequence[Record]) -> None:
+        super().__init__([record for topic, values in logs.items() for record in records_from(values, topic)])
+        self._offset_start, self._produced = start, produced
+        self.seeks = 0
+
+    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
+        """Begin as `starting_offsets` says; the first time, more records are produced then."""
+        begins, ends = dict.fromkeys(self._ends, 0), dict(self._ends)
+        starts = starting_offsets(position, begins, ends, "latest" if self._offset_start == "latest" else "earliest")
+        super().seek(Position(starts), identity)
+        if not self.seeks:
+            self.append(*self._produced)
+        self.seeks += 1
+        return Position(starts)
+
+
+class Trained(StopAfter):
+    """The records of all processes that were trained on, and what was published last."""
+
+    def __init__(self) -> None:
+        super().__init__(step=-1)
+        self.records: list[str] = []
+        self.status: Status | None = None
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        self.records += [f"{record.origin.topic}{record.offset}" for record in batch.records]
+        self.status = status
+
+
+class DiesAt(Trained):
+    """A process that dies after a step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self._last = step
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        super().on_step(batch, step, status)
+        DieAt(self._last).on_step(batch, step, status)
+
+
+def settings_of(make: Callable[..., Settings]) -> Settings:
+    """Those of a run that writes no snapshot between its start and its end."""
+    settings = make([])
+    snapshot = settings.snapshot.model_copy(update={"every_records": 1000})
+    return settings.model_copy(update={"snapshot": snapshot})
+
+
+Learn = Callable[..., Trained]
+
+
+@pytest.fixture
+def learn(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> Learn:
+    """Run one process over some topics; it dies after the step `dies_at`."""
+
+    def run(logs: Logs, start: str = "earliest", *, produced: Sequence[Record] = (), dies_at: int = 0) -> Trained:
+        source = Topics(logs, start, produced)
+        monkeypatch.setattr("streamlearn.runtime.components.open_source", lambda _: source)
+        trained = DiesAt(dies_at) if dies_at else Trained()
+        with opened(settings_of(make)) as components:
+            daemon = daemon_of(components, trained)
+            if dies_at:
+                with pytest.raises(KeyboardInterrupt):
+                    daemon.run()
+            else:
+                daemon.run()
+        return trained
+
+    return run
+
+
+def test_where_a_new_topic_begins_is_durable_before_its_first_record(
+    learn: Learn, make: Callable[..., Settings]
+) -> None:
+    """With `latest`: after a crash it begins at the same record again, although its log has grown since."""
+    values = records(30)
+    learn({"a": values[:8]})
+    late = records_from(values[20:28], "b", start=4)
+    first = learn({"a": values[:8], "b": values[:4]}, "latest", produced=late, dies_at=3)
+    assert first.records == ["b4", "b5", "b6", "b7"]
+    again = learn({"a": values[:8], "b": [*values[:4], *values[20:28]]}, "latest")
+    assert again.records == [f"b{offset}" for offset in range(4, 12)]
+    snapshot = newest(make([]))
+    assert snapshot.manifest.position == Position({A: 8, B: 12})
+    assert snapshot.manifest.ledger == (("a", 0, 8, 0, 0), ("b", 0, 8, 0, 0))
+
+
+def test_no_record_of_a_new_topic_is_read_before_its_start_is_durable(
+    learn: Learn, make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that cannot be written the process ends, as a new run does."""
+    values = records(12)
+    learn({"a": values[:8]})
+
+    def fail(*_: object) -> None:
+        raise SnapshotError("no room")
+
+    monkeypatch.setattr("streamlearn.snapshot.store.SnapshotStore.save", fail)
+    source, trained = Topics({"a": values[:8], "b": values[8:]}, "earliest", ()), Trained()
+    monkeypatch.setattr("streamlearn.runtime.components.open_source", lambda _: source)
+    with opened(settings_of(make)) as components, pytest.raises(SnapshotError, match="no room"):
+        daemon_of(components, trained).run()
+    assert trained.records == []
+
+
+def test_after_a_rollback_the_start_of_a_new_topic_is_durable_again(
+    make: Callable[..., Settings], learn: Learn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot that the run goes back to may be older than the topic."""
+    values = records(12)
+    learn({"a": values[:8]})
+    source = Topics({"a": values[:8], "b": values[8:]}, "latest", ())
+    monkeypatch.setattr("streamlearn.runtime.components.open_source", lambda _: source)
+    with opened(settings_of(make)) as components:
+        daemon_of(components).restore_newest()
+    assert newest(make([])).manifest.position == Position({A: 8, B: 4})
