@@ -8,7 +8,8 @@ make single files durable; the order among them is decided here and nowhere else
       1. Weights, optimizer, detectors, ledger and history are those of the snapshot; a new run has none.
       2. Dead letters already in the sink for records after its position are recalled, so that none is sent twice.
       3. The source is positioned by the snapshot. The consumer group's offset is never read. Where a partition that the
-         snapshot does not name begins is durable before its first record is read: the loop saves first.
+         snapshot does not name begins is durable before its first record is read: the loop saves first. A partition
+         that is not read at present keeps its position for the time when it is read again.
       4. Batches journalled after the snapshot are formed again in the same order and flushed at the same places, then
          new ones.
 
@@ -118,6 +119,8 @@ class Checkpoint:
         self._clock = clock
         self._read_ahead = Position()
         """See `read_ahead`."""
+        self._identity: Mapping[str, str] = {}
+        """The source's, and that of topics which an earlier process read."""
         self._journalled: dict[int, JournalEntry] = {}
         """Entries of steps that are still to come, by step: written by an earlier process, or by a flush."""
 
@@ -140,19 +143,15 @@ class Checkpoint:
         mark = snapshot.manifest.dead_letter_mark if snapshot is not None else durable.sink.mark()
         ahead = dead_letters_ahead(snapshot) if snapshot is not None else []
         self.dead_letters = DeadLetterWriter(durable.sink, [*durable.sink.recall(mark), *ahead])
-        # 3.
-        wanted = state.ledger.position
-        position = durable.source.seek(wanted, source_identity(snapshot) if snapshot is not None else {})
-        is_new = snapshot is not None and not position.keys() <= wanted.keys()
-        state.moved_since_save = is_new or bool(wanted.gaps_to(position))
-        state.ledger.position = position
+        position = self._seek(state, snapshot)  # 3.
         self._read_ahead = position if snapshot is None else read_ahead.read_ahead(snapshot.manifest)
         self.reader = SkippingReader(durable.source, position, durable.controls.skipped, self.dead_letters)
         # 4.
         entries = self._replayable(position)
         self._journalled = {entry.step: entry for entry in entries}
         self.intake = self._open_intake(entries, refused)
-        _log.info(Event.POSITION_SET, position=str(position), journalled_batches=len(entries))
+        not_read = list(map(str, sorted(state.not_read)))
+        _log.info(Event.POSITION_SET, position=str(position), not_read=not_read, journalled_batches=len(entries))
         return state
 
     def journal_flush(self, compositions: Sequence[tuple[PartitionRun, ...]]) -> SnapshotError | None:
@@ -200,7 +199,7 @@ class Checkpoint:
         self.pass_gaps(state)
         draft = self._draft(state)  # 8.
         info = durable.store.save(draft, [*model.parts(), history_part(self._history)])
-        durable.source.commit(state.ledger.position, info.name)  # 9.
+        durable.source.commit(state.read_position, info.name)  # 9.
         durable.store.prune()  # 10.
         # A pinned snapshot needs none: a rollback to it begins anew after it.
         durable.journal.truncate(before_step=int(durable.store.names()[-durable.store.keep :][0]))
@@ -217,6 +216,18 @@ class Checkpoint:
         self._durable.journal.rewind(to_step=snapshot.manifest.step)
         return self.restore(snapshot, refused=refused)
 
+    def _seek(self, state: RunState, snapshot: Snapshot | None) -> Position:
+        """Position the source and the ledger; return where each partition begins that is read."""
+        source, wanted = self._durable.source, state.ledger.position
+        identity = source_identity(snapshot) if snapshot is not None else {}
+        position = source.seek(wanted, identity)
+        self._identity = {**identity, **source.identity}
+        is_new = snapshot is not None and not position.keys() <= wanted.keys()
+        state.moved_since_save = is_new or bool(wanted.gaps_to(position))
+        state.not_read = frozenset(wanted.keys() - position.keys())
+        state.ledger.position = Position({**wanted, **position})
+        return position
+
     def _replayable(self, position: Position) -> list[JournalEntry]:
         """Batches journalled after the restored step; none when the stream no longer holds their records."""
         journal, step = self._durable.journal, self._model.learner.number
@@ -225,6 +236,8 @@ class Checkpoint:
         gone = next((run for run in runs if run.first_offset < position.get(run.origin, math.inf)), None)
         if gone is not None:
             fault = f"offset {gone.first_offset} of {gone.origin} must be read again and is no longer available"
+            if gone.origin not in position:
+                fault = f"offset {gone.first_offset} of {gone.origin} must be read again and its topic is not read"
         elif entries and entries[0].step != step + 1:
             fault = f"the journal must go on after step {step}, found step {entries[0].step}"
         else:
@@ -267,7 +280,7 @@ class Checkpoint:
             components={
                 "stream": {
                     "letters_ahead": [[o.topic, o.partition, offset] for o, offset in ahead],
-                    "identity": dict(durable.source.identity),
+                    "identity": {**self._identity, **durable.source.identity},
                     read_ahead.KEY: self._read_ahead.to_json(),
                 },
                 "regimes": model.adaptation.to_json(),

@@ -79,7 +79,7 @@ class Publisher:
         before, now = self._board.read(), time.monotonic()
         if self._trackers is not None and updates < before.step:
             self._trackers.note_rewind(updates)
-        position = state.ledger.position
+        position = state.read_position
         lag = self._source.lag(position)
         adaptation = self._adaptation.status()
         self._history.complete_rows(adaptation.regimes)

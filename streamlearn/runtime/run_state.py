@@ -14,7 +14,7 @@ from streamlearn.status.status import SnapshotStatus
 from streamlearn.status.timing import Timing
 from streamlearn.stream.batch import Batch, PartitionRun
 from streamlearn.stream.ledger import Ledger
-from streamlearn.stream.record import Gap, Position, Record, RecordId
+from streamlearn.stream.record import Gap, Position, Record, RecordId, TopicPartition
 
 SMOOTHING = 0.98  # of the published loss: an average over about 50 batches
 
@@ -41,6 +41,8 @@ class RunState:
     refused_since_save: set[RecordId] = field(default_factory=set)
     moved_since_save: bool = False
     """Whether the position skipped records that are lost, or got the start of a partition that no snapshot names."""
+    not_read: frozenset[TopicPartition] = frozenset()
+    """Partitions that the position names and the source does not read: their topic was taken out of the stream."""
     rolled_back_to: str | None = None
     """The snapshot that the last rollback restored, until a later one is written."""
     step_seconds: Timing = field(default_factory=Timing)
@@ -116,6 +118,12 @@ class RunState:
             last_snapshot=SnapshotStatus(snapshot_name(manifest.step), manifest.step, written),
             **figures,
         )
+
+    @property
+    def read_position(self) -> Position:
+        """The position, without partitions that are not read. They keep their offset until they are read again."""
+        position = self.ledger.position
+        return Position({origin: position[origin] for origin in position if origin not in self.not_read})
 
     @property
     def records(self) -> int:

@@ -54,7 +54,7 @@ class KafkaSettings(Section):
     ssl_keyfile: Path | None = None
     """Key of the client certificate (PEM)."""
     offset_start: Literal["earliest", "latest"] = "earliest"
-    """Where to start in a topic without a snapshot. Partitions added later always start at their earliest offset."""
+    """Where to start in a topic that was never read. Partitions added later always start at their earliest offset."""
     offset_gap_policy: Literal["fail", "earliest", "latest"] = "fail"
     """What to do if retention deleted untrained records: stop (fail), or continue at the earliest or latest offset."""
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"

@@ -43,6 +43,7 @@ class Source(RecordReader, Protocol):
           source's settings allow gaps, it begins at a later one.
         - A new partition of a topic that `position` names begins at its earliest record.
         - Any other partition begins where the source's settings say (earliest or latest).
+        - What `position` names of topics that are not read is left out. The caller keeps it.
 
         Raises:
             OffsetGapError: the log no longer holds a named offset, has never reached it, or is another log of the same

@@ -21,6 +21,13 @@ def test_the_position_moves_over_a_gap_once_all_before_it_is_accounted_for() -> 
     assert state.moved_since_save
 
 
+def test_what_is_not_read_keeps_its_place_in_the_position() -> None:
+    """Only what is read is published and committed."""
+    state = RunState(Ledger(Position({A: 4, B: 7})), not_read=frozenset([B]))
+    assert state.read_position == Position({A: 4})
+    assert state.ledger.position == Position({A: 4, B: 7})
+
+
 def test_a_gap_is_passed_once() -> None:
     """After it, the same list changes nothing."""
     state = RunState(Ledger(Position({A: 14})))
