@@ -96,6 +96,13 @@ class JsonlSource:
         return ()
 
     @property
+    def reached(self) -> Mapping[TopicPartition, int]:
+        """The number of the next line."""
+        if self._reader is None:
+            return {}
+        return {self._origin: self._reader.number if self._next is None else self._next.offset}
+
+    @property
     def exhausted(self) -> bool:
         """Whether every line of a file that is not followed has been returned."""
         return not self._follow and self._next is None and self._failure is None

@@ -102,6 +102,12 @@ class MemorySource:
         return ()
 
     @property
+    def reached(self) -> Mapping[TopicPartition, int]:
+        """The offset after the last record that was returned, per partition."""
+        with self._changed:
+            return {record.origin: record.offset + 1 for record in self._log[: self._cursor]}
+
+    @property
     def exhausted(self) -> bool:
         """Whether a finite source has returned everything."""
         with self._changed:

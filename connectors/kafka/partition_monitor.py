@@ -29,9 +29,10 @@ class PartitionMonitor:
         self._silent_s: dict[TopicPartition, float] = {}
 
     def reset(self, ends: Mapping[TopicPartition, int] | None = None) -> None:
-        """Restart the counts of silence for a new consumer; `ends` are set if they were just requested."""
+        """Restart the counts of silence for a new consumer; `ends` were just requested, for a new position."""
         if ends is not None:
             self.ends = dict(ends)
+            self.fetch_offsets = {}
             self._ends_requested_at = self._discovered_at = self._clock()
         self._polled_s = 0.0
         self._active.clear()

@@ -157,6 +157,12 @@ class KafkaSource:
         return tuple(self._gaps)
 
     @property
+    def reached(self) -> Mapping[TopicPartition, int]:
+        """The next offset to fetch, past transaction markers and removed records, at most `lag_interval_s` old."""
+        fetched = self._monitor.fetch_offsets
+        return {origin: max(at, fetched.get(origin, 0)) for origin, at in self._next.items()}
+
+    @property
     def exhausted(self) -> bool:
         """Always False: more records may be produced."""
         return False

@@ -249,7 +249,7 @@ class Checkpoint:
     def _open_intake(self, entries: list[JournalEntry], refused: frozenset[RecordId]) -> Intake:
         guard, stream = self._durable.crash_guard, self._settings.stream
         return Intake(
-            Merger(self.reader, _order(entries)),
+            Merger(self.reader, _order(entries), clock=self._clock),
             self._model.decoder,
             Batcher(stream),
             self.dead_letters,

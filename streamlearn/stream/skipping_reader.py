@@ -6,7 +6,7 @@ them as past a gap: once every record before them is accounted for.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from streamlearn.errors import Reason
 from streamlearn.stream.batch import PartitionRun
@@ -52,6 +52,11 @@ class SkippingReader:
     def gaps(self) -> Sequence[Gap]:
         """Those of the source; skipped records are none."""
         return self._source.gaps
+
+    @property
+    def reached(self) -> Mapping[TopicPartition, int]:
+        """That of the source."""
+        return self._source.reached
 
     @property
     def exhausted(self) -> bool:

@@ -26,6 +26,10 @@ class RecordReader(Protocol):
         """What `poll` skipped since `seek`, oldest first; what `seek` itself skipped is not included."""
 
     @property
+    def reached(self) -> Mapping[TopicPartition, int]:
+        """Per partition, an offset before which `poll` returns nothing more; it may lag behind what was read."""
+
+    @property
     def exhausted(self) -> bool:
         """Whether `poll` will never return anything again. An endless stream is never exhausted."""
 

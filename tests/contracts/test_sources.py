@@ -12,7 +12,7 @@ from connectors.kafka.source import KafkaSource
 from connectors.memory import MemorySource, records_from
 from streamlearn.errors import OffsetGapError
 from streamlearn.settings import JsonlSettings
-from streamlearn.stream.record import Position, Record, RecordId
+from streamlearn.stream.record import Position, Record, RecordId, TopicPartition
 from streamlearn.stream.source import Source
 
 if TYPE_CHECKING:
@@ -132,6 +132,22 @@ def test_a_second_seek_repeats_the_records(open_source: Open) -> None:
     again = drain(source)
     source.close()
     assert sorted(once, key=record_id) == sorted(again, key=record_id)
+
+
+def test_tells_how_far_it_has_come(open_source: Open) -> None:
+    """Never past a record that is still to come, also after a second seek; after the end it is the end."""
+    source = open_source()
+    for _ in range(2):
+        source.seek(Position())
+        ends: dict[TopicPartition, int] = {}
+        while sum(ends.values()) < len(VALUES):
+            before = source.reached
+            for record in source.poll(max_records=5, timeout_s=10.0):
+                assert before.get(record.origin, 0) <= record.offset
+                ends[record.origin] = record.offset + 1
+        source.poll(max_records=5, timeout_s=0.2)
+        assert dict(source.reached) == ends
+    source.close()
 
 
 def test_is_empty_after_the_end(open_source: Open, request: pytest.FixtureRequest) -> None:

@@ -1,4 +1,4 @@
-"""Topics that are added to a run, taken out, and put back: each record is trained once, whatever dies in between."""
+"""Topics that are added to a run, taken out, put back or compacted: each record is trained once, whatever dies."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,14 +21,15 @@ __all__ = ["backbone", "make"]
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 VALUES = records(40)
 Logs = dict[str, list[bytes]]
-"""The values in each topic that the run reads."""
+"""The values in each topic that the run reads; compaction removed the empty ones."""
 
 
 class Topics(MemorySource):
     """Topics that begin where Kafka's do, and what is produced after `seek`."""
 
     def __init__(self, logs: Logs, start: str, produced: Sequence[Record]) -> None:
-        super().__init__([record for topic, values in logs.items() for record in records_from(values, topic)])
+        logged = [record for topic, values in logs.items() for record in records_from(values, topic)]
+        super().__init__([record for record in logged if record.value])
         self._offset_start, self._produced = start, produced
         self.seeks = 0
         self.remembered: Mapping[str, str] | None = None
@@ -188,3 +189,15 @@ def test_journalled_records_of_a_topic_that_is_not_read_are_trained_when_it_is_p
     assert dropped["fault"] == "offset 0 of b-0 must be read again and its topic is not read"
     assert rest.records == [f"a{offset}" for offset in range(8)]
     assert learn({"a": VALUES[:8], "b": VALUES[8:16]}).records == [f"b{offset}" for offset in range(8)]
+
+
+def test_what_was_compacted_before_its_replay_is_left_out_and_the_rest_trained_once(
+    learn: Learn, make: Callable[..., Settings]
+) -> None:
+    """Two partitions: no record of the other waits for one that is gone."""
+    learn({"a": VALUES[:8], "b": VALUES[8:16]}, dies_at=3)
+    with capture_logs() as logs:
+        rest = learn({"a": [*VALUES[:7], b""], "b": VALUES[8:16]})
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == [Event.JOURNAL_TRUNCATED]
+    assert rest.records == [*(f"a{offset}" for offset in range(7)), *(f"b{offset}" for offset in range(8))]
+    assert newest(make([])).manifest.ledger == (("a", 0, 7, 0, 0), ("b", 0, 8, 0, 0))

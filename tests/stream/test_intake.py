@@ -184,6 +184,20 @@ def test_records_that_must_be_read_again_are_waited_for() -> None:
     assert bench.intake.flush_due is FlushReason.LINGER
 
 
+def test_a_journalled_record_that_is_gone_holds_up_no_flush() -> None:
+    """Compaction removed one of four: the other three are a batch and a flushed rest, as soon as the last has come."""
+    records = records_of([3] * 5)
+    plan: list[PartitionRun | Mark] = [PartitionRun("t", 1, 0, 5, 4), Mark.FLUSH]
+    bench = Bench([], endless=True, journalled=plan)
+    bench.source.append(*(record for record in records if record.offset not in (1, 3)))
+    first = bench.intake.next_batch(timeout_s=0.0)
+    assert first is not None
+    assert bench.intake.next_batch(timeout_s=0.0) is None
+    assert bench.intake.flush_due is FlushReason.JOURNAL
+    (second,) = bench.intake.flush()
+    assert [[record.offset for record in batch.records] for batch in (first, second)] == [[0, 2], [4]]
+
+
 def test_a_segment_of_unusable_records_makes_batches_without_examples() -> None:
     """The position advances by MAX_DEAD_LETTERED records per batch, each with its dead letter."""
     bench = Bench([BAD] * (MAX_DEAD_LETTERED + 50))
