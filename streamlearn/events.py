@@ -66,6 +66,7 @@ class Event(StrEnum):
     JOB_FAILED = "job_failed"
     VERSION_PUBLISHED = "version_published"
     VERSION_HELD_BACK = "version_held_back"
+    VERSION_WITHDRAWN = "version_withdrawn"
     PUBLICATION_WRITTEN = "publication_written"
     PUBLICATION_FAILED = "publication_failed"
     REPLICA_REACHED = "replica_reached"

@@ -12,6 +12,9 @@ For the newest snapshot:
 6. The hub gets a commit.
 7. After `publish.vllm.drain_s` the replicas unload what was replaced, and old files are removed.
 
+After a rollback versions of steps that were undone are withdrawn first: `publication.json` is replaced by one without
+them, whatever becomes of the snapshot. What is still to be withdrawn is noted in the state folder.
+
 A process that is killed before 5 has published nothing; its next start unloads and removes what nothing names. A
 replica that was away loads what it lacks when it is back: until then it does not list the version, and gateways do not
 ask it.
@@ -21,7 +24,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +39,7 @@ from streamlearn.publish.publication import FILE, Publication, PublishedRegime
 from streamlearn.publish.publication_files import PublicationFiles
 from streamlearn.publish.regime_gate import Candidate, RegimeDecision, RegimeGate
 from streamlearn.publish.replica_set import ReplicaSet
+from streamlearn.publish.rollback_file import RollbackFile
 from streamlearn.publish.scoring_queue import PublishingStoppedError, ScoringQueue
 from streamlearn.publish.snapshot_regimes import SnapshotRegimes
 from streamlearn.publish.version import Version
@@ -97,7 +101,9 @@ class AdapterPublisher:
         self._gate = RegimeGate(Gate(self._own.level, self._own.min_holdout_records), scoring, targets.folder)
         self._lock = threading.Lock()
         self._pending: Path | None = None
-        self._last_step = math.inf
+        self._rollback_file = RollbackFile(settings.state)
+        self._last_step = self._rollback_file.read()
+        """Versions of later steps are withdrawn before anything else is published."""
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._publication = _newest(targets.folder.folder)
@@ -132,9 +138,12 @@ class AdapterPublisher:
         self._wake.set()
 
     def withdraw_after(self, step: int) -> None:
-        """The run went back to a snapshot: versions of later steps are withdrawn with the next publication."""
+        """The run goes on from a snapshot: versions of later steps are withdrawn, by the next process if need be."""
         with self._lock:
-            self._last_step = min(self._last_step, step)
+            if step < self._last_step:
+                self._last_step = step
+                self._note_rollback(step)
+        self._wake.set()
 
     @property
     def status(self) -> PublicationStatus:
@@ -179,21 +188,54 @@ class AdapterPublisher:
         """Publish what is pending, then look after replicas, hub and files. Returns what is wrong."""
         with self._lock:
             pending, last_step = self._pending, self._last_step
+        self._withdraw(last_step)
         fault = None
         if pending is not None:
-            fault = self._publish(pending, last_step)
+            fault = self._publish(pending)
             with self._lock:
                 if fault is None and self._pending == pending:
                     self._pending = None
         self._look_after()
         return fault or self._upload()
 
-    def _publish(self, path: Path, last_step: float) -> str | None:
+    def _withdraw(self, last_step: float) -> None:
+        """Publish without the versions of later steps, which were undone."""
+        if last_step == math.inf:
+            return
+        undone = [version for version in self._published().values() if version.step > last_step]
+        self._unpublished = {key: each for key, each in self._unpublished.items() if each.step <= last_step}
+        if undone:
+            self._publish_without(undone)
+        with self._lock:
+            if self._last_step == last_step:
+                self._rollback_file.remove()
+                self._last_step = math.inf
+
+    def _publish_without(self, undone: Sequence[Version]) -> None:
+        """Replace the publication by one without these versions; the backbone answers their regimes."""
+        started, newest = self._clock(), self._publication
+        assert newest is not None
+        names = {version.name for version in undone}
+        self._put(_without(newest, names))
+        regimes = [replace(each, version=None) if each.version in names else each for each in self._status.regimes]
+        self._status = replace(self._status, regimes=tuple(regimes))
+        for version in undone:
+            _log.warning(Event.VERSION_WITHDRAWN, version=version.name, regime=version.regime)
+        self._log_written(new=0, started=started)
+
+    def _note_rollback(self, step: int) -> None:
+        """Make a rollback durable. If that fails, this process still withdraws what was undone."""
+        try:
+            self._rollback_file.write(step)
+        except PublicationError as error:
+            _log.warning(Event.PUBLICATION_FAILED, fault=str(error))
+
+    def _publish(self, path: Path) -> str | None:
         """Steps 1 to 5. Returns why versions that the gate let pass could not be loaded, if so."""
         started, folder = self._clock(), self._targets.folder
         try:
             snapshot = SnapshotRegimes(Snapshot(path, read_manifest(path)), self._settings, self._config)
-            decisions = self._gate.decide(snapshot, self._published(last_step))  # 1.
+            decisions = self._gate.decide(snapshot, self._published())  # 1.
             candidates = [decision.candidate for decision in decisions if decision.candidate is not None]
             fresh = {each.regime.number: self._write(each, snapshot) for each in candidates}  # 2.
             arrays = snapshot.routing_state()
@@ -207,23 +249,14 @@ class AdapterPublisher:
             return fault
         routing = folder.write_routing(snapshot.step, arrays)  # 4.
         self._replace(snapshot, decisions, fresh, routing, profiles_from_arrays(arrays))  # 5.
-        with self._lock:
-            if self._last_step == last_step:  # what was undone is withdrawn
-                self._last_step = math.inf
-        _log.info(
-            Event.PUBLICATION_WRITTEN,
-            sequence=self._status.sequence,
-            snapshot=snapshot.snapshot.name,
-            new=len(fresh),
-            seconds=round(self._clock() - started, 2),
-        )
+        self._log_written(new=len(fresh), started=started)
         return None
 
-    def _published(self, last_step: float) -> dict[int, Version]:
-        """Versions of this run that the newest publication names, by regime; not those of steps that were undone."""
+    def _published(self) -> dict[int, Version]:
+        """Versions of this run that the newest publication names, by regime."""
         names = self._publication.adapters if self._publication is not None else ()
         versions = [Version.read(self._targets.folder.path(name)) for name in names]
-        return {each.regime: each for each in versions if each.run == self._run and each.step <= last_step}
+        return {each.regime: each for each in versions if each.run == self._run}
 
     def _write(self, candidate: Candidate, snapshot: SnapshotRegimes) -> Version:
         """Write a version, unless an earlier attempt to publish these weights has."""
@@ -254,17 +287,11 @@ class AdapterPublisher:
         profiles: SavedProfiles,
     ) -> None:
         """Step 5, and what follows from it at once."""
-        before = self._publication
         versions = {each.regime.number: fresh.get(each.regime.number, each.version) for each in decisions}
         named = {number: version.name for number, version in versions.items() if version is not None}
-        publication = self._next_publication(snapshot, routing, published_regimes(profiles, snapshot.labels, named))
-        publication.write(self._targets.folder.folder, self._targets.folder.files)
-        self._publication, self._unpublished = publication, {}
+        self._put(self._next_publication(snapshot, routing, published_regimes(profiles, snapshot.labels, named)))
+        self._unpublished = {}
         self._routing = [*self._routing[-1:], routing]
-        self._upload_pending = self._targets.hub is not None
-        drain_s = 0.0 if self._own.vllm is None else self._own.vllm.drain_s
-        gone = set(before.adapters if before is not None else ()) - set(publication.adapters)
-        self._draining |= dict.fromkeys(gone, self._clock() + drain_s)
         for version in fresh.values():
             _log.info(
                 Event.VERSION_PUBLISHED,
@@ -275,12 +302,31 @@ class AdapterPublisher:
                 records=len(version.holdout),
             )
         self._show([replace(decision.status, version=named.get(decision.regime.number)) for decision in decisions])
+        self._status = replace(self._status, num_published=self._status.num_published + len(fresh))
+
+    def _put(self, publication: Publication) -> None:
+        """Replace the publication; what it names no more is unloaded after a while."""
+        before = self._publication
+        publication.write(self._targets.folder.folder, self._targets.folder.files)
+        self._publication = publication
+        self._upload_pending = self._targets.hub is not None
+        drain_s = 0.0 if self._own.vllm is None else self._own.vllm.drain_s
+        gone = set(before.adapters if before is not None else ()) - set(publication.adapters)
+        self._draining |= dict.fromkeys(gone, self._clock() + drain_s)
         self._status = replace(
             self._status,
             sequence=publication.sequence,
             snapshot=publication.snapshot,
             written_at=publication.written_at.timestamp(),
-            num_published=self._status.num_published + len(fresh),
+        )
+
+    def _log_written(self, *, new: int, started: float) -> None:
+        _log.info(
+            Event.PUBLICATION_WRITTEN,
+            sequence=self._status.sequence,
+            snapshot=self._status.snapshot,
+            new=new,
+            seconds=round(self._clock() - started, 2),
         )
 
     def _next_publication(
@@ -356,6 +402,16 @@ def published_regimes(
         )
         for slot, profile in enumerate(profiles)
         if profile is not None
+    )
+
+
+def _without(publication: Publication, names: Collection[str]) -> Publication:
+    """The publication that follows another, without some of its versions."""
+    regimes = [
+        each.model_copy(update={"adapter": None}) if each.adapter in names else each for each in publication.regimes
+    ]
+    return publication.model_copy(
+        update={"sequence": publication.sequence + 1, "written_at": datetime.now(UTC), "regimes": tuple(regimes)}
     )
 
 

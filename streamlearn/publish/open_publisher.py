@@ -15,6 +15,7 @@ from streamlearn.publish.hub_repository import HubRepository
 from streamlearn.publish.publication_files import ADAPTERS, PublicationFiles
 from streamlearn.publish.replica import Replica
 from streamlearn.publish.replica_set import ReplicaSet
+from streamlearn.publish.rollback_file import RollbackFile
 from streamlearn.publish.scoring_queue import ScoringQueue
 from streamlearn.settings import PublishSettings, Settings
 
@@ -73,6 +74,7 @@ def open_publisher(
 def forget_run(state: Path) -> None:
     """Begin a new run: its regimes are not those of the old one, although they have the same numbers."""
     (state / RUN).unlink(missing_ok=True)
+    RollbackFile(state).remove()
 
 
 def _run(state: Path) -> str:

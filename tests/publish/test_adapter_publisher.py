@@ -36,6 +36,7 @@ __all__ = ["backbone", "make"]
 
 WAIT_S = 20.0
 HOLDOUT = {"every_records": 10}
+SNAPSHOTS = {"snapshot": {"keep": 50, "every_records": 20}}
 
 
 class Patient(Silent):
@@ -257,12 +258,51 @@ def test_versions_of_steps_that_were_undone_are_withdrawn(make: Callable[..., Se
         publisher, store = daemon.patient.publisher, daemon.components.store
         early = store.names()[1]
         publisher.withdraw_after(int(early))
-        publisher.notify(store.folder / "00000000-pruned")  # gone before its turn: nothing is withdrawn by it yet
+        publisher.notify(store.folder / "00000000-pruned")  # gone before its turn: a later one follows
         daemon.patient.wait()
         publisher.notify(store.folder / early)
         daemon.patient.wait()
         assert published(tmp_path).adapters == ()
         assert published(tmp_path).snapshot == early
+
+
+def test_undone_versions_are_withdrawn_while_a_replica_refuses(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """What the snapshot of the rollback has to load is no condition: the undone version goes first."""
+    with replicas(2) as stubs:
+        settings = make(stream("animals", per_task=150), **SNAPSHOTS, **publishing(tmp_path, stubs))
+        with patient(settings) as daemon, capture_logs() as logs:
+            daemon.run()
+            publisher, store = daemon.patient.publisher, daemon.components.store
+            [undone] = published(tmp_path).adapters
+            stubs[1].refusal = "max_cpu_loras reached"
+            early = store.names()[-2]
+            publisher.withdraw_after(int(early))
+            publisher.notify(store.folder / early)
+            _serve_until(publisher, lambda: "max_cpu_loras" in (publisher.status.fault or ""))
+            assert published(tmp_path).adapters == ()
+            assert [(row.version, row.held_back) for row in publisher.status.regimes] == [(None, "not_loaded")]
+            assert [row["version"] for row in logs if row["event"] == Event.VERSION_WITHDRAWN] == [undone]
+            _serve_until(publisher, lambda: not any(undone in stub.loaded for stub in stubs))
+
+
+def test_a_rollback_is_remembered_until_its_versions_are_withdrawn(
+    make: Callable[..., Settings], tmp_path: Path
+) -> None:
+    """The process ended before it could withdraw; the next one is past the undone steps again."""
+    settings = make(stream("animals", per_task=110), **SNAPSHOTS, **publishing(tmp_path))
+    with patient(settings) as daemon:
+        daemon.run()
+    [undone] = published(tmp_path).adapters
+    with opened(settings) as components:
+        assert components.publisher is not None
+        components.publisher.withdraw_after(1)
+    with opened(settings) as components, capture_logs() as logs:
+        daemon_of(components).run()
+    assert [row["version"] for row in logs if row["event"] == Event.VERSION_WITHDRAWN] == [undone]
+    assert published(tmp_path).adapters == (f"{undone}r2",)
+    with opened(settings) as components, capture_logs() as logs:
+        daemon_of(components).run()
+    assert not [row for row in logs if row["event"] == Event.VERSION_WITHDRAWN], "it was withdrawn already"
 
 
 def test_a_new_run_replaces_what_the_old_one_published(make: Callable[..., Settings], tmp_path: Path) -> None:
