@@ -13,7 +13,8 @@ For the newest snapshot:
 7. After `publish.vllm.drain_s` the replicas unload what was replaced, and old files are removed.
 
 After a rollback versions of steps that were undone are withdrawn first: `publication.json` is replaced by one without
-them, whatever becomes of the snapshot. What is still to be withdrawn is noted in the state folder.
+them, whatever becomes of the snapshot. What is still to be withdrawn is noted in the state folder. A publication that
+was under way is given up, before 4 or before 5.
 
 A process that is killed before 5 has published nothing; its next start unloads and removes what nothing names. A
 replica that was away loads what it lacks when it is back: until then it does not list the version, and gateways do not
@@ -140,6 +141,7 @@ class AdapterPublisher:
     def withdraw_after(self, step: int) -> None:
         """The run goes on from a snapshot: versions of later steps are withdrawn, by the next process if need be."""
         with self._lock:
+            self._pending = None  # the snapshot that the run goes on from follows
             if step < self._last_step:
                 self._last_step = step
                 self._note_rollback(step)
@@ -188,18 +190,21 @@ class AdapterPublisher:
         """Publish what is pending, then look after replicas, hub and files. Returns what is wrong."""
         with self._lock:
             pending, last_step = self._pending, self._last_step
-        self._withdraw(last_step)
+        self._withdraw(last_step, pending)
         fault = None
         if pending is not None:
             fault = self._publish(pending)
             with self._lock:
-                if fault is None and self._pending == pending:
+                if fault is None and self._pending is pending:  # another of the same name may have come
                     self._pending = None
         self._look_after()
         return fault or self._upload()
 
-    def _withdraw(self, last_step: float) -> None:
-        """Publish without the versions of later steps, which were undone."""
+    def _withdraw(self, last_step: float, pending: Path | None) -> None:
+        """Publish without the versions of later steps, which were undone.
+
+        The rollback is forgotten only if `pending` is still the newest snapshot: else it may be undone by another one.
+        """
         if last_step == math.inf:
             return
         undone = [version for version in self._published().values() if version.step > last_step]
@@ -207,7 +212,7 @@ class AdapterPublisher:
         if undone:
             self._publish_without(undone)
         with self._lock:
-            if self._last_step == last_step:
+            if self._last_step == last_step and self._pending is pending:
                 self._rollback_file.remove()
                 self._last_step = math.inf
 
@@ -244,13 +249,22 @@ class AdapterPublisher:
                 raise
             return None  # it was pruned: a newer one is on its way
         fault = self._targets.replicas.fault_of_loading([version.name for version in fresh.values()])  # 3.
+        if self._is_undone(snapshot.step):
+            return None
         if fault is not None:
             self._show([_not_loaded(decision) for decision in decisions])
             return fault
         routing = folder.write_routing(snapshot.step, arrays)  # 4.
+        if self._is_undone(snapshot.step):
+            return None
         self._replace(snapshot, decisions, fresh, routing, profiles_from_arrays(arrays))  # 5.
         self._log_written(new=len(fresh), started=started)
         return None
+
+    def _is_undone(self, step: int) -> bool:
+        """Whether the run went back to before this step since the turn began."""
+        with self._lock:
+            return step > self._last_step
 
     def _published(self) -> dict[int, Version]:
         """Versions of this run that the newest publication names, by regime."""

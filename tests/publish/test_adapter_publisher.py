@@ -285,6 +285,35 @@ def test_undone_versions_are_withdrawn_while_a_replica_refuses(make: Callable[..
             _serve_until(publisher, lambda: not any(undone in stub.loaded for stub in stubs))
 
 
+@pytest.mark.parametrize("step", ["fault_of_loading", "write_routing"])
+def test_a_publication_under_way_is_given_up_at_a_rollback(
+    make: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The run goes back while its versions are loaded or its routing state is written: they are never named."""
+    with replicas(1) as [stub]:
+        settings = make(stream("animals", per_task=110), **SNAPSHOTS, **publishing(tmp_path, [stub]))
+        with patient(settings) as daemon, monkeypatch.context() as patched:
+            daemon.run()
+            publisher, store = daemon.patient.publisher, daemon.components.store
+            first, *_, last = store.names()
+
+            def roll_back() -> None:
+                publisher.withdraw_after(int(first))
+                publisher.notify(store.folder / first)
+
+            roll_back()
+            daemon.patient.wait()
+            targets = publisher._targets
+            owner: Any = targets.replicas if step == "fault_of_loading" else targets.folder
+            patched.setattr(owner, step, _once(roll_back, getattr(owner, step)))
+            written: list[Publication] = []
+            write = Publication.write
+            patched.setattr(Publication, "write", lambda self, *args: (written.append(self), write(self, *args)))
+            publisher.notify(store.folder / last)
+            _serve_until(publisher, lambda: bool(written) and written[-1].snapshot == first)
+            assert [(each.snapshot, each.adapters) for each in written] == [(first, ())]
+
+
 def test_a_rollback_is_remembered_until_its_versions_are_withdrawn(
     make: Callable[..., Settings], tmp_path: Path
 ) -> None:
@@ -350,6 +379,18 @@ def test_a_key_that_others_may_read_is_refused(make: Callable[..., Settings], tm
     key.chmod(0o644)
     with pytest.raises(ConfigError, match="readable by its owner only"):
         Components(settings)
+
+
+def _once(action: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that acts before its first call of another."""
+    actions = [action]
+
+    def call(*args: Any) -> Any:
+        if actions:
+            actions.pop()()
+        return then(*args)
+
+    return call
 
 
 def _serve_until(publisher: Any, reached: Callable[[], bool]) -> None:
