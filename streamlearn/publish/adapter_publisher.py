@@ -117,6 +117,7 @@ class AdapterPublisher:
         """When each version that replicas may still be asked for is unloaded, by name."""
         self._upload_pending = targets.hub is not None and self._publication is not None
         self._upload_at = -math.inf
+        self._upload_fault: str | None = None
         self._status = PublicationStatus(replicas=targets.replicas.status)
         if self._publication is not None:
             newest = self._publication
@@ -174,20 +175,27 @@ class AdapterPublisher:
     def _work(self) -> None:
         while not self._stopping.is_set():
             try:
-                fault = self._turn()
+                faults = [self._attempt(part) for part in (self._publish_pending, self._look_after, self._upload)]
             except PublishingStoppedError:
                 return
-            except StreamlearnError as error:
-                fault = str(error)
-            except Exception as error:  # noqa: BLE001 - the training run goes on, whatever happens to a publication
-                _log.exception(Event.PUBLICATION_FAILED)
-                fault = f"{type(error).__name__}: {error}"
-            self._note(fault)
+            self._note(next((fault for fault in faults if fault is not None), None))
             self._wake.wait(RETRY_S if self._own.vllm is None else self._own.vllm.interval_s)
             self._wake.clear()
 
-    def _turn(self) -> str | None:
-        """Publish what is pending, then look after replicas, hub and files. Returns what is wrong."""
+    def _attempt(self, part: Callable[[], str | None]) -> str | None:
+        """Do one part of a turn. Returns what is wrong; the other parts are done all the same."""
+        try:
+            return part()
+        except PublishingStoppedError:
+            raise
+        except StreamlearnError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - the training run goes on, whatever happens to a publication
+            _log.exception(Event.PUBLICATION_FAILED)
+            return f"{type(error).__name__}: {error}"
+
+    def _publish_pending(self) -> str | None:
+        """Withdraw what was undone, then publish the newest snapshot. Returns why it could not be published, if so."""
         with self._lock:
             pending, last_step = self._pending, self._last_step
         self._withdraw(last_step, pending)
@@ -197,8 +205,7 @@ class AdapterPublisher:
             with self._lock:
                 if fault is None and self._pending is pending:  # another of the same name may have come
                     self._pending = None
-        self._look_after()
-        return fault or self._upload()
+        return fault
 
     def _withdraw(self, last_step: float, pending: Path | None) -> None:
         """Publish without the versions of later steps, which were undone.
@@ -377,13 +384,13 @@ class AdapterPublisher:
         if hub is None or publication is None or not self._upload_pending:
             return None
         if self._clock() < self._upload_at:
-            return self._status.fault
+            return self._upload_fault
         try:
             hub.upload(self._targets.folder.folder, publication)
         except PublicationError as error:
-            self._upload_at = self._clock() + UPLOAD_RETRY_S
-            return str(error)
-        self._upload_pending = False
+            self._upload_at, self._upload_fault = self._clock() + UPLOAD_RETRY_S, str(error)
+            return self._upload_fault
+        self._upload_pending, self._upload_fault = False, None
         return None
 
     def _show(self, regimes: Sequence[RegimePublication]) -> None:

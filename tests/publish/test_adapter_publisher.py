@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 
 from streamlearn.adapters.sequences import NO_REGIME
-from streamlearn.errors import ConfigError, UsageError
+from streamlearn.errors import ConfigError, PublicationError, UsageError
 from streamlearn.events import Event
 from streamlearn.export.plain_lora_adapter import PlainLoraAdapter
 from streamlearn.learner.evaluation import run_to_end, score
@@ -214,6 +214,30 @@ def test_a_version_is_used_only_once_every_replica_that_answers_has_it(
             written = list(map(orjson.loads, (tmp_path / "published" / "history.jsonl").read_bytes().splitlines()))
             assert len({row["weights_sha256"] for row in written}) == len(written), "a retry wrote a version again"
             _serve_until(publisher, lambda: all(each.is_up for each in publisher.status.replicas))
+
+
+def test_replicas_are_looked_after_while_publishing_fails(
+    make: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full: a replica that died and is back gets what is published all the same."""
+
+    def full(*_: Any) -> str:
+        raise PublicationError("No space left on device")
+
+    with replicas(1) as [stub]:
+        settings = make(stream("animals", per_task=110), **SNAPSHOTS, **publishing(tmp_path, [stub]))
+        with patient(settings) as daemon, monkeypatch.context() as patched:
+            daemon.run()
+            publisher, store = daemon.patient.publisher, daemon.components.store
+            [name] = published(tmp_path).adapters
+            patched.setattr(publisher._targets.folder, "write_routing", full)
+            publisher.notify(store.folder / store.names()[-1])
+            _serve_until(publisher, lambda: publisher.status.fault == "No space left on device")
+            stub.stop()
+            _serve_until(publisher, lambda: not publisher.status.replicas[0].is_up)
+            stub.start()
+            _serve_until(publisher, lambda: set(stub.loaded) == {name})
+            assert publisher.status.fault == "No space left on device"
 
 
 def test_what_was_replaced_is_unloaded_after_a_while(make: Callable[..., Settings], tmp_path: Path) -> None:
