@@ -52,8 +52,9 @@ class PublicationFiles:
                 path.mkdir(parents=True, exist_ok=True)
             for leftover in [*folder.glob(f"{_STAGING}*"), *folder.glob(f"*/{_STAGING}*")]:
                 self.files.remove(leftover)
-        self._used = _names(folder / HISTORY)
-        """Position of every version in the history, by name."""
+            written = [path.name for path in self._version_folders()]
+        self._used = dict.fromkeys(written, -1) | _names(folder / HISTORY)
+        """Position of every version in the history, by name; -1 if its line there was lost."""
 
     def path(self, name: str) -> Path:
         """The folder of a version."""
@@ -91,10 +92,7 @@ class PublicationFiles:
         1. Its line in the history is durable: from here on its name is used.
         2. Its folder appears.
         """
-        with _translated(self.folder / HISTORY), (self.folder / HISTORY).open("ab") as file:  # 1.
-            file.write(orjson.dumps(version.model_dump(mode="json", exclude={"holdout"})) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        _append(self.folder / HISTORY, orjson.dumps(version.model_dump(mode="json", exclude={"holdout"})))  # 1.
         self._used[version.name] = len(self._used)
 
         def write(staging: Path) -> None:
@@ -169,10 +167,20 @@ class PublicationFiles:
         self.files.sync(target.parent)
 
 
+def _append(history: Path, line: bytes) -> None:
+    """Append a line durably. One that was cut off is ended first, so that it spoils no other."""
+    with _translated(history), history.open("a+b") as file:
+        file.seek(max(file.tell() - 1, 0))
+        is_cut_off = file.read() not in (b"", b"\n")
+        file.write((b"\n" if is_cut_off else b"") + line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _names(history: Path) -> dict[str, int]:
     """The names in the history, by position.
 
-    A line that was cut off by a crash belongs to a version that was not written.
+    A line that was cut off, by a crash or a full disk, belongs to a version that was not written.
     """
     names: dict[str, int] = {}
     with _translated(history):

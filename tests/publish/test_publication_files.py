@@ -73,6 +73,36 @@ def test_a_history_that_was_cut_off_is_read_up_to_the_cut(tmp_path: Path) -> Non
     assert PublicationFiles(tmp_path, BASE).unused_name("s-regime-1", 5) == "s-regime-1@5r2"
 
 
+def test_what_follows_a_cut_off_line_is_not_lost_with_it(tmp_path: Path) -> None:
+    """The next version's name is used as well, also when its folder is gone."""
+    history = tmp_path / "history.jsonl"
+    PublicationFiles(tmp_path, BASE).write_version(version("s-regime-1@5"), LORA, "")
+    complete = history.read_bytes()
+    history.write_bytes(complete + complete[:40])
+    folder = PublicationFiles(tmp_path, BASE)
+    folder.write_version(version("s-regime-1@6"), LORA, "")
+    folder.write_version(version("s-regime-1@7"), LORA, "")
+    folder.prune([], [])
+    assert history.read_bytes().startswith(complete + complete[:40] + b"\n")
+    again = PublicationFiles(tmp_path, BASE)
+    assert [again.unused_name("s-regime-1", step) for step in (5, 6, 7)] == [
+        "s-regime-1@5r2",
+        "s-regime-1@6r2",
+        "s-regime-1@7r2",
+    ]
+
+
+def test_the_name_of_a_folder_is_used_whatever_the_history_says(tmp_path: Path) -> None:
+    """A history that was lost does not make it a name for other weights; such a version counts as the oldest."""
+    folder = PublicationFiles(tmp_path, BASE)
+    folder.write_version(version("s-regime-1@5"), LORA, "")
+    (tmp_path / "history.jsonl").unlink()
+    again = PublicationFiles(tmp_path, BASE)
+    assert again.unused_name("s-regime-1", 5) == "s-regime-1@5r2"
+    again.write_version(version("s-regime-1@4"), LORA, "")
+    assert [each.name for each in again.versions()] == ["s-regime-1@5", "s-regime-1@4"]
+
+
 def test_the_newest_versions_of_each_regime_of_this_run_are_kept(tmp_path: Path) -> None:
     """Those of another run are not counted."""
     folder = PublicationFiles(tmp_path, BASE)
