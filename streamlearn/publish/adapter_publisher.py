@@ -371,7 +371,7 @@ class AdapterPublisher:
         now = self._clock()
         self._draining = {name: due for name, due in self._draining.items() if due > now}
         current = self._publication.adapters if self._publication is not None else ()
-        self._targets.replicas.reconcile({*current, *self._draining})
+        self._targets.replicas.reconcile(current, self._draining)
         self._status = replace(self._status, replicas=self._targets.replicas.status)
         if self._publication is not None:
             waiting = {version.name for version in self._unpublished.values()}

@@ -42,10 +42,10 @@ class ReplicaSet:
             return refused[0]
         return None if None in faults else f"no replica answers; {faults[0]}"
 
-    def reconcile(self, wanted: Collection[str]) -> None:
-        """Give each replica what it lacks of `wanted`, and unload what is ours and not wanted."""
+    def reconcile(self, wanted: Collection[str], draining: Collection[str] = ()) -> None:
+        """Give each replica what it lacks of `wanted`, and unload what is ours and neither wanted nor draining."""
         before = self.status
-        self.status = tuple(self._pool.map(lambda replica: self._reconcile(replica, wanted), self._replicas))
+        self.status = tuple(self._pool.map(lambda replica: self._reconcile(replica, wanted, draining), self._replicas))
         for old, new in zip(before, self.status, strict=True):
             if new.is_up and not old.is_up:
                 _log.info(Event.REPLICA_REACHED, url=new.url, loaded=new.loaded, wanted=new.wanted)
@@ -70,14 +70,14 @@ class ReplicaSet:
             return error
         return None
 
-    def _reconcile(self, replica: Replica, wanted: Collection[str]) -> ReplicaStatus:
+    def _reconcile(self, replica: Replica, wanted: Collection[str], draining: Collection[str]) -> ReplicaStatus:
         loaded: frozenset[str] = frozenset()
         try:
             loaded = replica.loaded()
             for name in sorted(set(wanted) - loaded):
                 replica.load(name, self._folder_of(name))
                 loaded |= {name}
-            for name in sorted(name for name in loaded - set(wanted) if name.startswith(self._prefix)):
+            for name in sorted(name for name in loaded - {*wanted, *draining} if name.startswith(self._prefix)):
                 replica.unload(name)
         except ReplicaAwayError as error:
             return ReplicaStatus(replica.url, False, 0, len(wanted), str(error))

@@ -273,6 +273,25 @@ def test_a_restart_goes_on_from_what_is_published(make: Callable[..., Settings],
     assert not (tmp_path / "published" / "adapters" / half.name).exists()
 
 
+def test_a_restart_loads_only_what_is_published(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """Older versions in the folder are kept, and no replica needs them."""
+    with replicas(1) as [stub]:
+        settings = make(stream("animals", per_task=110), **SNAPSHOTS, **publishing(tmp_path, [stub], keep=3))
+        with patient(settings) as daemon:
+            daemon.run()
+        assert len(list((tmp_path / "published" / "adapters").iterdir())) > 1
+        stub.calls, stub.loaded = [], {}
+        patience = {"replicas": [stub.url], "interval_s": 0.02, "drain_s": WAIT_S}
+        settings = make(stream("animals", per_task=110), **SNAPSHOTS, **publishing(tmp_path, keep=3, vllm=patience))
+        with opened(settings) as components:
+            daemon_of(components).run()
+            publisher = components.publisher
+            assert publisher is not None
+            _serve_until(publisher, lambda: publisher.status.replicas[0].is_up)
+            assert [(row.loaded, row.wanted) for row in publisher.status.replicas] == [(1, 1)]
+        assert stub.calls == [("load", name) for name in published(tmp_path).adapters]
+
+
 def test_versions_of_steps_that_were_undone_are_withdrawn(make: Callable[..., Settings], tmp_path: Path) -> None:
     """The run went back to a snapshot before the first version: no later one stays published."""
     settings = make(stream("animals", per_task=110), snapshot={"keep": 50}, **publishing(tmp_path))

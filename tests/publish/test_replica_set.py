@@ -57,6 +57,16 @@ def test_a_replica_that_is_away_gets_what_it_lacks_when_it_is_back(fleet: Replic
     assert [(row.loaded, row.wanted, row.fault) for row in fleet.status] == [(1, 1, None)] * 2
 
 
+def test_what_is_replaced_stays_loaded_but_is_not_loaded_again(fleet: ReplicaSet, stubs: list[StubReplica]) -> None:
+    """Requests that began with it may still come; a replica that forgot it has none of them."""
+    stubs[0].loaded = {"s-regime-1@10": {}}
+    fleet.reconcile(["s-regime-1@20"], ["s-regime-1@10"])
+    assert [set(stub.loaded) for stub in stubs] == [{"s-regime-1@10", "s-regime-1@20"}, {"s-regime-1@20"}]
+    assert [(row.loaded, row.wanted) for row in fleet.status] == [(1, 1)] * 2
+    fleet.reconcile(["s-regime-1@20"])
+    assert [set(stub.loaded) for stub in stubs] == [{"s-regime-1@20"}] * 2
+
+
 def test_what_is_not_ours_is_left_alone(fleet: ReplicaSet, stubs: list[StubReplica]) -> None:
     """Another adapter on the same server stays; a version that nobody wants any more goes."""
     stubs[0].loaded = {"their-own": {}, "s-regime-9@1": {}}
