@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.errors import HfHubHTTPError
 
 from streamlearn.errors import PublicationError
 from streamlearn.publish import publication as publication_file
@@ -43,8 +42,9 @@ class HubRepository:
                 ],
                 commit_message=f"Publication {publication.sequence}, snapshot {publication.snapshot}",
             )
-        except (HfHubHTTPError, OSError) as error:
-            raise PublicationError(f"{repository}: expected to commit to the hub, found: {error}") from error
+        except Exception as error:  # what the client raises without an answer depends on its release
+            found = f"{type(error).__name__}: {error}"
+            raise PublicationError(f"{repository}: expected to commit to the hub, found: {found}") from error
 
 
 def _files(folder: Path, publication: Publication) -> dict[str, Path]:

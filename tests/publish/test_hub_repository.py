@@ -130,12 +130,17 @@ def test_each_publication_is_one_commit_of_what_it_names(hub: tuple[StubHub, str
     assert all(theirs[name] == (tmp_path / name).read_bytes() for name in here)
 
 
-def test_a_hub_that_is_down_is_an_error_that_can_be_tried_again(hub: tuple[StubHub, str], tmp_path: Path) -> None:
+def test_a_hub_that_is_away_or_down_is_an_error_that_can_be_tried_again(
+    hub: tuple[StubHub, str], tmp_path: Path
+) -> None:
     """The folder stays as it is."""
     stub, url = hub
     settings = HubSettings(repository="owner/name", token_file=tmp_path / "token")
     repository, folder = HubRepository(settings, "hf_secret", endpoint=url), PublicationFiles(tmp_path, BASE)
     newest = publication(folder, 1, "s-regime-1@1")
+    unreachable = HubRepository(settings, "hf_secret", endpoint="http://127.0.0.1:1")
+    with pytest.raises(PublicationError, match=r"owner/name: .*refused"):
+        unreachable.upload(folder.folder, newest)
     stub.is_down = True
     with pytest.raises(PublicationError, match="owner/name"):
         repository.upload(folder.folder, newest)
