@@ -118,15 +118,7 @@ class AdapterPublisher:
         self._upload_pending = targets.hub is not None and self._publication is not None
         self._upload_at = -math.inf
         self._upload_fault: str | None = None
-        self._status = PublicationStatus(replicas=targets.replicas.status)
-        if self._publication is not None:
-            newest = self._publication
-            self._status = replace(
-                self._status,
-                sequence=newest.sequence,
-                snapshot=newest.snapshot,
-                written_at=newest.written_at.timestamp(),
-            )
+        self._status = replace(_status(self._publication), replicas=targets.replicas.status)
         self._thread = threading.Thread(target=self._work, name="publish", daemon=True)
 
     def start(self) -> None:
@@ -423,6 +415,19 @@ def published_regimes(
         )
         for slot, profile in enumerate(profiles)
         if profile is not None
+    )
+
+
+def _status(publication: Publication | None) -> PublicationStatus:
+    """What an earlier process published: shown until the gate has tested the regimes."""
+    if publication is None:
+        return PublicationStatus()
+    regimes = [RegimePublication(each.number, each.adapter) for each in publication.regimes]
+    return PublicationStatus(
+        sequence=publication.sequence,
+        snapshot=publication.snapshot,
+        written_at=publication.written_at.timestamp(),
+        regimes=tuple(sorted(regimes, key=lambda regime: regime.number)),
     )
 
 

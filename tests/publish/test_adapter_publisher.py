@@ -266,6 +266,11 @@ def test_a_restart_goes_on_from_what_is_published(make: Callable[..., Settings],
     half = folder.versions()[-1].model_copy(update={"name": "streamlearn-regime-2@999", "run": "another"})
     folder.write_version(half, folder.lora(before.adapters[0]), "")
     with opened(settings) as components:
+        assert components.publisher is not None
+        rows = [(row.number, row.version) for row in components.publisher.status.regimes]
+        assert rows == [(each.number, each.adapter) for each in before.regimes], (
+            "nothing is shown before the first test"
+        )
         daemon_of(components).run()
     after = published(tmp_path)
     assert after.adapters == before.adapters
