@@ -112,6 +112,8 @@ class AdapterPublisher:
         """Routing states that are kept: gateways may still be reading the one before the newest."""
         self._unpublished: dict[str, Version] = {}
         """Versions that are written and not loaded everywhere, by hash of the weights."""
+        self._held_back: set[tuple[int, str, str]] = set()
+        """What is held back: number of the regime, hash of the weights, reason."""
         drain_s = 0.0 if self._own.vllm is None else self._own.vllm.drain_s
         self._draining = {version.name: clock() + drain_s for version in targets.folder.versions()}
         """When each version that replicas may still be asked for is unloaded, by name."""
@@ -314,7 +316,7 @@ class AdapterPublisher:
                 backbone_loss=round(version.backbone_loss, 4),
                 records=len(version.holdout),
             )
-        self._show([replace(decision.status, version=named.get(decision.regime.number)) for decision in decisions])
+        self._show([_published_as(decision, named.get(decision.regime.number)) for decision in decisions])
         self._status = replace(self._status, num_published=self._status.num_published + len(fresh))
 
     def _put(self, publication: Publication) -> None:
@@ -385,12 +387,18 @@ class AdapterPublisher:
         self._upload_pending, self._upload_fault = False, None
         return None
 
-    def _show(self, regimes: Sequence[RegimePublication]) -> None:
-        """Publish what the gate found; versions that were held back before are not counted again."""
-        before = {(each.number, each.step) for each in self._status.regimes if each.held_back}
+    def _show(self, decisions: Sequence[RegimeDecision]) -> None:
+        """Publish what the gate found; weights that were held back before for the same reason are not counted again."""
+        held_back = {
+            (each.regime.number, each.regime.weights_sha256, each.status.held_back)
+            for each in decisions
+            if each.status.held_back is not None
+        }
         counts = Counter(dict(self._status.num_held_back))
-        counts.update(each.held_back for each in regimes if each.held_back and (each.number, each.step) not in before)
-        self._status = replace(self._status, regimes=tuple(regimes), num_held_back=tuple(sorted(counts.items())))
+        counts.update(reason for *_, reason in held_back - self._held_back)
+        self._held_back = held_back
+        rows = tuple(decision.status for decision in decisions)
+        self._status = replace(self._status, regimes=rows, num_held_back=tuple(sorted(counts.items())))
 
     def _note(self, fault: str | None) -> None:
         """Log a fault once."""
@@ -441,10 +449,14 @@ def _without(publication: Publication, names: Collection[str]) -> Publication:
     )
 
 
-def _not_loaded(decision: RegimeDecision) -> RegimePublication:
+def _not_loaded(decision: RegimeDecision) -> RegimeDecision:
     if decision.candidate is None:
-        return decision.status
-    return replace(decision.status, held_back=str(HeldBack.NOT_LOADED))
+        return decision
+    return replace(decision, status=replace(decision.status, held_back=str(HeldBack.NOT_LOADED)))
+
+
+def _published_as(decision: RegimeDecision, name: str | None) -> RegimeDecision:
+    return replace(decision, status=replace(decision.status, version=name))
 
 
 def _newest(folder: Path) -> Publication | None:

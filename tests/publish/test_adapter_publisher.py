@@ -190,6 +190,22 @@ def test_only_what_is_published_can_be_approved(make: Callable[..., Settings]) -
             daemon_of(components).operated_regimes.approve(1)
 
 
+def test_weights_that_stay_held_back_are_counted_once(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """The first regime is not trained while the second one is; each of their versions is one, as in the log."""
+    settings = make(
+        stream("animals", "sums", per_task=110),
+        snapshot={"every_records": 10},
+        **publishing(tmp_path, min_holdout_records=16),
+    )
+    with patient(settings) as daemon, capture_logs() as logs:
+        daemon.run()
+        counts = dict(daemon.patient.publisher.status.num_held_back)
+    rows = [row for _, rows in daemon.patient.history for row in rows.values()]
+    events = [row for row in logs if row["event"] == Event.VERSION_HELD_BACK]
+    assert counts == {"too_few_records": len(events)}
+    assert len(rows) > len(events), "no snapshot had the same weights again"
+
+
 def test_a_version_is_used_only_once_every_replica_that_answers_has_it(
     make: Callable[..., Settings], tmp_path: Path
 ) -> None:
