@@ -57,7 +57,7 @@ class RegimeGate:
         """The last decision on each regime, and the weights that it is about."""
 
     def decide(self, snapshot: SnapshotRegimes, published: Mapping[int, Version]) -> list[RegimeDecision]:
-        """RegimeGate every regime of a snapshot.
+        """Decide about every regime of a snapshot.
 
         Args:
             snapshot: The snapshot.
@@ -72,7 +72,9 @@ class RegimeGate:
     def _decide(self, snapshot: SnapshotRegimes, regime: RegimeOfSnapshot, version: Version | None) -> RegimeDecision:
         name = None if version is None else version.name
         if version is not None and version.weights_sha256 == regime.weights_sha256:
-            _, status = self._decisions.get(regime.number, ("", RegimePublication(regime.number, name)))
+            weights, status = self._decisions.get(regime.number, ("", None))
+            if status is None or weights != regime.weights_sha256:  # the figures are of other weights
+                status = RegimePublication(regime.number, name)
             kept = replace(status, version=name, held_back=None)
             return RegimeDecision(regime, version, None, kept)
         examples = snapshot.holdouts(regime.slot)
