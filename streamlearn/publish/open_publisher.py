@@ -1,5 +1,6 @@
 """The publisher of a configuration, and what it refuses before any weight is loaded."""
 
+import re
 import secrets
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,19 @@ def check(settings: Settings, config: HeadLoraConfig, shape: Outline) -> None:
             f"publish.min_holdout_records must be at most holdout.records_per_regime "
             f"{settings.holdout.records_per_regime}, found {settings.publish.min_holdout_records}"
         )
+    _check_base_model(settings.publish, BaseModel.of(settings.backbone, shape.folder, name=settings.publish.base_model))
     for file in _secrets(settings.publish):
         _read_secret(file)
+
+
+def _check_base_model(own: PublishSettings, base: BaseModel) -> None:
+    """The backbone must not have the name of what is published: a request for one would be answered by the other."""
+    if re.fullmatch(rf"{re.escape(own.name)}(-regime-\d+(@.*)?)?", base.name):
+        raise ConfigError(
+            f"publish.base_model must differ from publish.name and from names of versions, found {base.name} beside "
+            f"{own.name}: serve the backbone under another name (vllm serve --served-model-name), or set "
+            "publish.name to another one"
+        )
 
 
 def open_publisher(

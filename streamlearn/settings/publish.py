@@ -77,7 +77,8 @@ class PublishSettings(Section):
     name: str = Field(default="streamlearn", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """First part of every version's name: NAME-regime-3@184 is regime 3 after 184 updates."""
     base_model: str | None = None
-    """Name under which the replicas serve the untouched backbone; by default its hub id or folder."""
+    """Name under which the replicas serve the untouched backbone, another one than name; by default its hub id or
+    folder."""
     level: float = Field(default=0.05, gt=0.0, lt=0.5)
     """Level of the paired test on the hold-out records: probability at which a version that is no worse is held back.
     The higher, the smaller the damage that is noticed."""

@@ -432,6 +432,16 @@ def test_what_cannot_be_published_is_refused_before_anything_is_loaded(
     assert not (tmp_path / "published").exists()
 
 
+@pytest.mark.parametrize("base", ["streamlearn", "streamlearn-regime-3", "streamlearn-regime-3@184"])
+def test_a_backbone_with_the_name_of_what_is_published_is_refused(
+    make: Callable[..., Settings], tmp_path: Path, base: str
+) -> None:
+    """No publication could be written."""
+    with pytest.raises(ConfigError, match=f"base_model must differ .* found {base} beside"):
+        Components(make(stream("animals"), **publishing(tmp_path, base_model=base)))
+    assert not (tmp_path / "published").exists()
+
+
 def test_a_key_that_others_may_read_is_refused(make: Callable[..., Settings], tmp_path: Path) -> None:
     """So is one that is not there."""
     key = tmp_path / "key"
