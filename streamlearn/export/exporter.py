@@ -82,7 +82,7 @@ class Exporter:
             gguf_adapter.check(shape.config)
 
     def slots(self, regimes: Sequence[int]) -> list[int | None]:
-        """Find what to export for these regime numbers; without any, all there is. None: what all regimes share.
+        """Find what to export for these regime numbers, each once; without any, all there is. None: what all share.
 
         Raises:
             UsageError: there is no such regime, or all of them share one adapter; or the folder of one exists.
@@ -107,7 +107,7 @@ class Exporter:
             raise SnapshotError(f"snapshot {name} has no regime yet; export again after the next snapshot")
         if missing := [number for number in regimes if number not in found]:
             raise UsageError(f"snapshot {name} must have regime {missing[0]}, found {', '.join(map(str, found))}")
-        return [found[number] for number in regimes or found]
+        return [found[number] for number in dict.fromkeys(regimes or found)]
 
     def export(self, slot: int | None) -> ExportedRegime:
         """Write one of `slots` into a folder of its own, which appears only when it is complete.
