@@ -111,7 +111,7 @@ def _replicas(own: PublishSettings) -> ReplicaSet:
     return ReplicaSet(
         [Replica(url, key=key, timeout_s=vllm.timeout_s) for url in vllm.replicas],
         lambda name: f"{seen_at}/{ADAPTERS}/{name}",
-        f"{own.name}-regime-",
+        own.name,
     )
 
 

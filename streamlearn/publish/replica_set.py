@@ -1,5 +1,6 @@
 """All replicas: each is asked on its own, side by side, so that one that hangs delays no other."""
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,17 +15,18 @@ _log = get_logger("publish")
 class ReplicaSet:
     """Replicas that should have the same adapters loaded. Only the publisher's thread calls it."""
 
-    def __init__(self, replicas: Sequence[Replica], folder_of: Callable[[str], str], prefix: str) -> None:
+    def __init__(self, replicas: Sequence[Replica], folder_of: Callable[[str], str], name: str) -> None:
         """Build the set.
 
         Args:
             replicas: The servers.
             folder_of: Where they find the folder of a version.
-            prefix: First part of the names of our versions; other adapters on a server are left alone.
+            name: First part of the names of our versions, NAME-regime-NUMBER@STEP; other adapters on a server are left
+                alone.
         """
         self._replicas = replicas
         self._folder_of = folder_of
-        self._prefix = prefix
+        self._our_name = re.compile(rf"{re.escape(name)}-regime-[1-9][0-9]*@[0-9A-Za-z]+")
         self._pool = ThreadPoolExecutor(max(len(replicas), 1), thread_name_prefix="publish-replica")
         self.status: tuple[ReplicaStatus, ...] = tuple(ReplicaStatus(each.url, False, 0, 0) for each in replicas)
 
@@ -77,7 +79,7 @@ class ReplicaSet:
             for name in sorted(set(wanted) - loaded):
                 replica.load(name, self._folder_of(name))
                 loaded |= {name}
-            for name in sorted(name for name in loaded - {*wanted, *draining} if name.startswith(self._prefix)):
+            for name in sorted(filter(self._our_name.fullmatch, loaded - {*wanted, *draining})):
                 replica.unload(name)
         except ReplicaAwayError as error:
             return ReplicaStatus(replica.url, False, 0, len(wanted), str(error))

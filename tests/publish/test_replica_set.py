@@ -25,7 +25,7 @@ def fleet(stubs: list[StubReplica], tmp_path: Path) -> Iterator[ReplicaSet]:
         (tmp_path / name).mkdir()
         save_file({}, tmp_path / name / "adapter_model.safetensors")
     clients = [Replica(stub.url, key=None, timeout_s=5.0) for stub in stubs]
-    built = ReplicaSet(clients, lambda name: str(tmp_path / name), "s-regime-")
+    built = ReplicaSet(clients, lambda name: str(tmp_path / name), "s")
     yield built
     built.close()
 
@@ -68,10 +68,11 @@ def test_what_is_replaced_stays_loaded_but_is_not_loaded_again(fleet: ReplicaSet
 
 
 def test_what_is_not_ours_is_left_alone(fleet: ReplicaSet, stubs: list[StubReplica]) -> None:
-    """Another adapter on the same server stays; a version that nobody wants any more goes."""
-    stubs[0].loaded = {"their-own": {}, "s-regime-9@1": {}}
+    """Another adapter stays unless its name is that of a version; a version that nobody wants any more goes."""
+    theirs = {"their-own", "s-regime-test", "s-regime-9", "s-regime-test@1", "x-s-regime-9@1"}
+    stubs[0].loaded = {name: {} for name in (*theirs, "s-regime-9@1", "s-regime-10@184r2")}
     fleet.reconcile([])
-    assert set(stubs[0].loaded) == {"their-own"}
+    assert set(stubs[0].loaded) == theirs
 
 
 def test_without_any_replica_there_is_nobody_to_send_requests_to(fleet: ReplicaSet, stubs: list[StubReplica]) -> None:
