@@ -102,12 +102,12 @@ async def _livez(_: Request) -> Response:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response(request.url.path)
+    return error.response(request.scope["path"])
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path = request.scope["path"]
     code, message = {
         404: ("not_found", f"nothing is served at {path[:200]}"),
         405: ("method_not_allowed", f"{path[:200]} does not accept {request.method}"),

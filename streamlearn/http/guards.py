@@ -12,11 +12,10 @@ Each is one ASGI middleware; `guards` lists them.
 
 import asyncio
 import hmac
+import re
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -28,6 +27,7 @@ from streamlearn.settings import ListenSettings
 
 DRAIN_BYTES = 16 << 20  # sixteen times the default limit; takes about 10 ms over loopback
 DRAIN_S = 1.0  # for a slow client
+_AUTHORITY = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::\d{0,5})?", re.IGNORECASE)
 
 HEALTH_PATHS = frozenset({"/livez", "/readyz"})
 """For supervisors; they never need the token."""
@@ -106,7 +106,7 @@ class HostGuard(_Guard):
     def check(self, request: Request) -> None:
         """Require an allowed host, with any port."""
         host = request.headers.get("host", "")
-        if _hostname(f"//{host}") not in self.hosts:
+        if _hostname(host) not in self.hosts:
             message = f"expected a Host header of {', '.join(sorted(self.hosts))}, found {host[:100]!r}"
             raise ApiError(400, "bad_host", message, hint=self._hint)
 
@@ -121,7 +121,7 @@ class OriginGuard(_Guard):
     def check(self, request: Request) -> None:
         """Require every Origin, if there is one, to be an allowed host."""
         for origin in request.headers.getlist("origin"):
-            if _hostname(origin) not in self.hosts:
+            if _hostname(origin.partition("://")[2]) not in self.hosts:
                 message = f"cross-site requests are not allowed, found Origin {origin[:100]!r}"
                 raise ApiError(
                     403, "foreign_origin", message, hint="remove the Origin header, or open the page from localhost"
@@ -259,12 +259,11 @@ def _replay(message: Message, receive: Receive) -> Receive:
     return replay
 
 
-@lru_cache(64)  # of a client, the same with each request
-def _hostname(url: str) -> str | None:
-    """The lower-case host of a URL without brackets and port; None for anything else."""
-    try:
-        parts = urlsplit(url)
-        parts.port  # noqa: B018  raises on an invalid port
-    except ValueError:
-        return None
-    return None if parts.username is not None or parts.path not in ("", "/") else parts.hostname
+def _hostname(authority: str) -> str | None:
+    """The lower-case host of HOST[:PORT], without brackets; None for anything else, user information and paths too.
+
+    >>> _hostname("LOCALHOST:8083"), _hostname("[::1]"), _hostname("localhost/?")
+    ('localhost', '::1', None)
+    """
+    found = _AUTHORITY.fullmatch(authority)
+    return None if found is None else (found["ipv6"] or found["name"]).lower()

@@ -42,7 +42,7 @@ class Refusals:
 
     def write(self, request: Request, why: str, *, token: bool) -> None:
         """Write the line of a refused request, if it asked for a control. A failure is logged."""
-        asked = control_of(request.method, request.url.path)
+        asked = control_of(request.method, request.scope["path"])
         if asked is None:
             return
         with self._lock:
@@ -53,7 +53,7 @@ class Refusals:
         try:
             self._audit.write(*asked, requester(request, token=token), Result.REFUSED, message=message)
         except SnapshotError as error:
-            _log.error(Event.HTTP_FAILED, path=request.url.path[:_MAX_PATH_CHARS], message=str(error))
+            _log.error(Event.HTTP_FAILED, path=request.scope["path"][:_MAX_PATH_CHARS], message=str(error))
 
     def without_token(self, request: Request, why: str) -> None:
         """Write the line of a request that lacked the token."""

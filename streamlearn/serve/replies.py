@@ -40,16 +40,16 @@ def install_error_handlers(app: FastAPI, *, retry_after_s: int = 1, paths_hint: 
     """
 
     async def on_api_error(request: Request, error: ApiError) -> Response:
-        return error.response(request.url.path)
+        return error.response(request.scope["path"])
 
     async def on_http_error(request: Request, error: HTTPException) -> Response:
-        return _from_http(request, error, paths_hint).response(request.url.path)
+        return _from_http(request, error, paths_hint).response(request.scope["path"])
 
     async def on_invalid(request: Request, error: RequestValidationError) -> Response:
-        return _from_invalid(request, error, paths_hint).response(request.url.path)
+        return _from_invalid(request, error, paths_hint).response(request.scope["path"])
 
     async def on_streamlearn_error(request: Request, error: StreamlearnError) -> Response:
-        return _from_streamlearn(request, error, retry_after_s).response(request.url.path)
+        return _from_streamlearn(request, error, retry_after_s).response(request.scope["path"])
 
     handlers: dict[type[Exception], Any] = {
         ApiError: on_api_error,
@@ -62,7 +62,7 @@ def install_error_handlers(app: FastAPI, *, retry_after_s: int = 1, paths_hint: 
 
 
 def _from_http(request: Request, error: HTTPException, hint: str) -> ApiError:
-    path = request.url.path
+    path = request.scope["path"]
     if error.status_code == 404:
         return ApiError(404, "not_found", f"nothing is served at {path}", hint=hint)
     if error.status_code == 405:
@@ -75,7 +75,7 @@ def _from_http(request: Request, error: HTTPException, hint: str) -> ApiError:
 def _methods(request: Request) -> list[str]:
     """All methods of the path; a route only has its own. Paths outside the OpenAPI document accept GET."""
     paths = request.app.openapi()["paths"]
-    matched = [methods for path, methods in paths.items() if compile_path(path)[0].match(request.url.path)]
+    matched = [methods for path, methods in paths.items() if compile_path(path)[0].match(request.scope["path"])]
     methods = {method.upper() for described in matched or [{"get": None}] for method in described}
     return sorted(methods | {"HEAD"} if "GET" in methods else methods)
 
@@ -139,7 +139,7 @@ def _from_streamlearn(request: Request, error: StreamlearnError, retry_after_s: 
     refusal = _refusal(error, retry_after_s)
     if refusal is not None:
         return refusal
-    _log.error(Event.HTTP_FAILED, path=request.url.path, error=type(error).__name__, message=str(error))
+    _log.error(Event.HTTP_FAILED, path=request.scope["path"], error=type(error).__name__, message=str(error))
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower() + "_failed"
     return ApiError(500, code, str(error), hint="see the daemon's log")
 

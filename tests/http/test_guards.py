@@ -15,7 +15,9 @@ def code_of(answer: httpx.Response) -> str:
     return code
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8083", "localhost", "LOCALHOST:1", "[::1]", "[::1]:8083"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.1:8083", "localhost", "LOCALHOST:1", "[::1]", "[::1]:8083", "localhost:"]
+)
 def test_loopback_names_are_accepted_with_any_port(client: httpx.Client, host: str) -> None:
     assert client.get("/livez", headers={"host": host}).status_code == 200
 
@@ -30,6 +32,12 @@ def test_loopback_names_are_accepted_with_any_port(client: httpx.Client, host: s
         "::1",
         "localhost:x",
         "a@localhost",
+        "localhost/",
+        "localhost/?",
+        "localhost?",
+        "localhost#",
+        "localhost:1/v1",
+        "localhost\\",
         "",
     ],
 )
@@ -45,7 +53,20 @@ def test_a_request_without_a_host_is_refused(daemon: Daemon) -> None:
         assert b" 400 " in connection.recv(100)
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost.evil.example", "file://", ""])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://evil.example",
+        "null",
+        "http://localhost.evil.example",
+        "file://",
+        "//localhost",
+        "localhost",
+        "http://localhost/",
+        "http://a@localhost",
+        "",
+    ],
+)
 def test_foreign_origins_are_refused_on_every_path(client: httpx.Client, origin: str) -> None:
     for path in ("/livez", "/metrics", "/nowhere"):
         answer = client.get(path, headers={"origin": origin})

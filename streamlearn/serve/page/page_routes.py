@@ -43,7 +43,7 @@ def is_page_request(request: Request) -> bool:
     """Whether a request is for the page or one of its files."""
     if request.method not in SAFE_METHODS:
         return False
-    path = request.url.path
+    path: str = request.scope["path"]  # what the routes see; `url` is made of the Host header too
     return path.startswith(PREFIX) or (path == "/" and _is_browser(request))
 
 

@@ -5,9 +5,11 @@ from importlib.resources import files
 
 import httpx
 import pytest
+from starlette.datastructures import URL
+from starlette.requests import Request
 
 from streamlearn.serve.page import chart_library as library
-from streamlearn.serve.page.page_routes import PREFIX
+from streamlearn.serve.page.page_routes import PREFIX, is_page_request
 from tests.serve.doubles import AUTHORIZED, SETTINGS, Daemon
 
 STATIC = files("streamlearn.serve.page") / "static"
@@ -104,6 +106,14 @@ def test_the_page_needs_no_token_and_its_figures_do() -> None:
     assert opened == [200, 200]
     assert refused == [401, 401, 401, 401]
     assert allowed == 200
+
+
+def test_what_counts_as_the_page_does_not_depend_on_the_host_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older releases of Starlette build the URL from it, and `/?` at its end turns every path into the query."""
+    monkeypatch.setattr(Request, "url", URL("http://localhost/?/v1/status"))
+    asked = {"type": "http", "method": "GET", "path": "/v1/status", "headers": [(b"accept", b"text/html")]}
+    assert not is_page_request(Request(asked))
+    assert is_page_request(Request({**asked, "path": "/"}))
 
 
 @pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
