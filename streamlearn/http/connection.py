@@ -5,8 +5,8 @@ and its parser keeps a header of any length. Its concurrency limit rejects every
 used it up. Here
 
 - a client must read: when it does not take what is buffered for it within `READ_S`, the connection is aborted;
-- a request must arrive completely within `RECEIVE_S` of the connection or of its first byte; an incomplete one is
-  answered 408;
+- a request must arrive completely within `RECEIVE_S` of the connection or of its first byte, or of the answer to the
+  request before; an incomplete one is answered 408;
 - a request line and headers beyond `MAX_HEAD` bytes are answered 431;
 - above `max_connections` the connection that has been waiting longest for its client is closed. A new connection is
   refused only while all others are being served.
@@ -47,8 +47,6 @@ class GuardedConnection(HttpToolsProtocol):
     _is_receiving = False
     """Whether a part of a request has arrived, and not the whole."""
     _is_in_head = False
-    _has_completed = False
-    """Whether a request was completed by the bytes that are being parsed."""
     _head_bytes = 0
     _unparsed_bytes = 0
     """Since the parser last told of anything."""
@@ -80,12 +78,11 @@ class GuardedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Handle a part of a request, a whole one, or several."""
         self._start_deadline()
-        self._has_completed = False
         self._unparsed_bytes += len(data)
         super().data_received(data)
         if self._head_bytes + self._unparsed_bytes > MAX_HEAD and self._is_receiving:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
-        elif self._has_completed and not self._is_receiving:
+        elif not self.is_waiting:  # even if more has arrived: a line break, or the start of the next request
             self._cancel_deadline()
 
     def send_400_response(self, msg: str) -> None:
@@ -122,19 +119,21 @@ class GuardedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is there."""
-        self._is_receiving, self._has_completed = False, True
+        self._is_receiving = False
         self._head_bytes = self._unparsed_bytes = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Restart the waiting time, and handle a pipelined request."""
+        """Restart the waiting time, and handle a pipelined request, whose deadline begins now if a part is missing."""
         self.waiting_since = self.loop.time()
         super().on_response_complete()
+        if self._is_receiving:
+            self._start_deadline()
 
     @property
     def is_waiting(self) -> bool:
         """Whether no response is in progress."""
-        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+        return not self.pipeline and (self.cycle is None or self.cycle.response_complete or self.cycle.more_body)
 
     def _start_deadline(self) -> None:
         if self._deadline is None:

@@ -84,6 +84,38 @@ def test_a_response_may_take_longer_than_the_deadline(strict: Daemon) -> None:
     assert strict.client.post("/v1/generate", json={"prompt": "a"}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("more", "then"),
+    [(b"\r\n", b""), (HEAD[:20], HEAD[20:] + BODY), (HEAD, BODY)],
+    ids=["a line break", "half a head", "a head"],
+)
+def test_what_arrives_before_the_response_does_not_cut_it_off(strict: Daemon, more: bytes, then: bytes) -> None:
+    """However long the job takes. The rest of a request that has begun may follow when it is answered."""
+    strict.loop.paused.set()
+    with connect(strict) as connection:
+        connection.sendall(HEAD + BODY)
+        while len(strict.jobs) < 1:
+            time.sleep(0.005)
+        connection.sendall(more)
+        time.sleep(2 * DEADLINE_S)
+        strict.loop.paused.clear()
+        connection.sendall(then)
+        received = b""
+        while received.count(b"HTTP/1.1 200") < (2 if then else 1):
+            part = connection.recv(4096)
+            assert part, f"closed after {received!r}"
+            received += part
+
+
+def test_the_rest_of_a_pipelined_request_must_arrive_within_the_deadline(strict: Daemon) -> None:
+    """Which begins when the request before is answered."""
+    with connect(strict) as connection:
+        connection.sendall(HEAD + BODY + HEAD)
+        received = read_to_end(connection)
+    assert received.startswith(b"HTTP/1.1 200")
+    assert b"HTTP/1.1 408" in received
+
+
 def test_pipelined_requests_are_each_answered(strict: Daemon) -> None:
     """The deadline of the first request loses no part of the second."""
     with connect(strict) as connection:
