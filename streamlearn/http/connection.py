@@ -4,7 +4,7 @@ uvicorn closes idle keep-alive connections, but waits without limit for a first 
 and its parser keeps a header of any length. Its concurrency limit rejects every new client once silent connections have
 used it up. Here
 
-- a client must read: when it does not take what is buffered for it within `READ_S`, the connection is aborted;
+- a client must read: when it takes nothing of what is buffered for it within `READ_S`, the connection is aborted;
 - a request must arrive completely within `RECEIVE_S` of the connection or of its first byte, or of the answer to the
   request before; an incomplete one is answered 408;
 - a request line and headers beyond `MAX_HEAD` bytes are answered 431;
@@ -42,6 +42,8 @@ class GuardedConnection(HttpToolsProtocol):
     max_connections: ClassVar[int] = MAX_CONNECTIONS
     _deadline: asyncio.TimerHandle | None = None
     _read_deadline: asyncio.TimerHandle | None = None
+    _unread_bytes = 0
+    """Size of the write buffer at the last start of the read deadline."""
     waiting_since = 0.0
     """Time of the event loop at which the connection began to wait for its client."""
     _is_receiving = False
@@ -68,7 +70,7 @@ class GuardedConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Start the deadline for the client to read."""
         super().pause_writing()
-        self._read_deadline = self.loop.call_later(READ_S, self.transport.abort)
+        self._start_read_deadline()
 
     def resume_writing(self) -> None:
         """The client reads: cancel the deadline."""
@@ -143,6 +145,18 @@ class GuardedConnection(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _start_read_deadline(self) -> None:
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._read_deadline = self.loop.call_later(READ_S, self._on_read_deadline)
+
+    def _on_read_deadline(self) -> None:
+        """Abort the connection unless the client has taken something; nothing is added until the buffer is short."""
+        if self.transport.get_write_buffer_size() < self._unread_bytes:
+            self._start_read_deadline()
+        else:
+            self._read_deadline = None
+            self.transport.abort()
 
     def _cancel_read_deadline(self) -> None:
         if self._read_deadline is not None:

@@ -4,12 +4,18 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from streamlearn.http import connection as module
+from streamlearn.http.server import HttpServer
+from streamlearn.settings import ServeSettings
 from tests.serve.doubles import Daemon, finish
 
 DEADLINE_S, MAX_CONNECTIONS = 0.4, 4
@@ -169,6 +175,55 @@ def test_what_is_no_request_is_answered_in_the_error_format(strict: Daemon) -> N
         head, _, body = read_to_end(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400")
     assert json.loads(body)["error"]["code"] == "not_http"
+
+
+LARGE = 8_000_000
+"""Bytes of an answer that fits no buffer of a socket."""
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
+    """A server with a large answer and a short deadline for reading it."""
+    monkeypatch.setattr(module, "READ_S", DEADLINE_S)
+
+    async def answer(_: Request) -> Response:
+        return Response(b"x" * LARGE)
+
+    with HttpServer(Starlette(routes=[Route("/", answer)]), ServeSettings(port=0)) as server:
+        yield server
+
+
+@contextmanager
+def asking(server: HttpServer) -> Iterator[socket.socket]:
+    """A connection with a small buffer that has asked for the answer."""
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        connection.settimeout(5.0)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        yield connection
+
+
+def test_a_client_that_reads_slowly_gets_its_whole_answer(large: HttpServer) -> None:
+    """However often the deadline passes: it takes something each time."""
+    began, received = time.monotonic(), 0
+    with asking(large) as connection:
+        while part := connection.recv(40_000):
+            received += len(part)
+            time.sleep(DEADLINE_S * 4 * len(part) / LARGE)
+    assert received > LARGE
+    assert time.monotonic() - began > 3 * DEADLINE_S
+
+
+def test_a_client_that_stops_reading_is_disconnected(large: HttpServer) -> None:
+    """After the deadline; what it reads later is not the whole answer."""
+    with asking(large) as connection:
+        time.sleep(3 * DEADLINE_S)
+        received = 0
+        with suppress(ConnectionResetError):
+            while part := connection.recv(40_000):
+                received += len(part)
+    assert received < LARGE
 
 
 CHUNKED = HEAD.replace(b"content-length: 15", b"transfer-encoding: chunked")
