@@ -8,8 +8,10 @@ used it up. Here
 - a request must arrive completely within `RECEIVE_S` of the connection or of its first byte, or of the answer to the
   request before; an incomplete one is answered 408;
 - a request line and headers beyond `MAX_HEAD` bytes are answered 431;
-- above `max_connections` the connection that has been waiting longest for its client is closed. A new connection is
+- above `max_connections` the connection that has been waiting longest for its client is aborted. A new connection is
   refused only while all others are being served.
+
+With TLS all this begins before the handshake; see `TlsLayer`.
 """
 
 import asyncio
@@ -40,6 +42,8 @@ class GuardedConnection(HttpToolsProtocol):
     """One client connection."""
 
     max_connections: ClassVar[int] = MAX_CONNECTIONS
+    _carrier: asyncio.Transport | None = None
+    """The socket's transport; with TLS, the one below `transport`."""
     _deadline: asyncio.TimerHandle | None = None
     _read_deadline: asyncio.TimerHandle | None = None
     _unread_bytes = 0
@@ -54,17 +58,30 @@ class GuardedConnection(HttpToolsProtocol):
     """Since the parser last told of anything."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """Start the receive deadline; close another connection if there are too many."""
+        """The connection can be used."""
         super().connection_made(transport)
+        if self._carrier is None:
+            self.accepted(transport)
+
+    def accepted(self, carrier: asyncio.Transport) -> None:
+        """Count the connection and start the receive deadline; abort another connection if there are too many."""
+        self._carrier = carrier
+        self.transport = self.transport or carrier  # a TLS connection has none of its own yet
+        self.connections.add(self)
         self.waiting_since = self.loop.time()
         self._start_deadline()
         if len(self.connections) > self.max_connections:
-            self._close_longest_waiting()
+            self._abort_longest_waiting()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the receive deadline."""
+    def released(self) -> None:
+        """The socket is closed: count the connection no longer, and cancel its deadlines. Safe to call twice."""
+        self.connections.discard(self)
         self._cancel_deadline()
         self._cancel_read_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is closed."""
+        self.released()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -146,13 +163,17 @@ class GuardedConnection(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
+    @property
+    def _buffered_bytes(self) -> int:
+        return self._carrier.get_write_buffer_size() if self._carrier is not None else 0
+
     def _start_read_deadline(self) -> None:
-        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._unread_bytes = self._buffered_bytes
         self._read_deadline = self.loop.call_later(READ_S, self._on_read_deadline)
 
     def _on_read_deadline(self) -> None:
         """Abort the connection unless the client has taken something; nothing is added until the buffer is short."""
-        if self.transport.get_write_buffer_size() < self._unread_bytes:
+        if self._buffered_bytes < self._unread_bytes:
             self._start_read_deadline()
         else:
             self._read_deadline = None
@@ -186,9 +207,11 @@ class GuardedConnection(HttpToolsProtocol):
             self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + (b"" if is_head else body))
         self.transport.close()
 
-    def _close_longest_waiting(self) -> None:
+    def _abort_longest_waiting(self) -> None:
+        """Abort the connection that waits longest, even if it is closing: a TLS client may draw that out."""
         others = [each for each in self.connections if each is not self and isinstance(each, GuardedConnection)]
-        waiting = [each for each in others if each.is_waiting and not each.transport.is_closing()]
+        waiting = [each for each in others if each.is_waiting]
         longest = min(waiting, key=lambda each: each.waiting_since, default=self)
-        self.connections.discard(longest)  # at once: closing takes an iteration of the event loop
-        longest.transport.close()
+        self.connections.discard(longest)  # at once: aborting takes an iteration of the event loop
+        if longest._carrier is not None:
+            longest._carrier.abort()

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import socket
+import ssl
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,11 @@ from streamlearn.errors import ConfigError
 from streamlearn.events import Event, get_logger
 from streamlearn.http.connection import GuardedConnection
 from streamlearn.http.default_headers import DefaultHeaders
+from streamlearn.http.tls_layer import over_tls
 from streamlearn.settings import ListenSettings, ServeSettings
 
 GRACE_S = 5.0
+_BACKLOG = 128  # connections that wait to be accepted; as many are accepted before the first of them is counted
 
 _log = get_logger("http")
 
@@ -62,14 +65,15 @@ class HttpServer:
         """Bind and serve in the background; accepts connections when it returns. Does nothing while running.
 
         Raises:
-            ConfigError: the address cannot be bound.
+            ConfigError: the address cannot be bound, or the certificate cannot be used.
         """
         if self._thread is not None:
             return
         listen = self._listen
+        config = _config(self._app, listen, self._connection, self._grace_s)
         listener = _bind(listen)
         self._port = listener.getsockname()[1]
-        server = self._server = uvicorn.Server(_config(self._app, listen, self._connection, self._grace_s))
+        server = self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=_serve, args=(server, listener), name=listen.thread_name, daemon=True)
         self._thread.start()
         _log.info(Event.HTTP_STARTED, host=listen.host, port=self._port, **({"health": True} if listen.health else {}))
@@ -147,10 +151,11 @@ def _config(app: Starlette, listen: _Listen, connection: type[GuardedConnection]
     logger = logging.getLogger("uvicorn.error")
     logger.addHandler(_forward)  # a second call has no effect
     logger.propagate = False
+    context = _context(listen)
     return uvicorn.Config(
         DefaultHeaders(app),
         loop="asyncio",
-        http=connection,
+        http=connection if context is None else over_tls(connection, context),  # type: ignore[arg-type]  # it is called
         ws="none",
         lifespan="auto",
         log_config=None,
@@ -160,9 +165,23 @@ def _config(app: Starlette, listen: _Listen, connection: type[GuardedConnection]
         proxy_headers=False,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=math.ceil(grace_s),
-        ssl_certfile=listen.tls_certfile,
-        ssl_keyfile=listen.tls_keyfile,
+        backlog=_BACKLOG,
     )
+
+
+def _context(listen: _Listen) -> ssl.SSLContext | None:
+    """What TLS needs; None where it is not configured."""
+    if listen.tls_certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(listen.tls_certfile, listen.tls_keyfile, password="")
+    except OSError as error:
+        raise ConfigError(
+            f"tls_certfile {listen.tls_certfile} and tls_keyfile {listen.tls_keyfile}: expected a PEM certificate "
+            f"chain and its unencrypted key, found: {error}"
+        ) from error
+    return context
 
 
 def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
@@ -178,7 +197,7 @@ def _bind(listen: _Listen) -> socket.socket:
     address = listen.host.strip("[]")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        listener = socket.create_server((address, listen.port), family=family, backlog=128)
+        listener = socket.create_server((address, listen.port), family=family, backlog=_BACKLOG)
         # Accepted sockets inherit it. asyncio sets it only where the protocol number is stated, which it is not here;
         # without it the second write of an answer waits 40 ms for the client's delayed acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

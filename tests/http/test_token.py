@@ -1,9 +1,7 @@
 """The bearer token: where it is required, where it comes from, and HTTPS."""
 
 import os
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -107,19 +105,6 @@ def test_an_endpoint_open_to_other_machines_needs_token_and_tls(serve: dict[str,
     with pytest.raises(ValidationError, match=message):
         ServeSettings.model_validate(serve)
     ServeSettings.model_validate({"host": "192.0.2.1", "token_file": "t", "tls_certfile": "c", "tls_keyfile": "k"})
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    key, chain = folder / "key.pem", folder / "cert.pem"
-    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command = ["openssl", "req", "-x509", *curve, "-keyout", str(key), "-out", str(chain), "-days", "2", *name]
-    subprocess.run(command, check=True, capture_output=True)
-    return chain, key
 
 
 def test_our_own_commands_use_https_and_the_token(certificate: tuple[Path, Path], tmp_path: Path) -> None:
