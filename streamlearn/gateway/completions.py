@@ -1,8 +1,10 @@
 """Answers to completion requests: routed, forwarded, and passed on under the name of what answered."""
 
 import asyncio
+import threading
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
@@ -14,6 +16,7 @@ from streamlearn.gateway.event_stream import EventStream, EventStreamResponse
 from streamlearn.gateway.fleet import Fleet
 from streamlearn.gateway.gateway_metrics import UNKNOWN, GatewayMetrics, Outcome
 from streamlearn.gateway.model_names import Target
+from streamlearn.gateway.prompt import Prompt
 from streamlearn.gateway.publication_watch import PublicationWatch
 from streamlearn.gateway.routed_prompt import RoutedPrompt
 from streamlearn.gateway.upstream import Answer
@@ -21,7 +24,7 @@ from streamlearn.http.replies import ApiError, unavailable
 from streamlearn.openai_api.answer_headers import answer_headers
 
 INLINE_BYTES = 16 << 10
-"""Requests up to this size, about 1 ms of routing, are routed on the event loop; larger ones in a worker thread."""
+"""Requests of one prompt up to this size, about 1 ms of routing, are routed on the event loop; others in a thread."""
 RETRY_AFTER_S = 2
 
 T = TypeVar("T")
@@ -48,7 +51,7 @@ class Completions:
         try:
             loaded = self.publication()
             asked = CompletionRequest.parse(request.scope["path"], await request.body())
-            target = await self._target(loaded, asked)
+            target = await self._target(request.receive, loaded, asked)
             label = target.unversioned
             return await self._forward(request.receive, asked, target, headers_of(target, loaded))
         except ApiError as error:
@@ -66,15 +69,14 @@ class Completions:
             raise unavailable("not_ready", "no publication is loaded", hint=hint, retry_after_s=RETRY_AFTER_S)
         return self._watch.current
 
-    async def _target(self, loaded: "LoadedPublication", asked: CompletionRequest) -> Target:
+    async def _target(self, receive: Receive, loaded: "LoadedPublication", asked: CompletionRequest) -> Target:
         if not loaded.names.is_routed(asked.model):
             return loaded.names.named(asked.model, self._fleet.models)
         prompts, began = asked.prompts(), time.perf_counter()
-
-        def route() -> list[RoutedPrompt]:
-            return [loaded.router.route(each) for each in prompts]
-
-        routed = route() if asked.num_bytes <= INLINE_BYTES else await asyncio.to_thread(route)
+        if len(prompts) == 1 and asked.num_bytes <= INLINE_BYTES:
+            routed = [loaded.router.route(prompts[0])]
+        else:
+            routed = await _route_in_thread(receive, loaded, prompts)
         self._metrics.routing_seconds.observe(time.perf_counter() - began)
         targets = [loaded.names.routed(each) for each in routed]
         _require_one_model(targets)
@@ -129,6 +131,25 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _route_in_thread(
+    receive: Receive, loaded: "LoadedPublication", prompts: Sequence[Prompt]
+) -> list[RoutedPrompt]:
+    """Route the prompts without delaying other requests; after the one under way, end when the client disconnects.
+
+    Raises:
+        ApiError: 400, a prompt cannot be encoded; 499, the client disconnected.
+    """
+    ended = threading.Event()
+
+    def route() -> list[RoutedPrompt]:
+        return [loaded.router.route(each) for each in takewhile(lambda _: not ended.is_set(), prompts)]
+
+    try:
+        return await while_connected(receive, asyncio.to_thread(route))
+    finally:
+        ended.set()
 
 
 def _require_one_model(targets: list[Target]) -> None:

@@ -11,19 +11,22 @@ from streamlearn.http.replies import ApiError
 Prompt = str | tuple[int, ...] | tuple[Mapping[str, Any], ...]
 """Text, token ids, or messages with exactly the keys role and content."""
 MAX_TOKEN = (1 << 31) - 1
+MAX_PROMPTS = 128
+"""Prompts of a request that is routed; routing takes about 1 ms each, however short they are."""
 
 
 def completion_prompts(value: Any) -> list[Prompt]:
     """The prompts of a request to /v1/completions: one string, one list of token ids, or a list of either.
 
     Raises:
-        ApiError: 400, it is neither.
+        ApiError: 400, it is neither, or holds more than `MAX_PROMPTS`.
     """
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
         if _is_tokens(value):
             return [tuple(value)]
+        _require_few(value)
         if all(isinstance(each, str) for each in value):
             return list(value)
         if all(isinstance(each, list) and each and _is_tokens(each) for each in value):
@@ -74,6 +77,17 @@ def _part(part: Any, where: str) -> str:
         hint="name the model of a regime, or the backbone, to send it unrouted",
         param=where,
     )
+
+
+def _require_few(prompts: Sequence[Any]) -> None:
+    if len(prompts) > MAX_PROMPTS:
+        raise ApiError(
+            400,
+            "invalid",
+            f"prompt must hold at most {MAX_PROMPTS} prompts to be routed, found {len(prompts)}",
+            hint="send several requests, or name the model of a regime, or the backbone, to send it unrouted",
+            param="prompt",
+        )
 
 
 def _is_tokens(value: Sequence[Any]) -> bool:

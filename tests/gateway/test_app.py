@@ -1,5 +1,7 @@
 """The gateway from outside: what it answers, under which names, and with which errors."""
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,9 @@ import orjson
 import pytest
 
 from streamlearn.bench.stub_upstream import StubUpstream
+from streamlearn.gateway.prompt import MAX_PROMPTS, Prompt
+from streamlearn.gateway.routed_prompt import RoutedPrompt
+from streamlearn.gateway.router import Router
 
 from .kit import CHAT, TEXT, UNKNOWN_PROMPTS, ask, gateway, is_ready, metric, prompts_of_each_task, wait_until
 
@@ -79,6 +84,53 @@ def test_prompts_of_several_models_are_refused(client: httpx.Client) -> None:
     error = error_of(ask(client, prompts_of_each_task()))
     assert (error["code"], error["param"]) == ("several_models", "prompt")
     assert "streamlearn-regime-1@184, streamlearn-regime-2@184, streamlearn-regime-3@184" in error["message"]
+
+
+def test_too_many_prompts_to_route_are_refused(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
+    """However short they are; for a named model they are forwarded."""
+    answer = ask(client, ["a"] * (MAX_PROMPTS + 1))
+    assert answer.status_code == 400
+    assert (error_of(answer)["code"], error_of(answer)["param"]) == ("invalid", "prompt")
+    assert "at most 128 prompts" in error_of(answer)["message"]
+    assert ask(client, ["a"] * MAX_PROMPTS).status_code == 200
+    assert ask(client, ["a"] * (MAX_PROMPTS + 1), model="nano").status_code == 200
+
+
+def test_several_prompts_are_not_routed_on_the_event_loop(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One short prompt is: a thread would cost more."""
+    route, threads = Router.route, []
+
+    def note_thread(router: Router, prompt: Prompt) -> RoutedPrompt:
+        threads.append(threading.current_thread().name)
+        return route(router, prompt)
+
+    monkeypatch.setattr(Router, "route", note_thread)
+    ask(client, "a")
+    assert threads == ["streamlearn-http"]
+    ask(client, ["a", "a"])
+    assert len(threads) == 3
+    assert "streamlearn-http" not in threads[1:]
+
+
+def test_routing_ends_when_the_client_leaves(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the prompt under way."""
+    routed = []
+
+    def route_slowly(_: Router, prompt: Prompt) -> RoutedPrompt:
+        time.sleep(0.05)
+        routed.append(prompt)
+        return RoutedPrompt(None, 0.0)
+
+    monkeypatch.setattr(Router, "route", route_slowly)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{client.base_url}{TEXT}", json={"model": "streamlearn", "prompt": ["a"] * 100}, timeout=0.3)
+    wait_until(lambda: metric(client, "requests_total", "unknown", "cancelled") == 1, "the end of the request")
+    time.sleep(0.1)
+    begun = len(routed)
+    time.sleep(0.3)
+    assert len(routed) == begun < 100
 
 
 @pytest.mark.parametrize(
