@@ -20,6 +20,7 @@ from streamlearn.jobs.queue import (
     ExpertsJob,
     GenerateJob,
     JobQueue,
+    QueueClosedError,
     RouteJob,
     SnapshotJob,
     Ticket,
@@ -102,6 +103,13 @@ class JobRunner:
             elif (ticket := self._jobs.take()) is not None:
                 self._start(ticket, started + budget_s)
         return self._clock() - started
+
+    def close(self) -> None:
+        """Fail the job that is unfinished: no further piece of it will be run. Safe to call twice."""
+        job, self._running = self._running, None
+        if job is not None:
+            with self._failures_reported_to(job.ticket):
+                raise QueueClosedError("the daemon stopped before it finished this job")
 
     def _start(self, ticket: Ticket, deadline: float) -> None:
         if isinstance(ticket.job, SnapshotJob):  # in one piece, and with the live weights

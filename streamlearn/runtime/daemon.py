@@ -118,6 +118,12 @@ class Daemon:
         Raises:
             StreamlearnError: see errors.py; what is on disk by then is whole.
         """
+        try:
+            self._run()
+        finally:
+            self.job_runner.close()
+
+    def _run(self) -> None:
         self.save_start()
         self.save_if_due()
         self._publish(self._phase, ready=True)

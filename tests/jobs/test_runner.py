@@ -29,6 +29,7 @@ from streamlearn.jobs.queue import (
     GenerateJob,
     Job,
     JobQueue,
+    QueueClosedError,
     Sampling,
     SnapshotJob,
 )
@@ -189,6 +190,18 @@ def test_serving_changes_no_bit_of_training(folder: Path, env: Environment) -> N
     assert torch.equal(torch.random.get_rng_state(), before)
     undisturbed.train(env.learner.number - undisturbed.learner.number)
     assert all(torch.equal(one, other) for one, other in zip(env.weights(), undisturbed.weights(), strict=True))
+
+
+def test_closing_fails_the_unfinished_job(env: Environment) -> None:
+    """So that its client is answered at once. Closing twice is safe."""
+    future = env.jobs.submit(SCORE)
+    env.runner.serve(PIECE_S)
+    assert (env.runner.busy, future.done()) == (True, False)
+    env.runner.close()
+    env.runner.close()
+    with pytest.raises(QueueClosedError, match="before it finished this job"):
+        future.result(0)
+    assert not env.runner.busy
 
 
 def test_totals_are_the_sums_over_examples(env: Environment) -> None:

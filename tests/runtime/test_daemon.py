@@ -17,7 +17,7 @@ from connectors.jsonl import JsonlSource
 from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.errors import DivergedError, SnapshotError, SnapshotMismatchError, StateLockedError
 from streamlearn.events import Event
-from streamlearn.jobs.queue import JobQueue
+from streamlearn.jobs.queue import EvalJob, JobQueue, QueueClosedError
 from streamlearn.learner.learner import Step
 from streamlearn.learner.loss import PackedLoss, packed_loss
 from streamlearn.runtime.checkpoint import source_identity
@@ -172,6 +172,19 @@ def test_a_stop_and_a_restart_change_no_bit(make: Callable[..., Settings]) -> No
     assert daemon.state.ledger.rows()[0][2:4] == (30, 2)
     assert len((settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 2
     assert_same(whole, halves)
+
+
+def test_a_stop_ends_the_job_that_is_unfinished(make: Callable[..., Settings]) -> None:
+    """Its client is told so, and does not wait for an answer that never comes."""
+    settings = make(records(30))
+    brief = settings.serve.model_copy(update={"eval_budget_s": 1e-4})  # one piece of a job after each step
+    with opened(settings.model_copy(update={"serve": brief})) as components:
+        hook, jobs = StopAfter(4), JobQueue(1)
+        hook.daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs, observer=hook)
+        future = jobs.submit(EvalJob(tuple({"text": f"text {i}"} for i in range(40)), generate=True, max_new_tokens=64))
+        hook.daemon.run()
+    with pytest.raises(QueueClosedError, match="before it finished this job"):
+        future.result(0)
 
 
 class DieAt(StopAfter):
