@@ -220,6 +220,9 @@ CONTROL_ERRORS: Responses = {
     409: {"model": ErrorBody, "description": "The control is refused, and nothing was changed; the message says why."},
     500: {"model": ErrorBody, "description": "The control failed inside the daemon; the message says what holds."},
     503: {"model": ErrorBody, "description": "Too many controls wait, or the daemon is not ready; see Retry-After."},
-    504: {"model": ErrorBody, "description": "The loop did not begin the control in time, and it was cancelled."},
+    504: {
+        "model": ErrorBody,
+        "description": "Not begun in time, and cancelled; or not finished in time, and completed later.",
+    },
 }
 """Errors of every control."""

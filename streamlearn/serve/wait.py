@@ -14,6 +14,8 @@ from streamlearn.jobs.results import Result
 async def wait_for_result(receive: Receive, future: Future[Result], deadline_s: float) -> Result:
     """The job's result. The job is cancelled when the client disconnects or the deadline passes.
 
+    A control that has begun cannot be cancelled, and the error says so.
+
     Raises:
         ApiError: 499 when the client disconnected, 504 after the deadline, 500 when the job failed unexpectedly.
         StreamlearnError: the job failed with this error.
@@ -26,11 +28,14 @@ async def wait_for_result(receive: Receive, future: Future[Result], deadline_s: 
         if result.done() and not result.cancelled():
             return unwrap(result)
     finally:
-        future.cancel()  # no effect on a finished one
+        future.cancel()  # no effect on a finished one, or on a control that has begun
+        result.cancel()
         disconnected.cancel()
     if disconnected.done() and not disconnected.cancelled():
         raise client_left()
-    raise too_slow(deadline_s)
+    if future.cancelled():
+        raise too_slow(deadline_s)
+    raise unfinished(deadline_s)
 
 
 def unwrap(finished: asyncio.Future[Result] | Future[Result]) -> Result:
@@ -55,6 +60,12 @@ def too_slow(deadline_s: float) -> ApiError:
     """The deadline passed."""
     message = f"the job must finish within {deadline_s:g} s and was cancelled"
     return ApiError(504, "too_slow", message, hint="send fewer examples per request")
+
+
+def unfinished(deadline_s: float) -> ApiError:
+    """The deadline passed while a control was carried out."""
+    message = f"the control was not finished within {deadline_s:g} s; it has begun and will be completed"
+    return ApiError(504, "too_slow", message, hint="its outcome will be in audit.jsonl in the state folder")
 
 
 async def disconnect(receive: Receive) -> None:

@@ -54,6 +54,17 @@ def test_a_deadline_cancels_the_job() -> None:
     assert (caught.value.status, future.cancelled()) == (504, True)
 
 
+def test_a_control_that_has_begun_is_not_reported_as_cancelled() -> None:
+    """The loop completes it."""
+    future: Future[Result] = Future()
+    future.set_running_or_notify_cancel()
+    with pytest.raises(ApiError, match="it has begun and will be completed") as caught:
+        wait(future, deadline_s=0.01)
+    assert (caught.value.status, future.cancelled()) == (504, False)
+    assert "audit.jsonl" in caught.value.hint
+    future.set_result(DONE)
+
+
 def test_an_error_of_ours_is_raised_and_any_other_is_hidden() -> None:
     ours: Future[Result] = Future()
     ours.set_exception(SnapshotError("disk full"))
