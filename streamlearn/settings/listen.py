@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from streamlearn.settings.section import Section, is_loopback
+from streamlearn.settings.section import Section, host_name, is_loopback
 
 
 class ListenSettings(Section):
@@ -16,7 +16,7 @@ class ListenSettings(Section):
     port: int = Field(ge=0, le=65535)
     """Port to bind; 0 takes a free port and logs it."""
     names: tuple[str, ...] = ()
-    """Further names accepted in the Host header, for an address other than loopback."""
+    """Further names accepted in the Host header, with any port, for an address other than loopback."""
     token_file: Path | None = None
     """File with the bearer token, at least 32 characters, readable by its owner only."""
     require_token: bool = False
@@ -27,6 +27,11 @@ class ListenSettings(Section):
     """PEM private key of the certificate."""
     max_body_bytes: PositiveInt = 1 << 20
     """Maximum size of a request body."""
+
+    @field_validator("names")
+    @classmethod
+    def _comparable(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(host_name(each) for each in names)
 
     @model_validator(mode="after")
     def _protected_from_other_machines(self) -> Self:

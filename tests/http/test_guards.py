@@ -4,7 +4,9 @@ from contextlib import suppress
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
+from streamlearn.settings import ServeSettings
 from tests.serve.doubles import SETTINGS, Daemon
 
 JSON = {"content-type": "application/json"}
@@ -142,6 +144,22 @@ def test_a_client_that_disconnects_during_the_upload_does_not_affect_others(
     with socket.create_connection(("127.0.0.1", daemon.server.port)) as connection:
         connection.sendall(head.encode())
     assert client.get("/livez").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["example.com", "Example.COM:8083", "[2001:db8::1]"])
+def test_further_names_are_accepted_however_they_are_written(host: str) -> None:
+    names = {"port": 0, "names": ["Example.com", "[2001:DB8::1]"]}
+    daemon = Daemon(ServeSettings.model_validate(names))
+    answer = daemon.client.get("/livez", headers={"host": host})
+    daemon.stop()
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("name", ["box:8083", "http://box", "box/", "a@box", "[::1]:8083", ""])
+def test_a_name_that_no_host_header_can_match_is_refused(name: str) -> None:
+    """A port, which is never compared, among them."""
+    with pytest.raises(ValidationError, match="without scheme and port, found"):
+        ServeSettings(names=(name,))
 
 
 def test_the_bound_host_is_allowed_too() -> None:
