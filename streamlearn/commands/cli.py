@@ -221,6 +221,9 @@ def gateway(
     upstream_token_file: Annotated[
         Path | None, typer.Option(help="File with the bearer token that the model servers require.", metavar="FILE")
     ] = None,
+    allow_plaintext: Annotated[
+        bool, typer.Option("--allow-plaintext", help="Send that token over plain HTTP to other machines too.")
+    ] = False,
     tls_certfile: Annotated[Path | None, typer.Option(help="PEM certificate chain.", metavar="FILE")] = None,
     tls_keyfile: Annotated[Path | None, typer.Option(help="PEM private key.", metavar="FILE")] = None,
     timeout: Annotated[
@@ -244,6 +247,7 @@ def gateway(
                 names=tuple(name or ()),
                 token_file=token_file,
                 upstream_token_file=upstream_token_file,
+                allow_plaintext=allow_plaintext,
                 tls_certfile=tls_certfile,
                 tls_keyfile=tls_keyfile,
                 timeout_s=timeout,

@@ -1,11 +1,12 @@
 """The gateway. It has no configuration file: its command's options are these fields."""
 
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from streamlearn.settings.listen import ListenSettings
+from streamlearn.settings.section import first_exposed, server_urls
 
 
 class GatewaySettings(ListenSettings):
@@ -21,6 +22,8 @@ class GatewaySettings(ListenSettings):
     """Maximum size of a request body."""
     upstream_token_file: Path | None = None
     """File with the bearer token of the upstreams, readable by its owner only."""
+    allow_plaintext: bool = False
+    """Whether that token may be sent over plain HTTP to other machines."""
     timeout_s: PositiveFloat = 600.0
     """Maximum time between two parts of an upstream's answer."""
     stop_timeout_s: PositiveFloat = 600.0
@@ -29,13 +32,17 @@ class GatewaySettings(ListenSettings):
     @field_validator("upstreams")
     @classmethod
     def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for url in value:
-            parts = urlsplit(url)
-            if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path.strip("/"):
-                raise ValueError(f"expected http://HOST:PORT or https://HOST:PORT without a path, found {url}")
-        if len(set(value)) < len(value):
-            raise ValueError(f"each upstream must be named once, found {', '.join(value)}")
-        return value
+        return server_urls(value)
+
+    @model_validator(mode="after")
+    def _upstream_token_is_protected(self) -> Self:
+        exposed = first_exposed(self.upstreams)
+        if self.upstream_token_file is not None and exposed is not None and not self.allow_plaintext:
+            raise ValueError(
+                f"upstream_token_file is set, but {exposed} is plain HTTP to another machine: use https, or give "
+                "--allow-plaintext"
+            )
+        return self
 
     def key(self, field: str) -> str:
         """The command's option."""

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 from typing import Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from streamlearn.settings.section import Section, is_loopback
+from streamlearn.settings.section import Section, first_exposed, server_urls
 
 
 class VllmSettings(Section):
@@ -31,25 +30,14 @@ class VllmSettings(Section):
     @field_validator("replicas")
     @classmethod
     def _urls(cls, replicas: tuple[str, ...]) -> tuple[str, ...]:
-        for url in replicas:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
-                raise ValueError(f"expected URLs of servers such as http://127.0.0.1:8000, found {url}")
-        stripped = tuple(url.rstrip("/") for url in replicas)
-        if len(set(stripped)) < len(stripped):
-            raise ValueError("expected each replica once")
-        return stripped
+        return server_urls(replicas)
 
     @model_validator(mode="after")
     def _key_is_protected(self) -> Self:
-        exposed = [
-            url
-            for url in self.replicas
-            if urlsplit(url).scheme == "http" and not is_loopback(urlsplit(url).hostname or "")
-        ]
-        if self.token_file is not None and exposed and not self.allow_plaintext:
+        exposed = first_exposed(self.replicas)
+        if self.token_file is not None and exposed is not None and not self.allow_plaintext:
             raise ValueError(
-                f"token_file is set, but {exposed[0]} is plain HTTP to another machine: use https, or set "
+                f"token_file is set, but {exposed} is plain HTTP to another machine: use https, or set "
                 "allow_plaintext: true"
             )
         return self

@@ -2,7 +2,9 @@
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
@@ -36,6 +38,34 @@ def host_name(name: str) -> str:
     return found
 
 
+def server_urls(urls: Iterable[str]) -> tuple[str, ...]:
+    """Return the URLs of servers without a slash at their ends.
+
+    >>> server_urls(["http://10.0.0.1:8000/"])
+    ('http://10.0.0.1:8000',)
+
+    Raises:
+        ValueError: one is no URL of a server, or holds more than that, or occurs twice.
+    """
+    found: list[str] = []
+    for url in urls:
+        if not _is_server_url(url):
+            raise ValueError(
+                "expected http://HOST:PORT or https://HOST:PORT without a path, a password or a query, found "
+                + _without_password(url)
+            )
+        found.append(url.rstrip("/"))
+        if found[-1] in found[:-1]:
+            raise ValueError(f"each server must be named once, found {found[-1]} twice")
+    return tuple(found)
+
+
+def first_exposed(urls: Iterable[str]) -> str | None:
+    """The first URL of plain HTTP to another machine, on which a token could be read; None without any."""
+    parts = ((url, urlsplit(url)) for url in urls)
+    return next((url for url, each in parts if each.scheme == "http" and not is_loopback(each.hostname or "")), None)
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host name or address is reachable from this machine only."""
     if host == "localhost":
@@ -44,6 +74,21 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def _is_server_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  raises on an invalid port
+    except ValueError:
+        return False
+    only_host = parts.username is None and parts.path in ("", "/") and not {"?", "#"} & set(url)
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and only_host
+
+
+def _without_password(url: str) -> str:
+    """A URL as it may be shown."""
+    return re.sub(r"//[^/@]*@", "//...@", url)
 
 
 def _is_address(text: str) -> bool:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
-from streamlearn.settings.section import Section, is_loopback
+from streamlearn.settings.section import Section, first_exposed
 
 
 class MlflowSettings(Section):
@@ -35,9 +35,8 @@ class MlflowSettings(Section):
 
     @model_validator(mode="after")
     def _token_is_protected(self) -> Self:
-        parts = urlsplit(self.uri)
-        exposed = parts.scheme == "http" and not is_loopback(parts.hostname or "")
-        if self.token_file is not None and exposed and not self.allow_plaintext:
+        exposed = first_exposed([self.uri])
+        if self.token_file is not None and exposed is not None and not self.allow_plaintext:
             raise ValueError(
                 f"token_file is set, but {self.uri} is plain HTTP to another machine: use https, or set "
                 "allow_plaintext: true"
