@@ -61,7 +61,8 @@ class Fleet:
                 try:
                     return await send(upstream)
                 except UpstreamFailedError as error:
-                    reason = f"every model server that has {model} failed, the last with: {error}"
+                    said = f": {error.words}" if error.words else ""
+                    reason = f"every model server that has {model} failed, the last with: {error}{said}"
                     self._metrics.retries.labels(upstream.url).inc()
                     _log.warning(Event.REQUEST_RETRIED, upstream=upstream.url, model=model, reason=str(error))
                 except UpstreamTimeoutError as error:

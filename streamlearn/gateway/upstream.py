@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import NamedTuple
 
 import aiohttp
@@ -14,6 +14,9 @@ POLL_TIMEOUT_S = 2.0
 CONNECT_TIMEOUT_S = 2.0
 MAX_LATE_POLLS = 3
 """Polls in a row that a busy server may answer too late before it counts as unreachable."""
+MAX_WORDS_CHARS = 200
+"""Of what a server says about its failure."""
+WORDS_TIMEOUT_S = 1.0
 KEEP_ALIVE_S = 2.0  # vLLM closes idle connections after 5 s; a connection that both ends close at once loses a request
 
 _JSON = {"content-type": "application/json"}
@@ -23,6 +26,11 @@ _log = get_logger("gateway")
 
 class UpstreamFailedError(Exception):
     """A request to this server failed before its answer began; another server may answer it."""
+
+    def __init__(self, message: str, *, words: str = "") -> None:
+        """`words` are what the server said, for the client only: they may repeat a part of its prompt."""
+        super().__init__(message)
+        self.words = words
 
 
 class UpstreamTimeoutError(Exception):
@@ -105,7 +113,7 @@ class Upstream:
                 response = await self._client().post(self.url + path, data=body, headers=_JSON, allow_redirects=False)
             try:
                 if response.status == 404 or response.status >= 500:
-                    raise UpstreamFailedError(f"answered {response.status}")
+                    raise UpstreamFailedError(f"answered {response.status}", words=await _words(response))
                 yield response
             finally:
                 response.close()  # a connection whose answer was read to its end has been given back before
@@ -166,6 +174,16 @@ class Upstream:
         if not self._was_reported:
             self._was_reported = True
             _log.warning(Event.UPSTREAM_UNREACHABLE, upstream=self.url, reason=reason)
+
+
+async def _words(response: aiohttp.ClientResponse) -> str:
+    """The beginning of an answer as one line of printable text; empty where none comes in time."""
+    content = b""
+    with suppress(aiohttp.ClientError, TimeoutError):
+        async with asyncio.timeout(WORDS_TIMEOUT_S):
+            content = await response.content.read(4 * MAX_WORDS_CHARS)  # bytes of the longest characters
+    line = " ".join(content.decode(errors="replace").split())
+    return "".join(each if each.isprintable() else "?" for each in line)[:MAX_WORDS_CHARS]
 
 
 def _described(error: Exception) -> str:

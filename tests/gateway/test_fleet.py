@@ -1,15 +1,19 @@
 """Servers that refuse, lose their models, die in the middle of an answer, or are slow."""
 
+import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from streamlearn.bench.stub_upstream import SLOW_S, StubUpstream
+from streamlearn.gateway.upstream import MAX_WORDS_CHARS, Upstream, UpstreamFailedError
 
 from .kit import CHAT, TEXT, ask, metric, ready_gateway, wait_until
 
@@ -54,6 +58,56 @@ def test_what_every_server_fails_is_503_with_retry_after(
     assert answer.json()["error"]["code"] == "no_upstream"
     assert upstreams[0].url not in answer.text
     assert metric(single, "requests_total", "nano", "unavailable") == 1
+
+
+def test_the_last_servers_own_words_are_in_the_answer(single: httpx.Client, upstreams: list[StubUpstream]) -> None:
+    """And not in the log, which holds no part of a prompt."""
+    upstreams[0].script.extend(["500"] * 2)
+    with capture_logs() as logs:
+        message = ask(single, "a", model="nano").json()["error"]["message"]
+    assert 'answered 500: {"error":{"message":"scripted"' in message
+    assert "scripted" not in str(logs)
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"out of\n  memory\x00", "out of memory?"),
+        ("ä".encode() * 500, "ä" * MAX_WORDS_CHARS),
+        (b"\xff", "\N{REPLACEMENT CHARACTER}"),
+        (b"", ""),
+    ],
+)
+def test_a_servers_words_are_one_short_line(sent: bytes, words: str) -> None:
+    """Whatever it sent."""
+
+    async def described() -> str:
+        async with failing_server(sent) as url:
+            upstream = Upstream(url, timeout_s=5.0)
+            try:
+                await upstream.complete(TEXT, b"{}")
+            except UpstreamFailedError as error:
+                return error.words
+            finally:
+                await upstream.close()
+        raise AssertionError
+
+    assert asyncio.run(described()) == words
+
+
+@asynccontextmanager
+async def failing_server(content: bytes) -> AsyncIterator[str]:
+    """A server that answers every request 500 with this content."""
+
+    async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(b"HTTP/1.1 500 Failed\r\ncontent-length: %d\r\n\r\n" % len(content) + content)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(fail, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 def test_a_model_goes_only_to_servers_that_have_it(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
