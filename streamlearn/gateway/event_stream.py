@@ -55,20 +55,24 @@ class EventStream:
     async def parts(self) -> AsyncIterator[bytes]:
         """The stream as it arrives. One that breaks off ends with an error event and without `[DONE]`."""
         last = self._first
+        self._note_end(last)
         yield last
         try:
             with self._upstream.translated():
                 async for part in self._parts:
                     last = (last + part)[-_KEPT:]
+                    self._note_end(last)
                     yield part
-            if not last.rstrip().endswith(END):
+            if self.outcome != "answered":
                 raise UpstreamFailedError(f"the stream ended without {END.decode()}")
         except (UpstreamFailedError, UpstreamTimeoutError) as error:
             _log.warning(Event.STREAM_BROKEN, upstream=self._upstream.url, reason=str(error))
             self.outcome = "broken"
             yield _error_event()
-        else:
-            self.outcome = "answered"
+
+    def _note_end(self, last: bytes) -> None:
+        """Note whether the stream is complete with its newest part: clients may leave at `[DONE]`."""
+        self.outcome = "answered" if last.rstrip().endswith(END) else "cancelled"
 
     async def close(self) -> None:
         """Close the connection to the model server, which then stops generating. Safe to call twice."""
