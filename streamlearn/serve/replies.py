@@ -85,6 +85,10 @@ def _from_invalid(request: Request, error: RequestValidationError, hint: str) ->
     if faults[0]["type"] == "json_invalid":
         reason, position = faults[0]["ctx"]["error"], faults[0]["loc"][-1]
         return ApiError(400, "not_json", f"the body must be JSON: {reason} at character {position}", hint=hint)
+    if _is_no_json(request, faults[0]):
+        found = request.headers.get("content-type", "none")
+        message = f"expected content-type application/json, found {found[:100]}"
+        return ApiError(415, "wrong_content_type", message, hint="add -H 'content-type: application/json'")
     model = getattr(getattr(request.scope.get("route"), "body_field", None), "field_info", None)
     expected = next(_models_in(model.annotation), None) if model is not None else None
     faults = [fault for fault in faults if not _follows(fault, faults)]
@@ -93,6 +97,12 @@ def _from_invalid(request: Request, error: RequestValidationError, hint: str) ->
         lines.append(f"and {len(faults) - len(lines)} more")
     hint = "/openapi.json describes the fields"
     return ApiError(422, "invalid", "; ".join(lines), hint=hint, param=_where(faults[0]) or None)
+
+
+def _is_no_json(request: Request, fault: Mapping[str, Any]) -> bool:
+    """Whether the body as a whole is at fault because it was not declared as JSON, and was not parsed."""
+    declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return fault["loc"] == ("body",) and fault["type"] != "missing" and declared != "application/json"
 
 
 def _follows(fault: Mapping[str, Any], faults: Sequence[Mapping[str, Any]]) -> bool:

@@ -215,7 +215,7 @@ JOB_ERRORS: Responses = {
 """Errors of every job."""
 
 CONTROL_ERRORS: Responses = {
-    **{status: JOB_ERRORS[status] for status in (401, 403, 413, 422)},
+    **{status: JOB_ERRORS[status] for status in (401, 403, 413, 415, 422)},
     400: {"model": ErrorBody, "description": "Invalid JSON, or a Host that is not allowed."},
     409: {"model": ErrorBody, "description": "The control is refused, and nothing was changed; the message says why."},
     500: {"model": ErrorBody, "description": "The control failed inside the daemon; the message says what holds."},

@@ -98,6 +98,24 @@ def test_an_invalid_request_is_written_down(
     assert why in line["message"]
 
 
+@pytest.mark.parametrize("found", ["text/plain", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/regimes/3/rename", b'{"name":"refunds"}'),
+        ("/v1/snapshots/00000042/rollback", b'{"skip_records":["orders:0:5..9"]}'),
+    ],
+)
+def test_a_body_that_is_not_declared_as_json_is_refused(
+    daemon: Daemon, client: httpx.Client, path: str, body: bytes, found: str
+) -> None:
+    """And the hint is what curl lacks."""
+    answer = client.post(path, content=body, headers={"content-type": found})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "wrong_content_type")
+    assert answer.json()["error"]["hint"] == "add -H 'content-type: application/json'"
+    assert len(daemon.refusals) == 1
+
+
 def test_a_control_of_a_daemon_that_is_not_ready_is_written_down(daemon: Daemon, client: httpx.Client) -> None:
     daemon.board.publish(Status(phase=Phase.RESTORING, reason="snapshot 40 is being read"))
     assert client.post("/v1/pause").status_code == 503
