@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Self
 
@@ -30,9 +31,18 @@ class Asset:
         both = {**headers, "etag": self.etag, "cache-control": "no-cache"}
         if self.etag in _listed(request.headers.get("if-none-match", "")):
             return Response(status_code=304, headers=both)
-        if "gzip" in _listed(request.headers.get("accept-encoding", "")):
+        if _accepts_gzip(request.headers.get("accept-encoding", "")):
             return Response(self.gzipped, headers={**both, "content-encoding": "gzip"}, media_type=self.media_type)
         return Response(self.body, headers=both, media_type=self.media_type)
+
+
+def _accepts_gzip(header: str) -> bool:
+    """Whether an Accept-Encoding header names gzip, not with weight 0, which refuses it."""
+    for value in header.split(","):
+        encoding, *parameters = (part.strip().lower() for part in value.split(";"))
+        if encoding == "gzip":
+            return not any(re.fullmatch(r"q=0(\.0*)?", each) for each in parameters)
+    return False
 
 
 def _listed(header: str) -> set[str]:

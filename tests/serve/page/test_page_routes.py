@@ -82,6 +82,14 @@ def test_files_are_compressed_for_those_who_can_read_it(client: httpx.Client) ->
     assert packed.headers["etag"] == plain.headers["etag"]
 
 
+@pytest.mark.parametrize("refused", ["gzip;q=0", "br, GZIP; Q=0.00", "identity, gzip;q=0"])
+def test_files_are_not_compressed_for_those_who_refuse_it(client: httpx.Client, refused: str) -> None:
+    """A weight of 0 does."""
+    answer = client.get(f"{PREFIX}main.js", headers={"accept-encoding": refused})
+    assert "content-encoding" not in answer.headers
+    assert client.get(f"{PREFIX}main.js", headers={"accept-encoding": "gzip;q=0.1"}).headers["content-encoding"]
+
+
 @pytest.mark.parametrize("name", ["nowhere.js", "index.html", "..%2fapp.py", "%2e%2e/app.py", "", "page_routes.py"])
 def test_nothing_else_is_served(client: httpx.Client, name: str) -> None:
     """Neither a file beside the folder nor one that does not exist."""
