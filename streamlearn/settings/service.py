@@ -40,7 +40,8 @@ class ServeSettings(ListenSettings):
     """File with the bearer token, at least 32 characters, readable by its owner only. When unset, http.token in the
     state folder, created at the first start."""
     require_token: bool = False
-    """Require the token for every request but /livez and /readyz; otherwise only to write a snapshot."""
+    """Require the token for every request but /livez, /readyz and the page's files; otherwise only to write a snapshot
+    and for controls."""
     health_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of a second listener for health probes, which serves only /livez and /readyz: plain HTTP, no token, any Host
     header. 0 takes a free port and logs it. Off when unset."""
