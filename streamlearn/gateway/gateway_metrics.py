@@ -15,7 +15,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from streamlearn.gateway.upstream import Upstream
+from streamlearn.gateway.upstream import MAX_LATE_POLLS, Upstream
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Outcome = Literal["answered", "refused", "unavailable", "broken", "cancelled"]
@@ -82,7 +82,10 @@ class _UpstreamCollector(Collector):
         self._upstreams = upstreams
 
     def collect(self) -> Iterator[Metric]:
-        up = _gauge("upstream_up", "Whether the upstream answered the last poll.")
+        up = _gauge(
+            "upstream_up",
+            f"Whether the upstream can be used: 0 after a failed poll, or {MAX_LATE_POLLS} late ones in a row.",
+        )
         models = _gauge("upstream_models", "Models that the upstream serves.")
         in_flight = _gauge("upstream_in_flight", "Requests that the upstream is answering.")
         for each in self._upstreams():
