@@ -179,6 +179,19 @@ def test_the_experts_are_measured_when_asked(watched: Watched) -> None:
     assert watched.problems == []
 
 
+def test_what_a_command_changes_is_shown(watched: Watched, run: WatchedRun) -> None:
+    """A new name wherever the regime is named, and a pin while no snapshot is written."""
+    page = watched.page
+    page.click("text=Measure the experts")
+    page.wait_for_selector("#experts tbody tr:nth-child(3)")
+    run.post("v1/regimes/2/rename", {"name": "figures"})
+    for part in ("#ribbon li", "#regime-table tbody tr", "#experts tbody tr", "#shift-table tbody tr"):
+        page.wait_for_selector(f"{part}:has-text('figures')", state="attached")
+    run.post(f"v1/snapshots/{run.get('v1/snapshots')['snapshots'][-1]['name']}/pin")
+    page.wait_for_selector("#snapshots tbody tr:has-text('pinned')")
+    assert watched.problems == []
+
+
 def history_answer(cursor: str, *, complete: bool, steps: list[int], batches: list[int], ends: list[int]) -> Any:
     """An answer of /v1/history, with segments of ten records."""
     segments = [{"regime": 1, "first_record": end - 9, "last_record": end} for end in ends]

@@ -67,6 +67,11 @@ class WatchedRun:
         headers = {"authorization": f"Bearer {self.token}"}
         return httpx.get(f"{self.url}{path}", headers=headers, timeout=30).raise_for_status().json()
 
+    def post(self, path: str, body: Any = None) -> None:
+        """Carry out a control, as a command does."""
+        headers = {"authorization": f"Bearer {self.token}"}
+        httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=30).raise_for_status()
+
     def feed(self, task: int, *, unusable: bool = False) -> None:
         """Append the records of one task of `TASKS`, after some that cannot be used if asked for."""
         rows = stream(*TASKS[: task + 1], per_task=PER_TASK)[-PER_TASK:]

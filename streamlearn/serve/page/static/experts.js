@@ -2,7 +2,7 @@
 
 import { element, setText } from "./dom.js";
 import { UNKNOWN, count, fixed } from "./format.js";
-import { regimeMark } from "./regime_style.js";
+import { regimeLabel, regimeMark } from "./regime_style.js";
 import { Table } from "./table.js";
 
 const HELP = "Which experts the held-out tokens of each regime use. Training waits meanwhile, between two steps.";
@@ -13,6 +13,7 @@ export class Experts {
   #note = element("p", { class: "help", role: "status" }, HELP);
   #results = element("div", { hidden: true });
   #table;
+  #rows = [];
   #regimes = null;
 
   constructor(host, api) {
@@ -22,7 +23,11 @@ export class Experts {
       label: "Experts by regime",
       empty: "No regime was measured.",
       columns: [
-        { title: "Regime", key: (row) => `${row.regime}`, cell: (row) => regimeMark(row.regime, this.#regimes) },
+        {
+          title: "Regime",
+          key: (row) => regimeLabel(row.regime, this.#regimes),
+          cell: (row) => regimeMark(row.regime, this.#regimes),
+        },
         { title: "Experts", cell: (row) => row.experts },
         { title: "Layers", cell: (row) => count(row.layers), right: true },
         { title: "Used by its tokens", cell: (row) => row.used, right: true },
@@ -31,9 +36,10 @@ export class Experts {
     });
   }
 
-  /** Remember the names of the regimes. */
+  /** Show what was measured under the present names of the regimes. */
   update({ regimes }) {
     this.#regimes = regimes;
+    this.#table.update(this.#rows, (row) => row.regime);
   }
 
   async #measure() {
@@ -41,7 +47,8 @@ export class Experts {
     setText(this.#note, "Waiting for the loop …");
     try {
       const found = await this.#api.get("/v1/experts");
-      this.#table.update([...owned(found.layers), ...shared(found.layers)], (row) => row.regime);
+      this.#rows = [...owned(found.layers), ...shared(found.layers)];
+      this.#table.update(this.#rows, (row) => row.regime);
       this.#results.hidden = false;
       setText(this.#note, summary(found));
     } catch (error) {

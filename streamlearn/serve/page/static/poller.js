@@ -6,6 +6,7 @@ const PERIOD_MS = 1000; // a shift is on the page within two of them
 const SERIES_EVERY = 2; // turns
 const REGIMES_EVERY = 4; // their scores change every few batches
 const PUBLICATION_EVERY = 5;
+const SNAPSHOTS_EVERY = 5; // a command may pin one while none is written
 
 export class Poller {
   /** What is known; each part is the body of the endpoint of its name. */
@@ -59,7 +60,7 @@ export class Poller {
       this.#askIfNew("history", `${shifts} ${every(SERIES_EVERY)}`, state.history.path, (answer) => state.history.merge(answer)),
       this.#askIfNew("shifts", shifts),
       this.#askIfNew("regimes", `${shifts} ${every(REGIMES_EVERY)}`),
-      this.#askIfNew("snapshots", status.last_snapshot?.name),
+      this.#askIfNew("snapshots", `${status.last_snapshot?.name} ${every(SNAPSHOTS_EVERY)}`),
       this.#askIfNew("publication", publishes && every(PUBLICATION_EVERY)),
     ]);
   }

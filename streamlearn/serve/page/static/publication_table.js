@@ -2,7 +2,7 @@
 
 import { element, setText } from "./dom.js";
 import { UNKNOWN, clock, count, fixed, words } from "./format.js";
-import { regimeMark } from "./regime_style.js";
+import { regimeLabel, regimeMark } from "./regime_style.js";
 import { Table } from "./table.js";
 
 export class PublicationTable {
@@ -20,7 +20,11 @@ export class PublicationTable {
       label: "Published versions",
       empty: "No version yet: the untouched backbone answers.",
       columns: [
-        { title: "Regime", key: (row) => `${row.number}`, cell: (row) => regimeMark(row.number, this.#regimes) },
+        {
+          title: "Regime",
+          key: (row) => regimeLabel(row.number, this.#regimes),
+          cell: (row) => regimeMark(row.number, this.#regimes),
+        },
         { title: "Version", cell: (row) => row.version ?? UNKNOWN },
         { title: "Held back", cell: (row) => (row.held_back === null ? "no" : words(row.held_back)) },
         { title: "Tested at step", cell: (row) => count(row.step), right: true },

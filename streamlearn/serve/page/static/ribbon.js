@@ -20,7 +20,8 @@ export class Ribbon {
     const [start, end] = [segments[0]?.first_record ?? 1, segments.at(-1)?.last_record ?? 0];
     const declared = (shifts?.shifts ?? []).filter((each) => each.previous !== null && each.declared_at >= start);
     const marked = declared.slice(-MAX_MARKS);
-    const key = JSON.stringify([segments.map((each) => [each.regime, each.last_record]), marked.length]);
+    const shown = segments.map((each) => [regimeLabel(each.regime, regimes), each.last_record]);
+    const key = JSON.stringify([shown, marked.length]);
     if (key === this.#key) return;
     this.#key = key;
     const bars = segments.map((each) => bar(each, regimes));
