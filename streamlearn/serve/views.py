@@ -1,5 +1,7 @@
 """The published status as HTTP returns it: one model per monitoring endpoint."""
 
+from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from streamlearn.jobs.results import ApiModel
@@ -12,6 +14,7 @@ from streamlearn.status.status import (
     FallbackStatus,
     Phase,
     RegimeStatus,
+    RequestCount,
     ShiftStatus,
     Status,
 )
@@ -104,6 +107,8 @@ class RequestsView(ApiModel):
     answered_by: dict[str, int]
     """Number by what answered: regime, adapter (where routing does not depend on regimes), mean or
     backbone."""
+    unknown_answered_by: dict[str, int]
+    """The part of them that no regime explained; regime is then the nearest, or the one that was asked for."""
 
 
 class RegimesView(ApiModel):
@@ -270,9 +275,8 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         requests=RequestsView(
             known=sum(each.number for each in status.requests if each.known),
             unknown=sum(each.number for each in status.requests if not each.known),
-            answered_by={
-                name: sum(each.number for each in status.requests if each.answered_by == name) for name in ANSWERED_BY
-            },
+            answered_by=_by_answer(status.requests),
+            unknown_answered_by=_by_answer(each for each in status.requests if not each.known),
         ),
         unknown_requests=adaptation.fallback,
         backbone=status.backbone,
@@ -313,6 +317,13 @@ def publication_view(status: Status) -> PublicationView:
         held_back=dict(found.num_held_back),
         fault=found.fault,
     )
+
+
+def _by_answer(requests: Iterable[RequestCount]) -> dict[str, int]:
+    counts = Counter(dict.fromkeys(ANSWERED_BY, 0))
+    for each in requests:
+        counts[each.answered_by] += each.number
+    return dict(counts)
 
 
 def _totals(adaptation: AdaptationStatus) -> dict[str, int]:

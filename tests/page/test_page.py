@@ -179,6 +179,15 @@ def test_the_experts_are_measured_when_asked(watched: Watched) -> None:
     assert watched.problems == []
 
 
+def test_every_request_is_listed_by_what_answered_it(watched: Watched, run: WatchedRun) -> None:
+    """Those that a regime explained apart from the others."""
+    requests = run.get("v1/status")["requests"]
+    rows = watched.page.locator("#request-table tbody tr").all_inner_texts()
+    numbers = {meaning.strip(): int(number) for meaning, _, number in (row.rpartition("\t") for row in rows)}
+    explained = sum(number for meaning, number in numbers.items() if "that explains" in meaning)
+    assert (explained, sum(numbers.values())) == (requests["known"], requests["known"] + requests["unknown"])
+
+
 def test_what_a_command_changes_is_shown(watched: Watched, run: WatchedRun) -> None:
     """A new name wherever the regime is named, and a pin while no snapshot is written."""
     page = watched.page

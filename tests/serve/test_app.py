@@ -19,7 +19,7 @@ from streamlearn.jobs.queue import (
     RouteJob,
     Ticket,
 )
-from streamlearn.status.status import Phase, Status
+from streamlearn.status.status import Phase, RequestCount, Status
 
 from .doubles import RUNNING, Daemon, finish
 
@@ -281,10 +281,20 @@ def test_prompts_and_conversations_are_routed_together(daemon: Daemon, client: h
     assert jobs == [RouteJob((PromptInput("a", None, "eA=="), PromptInput(None, tuple(turns))))]
 
 
+def test_what_the_nearest_regime_answered_is_not_counted_as_explained(daemon: Daemon, client: httpx.Client) -> None:
+    """It is answered by a regime, as what one explains."""
+    counts = [RequestCount(known, "regime", number) for known, number in ((True, 40), (False, 7))]
+    daemon.board.publish(dataclasses.replace(RUNNING, requests=tuple(counts)))
+    requests = client.get("/v1/status").json()["requests"]
+    assert (requests["answered_by"]["regime"], requests["unknown_answered_by"]["regime"]) == (47, 7)
+
+
 def test_status_counts_requests_and_says_what_answers_the_unknown(client: httpx.Client) -> None:
     status = client.get("/v1/status").json()
     counts = {"regime": 40, "adapter": 0, "mean": 0, "backbone": 3}
-    assert status["requests"] == {"known": 40, "unknown": 3, "answered_by": counts}
+    unexplained = {"regime": 0, "adapter": 0, "mean": 0, "backbone": 3}
+    wanted = {"known": 40, "unknown": 3, "answered_by": counts, "unknown_answered_by": unexplained}
+    assert status["requests"] == wanted
     assert status["unknown_requests"] == {
         "setting": "auto",
         "answered_by": "backbone",

@@ -5,9 +5,15 @@ import { element, setText } from "./dom.js";
 import { count, fixed } from "./format.js";
 import { Table } from "./table.js";
 
-const MEANING = {
+const EXPLAINED = {
   regime: "the experts of the regime that explains the request",
   adapter: "the experts of a preset that knows no regimes",
+  mean: "the mean of the regimes' adapters",
+  backbone: "the untouched backbone, which the request named",
+};
+const UNEXPLAINED = {
+  regime: "no regime explains it: the experts of the nearest, or of the one that it named",
+  adapter: "no regime explains it: the experts of a preset that knows no regimes",
   mean: "abstention: the mean of the regimes' adapters",
   backbone: "abstention: the untouched backbone",
 };
@@ -20,9 +26,9 @@ export class Requests {
   constructor(host, chartHost) {
     this.#table = new Table(host, {
       label: "Requests by what answered",
-      empty: "",
+      empty: "No request yet.",
       columns: [
-        { title: "Answered by", cell: (row) => MEANING[row.name], wide: true },
+        { title: "Answered by", cell: (row) => row.meaning, wide: true },
         { title: "Requests", cell: (row) => count(row.number), right: true },
       ],
     });
@@ -32,8 +38,7 @@ export class Requests {
 
   /** Show the requests of the state. */
   update({ status, history }) {
-    const answered = Object.entries(status.requests.answered_by);
-    this.#table.update(answered.map(([name, number]) => ({ name, number })), (row) => row.name);
+    this.#table.update(answered(status.requests), (row) => row.meaning);
     setText(this.#fallback, fallback(status.unknown_requests));
     const { points } = history;
     this.#chart.update(points.record ?? [], [
@@ -41,6 +46,15 @@ export class Requests {
       { label: "abstentions so far", values: running(points.unexplained_requests), colour: "--regime-1", dash: [7, 4] },
     ]);
   }
+}
+
+/** A row for each way in which requests were answered. */
+function answered({ answered_by: all, unknown_answered_by: unexplained }) {
+  const rows = Object.keys(all).flatMap((name) => [
+    { meaning: EXPLAINED[name], number: all[name] - unexplained[name] },
+    { meaning: UNEXPLAINED[name], number: unexplained[name] },
+  ]);
+  return rows.filter((row) => row.number > 0);
 }
 
 /** What answers the unexplained now, and on which evidence. */

@@ -5,6 +5,10 @@ import { count, fixed } from "./format.js";
 import { regimeMark } from "./regime_style.js";
 import { Table } from "./table.js";
 
+const ANSWERS_CHANGED =
+  "Its hold-out records, their scores and its usual loss were forgotten, and its importance, where it is kept, was " +
+  "released: its experts learn the new answers.";
+
 export class ShiftTable {
   #table;
   #regimes = null;
@@ -50,10 +54,11 @@ function way({ previous, regime }, regimes) {
 
 /** What the daemon did about a shift, in a sentence. */
 function done(row) {
-  if (row.kind === "answers") return "Its importance was released, so that its own experts learn the new answers.";
+  if (row.kind === "answers") return ANSWERS_CHANGED;
   const said = [entered(row)];
   if (row.probe_tokens > 0) said.push(`Probed ${count(row.probe_tokens)} tokens in ${fixed(row.probe_seconds, 1)} s.`);
   if (row.mean_similarity !== null) said.push(`Mean CKA ${fixed(row.mean_similarity, 2)}.`);
+  if (row.refused_return !== null) said.push(`Its inputs look like regime ${row.refused_return}'s; by its losses it is another.`);
   if (row.parent !== null) said.push(`Split from regime ${row.parent}, which goes on beside it.`);
   if (row.dropped !== null) said.push(`Regime ${row.dropped} made room for it.`);
   return said.join(" ");
