@@ -320,10 +320,10 @@ class Daemon:
             self.save()
 
     def save_if_due(self) -> None:
-        """snapshot/: by records or by time, when anything is new; at once after records were lost.
+        """snapshot/: by records or by time, when anything is new; at once after records were lost or regimes changed.
 
         Otherwise a crash would meet the same gap again, and `offset.gap.policy: latest` would skip the records that
-        arrived since. A failed snapshot is retried after `RETRY_S`.
+        arrived since; what an operator decided would be forgotten. A failed snapshot is retried after `RETRY_S`.
 
         Raises:
             SnapshotError or DeadLetterError: it has been failing for `snapshot.max_age_s`.
@@ -333,7 +333,7 @@ class Daemon:
         due = state.records_since_save >= settings.every_records
         due = due or (now - self._saved_at >= settings.every_s and state.records_since_save > 0)
         # Not right after a rollback: until the next regular snapshot a second rollback means divergence.
-        due = due or (state.moved_since_save and state.rolled_back_to is None)
+        due = due or (state.moved_since_save and state.rolled_back_to is None) or state.changed_since_save
         if not due or now < self._retry_at:
             return
         try:
@@ -405,7 +405,14 @@ class Daemon:
                 f"same step: unpin {name}, or let the daemon take a step first"
             )
         change(self.operated_regimes)
-        self.save()
+        self.state.changed_since_save = True
+        try:
+            self.save()
+        except (SnapshotError, DeadLetterError) as error:
+            raise SnapshotError(
+                f"the change holds and must be in a snapshot to outlive the daemon, which cannot be written: {error}; "
+                "it is tried again, and /v1/status says `degraded` until it is written"
+            ) from error
 
     def _newest_name(self) -> str | None:
         return None if self.state.last_snapshot is None else self.state.last_snapshot.name

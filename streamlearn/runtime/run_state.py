@@ -41,6 +41,8 @@ class RunState:
     refused_since_save: set[RecordId] = field(default_factory=set)
     moved_since_save: bool = False
     """Whether the position skipped records that are lost, or got the start of a partition that no snapshot names."""
+    changed_since_save: bool = False
+    """Whether an operator changed regimes, and the snapshot after it could not be written."""
     not_read: frozenset[TopicPartition] = frozenset()
     """Partitions that the position names and the source does not read: their topic was taken out of the stream."""
     rolled_back_to: str | None = None
@@ -95,6 +97,7 @@ class RunState:
         self.records_since_save = 0
         self.refused_since_save = set()
         self.moved_since_save = False
+        self.changed_since_save = False
         self.rolled_back_to = None
 
     def to_json(self) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import orjson
 import pytest
 from torch import Tensor
 
+import streamlearn.runtime.daemon as daemon_module
+from connectors.dead_letters import FileDeadLetters
 from streamlearn.adaptation.adaptation import Adaptation
 from streamlearn.controls.control import (
     Control,
@@ -24,7 +26,7 @@ from streamlearn.controls.control import (
 from streamlearn.controls.control_file import ControlFile
 from streamlearn.controls.requester import Requester
 from streamlearn.controls.state_controls import StateControls
-from streamlearn.errors import Reason, SnapshotError, UsageError
+from streamlearn.errors import DeadLetterError, Reason, SnapshotError, StreamlearnError, UsageError
 from streamlearn.jobs.queue import ControlJob, JobQueue
 from streamlearn.jobs.results import ControlResult, Result
 from streamlearn.learner.learner import Step
@@ -419,6 +421,57 @@ def test_a_changed_regime_is_durable_when_it_is_answered(
         assert components.state.last_snapshot is not None
         assert components.state.last_snapshot.name == "00000010"
         assert holds(components.adaptation)
+
+
+class Outage(Operator):
+    """Renames a regime while nothing can be saved, and notes what is published meanwhile."""
+
+    BEGIN, END = 12, 14
+
+    def __init__(self) -> None:
+        super().__init__({self.BEGIN: RenameRegime(1, "beasts")})
+        self.step = 0
+        self.degraded: dict[int, str] = {}
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        super().on_step(batch, step, status)
+        self.step = step.number
+        self.degraded[step.number] = status.degraded
+
+    def failing(self, real: Callable[..., Any], error: StreamlearnError) -> Callable[..., Any]:
+        """`real`, which raises the error during the outage."""
+
+        def call(*args: Any) -> Any:
+            if self.BEGIN <= self.step < self.END:
+                raise error
+            return real(*args)
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (FileDeadLetters, "flush", DeadLetterError("dead letters cannot be flushed: no broker")),
+        (SnapshotStore, "save", SnapshotError("no space left")),
+    ],
+)
+def test_a_change_of_a_regime_outlasts_an_outage(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: StreamlearnError
+) -> None:
+    """The client is told; the daemon goes on, degraded, and saves the change as soon as it can."""
+    settings, operator = make(clean()), Outage()
+    monkeypatch.setattr(daemon_module, "RETRY_S", 0.0)
+    monkeypatch.setattr(owner, name, operator.failing(getattr(owner, name), error))
+    with opened(settings) as components:
+        daemon_of(components, operator).run()
+        saved = components.store.manifest("00000014")
+    with pytest.raises(SnapshotError, match=f"the change holds .*{error}"):
+        operator.answer("rename")
+    assert results(settings) == [("rename", "asked"), ("rename", "failed")]
+    assert str(error) in operator.degraded[operator.END]
+    assert operator.degraded[operator.END + 1] == ""
+    assert saved.components["regimes"]["controls"]["names"] == {"1": "beasts"}
 
 
 def test_an_unknown_regime_is_refused(make: Callable[..., Settings]) -> None:
