@@ -187,6 +187,16 @@ class Checkpoint:
             journal.append(step, batch.runs)
         return journal.fault
 
+    @property
+    def journal_lags(self) -> bool:
+        """Whether the composition of a batch that was trained on could not be written."""
+        return self._durable.journal.lags
+
+    def retry_journal(self) -> SnapshotError | None:
+        """Write again what the journal lacks; returns like `journal`."""
+        self._durable.journal.retry()
+        return self._durable.journal.fault
+
     def save(self, state: RunState) -> SnapshotInfo:
         """Make the present state durable; see SAVE.
 

@@ -34,7 +34,7 @@ from streamlearn.status.status import Phase, SnapshotStatus, Status
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.intake import FlushReason
 
-RETRY_S = 10.0  # between attempts to write a snapshot
+RETRY_S = 10.0  # between attempts to write a snapshot, and what the journal lacks on a quiet stream
 MIN_SNAPSHOTS = 2  # kept even when the disk is full
 PUBLISH_POLL_S = 0.02  # between two looks at whether the publisher has something to score, at the end of the stream
 POLL_S = 0.2  # longest wait for records in one turn: a stop, a job or a due snapshot waits at most this long
@@ -99,6 +99,7 @@ class Daemon:
         self._stop_reason: str | None = None
         self._saved_at = time.monotonic()
         self._retry_at = self._saved_at
+        self._retry_journal_at = self._saved_at
 
     def stop(self, reason: str) -> None:
         """Ask the loop to end after the step under way."""
@@ -208,6 +209,7 @@ class Daemon:
         """Do other work than training; return whether more of it may wait."""
         self._publish(phase, ready=True)
         self.save_if_due()
+        self._retry_journal()
         self.serve_jobs()
         self._compare_with_backbone(idle=True)
         return self.job_runner.busy or self._score_versions(idle=True) or self.adaptation.score_stalest(idle=True)
@@ -303,6 +305,13 @@ class Daemon:
         else:
             self.degradation.recovered("journal")
 
+    def _retry_journal(self) -> None:
+        """Write again what the journal lacks: on a quiet stream no batch comes that would."""
+        now = time.monotonic()
+        if self.checkpoint.journal_lags and now >= self._retry_journal_at:
+            self._retry_journal_at = now + RETRY_S
+            self._note_journal(self.checkpoint.retry_journal())
+
     def _notify(self, report: ShiftReport) -> None:
         if self.observer:
             self.observer.on_shift(report)
@@ -342,13 +351,12 @@ class Daemon:
             self.degradation.failed("snapshot", error)
             self._retry_at = time.monotonic() + RETRY_S
             self.components.store.prune(keep=MIN_SNAPSHOTS)  # the disk may be full
-        else:
-            self.degradation.recovered("snapshot")
 
     def save(self) -> SnapshotInfo:
         """snapshot/: write one now; see `Checkpoint`."""
         started = time.monotonic()
         info = self.checkpoint.save(self.state)
+        self.degradation.recovered("snapshot")
         return_freed_memory()
         self._saved_at = time.monotonic()
         written_at = datetime.fromisoformat(info.created_at).timestamp()

@@ -73,9 +73,19 @@ class Journal:
     def append(self, step: int, runs: Iterable[PartitionRun]) -> None:
         """Append the batch of `step` before it is trained; steps must increase.
 
-        A line that cannot be written leaves nothing in the file. It is retried before the next line; see `fault`.
+        A line that cannot be written leaves nothing in the file. It is retried before the next line, and by `retry`;
+        see `fault`.
         """
         self._unwritten.append(JournalEntry(step, tuple(runs)))
+        self.retry()
+
+    @property
+    def lags(self) -> bool:
+        """Whether lines wait to be written."""
+        return bool(self._unwritten)
+
+    def retry(self) -> None:
+        """Append the lines that could not be written, all or none; see `fault`."""
         lines = b"".join(entry.to_line() for entry in self._unwritten)
         try:
             descriptor = self._open()

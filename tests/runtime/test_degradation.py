@@ -114,6 +114,29 @@ def test_a_disk_that_stays_full_ends_the_run(make: Callable[..., Settings], monk
     assert len(letters) == 3
 
 
+def test_a_snapshot_on_request_ends_the_degradation(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise one failure hours later would end the process at once."""
+    reasons: list[str] = []
+
+    class Requesting(Disk):
+        def on_step(self, batch: Batch, step: Any, status: Status) -> None:
+            super().on_step(batch, step, status)
+            if step.number == 5:
+                reasons.append(daemon.degradation.reason)
+                daemon.save()
+                reasons.append(daemon.degradation.reason)
+
+    settings = make(records(48))
+    with opened(settings) as components:
+        daemon = daemon_of(components, Requesting(monkeypatch, broken=lambda step: step == 3))
+        monkeypatch.setattr(daemon_module, "RETRY_S", 60.0)  # the loop itself does not try again
+        daemon.run()
+    assert "could not be written" in reasons[0]
+    assert reasons[1] == ""
+
+
 def test_a_failure_is_logged_once_and_again_when_its_message_changes() -> None:
     """A full disk is not filled further by its own log."""
     now = [0.0]

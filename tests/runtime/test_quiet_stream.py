@@ -8,6 +8,7 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
+import streamlearn.runtime.daemon as daemon_module
 from connectors.memory import MemorySource
 from streamlearn.adaptation.adaptation import Adaptation
 from streamlearn.errors import SnapshotError
@@ -317,6 +318,36 @@ def test_a_flush_waits_until_the_journal_can_be_written(
     events = [log["event"] for log in logs]
     assert events.index(Event.DEGRADATION_STARTED) < events.index(Event.DEGRADATION_ENDED)
     assert events.index(Event.DEGRADATION_ENDED) < events.index(Event.STREAM_FLUSHED)
+
+
+def test_a_journal_that_lags_is_written_while_the_stream_is_quiet(
+    make: Callable[..., Settings], learn: Callable[..., Components], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No batch comes that would write it: the status says that it works again, and later failures count anew."""
+    real, reasons, full = Journal._open, list[str](), [False]
+
+    def open_file(self: Journal) -> int:
+        if full[0]:
+            raise SnapshotError("no space left")
+        return real(self)
+
+    def watch(daemon: Daemon) -> None:
+        source: Any = daemon.components.source
+        poll = source.poll
+
+        def polling(**options: Any) -> Sequence[Record]:
+            found: Sequence[Record] = poll(**options)
+            full[0] = daemon.state.records > 40 and source._quiet_s < 10
+            if source._quiet_s in (9, SPELL_S - 1):
+                reasons.append(daemon.degradation.reason)
+            return found
+
+        source.poll = polling
+
+    monkeypatch.setattr(daemon_module, "RETRY_S", 0.0)
+    monkeypatch.setattr(Journal, "_open", open_file)
+    learn(make([], stream={"linger_s": None}), Log([BURSTS[0]]), watch=watch)
+    assert reasons == ["journal: no space left", ""]
 
 
 @pytest.mark.parametrize("kind", ["file", pytest.param("topic", marks=pytest.mark.broker)])
