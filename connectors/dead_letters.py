@@ -23,7 +23,7 @@ _FLUSH_BYTES = 1 << 20
 
 
 class FileDeadLetters:
-    """An append-only file. Opening it removes the incomplete last line that a crash may have left."""
+    """An append-only file, readable by its owner only. Opening it removes the incomplete last line of a crash."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file.
@@ -35,8 +35,9 @@ class FileDeadLetters:
         self._backlog = DeadLetterBacklog()
         self._failed_sync: OSError | None = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b", buffering=0)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = os.fdopen(descriptor, "a+b", buffering=0)
             _drop_incomplete_line(self._file)
             self._durable_bytes = self._sync()
             _sync_folder(path.parent)

@@ -36,7 +36,7 @@ class ReplayLedger:
         self.pending: Pending | None = None
         """What was begun and neither done nor undone."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file: IO[bytes] = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+b")
         except OSError as error:
             raise self._fault(error.strerror or str(error)) from error

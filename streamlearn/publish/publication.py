@@ -31,7 +31,7 @@ from pydantic import (
 )
 
 from streamlearn.errors import PublicationError
-from streamlearn.snapshot.files import Files
+from streamlearn.snapshot.files import Files, SharedFiles
 
 FILE = "publication.json"
 FORMAT: Final = 1
@@ -177,7 +177,7 @@ class Publication(_Model):
         Raises:
             PublicationError: the disk is full or broken; after step 2 this publication may be in use all the same.
         """
-        files = files or Files()
+        files = files or SharedFiles()
         new = folder / f".{FILE}.{secrets.token_hex(8)}"
         try:
             try:

@@ -29,7 +29,7 @@ from streamlearn.publish import routing_state
 from streamlearn.publish import version as version_file
 from streamlearn.publish.version import Version
 from streamlearn.snapshot.contents import list_tree
-from streamlearn.snapshot.files import Files
+from streamlearn.snapshot.files import Files, SharedFiles
 
 ADAPTERS, ROUTING = "adapters", "routing"
 HISTORY = "history.jsonl"
@@ -46,7 +46,7 @@ class PublicationFiles:
         """
         self.folder = folder
         self._base = base
-        self.files = files or Files()
+        self.files = files or SharedFiles()
         with _translated(folder):
             for path in (folder / ADAPTERS, folder / ROUTING):
                 path.mkdir(parents=True, exist_ok=True)

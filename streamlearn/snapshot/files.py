@@ -12,13 +12,16 @@ from pathlib import Path
 class Files:
     """The real file system. Each method raises OSError and leaves the translation to its caller."""
 
+    mode = 0o600
+    """Of the files that it creates, less the umask: the state of a run has records in it."""
+
     def make_folder(self, path: Path) -> None:
         """Create one folder, which must not exist, readable by its owner only."""
         path.mkdir(mode=0o700)
 
     def write(self, path: Path, data: bytes) -> None:
         """Create one file, which must not exist, with this content. Nothing is durable before `sync`."""
-        with path.open("xb") as file:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self.mode), "wb") as file:
             file.write(data)
 
     def link(self, old: Path, new: Path) -> None:
@@ -62,3 +65,9 @@ class Files:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+class SharedFiles(Files):
+    """Files that other users may read, as far as the umask lets them: what is published."""
+
+    mode = 0o666

@@ -48,7 +48,7 @@ class TrackFile:
             if before | values == before:
                 return
             self._values[tracker] = before | values
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._files.replace(self._path, orjson.dumps(self._values))
 
 

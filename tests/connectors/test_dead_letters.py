@@ -46,6 +46,14 @@ def test_a_line_contains_the_record_and_the_reason(tmp_path: Path) -> None:
     }
 
 
+def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    """Records may be private; so is a folder that is made for it."""
+    path = tmp_path / "made" / "dead.jsonl"
+    FileDeadLetters(path).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
 def test_an_incomplete_last_line_is_removed(tmp_path: Path) -> None:
     """After a crash at any byte of the second dead letter, the first one stays and the second is written once."""
     path = tmp_path / "dead.jsonl"

@@ -65,6 +65,7 @@ def test_the_token_is_created_once_and_readable_by_its_owner_only(tmp_path: Path
     assert len(token) >= MIN_CHARS
     path = tmp_path / "state" / "http.token"
     assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700, "the state folder that dead letters will be in"
     assert obtain(settings(tmp_path / "state")) == token
     assert obtain(settings(tmp_path / "other")) != token
     assert [each.name for each in path.parent.iterdir()] == ["http.token"]

@@ -162,6 +162,16 @@ def test_a_missing_publication_is_an_error_with_its_path(tmp_path: Path) -> None
         Publication.read(tmp_path)
 
 
+def test_other_users_may_read_a_publication(tmp_path: Path) -> None:
+    """Gateway and model servers run as users of their own; the umask decides."""
+    before = os.umask(0o022)
+    try:
+        Publication.from_bytes(orjson.dumps(VALUES), where="p").write(tmp_path)
+    finally:
+        os.umask(before)
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o644
+
+
 class RecordingFiles(Files):
     """Notes every operation, and fails at the one that is named."""
 
