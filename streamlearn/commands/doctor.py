@@ -158,7 +158,7 @@ class Doctor:
         folder = self.settings.state
         if not folder.exists():
             if obstacle := _obstacle_to_create(folder):
-                raise ConfigError(f"{folder}: cannot be created, {obstacle}; set state to another folder")
+                raise SnapshotError(f"{folder}: cannot be created, {obstacle}; set state to another folder")
             return Level.OK, f"{folder} will be created"
         try:
             StateLock(folder).release()

@@ -28,6 +28,7 @@ from streamlearn.serve.app import create_app
 from streamlearn.serve.health import health_app
 from streamlearn.serve.schemas import SnapshotRow
 from streamlearn.settings import Settings
+from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status.board import HEARTBEAT_BOUND_S, Board, Clock
 from streamlearn.status.status import Phase, Status
@@ -72,11 +73,21 @@ def run_daemon(
     _log.info(Event.DAEMON_STARTED, state=str(settings.state), versions=versions())
     signals.raise_on_signal()
     try:
-        with _health(settings, board), _http(settings, board, jobs, clock) as endpoint:
+        # The lock comes first: a second daemon with this configuration would find the port in use and blame the port.
+        with (
+            StateLock(settings.state) as lock,
+            _health(settings, board),
+            _http(settings, board, jobs, clock) as endpoint,
+        ):
             try:
                 with leading(settings, place, board) as leader:
                     build = partial(
-                        Components, settings, fresh=fresh, accept_config_change=accept_config_change, leader=leader
+                        Components,
+                        settings,
+                        fresh=fresh,
+                        accept_config_change=accept_config_change,
+                        lock=lock,
+                        leader=leader,
                     )
                     _train(build, board, jobs, signals, endpoint, segment_by)
             except StreamlearnError as error:

@@ -1,7 +1,7 @@
 """From a configuration to a learner that stands where it stopped.
 
-Checks run in this order: the configuration by itself, the backbone's architecture, the state folder, the snapshot. Only
-then are weights loaded and the stream opened.
+Checks run in this order: the configuration by itself, the backbone's architecture, the state folder (unless the caller
+has locked it), the snapshot. Only then are weights loaded and the stream opened.
 """
 
 import os
@@ -48,8 +48,9 @@ _log = get_logger("daemon")
 class Components:
     """Everything that the loop works with, built once.
 
-    `close` releases source, sink, journal and lock; safe to call twice. `leader` shares out the steps among several
-    processes. `clock` is that of `Checkpoint`.
+    `close` releases source, sink, journal and lock; safe to call twice. `lock` is that of the state folder where the
+    caller holds it, and remains held. `leader` shares out the steps among several processes. `clock` is that of
+    `Checkpoint`.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Components:
         *,
         fresh: bool = False,
         accept_config_change: bool = False,
+        lock: StateLock | None = None,
         leader: Leader | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,7 +72,8 @@ class Components:
         with ExitStack() as opened:  # closes what was opened when a later check fails
             # NumPy's threads keep a core busy for milliseconds after each product, into the next training step.
             opened.enter_context(threadpool_limits(1, user_api="blas"))
-            opened.enter_context(StateLock(settings.state))
+            if lock is None:
+                opened.enter_context(StateLock(settings.state))
             self._open(opened, config, shape, fresh=fresh, accept=accept_config_change, leader=leader, clock=clock)
             self.close = opened.pop_all().close
 

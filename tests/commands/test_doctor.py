@@ -106,7 +106,7 @@ def test_a_healthy_setup_is_found_healthy_and_left_as_it_was(make: Make, tmp_pat
         ({"source": {"jsonl": {"path": "/nowhere/x.jsonl"}}}, "source", "/nowhere/x.jsonl", 74),
         ({"adapter": {"num_heads": 3}}, "backbone", "num_heads: must divide", 78),
         ({"backbone": {"model": "/nowhere"}}, "backbone", "no such folder", 78),
-        ({"state": "/dev/null/state"}, "state folder", "cannot be created, /dev/null is not a folder", 78),
+        ({"state": "/dev/null/state"}, "state folder", "cannot be created, /dev/null is not a folder", 74),
         ({"serve": {"port": 0, "token_file": "/nowhere/token"}}, "http", "token cannot be read", 78),
         ({"serve": {"port": 0, "tls_certfile": "/nowhere/c", "tls_keyfile": "/nowhere/k"}}, "http", "/nowhere/c", 78),
     ],

@@ -109,6 +109,11 @@ class DaemonProcess:
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout=STOP_S)
 
+    def wait_for_end(self, timeout_s: float) -> int:
+        """Wait for its end and return the exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout=timeout_s)
+
     def pause(self, seconds: float) -> None:
         """Suspend the process, as on a suspended machine, and resume it."""
         assert self._process is not None
