@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,7 +26,7 @@ class StateLock:
 
         Raises:
             StateLockedError: another process holds it.
-            SnapshotError: the folder is not writable, or its file system does not support locks.
+            SnapshotError: the lock cannot be made there, or the file system does not support locks.
         """
         self._path = folder / NAME
         self._descriptor: int | None = None
@@ -33,10 +34,9 @@ class StateLock:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise SnapshotError(
-                f"{self._path}: must be writable, found: {error.strerror}; set `state` to a folder that this user can "
-                "write"
-            ) from error
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            advice = "free some space on its disk" if full else "set `state` to a folder that this user can write"
+            raise SnapshotError(f"{self._path}: must be writable, found: {error.strerror}; {advice}") from error
         try:
             self._take(descriptor)
         except BaseException:
@@ -47,8 +47,6 @@ class StateLock:
     def _take(self, descriptor: int) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise StateLockedError(
@@ -59,6 +57,9 @@ class StateLock:
                 f"{self._path}: must be on a file system with locks, found: {error.strerror}; put the `state` folder "
                 "on a local disk"
             ) from error
+        with suppress(OSError):  # a full disk: the lock is held, and the loop goes on degraded
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Release the lock. Safe to call twice."""

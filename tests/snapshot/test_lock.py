@@ -1,5 +1,6 @@
 """One daemon per state folder, across processes."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -53,6 +54,31 @@ def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     with pytest.raises(SnapshotError, match=r"state/lock: must be writable"):
         StateLock(tmp_path / "state")
+
+
+def test_a_full_disk_admits_a_daemon_whose_lock_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the PID cannot be written; what else needs room says so."""
+    StateLock(tmp_path).release()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        lock = StateLock(tmp_path)
+    with lock, pytest.raises(StateLockedError, match=r"process \(unknown\): stop"):
+        StateLock(tmp_path)
+
+
+def test_a_full_disk_without_a_lock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To choose another folder would not help."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(SnapshotError, match="No space left on device; free some space on its disk"):
+        StateLock(tmp_path)
 
 
 def test_a_link_in_the_locks_place_is_not_followed(tmp_path: Path) -> None:
