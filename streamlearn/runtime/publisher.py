@@ -30,7 +30,9 @@ class Throughput:
         self._marks: deque[tuple[float, int]] = deque()
 
     def update(self, now: float, tokens: int) -> float:
-        """The average up to `now`, when `tokens` have been trained on in all."""
+        """The average up to `now`, when `tokens` have been trained on in all; fewer than before after a rollback."""
+        if self._marks and tokens < self._marks[-1][1]:
+            self._marks.clear()
         self._marks.append((now, tokens))
         while len(self._marks) > 2 and now - self._marks[0][0] > SPEED_WINDOW_S:
             self._marks.popleft()

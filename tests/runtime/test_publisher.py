@@ -23,6 +23,15 @@ def test_throughput_is_an_average_over_its_window() -> None:
     assert len(throughput._marks) <= SPEED_WINDOW_S + 2
 
 
+def test_throughput_begins_anew_after_a_rollback() -> None:
+    """Tokens of steps that were taken back are no negative speed."""
+    throughput = Throughput()
+    throughput.update(0.0, 100_000)
+    throughput.update(10.0, 110_000)
+    assert throughput.update(12.0, 10_000) == 0.0
+    assert throughput.update(14.0, 10_200) == pytest.approx(100.0)
+
+
 def test_an_idle_daemon_has_no_speed_and_keeps_its_counts(make: Callable[..., Settings]) -> None:
     """Speed is of the phase, counts are of the run."""
     with opened(make([*records(9), RUBBISH])) as components:
