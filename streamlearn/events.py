@@ -18,6 +18,7 @@ class Event(StrEnum):
 
     DAEMON_STARTED = "daemon_started"
     DAEMON_STOPPED = "daemon_stopped"
+    DAEMON_FAILED = "daemon_failed"
     PROCESSES_JOINED = "processes_joined"
     STOP_REQUESTED = "stop_requested"
     DTYPE_CHOSEN = "dtype_chosen"

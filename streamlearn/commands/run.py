@@ -97,6 +97,11 @@ def run_daemon(
                 jobs.close()
     except StopEarly as stop:
         _log.info(Event.DAEMON_STOPPED, reason=str(stop), records=0)
+    except StreamlearnError:
+        raise
+    except Exception as error:  # an internal one: the interpreter prints its traceback and exits 1
+        _log.critical(Event.DAEMON_FAILED, error=type(error).__name__, exit_code=1)
+        raise
 
 
 def _train(
