@@ -248,6 +248,7 @@ class Daemon:
         self.state.account(assigned.batch, step, held_out | frozen)
         is_rolled_back = self.state.bad_in_a_row >= self.components.settings.learner.max_bad_batches
         if is_rolled_back:
+            self._publish(Phase.RUNNING, ready=True)  # counters have what is taken back now
             self._roll_back()
         self._publish(Phase.RUNNING, ready=True, step=step)
         if not is_rolled_back:

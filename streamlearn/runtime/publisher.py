@@ -11,6 +11,7 @@ from streamlearn.events import Event, get_logger
 from streamlearn.history.history import History
 from streamlearn.learner.learner import Step
 from streamlearn.publish.adapter_publisher import AdapterPublisher
+from streamlearn.runtime.process_counter import ProcessCounter
 from streamlearn.runtime.run_state import RunState
 from streamlearn.status.board import Board
 from streamlearn.status.status import PartitionStatus, Phase, RequestCount, Status
@@ -59,6 +60,7 @@ class Publisher:
         self._versions = versions
         self._trackers = trackers
         self._throughput = Throughput()
+        self._counter = ProcessCounter()
         self._logged_at = 0.0
 
     def publish(
@@ -115,6 +117,7 @@ class Publisher:
             job_seconds=state.job_seconds,
             requests=tuple(RequestCount(*how, number) for how, number in sorted(requests.items())),
         )
+        status = replace(status, counts=self._counter.update(status))
         self._board.publish(status)
         if step is not None:
             self._log_step(step, status, now)

@@ -6,22 +6,26 @@ from itertools import product
 from prometheus_client.metrics_core import Metric
 
 from streamlearn.serve.metric_families import counter, counters, gauge, gauges
+from streamlearn.status.process_counts import ProcessCounts
 from streamlearn.status.status import ANSWERED_BY, SHIFT_KINDS, AdaptationStatus, Status
 
 
-def adaptation_metrics(adaptation: AdaptationStatus) -> Iterator[Metric]:
+def adaptation_metrics(status: Status) -> Iterator[Metric]:
     """What is known of the stream's regimes."""
-    yield from _regimes(adaptation)
-    yield from _holdout(adaptation)
+    yield from _shifts(status.counts)
+    yield from _regimes(status.adaptation)
+    yield from _holdout(status.adaptation)
 
 
-def _regimes(adaptation: AdaptationStatus) -> Iterator[Metric]:
+def _shifts(counts: ProcessCounts) -> Iterator[Metric]:
     detected = (
         "Detected shifts of the stream, by kind: inputs (another regime) and answers (concept drift); the first regime "
         "is not counted."
     )
-    shifts = [([kind], adaptation.num_shifts.get(kind, 0)) for kind in SHIFT_KINDS]
-    yield counters("shifts", detected, ["kind"], shifts)
+    yield counters("shifts", detected, ["kind"], [([kind], counts.shifts.get(kind, 0)) for kind in SHIFT_KINDS])
+
+
+def _regimes(adaptation: AdaptationStatus) -> Iterator[Metric]:
     yield gauge("regimes", "Remembered regimes.", len(adaptation.regimes))
     current = adaptation.current.number if adaptation.current else None
     yield gauge("current_regime", "Number of the regime that the stream is in.", current)

@@ -23,8 +23,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class StatusCollector(Collector):
     """Converts the current status to metric families, in the order of the data's way.
 
-    Counters are over the learner's lifetime. They decrease after a crash or a rollback, which Prometheus treats as a
-    counter reset. Moments are Unix time, as `time()` of a query is; their age is measured by the monotonic clock.
+    Counters begin at zero with the process and never fall: Prometheus takes a fall for a reset to zero, and would add
+    all that the run ever did. The run's totals, which a crash or a rollback takes back, are gauges. Moments are Unix
+    time, as `time()` of a query is; their age is measured by the monotonic clock.
     """
 
     def __init__(self, board: Board, jobs: JobQueue, clock: Clock) -> None:
@@ -38,7 +39,7 @@ class StatusCollector(Collector):
         yield from self._health(status)
         yield from _stream(status)
         yield from self._progress(status)
-        yield from adaptation_metrics(status.adaptation)
+        yield from adaptation_metrics(status)
         yield from _snapshots(status)
         yield from request_metrics(status)
         yield from self._jobs_waiting(status)
@@ -59,16 +60,18 @@ class StatusCollector(Collector):
         yield gauge("heartbeat_timestamp_seconds", beat, self._clock.wall() - self._board.heartbeat_age_s)
 
     def _progress(self, status: Status) -> Iterator[Metric]:
-        yield counter("steps", "Optimizer updates.", status.step)
+        counts = status.counts
+        yield counter("steps", "Optimizer updates.", counts.steps)
         last = "When this process made its last optimizer update, Unix time; absent before the first."
         yield gauge("last_step_timestamp_seconds", last, self._unix_time(status.last_step_at))
         yield histogram("step_seconds", "Duration of a training step, from batch to update.", status.step_seconds)
-        yield counter("records_trained", "Records that an update was made from.", status.records_trained)
+        yield counter("records_trained", "Records that an update was made from.", counts.records_trained)
         held_out = "Records kept out of training: to measure forgetting, or because their regime is frozen."
-        yield counter("records_held_out", held_out, status.records_held_out)
-        yield counter("tokens_trained", "Tokens of records trained on.", status.tokens_trained)
+        yield counter("records_held_out", held_out, counts.records_held_out)
+        yield counter("tokens_trained", "Tokens of records trained on.", counts.tokens_trained)
         refusals = "Updates refused because the loss or a gradient was not finite."
-        yield counter("update_refusals", refusals, status.update_refusals)
+        yield counter("update_refusals", refusals, counts.update_refusals)
+        yield from _run_totals(status)
         loss = "Prequential loss of the last batch (before its update), nats per token."
         yield gauge("prequential_loss_nats", loss, status.loss)
         smoothed = "Prequential loss smoothed over recent batches, nats per token."
@@ -107,9 +110,22 @@ def _stream(status: Status) -> Iterator[Metric]:
     yield gauges("position_offset", position, labels, [(origin, row.position) for origin, row in rows])
     lag = "Records between the position and the end of the partition's log; absent while unknown."
     yield gauges("lag_records", lag, labels, [(origin, row.lag) for origin, row in rows])
-    reasons = [*Reason, *sorted(status.dead_letters.keys() - set(Reason))]
-    dead = [([reason], status.dead_letters.get(reason, 0)) for reason in reasons]
+    counts = status.counts.dead_letters
+    reasons = [*Reason, *sorted(counts.keys() - set(Reason))]
+    dead = [([reason], counts.get(reason, 0)) for reason in reasons]
     yield counters("records_dead_lettered", "Records set aside as unusable, by reason.", ["reason"], dead)
+
+
+def _run_totals(status: Status) -> Iterator[Metric]:
+    """What the run did in all its processes, less what was taken back."""
+    yield gauge("run_steps", "Optimizer updates of the run, across restarts; a rollback takes some back.", status.step)
+    records = "Records of the run, across restarts, by what became of them; a rollback takes some back."
+    outcomes = {
+        "trained": status.records_trained,
+        "held_out": status.records_held_out,
+        "dead_lettered": status.records_dead_lettered,
+    }
+    yield gauges("run_records", records, ["outcome"], [([outcome], number) for outcome, number in outcomes.items()])
 
 
 def _snapshots(status: Status) -> Iterator[Metric]:

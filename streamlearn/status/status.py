@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from streamlearn.status.field_docs import FIELD_DOCS
 from streamlearn.status.history_status import HistoryStatus
+from streamlearn.status.process_counts import ProcessCounts
 from streamlearn.status.publication_status import PublicationStatus
 from streamlearn.status.timing import Timing
 from streamlearn.status.tracker_status import TrackerStatus
@@ -225,7 +226,7 @@ class Status:
     """The daemon at one moment.
 
     Counts are over the learner's lifetime: a restart continues them, and a crash or a rollback resets them to the
-    snapshot's values. Timings are of this process.
+    snapshot's values. Timings and `counts` are of this process.
     """
 
     phase: Phase
@@ -257,6 +258,8 @@ class Status:
     """Unusable records, by reason."""
     update_refusals: int = 0
     """Updates skipped because the loss or a gradient was not finite."""
+    counts: ProcessCounts = field(default_factory=ProcessCounts)
+    """What this process did; for counters, which must not fall."""
     adaptation: AdaptationStatus = AdaptationStatus()
     publication: PublicationStatus | None = None
     """None unless regimes are published."""

@@ -32,6 +32,7 @@ from streamlearn.serve.app import create_app
 from streamlearn.serve.schemas import SnapshotRow
 from streamlearn.settings import ServeSettings
 from streamlearn.status.board import Board, Clock
+from streamlearn.status.process_counts import ProcessCounts
 from streamlearn.status.status import (
     AdaptationStatus,
     FallbackStatus,
@@ -126,6 +127,15 @@ RUNNING = Status(
     loss_smoothed=2.75,
     dead_letters={Reason.NOT_JSON: 3, Reason.EMPTY: 1},
     update_refusals=1,
+    counts=ProcessCounts(
+        steps=40,
+        records_trained=320,
+        records_held_out=12,
+        tokens_trained=8500,
+        update_refusals=1,
+        dead_letters={Reason.NOT_JSON: 2},
+        shifts={"inputs": 1},
+    ),
     adaptation=ADAPTATION,
     partitions=(
         PartitionStatus(TopicPartition("orders", 0), position=200, lag=7),
