@@ -21,7 +21,8 @@ class StopSignals:
 
     1. While modules are imported, nothing is open or written yet: the process exits 0 at once.
     2. While components are opened (`raise_on_signal` was called): StopEarly is raised, so that they are closed again.
-    3. While the loop runs (`call_on_signal` was called): it ends after its step, with a snapshot.
+    3. While the loop runs (`call_on_signal` was called): it ends after its step, with a snapshot. So it does at once if
+       the StopEarly of a signal that came before was lost: Python drops what is raised in a finaliser.
 
     A second SIGTERM or SIGINT ends the process at once, without a snapshot. A second SIGHUP is ignored: a terminal that
     is closed may send two, one from the shell and one from the kernel.
@@ -29,6 +30,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._on_signal: Callable[[str], object] = _exit_cleanly  # 1.
+        self._received: str | None = None
         self._terminals: list[int] = []
 
     @contextmanager
@@ -48,15 +50,18 @@ class StopSignals:
         self._on_signal = _raise_stop_early
 
     def call_on_signal(self, stop: Callable[[str], object]) -> None:
-        """From now on, call `stop` with the signal's name."""
+        """From now on, call `stop` with the signal's name; at once if a signal came before."""
         self._on_signal = stop
+        if self._received is not None:
+            stop(self._received)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
         signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
         if number == signal.SIGHUP:
             self._detach_closed_terminals()
-        self._on_signal(signal.Signals(number).name)
+        self._received = signal.Signals(number).name
+        self._on_signal(self._received)
 
     def _detach_closed_terminals(self) -> None:
         """Send output to /dev/null where its terminal is gone: a write there would fail before the snapshot."""

@@ -47,6 +47,23 @@ def test_the_loop_receives_the_name_of_the_signal(number: signal.Signals) -> Non
     assert received == [number.name]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_a_finaliser_swallowed_stops_the_loop() -> None:
+    """While components are opened, Python drops what is raised in `__del__`; the loop is stopped at once."""
+    signals = StopSignals()
+    received: list[str] = []
+
+    class Finalised:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with signals.installed():
+        signals.raise_on_signal()
+        Finalised()
+        signals.call_on_signal(received.append)
+    assert received == ["SIGTERM"]
+
+
 def test_a_second_hangup_does_not_interrupt_the_snapshot() -> None:
     """A closed terminal may send two: one from the shell, one from the kernel."""
     signals, received = StopSignals(), list[str]()
