@@ -6,9 +6,9 @@ has locked it), the snapshot. Only then are weights loaded and the stream opened
 
 import os
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import torch
@@ -133,7 +133,7 @@ class Components:
         self.source = opened.enter_context(closing(open_source(settings.source)))
         decoding = None
         if self.model.backbone.vision is not None and _has_spare_core(self.model.backbone.device):
-            decoding = opened.enter_context(ThreadPoolExecutor(1, thread_name_prefix="decode"))
+            decoding = opened.enter_context(decoding_thread())
         durable = Durable(self.store, self.journal, self.crash_guard, self.controls, sink, self.source)
         self.history = History(Clock())
         self.checkpoint = Checkpoint(
@@ -170,6 +170,16 @@ class Components:
             asked = RollBack(before.rolling_back_to, tuple(map(str, before.skipped)))
             message = f"finished by the next start; moved aside: {', '.join(moved) or 'nothing more'}"
             self.audit.write(asked.name, asked.arguments, Requester.of_this_process(), Result.DONE, message=message)
+
+
+@contextmanager
+def decoding_thread() -> Iterator[Executor]:
+    """A thread that decodes ahead; the end of the block waits for the record under way and drops what waits."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="decode")
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 def _has_spare_core(device: torch.device) -> bool:

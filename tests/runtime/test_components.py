@@ -1,13 +1,15 @@
 """What a start checks, in which order, and that a refused start leaves nothing open."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from streamlearn.errors import ConfigError, SourceError
-from streamlearn.runtime.components import Components
+from streamlearn.runtime.components import Components, decoding_thread
 from streamlearn.settings import Settings
 from streamlearn.snapshot.lock import StateLock
 from tests.runtime.test_daemon import backbone, make, records
@@ -54,3 +56,19 @@ def test_numpy_computes_on_one_thread_until_it_is_closed(make: Callable[..., Set
         assert threads() == {1}
         components.close()
         assert threads() == {2}
+
+
+def test_a_stop_waits_for_no_record_that_only_waits_to_be_decoded() -> None:
+    """Hundreds of images may be read ahead; the one under way is finished."""
+    begun, done = Event(), list[int]()
+
+    def decode(number: int) -> None:
+        begun.set()
+        time.sleep(0.1)
+        done.append(number)
+
+    with decoding_thread() as executor:
+        for number in range(20):
+            executor.submit(decode, number)
+        begun.wait()
+    assert done in ([0], [0, 1])
