@@ -372,7 +372,12 @@ def test_a_publication_under_way_is_given_up_at_a_rollback(
             patched.setattr(owner, step, _once(roll_back, getattr(owner, step)))
             written: list[Publication] = []
             write = Publication.write
-            patched.setattr(Publication, "write", lambda self, *args: (written.append(self), write(self, *args)))
+
+            def noted(self: Publication, *args: Any) -> Any:
+                written.append(self)
+                return write(self, *args)
+
+            patched.setattr(Publication, "write", noted)
             publisher.notify(store.folder / last)
             _serve_until(publisher, lambda: bool(written) and written[-1].snapshot == first)
             assert [(each.snapshot, each.adapters) for each in written] == [(first, ())]
