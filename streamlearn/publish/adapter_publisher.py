@@ -54,6 +54,8 @@ from streamlearn.status.publication_status import PublicationStatus, RegimePubli
 RETRY_S = 5.0
 """Time between two looks at what is pending, where there are no replicas."""
 UPLOAD_RETRY_S = 60.0
+STOP_S = 60.0
+"""Maximum time for what is under way when the daemon stops; systemd waits 90 s for all of it."""
 
 _log = get_logger("publish")
 
@@ -107,6 +109,7 @@ class AdapterPublisher:
         """Versions of later steps are withdrawn before anything else is published."""
         self._wake = threading.Event()
         self._stopping = threading.Event()
+        self._is_abandoned = False
         self._publication = _newest(targets.folder.folder)
         self._routing = [] if self._publication is None else [self._publication.routing]
         """Routing states that are kept: gateways may still be reading the one before the newest."""
@@ -158,12 +161,18 @@ class AdapterPublisher:
         return (self._pending is None and not self._wake.is_set()) or self._status.fault is not None
 
     def close(self) -> None:
-        """Stop; what was not published is tested again after the next start. Safe to call twice."""
+        """Stop; what was not published is tested again after the next start. Safe to call twice.
+
+        Waits at most `STOP_S` for a replica, the hub or the disk; then what was under way is given up.
+        """
         self._stopping.set()
         self._wake.set()
         self.scoring.close()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(STOP_S)
+        if self._thread.is_alive():
+            self._is_abandoned = True
+            _log.warning(Event.PUBLICATION_FAILED, fault=f"given up: it did not end within {STOP_S:g} s of the stop")
         self._targets.replicas.close()
 
     def _work(self) -> None:
@@ -178,6 +187,8 @@ class AdapterPublisher:
 
     def _attempt(self, part: Callable[[], str | None]) -> str | None:
         """Do one part of a turn. Returns what is wrong; the other parts are done all the same."""
+        if self._is_abandoned:
+            raise PublishingStoppedError("the daemon has stopped")
         try:
             return part()
         except PublishingStoppedError:
@@ -263,9 +274,9 @@ class AdapterPublisher:
         return None
 
     def _is_undone(self, step: int) -> bool:
-        """Whether the run went back to before this step since the turn began."""
+        """Whether the run went back to before this step since the turn began, or ended without waiting."""
         with self._lock:
-            return step > self._last_step
+            return self._is_abandoned or step > self._last_step
 
     def _published(self) -> dict[int, Version]:
         """Versions of this run that the newest publication names, by regime."""

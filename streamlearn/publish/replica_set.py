@@ -1,8 +1,13 @@
-"""All replicas: each is asked on its own, side by side, so that one that hangs delays no other."""
+"""All replicas: each is asked on its own, side by side, so that one that hangs delays no other.
+
+The threads are daemons: one that waits for a replica does not keep the process from ending.
+"""
 
 import re
+import threading
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from typing import TypeVar
 
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, get_logger
@@ -10,6 +15,8 @@ from streamlearn.publish.replica import Replica, ReplicaAwayError, ReplicaRefuse
 from streamlearn.status.publication_status import ReplicaStatus
 
 _log = get_logger("publish")
+
+Answer = TypeVar("Answer")
 
 
 class ReplicaSet:
@@ -27,7 +34,6 @@ class ReplicaSet:
         self._replicas = replicas
         self._folder_of = folder_of
         self._our_name = re.compile(rf"{re.escape(name)}-regime-[1-9][0-9]*@[0-9A-Za-z]+")
-        self._pool = ThreadPoolExecutor(max(len(replicas), 1), thread_name_prefix="publish-replica")
         self.status: tuple[ReplicaStatus, ...] = tuple(ReplicaStatus(each.url, False, 0, 0) for each in replicas)
 
     def fault_of_loading(self, names: Collection[str]) -> str | None:
@@ -38,7 +44,7 @@ class ReplicaSet:
         """
         if not (names and self._replicas):
             return None
-        faults = list(self._pool.map(lambda replica: self._load(replica, names), self._replicas))
+        faults = _side_by_side(lambda replica: self._load(replica, names), self._replicas)
         refused = [str(fault) for fault in faults if isinstance(fault, ReplicaRefusedError)]
         if refused:
             return refused[0]
@@ -47,7 +53,7 @@ class ReplicaSet:
     def reconcile(self, wanted: Collection[str], draining: Collection[str] = ()) -> None:
         """Give each replica what it lacks of `wanted`, and unload what is ours and neither wanted nor draining."""
         before = self.status
-        self.status = tuple(self._pool.map(lambda replica: self._reconcile(replica, wanted, draining), self._replicas))
+        self.status = tuple(_side_by_side(lambda replica: self._reconcile(replica, wanted, draining), self._replicas))
         for old, new in zip(before, self.status, strict=True):
             if new.is_up and not old.is_up:
                 _log.info(Event.REPLICA_REACHED, url=new.url, loaded=new.loaded, wanted=new.wanted)
@@ -57,8 +63,7 @@ class ReplicaSet:
                 _log.warning(Event.REPLICA_REFUSED, url=new.url, fault=new.fault)
 
     def close(self) -> None:
-        """Close all connections."""
-        self._pool.shutdown()
+        """Close all connections. A replica that is being asked is not waited for."""
         for replica in self._replicas:
             replica.close()
 
@@ -86,3 +91,18 @@ class ReplicaSet:
         except ReplicaRefusedError as error:
             return ReplicaStatus(replica.url, True, len(loaded & set(wanted)), len(wanted), str(error))
         return ReplicaStatus(replica.url, True, len(wanted), len(wanted))
+
+
+def _side_by_side(ask: Callable[[Replica], Answer], replicas: Sequence[Replica]) -> list[Answer]:
+    """Ask each replica in a thread of its own, and wait for all answers."""
+    answers: list[Future[Answer]] = [Future() for _ in replicas]
+    for replica, answer in zip(replicas, answers, strict=True):
+        threading.Thread(target=_answer, args=(ask, replica, answer), name="publish-replica", daemon=True).start()
+    return [answer.result() for answer in answers]
+
+
+def _answer(ask: Callable[[Replica], Answer], replica: Replica, answer: Future[Answer]) -> None:
+    try:
+        answer.set_result(ask(replica))
+    except Exception as error:  # noqa: BLE001 - it is raised where the answer is waited for
+        answer.set_exception(error)

@@ -1,6 +1,7 @@
 """The publisher beside a running daemon: what reaches the folder and the replicas, and what does not."""
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from streamlearn.errors import ConfigError, PublicationError, UsageError
 from streamlearn.events import Event
 from streamlearn.export.plain_lora_adapter import PlainLoraAdapter
 from streamlearn.learner.evaluation import run_to_end, score
+from streamlearn.publish import adapter_publisher
 from streamlearn.publish.publication import Publication
 from streamlearn.publish.publication_files import PublicationFiles
 from streamlearn.runtime.components import Components
@@ -254,6 +256,34 @@ def test_replicas_are_looked_after_while_publishing_fails(
             stub.start()
             _serve_until(publisher, lambda: set(stub.loaded) == {name})
             assert publisher.status.fault == "No space left on device"
+
+
+def test_a_replica_that_hangs_is_given_up_when_the_daemon_stops(
+    make: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it would have loaded is published after the next start, not by the process that has ended."""
+    monkeypatch.setattr(adapter_publisher, "STOP_S", 0.1)
+    asked, answered = threading.Event(), threading.Event()
+
+    def hang(_: Any) -> None:
+        asked.set()
+        answered.wait(WAIT_S)
+
+    settings = make(stream("animals", per_task=110), **SNAPSHOTS, **publishing(tmp_path))
+    with opened(settings) as components:
+        publisher = components.publisher
+        assert publisher is not None
+        monkeypatch.setattr(publisher._targets.replicas, "fault_of_loading", hang)
+        daemon = daemon_of(components)
+        daemon.save()
+        daemon._start_publishing()
+        assert asked.wait(WAIT_S)
+        with capture_logs() as logs:
+            publisher.close()
+        assert [row["fault"][:8] for row in logs] == ["given up"]
+        answered.set()
+        publisher._thread.join(WAIT_S)
+    assert not (tmp_path / "published" / "publication.json").exists()
 
 
 def test_what_was_replaced_is_unloaded_after_a_while(make: Callable[..., Settings], tmp_path: Path) -> None:

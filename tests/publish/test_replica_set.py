@@ -1,5 +1,7 @@
 """Replicas get what they lack, one by one, and a replica that is away delays and spoils nothing."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,24 @@ from streamlearn.events import Event
 from streamlearn.publish.replica import Replica, ReplicaRefusedError
 from streamlearn.publish.replica_set import ReplicaSet
 from tests.publish.stub_replica import StubReplica, replicas
+
+HANGING = """
+import threading
+from streamlearn.publish.replica import Replica
+from streamlearn.publish.replica_set import ReplicaSet
+
+asked = threading.Event()
+
+class Hanging(Replica):
+    def loaded(self):
+        asked.set()
+        threading.Event().wait()
+
+fleet = ReplicaSet([Hanging("http://127.0.0.1:1", key=None, timeout_s=1.0)], str, "s")
+threading.Thread(target=fleet.reconcile, args=([],), daemon=True).start()
+asked.wait()
+fleet.close()
+"""
 
 
 @pytest.fixture
@@ -94,6 +114,11 @@ def test_a_refusal_is_reported_with_what_to_do(fleet: ReplicaSet, stubs: list[St
     fleet.reconcile(["s-regime-1@10"])
     assert [row.is_up for row in fleet.status] == [True, True]
     assert [row.fault is None for row in fleet.status] == [False, True]
+
+
+def test_a_replica_that_hangs_does_not_keep_the_process_from_ending() -> None:
+    """The interpreter waits for no thread that waits for an answer."""
+    subprocess.run([sys.executable, "-c", HANGING], check=True, timeout=60.0)
 
 
 def test_a_wrong_key_is_refused_and_a_right_one_is_sent(stubs: list[StubReplica]) -> None:
