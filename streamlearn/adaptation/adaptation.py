@@ -265,8 +265,9 @@ class Adaptation:
         Only while `is_settled`. The batches that wait are assigned again, as if the regime had never been.
         """
         assert self._trained is not None, "a regime is under way"
-        number, is_current = self.numbers.pop(slot), slot == self.current
-        self.current = None if is_current else self.current
+        number = self.numbers.pop(slot)
+        if slot == self.current:
+            self.current = None
         self.controls.drop(number)
         self.suspected = [each for each in self.suspected if each.slot != slot]
         self.undivided = [each for each in self.undivided if slot != each.slot and number != each.parent]
