@@ -11,9 +11,9 @@ run: .venv/.ready
 demo: .venv/.ready
 	@$(BIN)/python configs/container/demo.py
 
-# Two tests at a time with one thread each: most of them wait for a process or a broker that they started.
+# Three tests at a time with one thread each, also on two cores: most of them wait for a process or a broker that they started.
 test: lint
-	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist worksteal
 
 # About half an hour on two cores. Needs KAFKA_HOME and ../shared; writes docs/forgetting_sequential.json and
 # docs/forgetting_interleaved.json.
