@@ -50,7 +50,7 @@ def _claim(claim: Mapping[str, Any]) -> str:
 
 
 def _ablations(ablations: Sequence[Mapping[str, Any]]) -> str:
-    by_effect = {each: [a["ablation"] for a in ablations if a["effect"] == each] for each in Effect}
+    by_effect = {each: [f'"{a["ablation"]}"' for a in ablations if a["effect"] == each] for each in Effect}
     parts = [f"{each}: {_list(names)}" for each, names in by_effect.items() if names]
     return f"What each ablation removes or changes, by the intervals of AP and BWT - {'; '.join(parts)}."
 

@@ -14,7 +14,7 @@ def test_sentences_name_the_methods_by_verdict() -> None:
         "streamlearn forgets less than each baseline: holds against lora (1 of 1). No comparison"
     )
     assert lines[1].startswith("AP of streamlearn is at most 0.02 below each ceiling's: not measured.")
-    assert "earns: heads 1" in lines[-2]
+    assert 'earns: "heads 1"' in lines[-2]
     assert lines[-1].startswith("These verdicts rest on 4 intervals of 95 %; if no method differed")
     table = cases_table(summary)
     assert table is not None
