@@ -11,7 +11,7 @@ run: .venv/.ready
 demo: .venv/.ready
 	@$(BIN)/python configs/container/demo.py
 
-# Three tests at a time with one thread each, also on two cores: most of them wait for a process or a broker that they started.
+# Three tests at a time with one thread each, on two cores too: many wait for a process or a broker that they started.
 test: lint
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist worksteal
 
