@@ -84,20 +84,24 @@ def _by_one_kernel(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """All records at once, B = 1, by flash attention's kernel for sequences of different lengths: (1, T, H, E)."""
-    query_THE, key_TGE, value_TGE = (x[0].transpose(0, 1).contiguous() for x in (query_BHTE, key_BGTE, value_BGTE))
+    """All records at once, B = 1, by flash attention's kernel for sequences of different lengths: (1, T, H, E).
+
+    Keys and values are repeated for the query heads that share them: torch 2.11 takes no groups here.
+    """
+    queries_per_key = query_BHTE.shape[1] // key_BGTE.shape[1]
+    key_BHTE, value_BHTE = (x.repeat_interleave(queries_per_key, 1) for x in (key_BGTE, value_BGTE))
+    query_THE, key_THE, value_THE = (x[0].transpose(0, 1).contiguous() for x in (query_BHTE, key_BHTE, value_BHTE))
     ends = records.ends_on(query_BHTE.device)
     output = varlen_attn(
         query_THE,
-        key_TGE,
-        value_TGE,
+        key_THE,
+        value_THE,
         ends,
         ends,
         records.longest,
         records.longest,
         scale=scaling,
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),  # to the left, besides the token itself
-        enable_gqa=query_THE.shape[1] != key_TGE.shape[1],
     )
     assert isinstance(output, Tensor), "the scores' sums were not asked for"
     return output[None]
