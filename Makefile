@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run demo test lint alerts evidence fleet exact page crash crash-states crash-mutations crash-calls crash-stops crash-ranks
+.PHONY: run demo test test-long lint alerts evidence fleet exact page crash crash-states crash-mutations crash-calls crash-stops crash-ranks
 run: .venv/.ready
 	@rm -rf build/quickstart
 	@$(BIN)/streamlearn run --config configs/quickstart.yaml --segment-by task
@@ -14,6 +14,10 @@ demo: .venv/.ready
 # Three tests at a time with one thread each, on two cores too: many wait for a process or a broker that they started.
 test: lint
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist worksteal
+
+# Further variants of the tests, some ten minutes: other presets, moments of death, dtypes.
+test-long: .venv/.ready
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m long --numprocesses 3 --dist worksteal
 
 # About half an hour on two cores. Needs KAFKA_HOME and ../shared; writes docs/forgetting_sequential.json and
 # docs/forgetting_interleaved.json.

@@ -32,6 +32,7 @@ from tests.adaptation.shifting_streams import (
     tensors_of,
 )
 from tests.runtime.test_daemon import opened
+from tests.variants import variants
 
 
 def assert_two_deaths_change_nothing(settings: Settings, whole: dict[str, Tensor], records: int) -> None:
@@ -58,7 +59,7 @@ def die_after(monkeypatch: pytest.MonkeyPatch, due: list[int]) -> None:
 
 
 @pytest.mark.parametrize("where", ["probe", "close", "open", "enter"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("shape", variants(SHAPES, short=["adapter of its own"]))
 def test_a_death_at_a_shift_changes_no_bit(
     make: Callable[..., Settings],
     undisturbed: Callable[..., dict[str, Tensor]],

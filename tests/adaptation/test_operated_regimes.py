@@ -21,6 +21,7 @@ from streamlearn.stream.decode import Example
 from tests.adaptation.operated import Act, adapter, assert_consistent, operate
 from tests.adaptation.shifting_streams import PER_TASK, SHAPES, differences, mixed, run, stream
 from tests.runtime.test_daemon import daemon_of, opened
+from tests.variants import variants
 
 STEPS = PER_TASK // 4  # of one task
 
@@ -323,7 +324,7 @@ def test_what_is_undecided_about_a_dropped_regime_is_forgotten(make: Callable[..
     assert adaptation.undivided == []
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("shape", variants(SHAPES, short=["adapter of its own", "one adapter"]))
 def test_deaths_around_an_operators_acts_change_no_bit(make: Callable[..., Settings], shape: dict[str, Any]) -> None:
     """Killed after each act and some steps later: every tensor and count ends as in an uninterrupted run."""
     lines = [*stream("animals", "sums"), *in_turns("animals", "sums", per_task=30), *stream("cities", per_task=30)]
@@ -353,7 +354,7 @@ def regimes_of(components: Components) -> dict[str, Any]:
     return {**values, "forgetting": None, "entries": [{**entry, **timed} for entry in values["entries"]]}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", variants(range(3), short=["0"]))
 def test_random_acts_break_nothing_and_are_replayed(make: Callable[..., Settings], seed: int) -> None:
     """With few slots: slots, numbers, hold-outs and adapters agree after every step, and deaths change no bit."""
     rng = Random(seed)

@@ -21,6 +21,7 @@ from streamlearn.stream.batch import Batch
 from tests.adaptation.shifting_streams import PER_TASK, differences, run, stream
 from tests.adaptation.test_bit_equality import assert_two_deaths_change_nothing, die_after
 from tests.runtime.test_daemon import daemon_of, opened
+from tests.variants import variants
 
 
 def disguised() -> list[bytes]:
@@ -67,7 +68,9 @@ def test_a_true_return_is_not_refused(make: Callable[..., Settings]) -> None:
     ]
 
 
-@pytest.mark.parametrize("steps", [0, 1, 3], ids=["before", "right after", "after its declaration"])
+@pytest.mark.parametrize(
+    "steps", variants({"before": 0, "right after": 1, "after its declaration": 3}, short=["right after"])
+)
 def test_a_death_around_a_refusal_changes_no_bit(
     make: Callable[..., Settings],
     undisturbed: Callable[..., dict[str, Tensor]],

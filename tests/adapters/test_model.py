@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from streamlearn.adapters import SHAPES, Bank, HeadLoraConfig, attach, banks, resolve
 from streamlearn.errors import ConfigError
 from streamlearn.settings import AdapterSettings
+from tests.variants import variants
 
 ARCHITECTURES = ("qwen3", "llama", "mistral", "gemma")
 IDS = torch.arange(24).view(2, 12) * 5 % 61
@@ -101,7 +102,7 @@ torch.save({"logits": logits(model), "state": state}, sys.argv[3])
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", variants(["float32", "bfloat16"], short=["bfloat16"]))
 def test_loads_bit_for_bit_in_a_fresh_process(tmp_path: Path, dtype: str) -> None:
     """PeftModel.from_pretrained restores weights and output, also with a bf16 backbone."""
     adapted = attach(backbone(dtype=getattr(torch, dtype)), HeadLoraConfig(), seed=1)

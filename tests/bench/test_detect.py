@@ -147,6 +147,7 @@ def test_a_folder_without_tasks_is_refused(tmp_path: Path) -> None:
         read_tasks(tmp_path)
 
 
+@pytest.mark.long
 def test_runs_on_any_folder_of_task_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole benchmark on four small tasks, as JSON and as a table."""
     subjects = ["river stone", "engine wheel", "violin string", "pepper salt"]

@@ -43,6 +43,7 @@ def test_the_result_is_shown_and_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
+@pytest.mark.long
 def test_a_run_learns_and_scores() -> None:
     """A process of its own returns what this one computes."""
     options = {"kind": "int8", "seed": 0, "records": 16, "backbone": None}

@@ -13,6 +13,7 @@ from streamlearn.errors import Reason
 from streamlearn.snapshot.store import SnapshotStore
 from tests.crash.killers import MAGIC, MAGIC_TOKEN
 from tests.doubles import tiny_backbone
+from tests.variants import variants
 
 GOOD = 21
 CRASHING = {
@@ -21,7 +22,7 @@ CRASHING = {
 }
 
 
-@pytest.mark.parametrize("where", list(CRASHING))
+@pytest.mark.parametrize("where", variants(CRASHING.keys(), short=["training"]))
 def test_a_record_that_crashes_the_process_is_dead_lettered_after_three_crashes(tmp_path: Path, where: str) -> None:
     """Three processes end with the same signal; the fourth learns all other records and writes one dead letter."""
     rows: list[Any] = [{"prompt": f"say {i}", "completion": f" {i * i}"} for i in range(GOOD)]

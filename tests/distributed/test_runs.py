@@ -60,6 +60,7 @@ def test_a_configuration_error_is_the_leaders(daemon: RanksProcess) -> None:
     assert told.count("streamlearn: adapter.num_heads") == 1, told
 
 
+@pytest.mark.long
 def test_one_process_has_nothing_to_divide(daemon: RanksProcess) -> None:
     """`backbone.shard` without torchrun is an error that says so."""
     daemon.config.write_text(daemon.config.read_text().replace("dtype: float32", "dtype: float32\n  shard: true"))

@@ -115,6 +115,7 @@ def test_killed_five_times_the_final_state_equals_an_uninterrupted_run(
     assert trained, "the comparison would be empty if nothing had been learned"
 
 
+@pytest.mark.long
 def test_three_partitions_killed_five_times_keep_an_exact_ledger(
     broker: Broker, records: list[bytes], backbone: Path, tmp_path: Path, daemons: list[DaemonProcess]
 ) -> None:

@@ -84,6 +84,7 @@ def ask(daemon: DaemonProcess) -> tuple[dict[str, Any], dict[str, Any]]:
     return evaluated.json(), generated.json()
 
 
+@pytest.mark.long
 def test_killed_three_times_the_final_state_equals_an_uninterrupted_run(
     broker: Broker, backbone: Path, tmp_path: Path, daemons: list[DaemonProcess]
 ) -> None:

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import streamlearn.adapters  # noqa: F401 - registers the adapter type with PEFT
 from tests.doubles import tiny_backbone
 from tests.end_to_end.process import DaemonProcess, ForkedDaemon
+from tests.variants import variants
 
 QUESTIONS = [{"prompt": f"what is {i}?", "completion": f" {i} is {i}"} for i in range(12)]
 
@@ -34,7 +35,7 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_backbone(tmp_path_factory.mktemp("backbone"))
 
 
-@pytest.fixture(params=["streamlearn", "mh-moe"])
+@pytest.fixture(params=variants(["streamlearn", "mh-moe"], short=["streamlearn"]))
 def daemon(request: pytest.FixtureRequest, tmp_path: Path, backbone: Path) -> Iterator[DaemonProcess]:
     """A daemon that follows a file of 40 records, without look-ahead."""
     lines = tmp_path / "stream.jsonl"

@@ -88,7 +88,13 @@ def learned(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Setting
     return settings
 
 
-@pytest.mark.parametrize(("form", "load"), [("peft", LOAD_PEFT), ("merged", LOAD_MERGED)], ids=["peft", "merged"])
+@pytest.mark.parametrize(
+    ("form", "load"),
+    [
+        pytest.param("peft", LOAD_PEFT, id="peft"),
+        pytest.param("merged", LOAD_MERGED, id="merged", marks=pytest.mark.long),
+    ],
+)
 def test_stock_libraries_compute_what_the_daemon_computes(
     learned: Settings, backbone: Path, tmp_path: Path, form: str, load: str
 ) -> None:

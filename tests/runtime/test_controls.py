@@ -41,6 +41,7 @@ from streamlearn.stream.batch import Batch
 from tests.adaptation.conftest import backbone, maker
 from tests.adaptation.shifting_streams import Silent, differences, run, stream, tensors_of
 from tests.runtime.test_daemon import opened
+from tests.variants import variants
 
 __all__ = ["backbone"]
 
@@ -267,7 +268,12 @@ STEPS_OF_THE_PROTOCOL = {
 }
 
 
-@pytest.mark.parametrize("where", STEPS_OF_THE_PROTOCOL)
+@pytest.mark.parametrize(
+    "where",
+    variants(
+        STEPS_OF_THE_PROTOCOL.keys(), short=["while it is decided", "once it is decided", "once the journal is cut"]
+    ),
+)
 def test_a_death_within_a_rollback_leaves_the_old_run_or_the_rolled_back_one(
     make: Callable[..., Settings],
     monkeypatch: pytest.MonkeyPatch,

@@ -22,6 +22,7 @@ def test_what_lies_between_tensors_in_use_is_returned() -> None:
     assert all(bool((each == 1).all()) for each in kept[:10])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc keeps it")
 def test_tensors_are_returned_one_by_one() -> None:
     """In a process of its own, since it cannot be undone."""

@@ -23,6 +23,7 @@ from tests.adaptation.shifting_streams import differences, stream, tensors_of
 from tests.broker import Broker
 from tests.runtime.test_daemon import DieAt, StopAfter, daemon_of, opened
 from tests.stream.test_linger import SetClock
+from tests.variants import variants
 
 __all__ = ["backbone", "make"]
 
@@ -198,7 +199,7 @@ def undisturbed(
     return expected[partitions]
 
 
-@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("partitions", variants([1, 2], short=["2"]))
 @pytest.mark.parametrize(
     ("owner", "method", "after", "times"),
     [
@@ -237,7 +238,7 @@ def test_a_death_at_a_flush_changes_no_bit(
     assert differences(whole, tensors_of(components)) == []
 
 
-@pytest.mark.parametrize("every_records", [4, 40])
+@pytest.mark.parametrize("every_records", variants([4, 40], short=["4"]))
 @pytest.mark.parametrize(("partitions", "steps"), [(1, range(12, 21)), (2, range(14, 19))])
 def test_a_death_among_the_steps_of_a_flush_changes_no_bit(
     make: Callable[..., Settings],

@@ -13,6 +13,7 @@ import pytest
 from streamlearn.runtime.signals import STOPPING, StopEarly, StopSignals
 from tests.doubles import tiny_backbone
 from tests.end_to_end.process import DaemonProcess
+from tests.variants import variants
 
 START_S = 120.0
 NAMES = [number.name for number in STOPPING]
@@ -128,7 +129,7 @@ def daemon(tmp_path: Path, backbone: Path) -> Iterator[DaemonProcess]:
     daemon.end()
 
 
-@pytest.mark.parametrize("number", STOPPING, ids=NAMES)
+@pytest.mark.parametrize("number", variants(dict(zip(NAMES, STOPPING, strict=True)), short=["SIGTERM"]))
 def test_each_signal_ends_a_learning_daemon_with_a_snapshot(daemon: DaemonProcess, number: signal.Signals) -> None:
     """Exit 0, and the snapshot covers the last journalled step."""
     daemon.start()

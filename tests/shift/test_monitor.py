@@ -15,6 +15,7 @@ from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 from streamlearn.stream.record import Record, TopicPartition
 from tests.shift.streams import VOCAB_SIZE, batches, questions, stream
+from tests.variants import variants
 
 SETTINGS = ShiftSettings()
 SIZES = (8, 3, 0, 1, 20)
@@ -190,7 +191,7 @@ def flushed_batches(
     return assigned
 
 
-@pytest.mark.parametrize("lookahead", [0, 16])
+@pytest.mark.parametrize("lookahead", variants([0, 16], short=["16"]))
 @pytest.mark.parametrize("flushes", [(), (2, 11, 14, 15, 27)], ids=["steady", "flushed"])
 @pytest.mark.parametrize(
     ("examples", "max_regimes"),
