@@ -21,6 +21,7 @@ from streamlearn.events import Event, get_logger
 from streamlearn.learner.adapter_cache import AdapterCache
 from streamlearn.learner.learner import Learner
 from streamlearn.runtime.heap import return_freed_memory, return_freed_tensors
+from streamlearn.runtime.random_state import random_state, restore_random_state
 from streamlearn.runtime.run_state import RunState
 from streamlearn.settings import Settings
 from streamlearn.snapshot.part import SnapshotPart, adapter_part, optimizer_part, state_part
@@ -82,7 +83,7 @@ class Model:
     def parts(self) -> list[SnapshotPart]:
         """The parts of a snapshot: everything that the next step depends on besides the position."""
         learner = self.learner
-        state = state_part({**learner.state(), **self.adaptation.state(), "rng.torch": torch.get_rng_state()})
+        state = state_part({**learner.state(), **self.adaptation.state(), **random_state(learner.device)})
         if not learner.per_regime:
             return [state, adapter_part(self.peft.save_pretrained)]
         adapters = [
@@ -99,7 +100,7 @@ class Model:
         """Load a snapshot's weights, optimizer and detectors in place; return the rest of its state."""
         tensors = snapshot.tensors()
         load_adapters(self.learner, snapshot)
-        torch.set_rng_state(tensors.pop("rng.torch"))
+        restore_random_state(tensors, self.learner.device)
         self.learner.load_state(tensors)
         manifest = snapshot.manifest
         self.adaptation.restore(tensors, manifest.components["regimes"])
