@@ -9,12 +9,15 @@ import random
 import struct
 import zlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from io import BytesIO
 
 from PIL import Image
 
 LARGEST_SHARE = 0.02
 """Share of images of the largest permitted size among the pixel bombs; each takes a second to decode."""
+LARGEST_SIDE, BOMB_SIDE = 4000, 6000
+"""Side of the largest square that is permitted, and of one that is not, in pixels."""
 Mutation = Callable[[bytes, random.Random], bytes]
 
 
@@ -66,7 +69,7 @@ def text_bomb(data: bytes, rng: random.Random) -> bytes:
     """Insert a compressed text chunk that expands to 100 MB into a PNG."""
     if not data.startswith(b"\x89PNG"):
         return overwritten(data, rng)
-    body = b"zTXtkey\0\0" + _BOMB
+    body = b"zTXtkey\0\0" + _bomb()
     chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
     return data[:33] + chunk + data[33:]
 
@@ -74,47 +77,54 @@ def text_bomb(data: bytes, rng: random.Random) -> bytes:
 def pixel_bomb(data: bytes, rng: random.Random) -> bytes:
     """Return a small valid file with far too many pixels, or occasionally one with as many as are permitted."""
     del data
-    return rng.choice(_LARGEST if rng.random() < LARGEST_SHARE else _PIXEL_BOMBS)
+    return rng.choice(_blanks(LARGEST_SIDE if rng.random() < LARGEST_SHARE else BOMB_SIDE))
 
 
 def fits_bomb(data: bytes, rng: random.Random) -> bytes:
     """Return a gzipped FITS file, on its own or after the magic number of a permitted format."""
     begin = rng.choice((b"", b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBP"))
-    return begin + _FITS + data[:20]
+    return begin + _fits() + data[:20]
 
 
 def animated(data: bytes, rng: random.Random) -> bytes:
     """Return a file with two frames."""
     del data
-    return _ANIMATED[rng.randrange(len(_ANIMATED))]
+    return rng.choice(_two_frames())
 
 
-def _blank(kind: str, side: int) -> bytes:
-    out = BytesIO()
-    Image.new("L", (side, side)).save(out, kind)
-    return out.getvalue()
+@cache
+def _blanks(side: int) -> tuple[bytes, ...]:
+    """A blank square in each format; the larger ones take a second."""
+    files = []
+    for kind in ("PNG", "WEBP", "JPEG"):
+        out = BytesIO()
+        Image.new("L", (side, side)).save(out, kind)
+        files.append(out.getvalue())
+    return tuple(files)
 
 
-def _two_frames(kind: str) -> bytes:
-    out = BytesIO()
+@cache
+def _two_frames() -> tuple[bytes, ...]:
     frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
-    frames[0].save(out, kind, save_all=True, append_images=frames[1:], duration=100)
-    return out.getvalue()
+    files = []
+    for kind in ("PNG", "WEBP"):
+        out = BytesIO()
+        frames[0].save(out, kind, save_all=True, append_images=frames[1:], duration=100)
+        files.append(out.getvalue())
+    return tuple(files)
 
 
-_BOMB = zlib.compress(b"\0" * 100_000_000, 9)
-_PIXEL_BOMBS = (_blank("PNG", 6000), _blank("WEBP", 6000), _blank("JPEG", 6000))
-_LARGEST = (_blank("PNG", 4000), _blank("WEBP", 4000), _blank("JPEG", 4000))
-_ANIMATED = (_two_frames("PNG"), _two_frames("WEBP"))
-_FITS = gzip.compress(
-    b"SIMPLE  =                    T".ljust(80)
-    + b"BITPIX  =                    8".ljust(80)
-    + b"NAXIS   =                    2".ljust(80)
-    + b"NAXIS1  =                50000".ljust(80)
-    + b"NAXIS2  =                50000".ljust(80)
-    + b"END".ljust(80)
-    + b"\0" * 10_000_000
-)
+@cache
+def _bomb() -> bytes:
+    return zlib.compress(b"\0" * 100_000_000, 9)
+
+
+@cache
+def _fits() -> bytes:
+    cards = ("SIMPLE  =                    T", "BITPIX  =                    8", "NAXIS   =                    2")
+    sizes = ("NAXIS1  =                50000", "NAXIS2  =                50000", "END")
+    return gzip.compress(b"".join(card.ljust(80).encode() for card in (*cards, *sizes)) + b"\0" * 10_000_000, mtime=0)
+
 
 MUTATIONS: Sequence[Mutation] = (
     flipped,
