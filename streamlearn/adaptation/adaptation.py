@@ -28,7 +28,7 @@ from streamlearn.adaptation.regime_controls import RegimeControls
 from streamlearn.adaptation.regime_statistics import RegimeStatistics
 from streamlearn.adaptation.requested import Requested, UnknownRegimeError
 from streamlearn.adaptation.return_checks import ReturnChecks, Upcoming
-from streamlearn.adaptation.routed_input import AnsweredBy, Route, RoutedInput
+from streamlearn.adaptation.routed_input import RoutedInput
 from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.adaptation.time_budget import TimeBudget
 from streamlearn.adapters.sequences import NO_REGIME, Slot
@@ -46,6 +46,7 @@ from streamlearn.shift.monitor import Monitor
 from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.segment import NO_SLOT
 from streamlearn.shift.shift import Shift
+from streamlearn.status.route import AnsweredBy, Route
 from streamlearn.status.status import AdaptationStatus
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example

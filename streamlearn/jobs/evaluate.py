@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamlearn.adaptation.requested import Requested
-from streamlearn.adaptation.routed_input import Route, RoutedInput
+from streamlearn.adaptation.routed_input import RoutedInput
 from streamlearn.errors import RecordError
 from streamlearn.jobs.queue import EvalJob, ExampleError
 from streamlearn.jobs.results import EvalResult, ExampleResult
@@ -20,6 +20,7 @@ from streamlearn.learner.evaluation import ExampleScore, prompt_of, reference_of
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.text_metrics import exact_match, rouge_l
 from streamlearn.shift.featurizer import input_of
+from streamlearn.status.route import Route
 from streamlearn.stream.decode import Decoder, Example
 
 

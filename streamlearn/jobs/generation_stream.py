@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from streamlearn.adaptation.routed_input import Route
+from streamlearn.status.route import Route
 
 
 @dataclass(frozen=True, slots=True)

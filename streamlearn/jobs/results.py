@@ -4,9 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from streamlearn.adaptation.routed_input import Route
-from streamlearn.controls.control import Control
-from streamlearn.controls.state_controls import StateControls
+from streamlearn.status.route import Route
 
 FinishReason = Literal["stop", "length"]
 
@@ -171,18 +169,3 @@ class ExpertsResult(ApiModel):
 
 
 Result = EvalResult | GenerateResult | RouteResult | SnapshotResult | ExpertsResult | ControlResult
-
-
-def control_result(
-    control: Control, controls: StateControls, *, changed: bool, moved: list[str], newest: str | None
-) -> ControlResult:
-    """What holds after a control."""
-    return ControlResult(
-        control=control.name,
-        changed=changed,
-        paused=controls.paused,
-        pinned=tuple(sorted(controls.pins)),
-        skipped_records=tuple(map(str, controls.skipped)),
-        moved_aside=tuple(moved),
-        snapshot=newest,
-    )

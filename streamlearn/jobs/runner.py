@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
-from streamlearn.adaptation.routed_input import AnsweredBy, Route
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, get_logger
 from streamlearn.jobs.evaluate import RouteInputs, evaluate
@@ -37,6 +36,7 @@ from streamlearn.jobs.results import (
 from streamlearn.jobs.route import route
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.pinned_weights import PinnedWeights
+from streamlearn.status.route import AnsweredBy, Route
 from streamlearn.stream.decode import Decoder
 
 _log = get_logger("jobs")

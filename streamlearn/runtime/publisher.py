@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from streamlearn.adaptation.adaptation import Adaptation
-from streamlearn.adaptation.routed_input import AnsweredBy
 from streamlearn.events import Event, get_logger
 from streamlearn.history.history import History
 from streamlearn.learner.learner import Step
@@ -14,6 +13,7 @@ from streamlearn.publish.adapter_publisher import AdapterPublisher
 from streamlearn.runtime.process_counter import ProcessCounter
 from streamlearn.runtime.run_state import RunState
 from streamlearn.status.board import Board
+from streamlearn.status.route import AnsweredBy
 from streamlearn.status.status import PartitionStatus, Phase, RequestCount, Status
 from streamlearn.stream.source import Source
 from streamlearn.track.trackers import Trackers

@@ -8,12 +8,13 @@ import pytest
 from numpy.typing import NDArray
 
 from streamlearn.adaptation.requested import Requested
-from streamlearn.adaptation.routed_input import Route, RoutedInput
+from streamlearn.adaptation.routed_input import RoutedInput
 from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import resolve
 from streamlearn.backbone.load import load, outline
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
+from streamlearn.status.route import Route
 from streamlearn.stream.decode import Decoder
 from tests.doubles import tiny_backbone
 

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import orjson
 
-from streamlearn.adaptation.routed_input import Route
 from streamlearn.controls.audit_log import NAME, AuditLog
 from streamlearn.errors import Reason
 from streamlearn.http.server import HttpServer
@@ -33,6 +32,7 @@ from streamlearn.serve.schemas import SnapshotRow
 from streamlearn.settings import ServeSettings
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.process_counts import ProcessCounts
+from streamlearn.status.route import Route
 from streamlearn.status.status import (
     AdaptationStatus,
     FallbackStatus,

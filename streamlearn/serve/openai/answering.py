@@ -10,7 +10,6 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from streamlearn.adaptation.requested import Requested
-from streamlearn.adaptation.routed_input import Route
 from streamlearn.errors import RecordError, StreamlearnError
 from streamlearn.http.replies import ApiError, OrjsonResponse
 from streamlearn.jobs.generation_stream import GenerationStart
@@ -29,6 +28,7 @@ from streamlearn.serve.openai.unsupported import refuse_unsupported
 from streamlearn.serve.wait import wait_for_result
 from streamlearn.settings import ServeSettings
 from streamlearn.status.board import Board, Clock
+from streamlearn.status.route import Route
 from streamlearn.status.status import Status
 
 

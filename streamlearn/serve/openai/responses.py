@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from streamlearn.adaptation.routed_input import Route
 from streamlearn.jobs.results import FinishReason
 from streamlearn.openai_api.schema import OpenAISchema
+from streamlearn.status.route import Route
 
 
 class Usage(OpenAISchema):

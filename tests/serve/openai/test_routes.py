@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from streamlearn.adaptation.requested import UnknownRegimeError
-from streamlearn.adaptation.routed_input import Route
 from streamlearn.errors import Reason, RecordError
 from streamlearn.jobs.queue import GenerateJob, Sampling, Ticket
+from streamlearn.status.route import Route
 from streamlearn.status.status import Phase, Status
 from tests.serve.doubles import ADAPTATION, KNOWN, RUNNING, SETTINGS, TOKEN, UNKNOWN, Daemon, finish
 
