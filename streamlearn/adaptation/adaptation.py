@@ -46,7 +46,7 @@ from streamlearn.shift.monitor import Monitor
 from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.segment import NO_SLOT
 from streamlearn.shift.shift import Shift
-from streamlearn.status.route import AnsweredBy, Route
+from streamlearn.status.answered_by import AnsweredBy, Route
 from streamlearn.status.status import AdaptationStatus
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example

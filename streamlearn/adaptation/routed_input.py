@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from streamlearn.adapters.sequences import Slot
-from streamlearn.status.route import Route
+from streamlearn.status.answered_by import Route
 
 
 class RoutedInput(NamedTuple):

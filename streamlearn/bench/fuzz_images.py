@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from streamlearn.backbone.image_tasks import arrays, png, rows
-from streamlearn.bench.image_damage import MUTATIONS
+from streamlearn.bench.image_damage import MUTATIONS, prepare
 from streamlearn.bench.resident_memory import peak_mib
 from streamlearn.errors import RecordError
 from streamlearn.settings import StreamSettings
@@ -49,6 +49,7 @@ def fuzz(count: int, folder: Path | None, seed: int = 0) -> dict[str, Any]:
     files, limits, rng = originals(folder), StreamSettings(), random.Random(seed)
     for data in files:
         open_image(data, "image", limits)  # every original must decode; this also warms up the decoders
+    prepare()
     outcomes: Counter[str] = Counter()
     slowest, slowest_mutation = 0.0, ""
     before = peak_mib(restart=True)

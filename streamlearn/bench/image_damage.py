@@ -92,6 +92,14 @@ def animated(data: bytes, rng: random.Random) -> bytes:
     return rng.choice(_two_frames())
 
 
+def prepare() -> None:
+    """Make now what is made once, some seconds and a hundred megabytes, before anything is measured."""
+    for side in (LARGEST_SIDE, BOMB_SIDE):
+        _blanks(side)
+    for make in (_two_frames, _bomb, _fits):
+        make()
+
+
 @cache
 def _blanks(side: int) -> tuple[bytes, ...]:
     """A blank square in each format; the larger ones take a second."""

@@ -13,7 +13,7 @@ from streamlearn.controls.control_file import ControlFile
 from streamlearn.controls.requester import Requester
 from streamlearn.controls.state_controls import StateControls
 from streamlearn.errors import StateLockedError, UsageError
-from streamlearn.jobs.control import control_result
+from streamlearn.jobs.control_result import control_result
 from streamlearn.jobs.results import ControlResult
 from streamlearn.settings import Settings
 from streamlearn.snapshot.journal import Journal

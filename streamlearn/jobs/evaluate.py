@@ -20,7 +20,7 @@ from streamlearn.learner.evaluation import ExampleScore, prompt_of, reference_of
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.text_metrics import exact_match, rouge_l
 from streamlearn.shift.featurizer import input_of
-from streamlearn.status.route import Route
+from streamlearn.status.answered_by import Route
 from streamlearn.stream.decode import Decoder, Example
 
 

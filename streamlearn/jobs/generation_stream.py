@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from streamlearn.status.route import Route
+from streamlearn.status.answered_by import Route
 
 
 @dataclass(frozen=True, slots=True)

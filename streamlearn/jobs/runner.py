@@ -36,7 +36,7 @@ from streamlearn.jobs.results import (
 from streamlearn.jobs.route import route
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.pinned_weights import PinnedWeights
-from streamlearn.status.route import AnsweredBy, Route
+from streamlearn.status.answered_by import AnsweredBy, Route
 from streamlearn.stream.decode import Decoder
 
 _log = get_logger("jobs")

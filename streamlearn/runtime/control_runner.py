@@ -21,7 +21,7 @@ from streamlearn.controls.control import (
 )
 from streamlearn.controls.state_controls import StateControls
 from streamlearn.errors import SnapshotError, StreamlearnError, UsageError
-from streamlearn.jobs.control import control_result
+from streamlearn.jobs.control_result import control_result
 from streamlearn.jobs.queue import ControlJob
 from streamlearn.jobs.results import ControlResult
 from streamlearn.snapshot.snapshot import Snapshot

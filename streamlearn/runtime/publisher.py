@@ -12,8 +12,8 @@ from streamlearn.learner.learner import Step
 from streamlearn.publish.adapter_publisher import AdapterPublisher
 from streamlearn.runtime.process_counter import ProcessCounter
 from streamlearn.runtime.run_state import RunState
+from streamlearn.status.answered_by import AnsweredBy
 from streamlearn.status.board import Board
-from streamlearn.status.route import AnsweredBy
 from streamlearn.status.status import PartitionStatus, Phase, RequestCount, Status
 from streamlearn.stream.source import Source
 from streamlearn.track.trackers import Trackers

@@ -14,7 +14,7 @@ from streamlearn.adapters.presets import resolve
 from streamlearn.backbone.load import load, outline
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
-from streamlearn.status.route import Route
+from streamlearn.status.answered_by import Route
 from streamlearn.stream.decode import Decoder
 from tests.doubles import tiny_backbone
 

@@ -30,9 +30,9 @@ from streamlearn.openai_api.named_models import DEFAULT_NAME
 from streamlearn.serve.app import create_app
 from streamlearn.serve.schemas import SnapshotRow
 from streamlearn.settings import ServeSettings
+from streamlearn.status.answered_by import Route
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.process_counts import ProcessCounts
-from streamlearn.status.route import Route
 from streamlearn.status.status import (
     AdaptationStatus,
     FallbackStatus,

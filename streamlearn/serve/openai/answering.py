@@ -27,8 +27,8 @@ from streamlearn.serve.openai.responses import AnswerHead, Usage
 from streamlearn.serve.openai.unsupported import refuse_unsupported
 from streamlearn.serve.wait import wait_for_result
 from streamlearn.settings import ServeSettings
+from streamlearn.status.answered_by import Route
 from streamlearn.status.board import Board, Clock
-from streamlearn.status.route import Route
 from streamlearn.status.status import Status
 
 

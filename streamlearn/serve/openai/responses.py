@@ -4,7 +4,7 @@ from typing import Literal
 
 from streamlearn.jobs.results import FinishReason
 from streamlearn.openai_api.schema import OpenAISchema
-from streamlearn.status.route import Route
+from streamlearn.status.answered_by import Route
 
 
 class Usage(OpenAISchema):

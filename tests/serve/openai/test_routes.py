@@ -12,7 +12,7 @@ import pytest
 from streamlearn.adaptation.requested import UnknownRegimeError
 from streamlearn.errors import Reason, RecordError
 from streamlearn.jobs.queue import GenerateJob, Sampling, Ticket
-from streamlearn.status.route import Route
+from streamlearn.status.answered_by import Route
 from streamlearn.status.status import Phase, Status
 from tests.serve.doubles import ADAPTATION, KNOWN, RUNNING, SETTINGS, TOKEN, UNKNOWN, Daemon, finish
 
