@@ -26,6 +26,7 @@ from streamlearn.status.status import Phase, Status
 from streamlearn.stream.decode import Example
 from tests.adaptation.shifting_streams import PER_TASK, SHAPES, Silent, differences, mixed, run, stream
 from tests.runtime.test_daemon import daemon_of, opened
+from tests.variants import variants
 
 
 def test_regimes_are_found_entered_and_recognised(make: Callable[..., Settings]) -> None:
@@ -104,7 +105,7 @@ def test_what_answers_the_unknown_is_measured_when_a_regime_begins(
     assert (status.regimes, measured) == (regimes, expected.get(shape, set()))
 
 
-@pytest.mark.parametrize("preset", ["streamlearn", "cp-moe"])
+@pytest.mark.parametrize("preset", variants(["streamlearn", "cp-moe"], short=["streamlearn"]))
 def test_a_split_regime_starts_from_the_adapter_of_both(make: Callable[..., Settings], preset: str) -> None:
     """The stream stays in the old regime, nothing is probed, and each regime has its own hold-out records."""
     shape = {"holdout": {"every_records": 4}, "stream": {"max_tokens": 256, "batch_tokens": 512}}
@@ -203,7 +204,7 @@ def test_the_load_is_the_same_after_a_restart(make: Callable[..., Settings]) -> 
         assert differences(dict(load), dict(before)) == []
 
 
-@pytest.mark.parametrize("preset", ["mh-moe", "lora"])
+@pytest.mark.parametrize("preset", variants(["mh-moe", "lora"], short=["mh-moe"]))
 def test_load_adds_up_to_every_token_trained(make: Callable[..., Settings], preset: str) -> None:
     """With top-1, each head of each bank routes every token of a step to one expert; without a router none is counted.
 

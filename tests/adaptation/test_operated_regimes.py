@@ -172,7 +172,7 @@ def test_a_dropped_regime_that_returns_is_a_new_one(make: Callable[..., Settings
     ).items()
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("shape", variants(SHAPES, short=["adapter of its own"]))
 def test_after_the_regime_of_the_segment_is_dropped_the_next_record_begins_one(
     make: Callable[..., Settings], shape: dict[str, Any]
 ) -> None:

@@ -170,7 +170,7 @@ def test_single_records_of_a_regime_are_its(make: Callable[..., Settings]) -> No
     assert not [line for line in logs if line["event"] == Event.VISIT_REFUSED]
 
 
-@pytest.mark.parametrize("steps", [0, 2, 5])
+@pytest.mark.parametrize("steps", variants([0, 2, 5], short=["2"]))
 def test_a_death_around_a_refused_visit_changes_no_bit(
     make: Callable[..., Settings],
     undisturbed: Callable[..., dict[str, Tensor]],

@@ -5,6 +5,7 @@ import pytest
 from streamlearn.bench import gateway
 
 
+@pytest.mark.long
 def test_a_short_run_has_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing fails, torch is not loaded, and what the gateway adds is the difference."""
     monkeypatch.setattr(gateway, "STARTS", 1)

@@ -57,6 +57,7 @@ def test_a_run_learns_and_scores() -> None:
     assert linears < found["backbone_mib"] * 2**20 / whole < others, "between that of the linears and of the others"
 
 
+@pytest.mark.long
 def test_a_failed_process_is_an_error_with_its_last_lines() -> None:
     """The error names the options."""
     with pytest.raises(MeasurementError, match=r"'kind': 'int2'(.|\n)*exit code 1(.|\n)*int2"):

@@ -129,6 +129,7 @@ def test_a_quantised_backbone_is_not_merged(make: Callable[..., Settings], backb
     assert exported.figures.loss == pytest.approx(exported.figures.daemon_loss, abs=1e-5)
 
 
+@pytest.mark.long
 def test_layers_without_an_adapter_get_none(make: Callable[..., Settings], backbone: Path, tmp_path: Path) -> None:
     settings = make(stream("animals"), adapter={"first_layer": 1})
     run(settings)
