@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from streamlearn.bench.learn.evaluator import TaskAnswers
-from streamlearn.bench.learn.suite import Reference, Suite
-from streamlearn.bench.learn.task_metrics import Metric, metric_of, score_answer
+from streamlearn.bench.learn.suite import Metric, Reference, Suite
+from streamlearn.bench.learn.task_metrics import score_answer
 from streamlearn.learner.evaluation import reference_of
 from streamlearn.stream.decode import Decoder
 
@@ -21,9 +21,8 @@ def blind_answers(suite: Suite) -> dict[str, TaskAnswers]:
     """Return the blind answer to all scored records of every task."""
     found = {}
     for task, references in suite.references.items():
-        train = suite.train_references[task]
-        metric = metric_of(task, [each.answers[0] for each in train])
-        best = best_answer(metric, train)
+        metric = suite.metrics[task]
+        best = best_answer(metric, suite.train_references[task])
         scores = tuple(score_answer(metric, best, reference) for reference in references)
         found[task] = TaskAnswers(metric, scores, (best,) * len(references))
     return found

@@ -156,7 +156,7 @@ def check_same_records(runs: Sequence[RunResult]) -> None:
             raise UsageError(
                 f"{run['suite']}: all runs must score the same test records; {run['method']}, seed {run['seed']}, has "
                 f"{found.get(task, 'none')} for {task}, and {runs[0]['method']}, seed {runs[0]['seed']}, "
-                f"{expected.get(task, 'none')}; make one of them again with the same --tests-per-task"
+                f"{expected.get(task, 'none')}; make one of them again, with the same version and --evaluated-per-task"
             )
 
 

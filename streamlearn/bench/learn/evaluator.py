@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from streamlearn.adapters.sequences import Slot
-from streamlearn.bench.learn.suite import Suite
-from streamlearn.bench.learn.task_metrics import Metric, metric_of, score_answer
+from streamlearn.bench.learn.suite import Metric, Suite
+from streamlearn.bench.learn.task_metrics import score_answer
 from streamlearn.learner.decoding import decode
 from streamlearn.learner.evaluation import prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.learner import Learner
@@ -65,10 +65,6 @@ class Evaluator:
         self.tests: Mapping[str, Sequence[Example]] = {
             task: [decoder.decode_value(record) for record in records] for task, records in suite.tests.items()
         }
-        self._metrics = {
-            task: metric_of(task, [each.answers[0] for each in suite.train_references[task]])
-            for task in suite.references
-        }
         self._limits = {task: self._limit(task) for task in suite.references}
 
     def evaluate(self, learner: Learner, tasks: Iterable[str], slots_of: SlotsOf) -> dict[str, TaskScore]:
@@ -107,11 +103,11 @@ class Evaluator:
         return {task: self._scored(task, tuple(islice(texts, len(self.tests[task])))) for task in chosen}
 
     def _scored(self, task: str, texts: tuple[str, ...]) -> TaskAnswers:
-        metric = self._metrics[task]
+        metric = self._suite.metrics[task]
         pairs = zip(texts, self._suite.references[task], strict=True)
         return TaskAnswers(metric, tuple(score_answer(metric, *pair) for pair in pairs), texts)
 
     def _limit(self, task: str) -> int:
         """The tokens of the longest training answer with its end, or the maximum for its metric."""
         answers = (len(reference_of(self._decoder.decode_value(record))) for record in self._suite.train[task])
-        return min(CHOICE_TOKENS if self._metrics[task] == "choice" else MAX_NEW_TOKENS, max(answers))
+        return min(CHOICE_TOKENS if self._suite.metrics[task] == "choice" else MAX_NEW_TOKENS, max(answers))

@@ -7,7 +7,6 @@ parts; label and text are the two kinds of tasks that they do have. The kind fol
 from dataclasses import replace
 
 from streamlearn.bench.learn.suite import Json, Suite
-from streamlearn.bench.learn.task_metrics import metric_of
 from streamlearn.settings import LearnerSettings
 
 LABEL_METRICS = ("exact_match", "choice")
@@ -22,8 +21,7 @@ def with_sample_types(suite: Suite, settings: LearnerSettings) -> Suite:
     label, text = settings.sample_types
     types: dict[str, str] = {}
     for task, records in suite.train.items():
-        metric = metric_of(task, [each.answers[0] for each in suite.train_references[task]])
-        types |= dict.fromkeys(map(_task_of, records), label if metric in LABEL_METRICS else text)
+        types |= dict.fromkeys(map(_task_of, records), label if suite.metrics[task] in LABEL_METRICS else text)
     segments = tuple(
         replace(segment, records=tuple(_typed(record, types.get(_task_of(record))) for record in segment.records))
         for segment in suite.segments

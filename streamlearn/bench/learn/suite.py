@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from streamlearn.bench.learn.splits import Split
 
@@ -16,6 +16,10 @@ class TaskSegment:
 
     tasks: tuple[str, ...]
     records: tuple[Json, ...]
+
+
+Metric = Literal["exact_match", "choice", "rouge_l", "sari", "edit_similarity"]
+"""What scores a free answer, see `task_metrics`."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class Suite:
     """Training records of each task. Those of unseen tasks are not in the stream: they only tell how answers look."""
     train_references: Mapping[str, tuple[Reference, ...]] = field(default_factory=dict)
     """The answers to `train`."""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """What scores the answers of each task with references; the same for every seed."""
     split: Split = "test"
     """Where the scored records come from."""
     only_at_end: bool = False
@@ -84,7 +90,7 @@ class Suite:
     def scored_at_end(self) -> "Suite":
         """Return the suite without evaluation before the end of the stream, and without unseen tasks."""
 
-        def seen(by_task: Mapping[str, tuple[_T, ...]]) -> dict[str, tuple[_T, ...]]:
+        def seen(by_task: Mapping[str, _T]) -> dict[str, _T]:
             return {task: values for task, values in by_task.items() if task not in self.unseen}
 
         return replace(
@@ -93,6 +99,7 @@ class Suite:
             references=seen(self.references),
             train=seen(self.train),
             train_references=seen(self.train_references),
+            metrics=seen(self.metrics),
             unseen=(),
             only_at_end=True,
         )

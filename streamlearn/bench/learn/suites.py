@@ -171,6 +171,7 @@ def _suite(
         references={task: each.references for task, each in records.items()},
         train={task: each.train for task, each in records.items()},
         train_references={task: each.train_references for task, each in records.items()},
+        metrics={task: each.metric for task, each in records.items()},
         split=draw.split,
     )
 

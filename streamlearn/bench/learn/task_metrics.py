@@ -16,13 +16,10 @@ distinct values, see `MAX_LABELS`, else by ROUGE-L. With several references the 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import SequenceMatcher
-from typing import Literal
 
 from streamlearn.bench.learn.sari import sari
-from streamlearn.bench.learn.suite import Reference
+from streamlearn.bench.learn.suite import Metric, Reference
 from streamlearn.learner.text_metrics import exact_match, rouge_l
-
-Metric = Literal["exact_match", "choice", "rouge_l", "sari", "edit_similarity"]
 
 MAX_LABELS = 12
 """Maximum distinct training answers of an unknown task with labels; it also has three answers per label or more."""
@@ -38,7 +35,7 @@ _PLACEHOLDERS = re.compile(r"<(?:STR|NUM|CHAR)_LIT(?::(.*?))?>", re.DOTALL)
 
 
 def metric_of(task: str, answers: Sequence[str]) -> Metric:
-    """Return the metric of a task, given its training answers.
+    """Return the metric of a task, given all answers of its training file that may be drawn.
 
     >>> metric_of("task363_sst2_polarity_classification", [])
     'exact_match'

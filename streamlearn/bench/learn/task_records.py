@@ -9,7 +9,8 @@ from typing import Any
 
 from streamlearn.backbone import image_tasks
 from streamlearn.bench.learn.splits import Draw, choose, divide
-from streamlearn.bench.learn.suite import Json, Reference
+from streamlearn.bench.learn.suite import Json, Metric, Reference
+from streamlearn.bench.learn.task_metrics import metric_of
 from streamlearn.bench.superni import Split as FileSplit
 from streamlearn.bench.superni import answer_of, read_rows, to_chat, to_record
 from streamlearn.errors import UsageError
@@ -26,6 +27,7 @@ class TaskRecords:
     scored: tuple[Json, ...]
     train_references: tuple[Reference, ...]
     references: tuple[Reference, ...]
+    metric: Metric
 
 
 def read_text_task(draw: Draw, task: str, *, bare: bool = False) -> TaskRecords:
@@ -68,6 +70,7 @@ def _task_records(
         tuple(map(convert, scored)),
         tuple(map(reference, train)),
         tuple(map(reference, scored)),
+        metric_of(task, [reference(row).answers[0] for row in pool]),
     )
 
 

@@ -14,7 +14,7 @@ from streamlearn.bench.learn.baseline_run import train_baseline
 from streamlearn.bench.learn.daemon_run import train_in_daemon
 from streamlearn.bench.learn.methods import METHODS, Method
 from streamlearn.bench.learn.profile import Profile
-from streamlearn.bench.learn.suite import Reference, Suite, TaskSegment
+from streamlearn.bench.learn.suite import Metric, Reference, Suite, TaskSegment
 from streamlearn.bench.learn.trained_method import TrainedMethod
 from streamlearn.learner import learner
 from streamlearn.learner.balance_hooks import LocalizedBalance
@@ -36,7 +36,8 @@ def suite() -> Suite:
     references = {task: tuple(Reference((f" {task}",)) for _ in records) for task, records in train.items()}
     segments = tuple(TaskSegment((task,), train[task]) for task in TASKS)
     tests = {task: records[:2] for task, records in train.items()}
-    return Suite("tiny", segments, tests, train=train, train_references=references)
+    metrics: dict[str, Metric] = dict.fromkeys(train, "exact_match")
+    return Suite("tiny", segments, tests, train=train, train_references=references, metrics=metrics)
 
 
 def run(method: str | Method, profile: Profile, folder: Path) -> TrainedMethod:

@@ -36,6 +36,7 @@ def test_every_scored_record_gets_the_same_answer() -> None:
         {},
         references={"t": references("no", "no", "yes")},
         train_references={"t": references("yes", "yes", "yes", "no", "no", "yes")},
+        metrics={"t": "exact_match"},
     )
     found = blind_answers(suite)["t"]
     assert (found.metric, found.scores, found.texts) == ("exact_match", (0.0, 0.0, 1.0), ("yes",) * 3)

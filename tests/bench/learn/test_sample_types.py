@@ -1,7 +1,7 @@
 """Sample types of training records."""
 
 from streamlearn.bench.learn.sample_types import with_sample_types
-from streamlearn.bench.learn.suite import Reference, Suite, TaskSegment
+from streamlearn.bench.learn.suite import Metric, Suite, TaskSegment
 from streamlearn.settings import LearnerSettings
 
 
@@ -12,9 +12,9 @@ def test_tasks_with_labels_and_texts_get_different_types() -> None:
         task: tuple({"prompt": "?", "completion": a, "meta": {"task": task}} for a in found)
         for task, found in answers.items()
     }
-    references = {task: tuple(Reference((a,)) for a in found) for task, found in answers.items()}
+    metrics: dict[str, Metric] = {"mood": "exact_match", "tale": "rouge_l"}
     mixture = TaskSegment(("mood", "tale"), (train["tale"][0], train["mood"][0], {"text": "of no task"}))
-    suite = Suite("s", (mixture,), {"mood": train["mood"][:1]}, train=train, train_references=references)
+    suite = Suite("s", (mixture,), {"mood": train["mood"][:1]}, train=train, metrics=metrics)
     typed = with_sample_types(suite, LearnerSettings(sample_types=("label", "text")))
     assert [record.get("sample_type") for record in typed.segments[0].records] == ["text", "label", None]
     assert typed.tests == suite.tests

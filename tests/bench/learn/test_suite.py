@@ -1,6 +1,6 @@
 """The order of evaluation in a suite."""
 
-from streamlearn.bench.learn.suite import Reference, Suite, TaskSegment
+from streamlearn.bench.learn.suite import Metric, Reference, Suite, TaskSegment
 
 SUITE = Suite(
     "three",
@@ -28,9 +28,10 @@ def test_a_suite_scored_at_the_end_has_nothing_before_it() -> None:
     by_task = {task: ({"prompt": task},) for task in ("a", "b", "new")}
     references = {task: (Reference((task,)),) for task in by_task}
     segments = (TaskSegment(("a",), by_task["a"]), TaskSegment(("b",), by_task["b"]))
-    suite = Suite("s", segments, by_task, ("new",), None, frozenset({0}), references, by_task, references)
+    metrics: dict[str, Metric] = dict.fromkeys(by_task, "rouge_l")
+    suite = Suite("s", segments, by_task, ("new",), None, frozenset({0}), references, by_task, references, metrics)
     short = suite.scored_at_end()
     assert [short.evaluated_after(number) for number in range(2)] == [[], ["a", "b"]]
-    for part in (short.tests, short.references, short.train, short.train_references):
+    for part in (short.tests, short.references, short.train, short.train_references, short.metrics):
         assert set(part) == {"a", "b"}
     assert short.segments == suite.segments

@@ -9,7 +9,8 @@ import pytest
 
 from streamlearn.bench.learn.splits import Draw
 from streamlearn.bench.learn.suite import Reference, Suite
-from streamlearn.bench.learn.suites import ORDER_1, SUITES, UNSEEN_1, grouped, mixed, sequential
+from streamlearn.bench.learn.suites import ORDER_1, SUITES, UNSEEN_1, grouped, mixed, of_folder, sequential
+from streamlearn.bench.learn.task_metrics import metric_of
 from streamlearn.errors import UsageError
 
 RECORDS, TESTS = 6, 2
@@ -80,6 +81,18 @@ def test_every_record_has_its_references(folders: list[Path]) -> None:
     assert suite.segments[0].records == suite.train["a"]
     assert len(suite.train["t"]) == len(suite.train_references["t"]) == RECORDS
     assert suite.tests["a"][0]["completion"] == " o"
+
+
+def test_what_scores_a_task_does_not_depend_on_the_draw(tmp_path: Path) -> None:
+    """A draw of six may show a label or none; all answers that may be drawn decide."""
+    answers = ["yes", "no"] * 20 + [f"perhaps {i}" for i in range(30)]
+    rows = [{"id": f"{i}", "task": "x", "prompt": f"{i}?", "answer": each} for i, each in enumerate(answers)]
+    for split in ("train", "test"):
+        write(tmp_path / f"x.{split}.jsonl.gz", rows)
+    found = {seed: of_folder(tmp_path, Draw([], 6, 1, seed)) for seed in range(40)}
+    assert {suite.metrics["x"] for suite in found.values()} == {"rouge_l"}
+    drawn = [[reference.answers[0] for reference in suite.train_references["x"]] for suite in found.values()]
+    assert {metric_of("x", answers) for answers in drawn} == {"exact_match", "rouge_l"}, "draws alone would differ"
 
 
 def test_development_records_come_from_the_training_file(folders: list[Path]) -> None:

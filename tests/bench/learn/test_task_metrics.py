@@ -2,9 +2,9 @@
 
 import pytest
 
-from streamlearn.bench.learn.suite import Reference
+from streamlearn.bench.learn.suite import Metric, Reference
 from streamlearn.bench.learn.suites import ORDER_1, TRACE, UNSEEN_1
-from streamlearn.bench.learn.task_metrics import _METRICS, MAX_LABELS, Metric, choice, metric_of, score_answer
+from streamlearn.bench.learn.task_metrics import _METRICS, MAX_LABELS, choice, metric_of, score_answer
 
 
 def test_every_task_of_a_named_suite_has_its_papers_metric() -> None:
