@@ -89,8 +89,8 @@ def _by_one_kernel(
     Keys and values are repeated for the query heads that share them: torch 2.11 takes no groups here.
     """
     queries_per_key = query_BHTE.shape[1] // key_BGTE.shape[1]
-    key_BHTE, value_BHTE = (x.repeat_interleave(queries_per_key, 1) for x in (key_BGTE, value_BGTE))
-    query_THE, key_THE, value_THE = (x[0].transpose(0, 1).contiguous() for x in (query_BHTE, key_BHTE, value_BHTE))
+    query_THE = query_BHTE[0].transpose(0, 1).contiguous()
+    key_THE, value_THE = (x[0].transpose(0, 1).repeat_interleave(queries_per_key, 1) for x in (key_BGTE, value_BGTE))
     ends = records.ends_on(query_BHTE.device)
     output = varlen_attn(
         query_THE,

@@ -9,7 +9,7 @@ form of the distribution: losses of labels and of texts have none in common.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import scipy  # its submodules are imported at their first use: `stats` takes half a second
+from scipy.stats import mannwhitneyu
 
 from streamlearn.learner.evaluation import run_to_end
 from streamlearn.learner.learner import Learner
@@ -34,7 +34,7 @@ class ReturnCheck:
         """
         if not (self.losses and self.own_losses):
             return 1.0
-        return float(scipy.stats.mannwhitneyu(self.losses, self.own_losses, alternative="greater").pvalue)
+        return float(mannwhitneyu(self.losses, self.own_losses, alternative="greater").pvalue)
 
 
 def check_return(

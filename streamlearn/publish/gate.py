@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-import scipy  # see `probe.return_check`
 from numpy.typing import NDArray
+from scipy.stats import permutation_test
 
 RANDOM_SIGNS = 9_999
 """Signs that are drawn where 2^n is more."""
@@ -116,7 +116,7 @@ def compare(new: Losses, other: Losses) -> Comparison:
     """
     new_N = np.array(list(new.values()))
     other_N = np.array([other[digest] for digest in new])
-    test = scipy.stats.permutation_test(
+    test = permutation_test(
         (new_N, other_N),
         _mean_difference,
         permutation_type="samples",
