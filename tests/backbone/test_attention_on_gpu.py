@@ -41,7 +41,8 @@ def test_one_kernel_computes_what_the_records_give_one_after_another(window: int
 
 def test_a_token_changes_no_bit_of_another_record_on_a_gpu() -> None:
     """A changed key reaches no record but its own."""
-    query, key, value = (drawn(heads, heads).to("cuda", torch.bfloat16) for heads in (QUERY_HEADS, KEY_HEADS, 3))
+    heads = (QUERY_HEADS, KEY_HEADS, KEY_HEADS)
+    query, key, value = (drawn(each, seed).to("cuda", torch.bfloat16) for seed, each in enumerate(heads))
     changed = key.clone()
     changed[:, :, 3] += 1
     before, after = (
