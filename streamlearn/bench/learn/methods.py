@@ -188,6 +188,8 @@ ABLATIONS: Mapping[str, Method] = {
     "heads 16": Method(f"streamlearn:adapter.num_heads=16:{RANK}"),
     "one adapter": Method("streamlearn:adapter.per_regime=false"),
     "no head start": Method(f"streamlearn:probe.enabled=false:{MEAN}"),
+    "nearest for unknown": Method("streamlearn:serve.unknown=nearest"),
+    "backbone for unknown": Method("streamlearn:serve.unknown=backbone"),
     "cp-moe, no CKA bias": Method(f"{CP_MOE}:adapter.bias=none", _oracle, oracle_regimes=True),
     "cp-moe, no consolidation": Method(f"{CP_MOE}:consolidate.anchor_strength=0", _oracle, oracle_regimes=True),
 }
