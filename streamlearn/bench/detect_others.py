@@ -7,8 +7,9 @@ The detector was tuned on fifteen tasks of SuperNI. The file holds texts of othe
 (`superni.read_texts`).
 
 - boundaries: one stream per prompt of `NUM_BOUNDARIES` + 1 random tasks, as the abrupt streams of `bench/streams.py`.
-- level: streams of one task each, by order. Every shift but the first is a false alarm; most come within the first
-  `YOUNG_RECORDS` of a stream, so longer streams also have a rate `settled` of the records after them.
+- level: streams of one task each, by order. Every shift but the first is a false alarm: a `new` regime, a `return` to
+  one that a false alarm made, or a `split` of records that are mixed from the beginning, which has no level. Most come
+  within the first `YOUNG_RECORDS` of a stream, so longer streams also have a rate `settled` of the records after them.
   `asked_is_refuted` says that the exact 95 % interval of the Poisson rate (Garwood 1936) lies above the asked level.
 
 Orders of a stationary stream, all of which draw every record equally often in expectation:
@@ -21,6 +22,7 @@ Orders of a stationary stream, all of which draw every record equally often in e
   probability 1 / run at every record, and the record is drawn from the part.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,7 @@ from streamlearn.errors import UsageError
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.featurizer import Features, Featurizer, input_of
 from streamlearn.shift.input_shift_detector import InputShiftDetector
+from streamlearn.shift.shift import Shift
 
 NUM_BOUNDARIES = 100
 YOUNG_RECORDS = 1000
@@ -45,6 +48,7 @@ NUM_TOPICS = 8
 MIN_RECORDS = 40
 """Records below which a task is left out: its topics would hold hardly five."""
 AUTOREGRESSIVE = 0.5
+KINDS = ("new", "return", "split")
 TOPIC_RUNS = (4, 8)
 """Mean records of a topic. Half a short window, 8, is where `MeanEmbeddingTest` cannot know what to expect."""
 
@@ -112,6 +116,7 @@ def boundary_streams(tasks: Sequence[Task], seeds: int) -> list[tuple[Stream, li
 def measure_level(tasks: Sequence[Task], asked: float, records: int, stream_records: int) -> dict[str, Any]:
     """False alarms of every order in `records` records, at a level of `asked` false alarms per million."""
     young, settled = ({name: Rate(0, 0) for name in ORDERS} for _ in range(2))
+    kinds: dict[str, Counter[str]] = {name: Counter() for name in ORDERS}
     featurizer = Featurizer(0)
     streams = -(-records // stream_records)
     for number in range(streams):
@@ -121,22 +126,31 @@ def measure_level(tasks: Sequence[Task], asked: float, records: int, stream_reco
         for name, order in ORDERS.items():
             drawn = order(np.random.default_rng([number, 0xFA]), stream_records, by_similarity)
             alarms = false_alarms([features[i] for i in drawn.tolist()], asked)
-            early = sum(alarm < YOUNG_RECORDS for alarm in alarms)
+            early = sum(alarm.declared_at <= YOUNG_RECORDS for alarm in alarms)
+            kinds[name].update(map(kind_of, alarms))
             young[name] += Rate(min(YOUNG_RECORDS, stream_records), early)
             settled[name] += Rate(max(stream_records - YOUNG_RECORDS, 0), len(alarms) - early)
     return {
         name: {
             **(young[name] + settled[name]).to_json(asked),
+            "kinds": {kind: kinds[name][kind] for kind in KINDS},
             **({"settled": settled[name].to_json(asked)} if stream_records > YOUNG_RECORDS else {}),
         }
         for name in ORDERS
     }
 
 
-def false_alarms(stream: Sequence[Features], asked: float) -> list[int]:
-    """Places of the shifts in a stream of one regime, the first record's left out."""
+def false_alarms(stream: Sequence[Features], asked: float) -> list[Shift]:
+    """The shifts in a stream of one regime, the first record's left out."""
     detector = InputShiftDetector(ShiftSettings(false_alarms_per_million=asked))
-    return [place for place, each in enumerate(stream) for _ in detector.update(each, ()).shifts][1:]
+    return [shift for each in stream for shift in detector.update(each, ()).shifts][1:]
+
+
+def kind_of(alarm: Shift) -> str:
+    """Its kind, one of `KINDS`."""
+    if alarm.parent is not None:
+        return "split"
+    return "return" if alarm.known else "new"
 
 
 def sort_by_similarity(features: Sequence[Features]) -> NDArray[np.intp]:

@@ -154,8 +154,8 @@ class ShiftSettings(Section):
     enabled: bool = True
     """Whether shifts are detected; if not, the whole stream is one regime."""
     false_alarms_per_million: PositiveFloat = 1.0
-    """Expected false alarms per million records of a stationary stream; the detectors' thresholds are quantiles at this
-    level."""
+    """Maximum expected false alarms per million records of a stationary stream, of all tests together. The tests'
+    thresholds are quantiles for independent records; where neighbours are alike, there are more."""
     lookahead_records: NonNegativeInt = 16
     """Records buffered before training, so that a shift is detected before its first record is trained on."""
     min_dwell_records: PositiveInt = 64

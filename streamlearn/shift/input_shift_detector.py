@@ -50,7 +50,8 @@ class InputShiftDetector:
         serial_correlation: bool = True,
         per_record: bool = True,
     ) -> None:
-        level = settings.false_alarms_per_million * 1e-6 / len(windows)
+        num_tests = 2 * len(windows) + 2  # of each record: two of every window, one of tokens, one of absence
+        level = settings.false_alarms_per_million * 1e-6 / num_tests
         tests = WindowTests.of(level, windows, serial_correlation=serial_correlation)
         self._per_record = per_record and settings.enabled
         self._ordinal = self._num_shifts = 0

@@ -1,7 +1,7 @@
 """Classification of the records of an alarm: the segment's regime after all, another known regime, or a new one."""
 # Shape suffixes: B buckets, D features, R regimes.
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +24,10 @@ NEAR = 0.65
 fifteen tasks without definitions none lies above 0.61, of other tasks' records with the regime as their nearest 7 in
 10."""
 DISTINCT = 0.0
-"""Maximum statistic of the mixture test over the records and the regime's own; of the same returns none lies above
--0.13, of other tasks' records half."""
+"""Maximum statistic of the mixture test over the records and a regime's own, if they are the regime's. Of the same
+returns none lies above -0.13, of other tasks' records half. Of what raised an alarm in the midst of a task, since
+neighbours are alike, six in ten lie below; of a new task's first records, while they become more, less than one in
+a hundred stay there."""
 MIN_FIT = -1.5
 """Deviations from the usual fit. 1 % of a returning regime's means lie below, and 97 % of other regimes' means."""
 MIN_OWN_FIT = -0.8
@@ -57,6 +59,8 @@ class SegmentClassifier:
         2. Records of the segment that are not another known regime's are reduced to those that its regime does not
            explain, out of all `recent` records.
         3. If fewer than `MIN_RECORDS` are left, they are the segment's after all.
+        4. So they are if no known regime explains them, but they are no more distinct from the segment's other records
+           than topics of one task are.
         """
         if alarm.token_change:  # 1.
             return self._classify_token_change(alarm.records, alarm.token_change, here)
@@ -65,7 +69,10 @@ class SegmentClassifier:
             unexplained = self._unexplained(alarm.records, recent, here)  # 2.
             if len(unexplained) < MIN_RECORDS:
                 return Classification(here, True, unexplained)  # 3.
-            return self._likeliest(unexplained, here)
+            found = self._likeliest(unexplained, here)
+            explained = [each for each in recent if each.slot == here and each not in unexplained]
+            if not found.known and self._are_distinct(unexplained, here, explained) is False:
+                return Classification(here, True, unexplained)  # 4.
         return found
 
     def _likeliest(self, records: tuple[RecentRecord, ...], here: int) -> Classification:
@@ -78,7 +85,7 @@ class SegmentClassifier:
         if slot == here:
             return Classification(slot, float(np.mean(fits)) > MIN_OWN_FIT, records)
         explained = float(np.mean(fits)) > MIN_FIT and self._is_near(records, slot)
-        return Classification(slot, explained and not self._is_distinct(records, slot), records)
+        return Classification(slot, explained and not self._are_distinct(records, slot), records)
 
     def _classify_token_change(
         self, records: tuple[RecentRecord, ...], change: TokenChange, here: int
@@ -137,15 +144,17 @@ class SegmentClassifier:
         mean_D = np.mean([each.features.phi_D for each in records], axis=0)
         return self.test.distance(mean_D, len(records), reference) < NEAR * self.test.threshold(reference)
 
-    def _is_distinct(self, records: Sequence[RecentRecord], slot: int) -> bool:
-        """Whether together they would be split into the regime's own records and these.
+    def _are_distinct(
+        self, records: Sequence[RecentRecord], slot: int, others: Iterable[RecentRecord] = ()
+    ) -> bool | None:
+        """Whether together they would be split into these and the regime's own records, `others` among them.
 
-        A regime of many topics explains records of any topic.
+        A regime of many topics explains records of any topic. None if it has too few records to tell.
         """
-        exemplars = self.regimes[slot].exemplars
-        if len(exemplars) < MIN_PART:
-            return False
-        return distinctness([each.features.buckets for each in records], exemplars) > DISTINCT
+        own = [*self.regimes[slot].exemplars, *(each.features.buckets for each in others)]
+        if len(own) < MIN_PART:
+            return None
+        return distinctness([each.features.buckets for each in records], own) > DISTINCT
 
     def _evidence(self, record: RecentRecord, chosen_B: NDArray[np.float32], here: int, *, inside: bool) -> float:
         """Nats by which the chosen records explain a record better than its regime does, itself not counted."""

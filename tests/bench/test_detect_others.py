@@ -2,20 +2,24 @@
 
 import gzip
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
 import pytest
 
 from streamlearn.bench import detect_others
-from streamlearn.bench.detect_others import MIN_RECORDS, NUM_BOUNDARIES, ORDERS, Rate
+from streamlearn.bench.detect_others import KINDS, MIN_RECORDS, NUM_BOUNDARIES, ORDERS, Rate
 from streamlearn.bench.streams import Task
 from streamlearn.errors import UsageError
+from streamlearn.shift.shift import Shift
 from tests.shift.records import features_of
 from tests.shift.streams import stream as synthetic
 
 RECORDS = np.arange(80)
+ALARM = Shift("inputs", 2, 2, 1, False, 1, 70, 65, 2.0, 1.0)
 
 
 def write_texts(file: Path, tasks: int) -> Path:
@@ -65,7 +69,17 @@ def test_the_interval_refutes_a_level_that_does_not_hold() -> None:
 def test_a_shift_in_a_stationary_stream_is_a_false_alarm() -> None:
     """The first regime is not; a second task is, a few records after it began."""
     assert detect_others.false_alarms(features_of(0, 150), 1.0) == []
-    assert detect_others.false_alarms([*features_of(0, 150), *features_of(1, 60)], 1.0) == [pytest.approx(165, abs=15)]
+    [alarm] = detect_others.false_alarms([*features_of(0, 150), *features_of(1, 60)], 1.0)
+    assert alarm.declared_at == pytest.approx(165, abs=15)
+    assert detect_others.kind_of(alarm) == "new"
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"), [({}, "new"), ({"known": True}, "return"), ({"parent": 1}, "split")], ids=KINDS
+)
+def test_a_false_alarm_has_a_kind(changes: dict[str, Any], kind: str) -> None:
+    """A regime that was split off is not called new."""
+    assert detect_others.kind_of(replace(ALARM, **changes)) == kind
 
 
 def test_streams_cover_the_records_asked_for() -> None:
@@ -78,12 +92,14 @@ def test_streams_cover_the_records_asked_for() -> None:
 
 
 def test_a_long_stream_also_has_a_rate_of_its_later_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An alarm at record 999 is young, one at record 1000 is settled."""
-    monkeypatch.setattr(detect_others, "false_alarms", lambda stream, _: [5, 999, 1000][: len(stream) // 500])
+    """The thousandth record is young, the next one is settled."""
+    alarms = [replace(ALARM, declared_at=at) for at in (6, 1000, 1001)]
+    monkeypatch.setattr(detect_others, "false_alarms", lambda stream, _: alarms[: len(stream) // 500])
     examples = synthetic([0] * MIN_RECORDS)
     task = Task("t", {"definition": examples, "bare": examples}, range(MIN_RECORDS))
     found = detect_others.measure_level([task], 1.0, 3000, 1500)["independent"]
     assert (found["records"], found["alarms"]) == (3000, 6)
+    assert found["kinds"] == {"new": 6, "return": 0, "split": 0}
     assert (found["settled"]["records"], found["settled"]["alarms"]) == (1000, 2)
     assert "settled" not in detect_others.measure_level([task], 1.0, 1000, 1000)["independent"]
 

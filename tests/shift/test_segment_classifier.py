@@ -1,5 +1,7 @@
 """The records of an alarm are the segment's after all, a known regime's, or new."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from streamlearn.shift import segment_classifier
@@ -47,6 +49,34 @@ def test_the_segments_own_records_are_its_own() -> None:
     records = recent(features_of(0, 12, seed=9), 0, start=201, regimes=regimes)
     found = classify(regimes, records)
     assert (found.slot, found.known) == (0, True)
+
+
+@pytest.mark.parametrize(("statistic", "known"), [(DISTINCT - 0.1, True), (DISTINCT + 0.1, False)])
+def test_records_that_are_not_distinct_from_the_segments_are_its_own(
+    statistic: float, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although no regime explains them: a topic of the same task may be as unlikely as another task."""
+    regimes = memory_of((0, 100), (1, 100), max_regimes=4)
+    before = recent(features_of(0, 12, seed=8), 0, start=201, regimes=regimes)
+    records = recent(features_of(2, 12, seed=9), 0, start=213, regimes=regimes)
+    compared: list[int] = []
+
+    def measured(ones: Sequence[object], others: Sequence[object]) -> float:
+        compared.append(len(others))
+        return statistic
+
+    monkeypatch.setattr(segment_classifier, "distinctness", measured)
+    found = classify(regimes, records, before=before)
+    assert (found.slot == 0 and found.known) == known
+    assert compared[-1] == len(regimes[0].exemplars) + len(before)
+
+
+def test_records_are_new_where_the_segment_has_too_few_to_compare_with() -> None:
+    """A regime whose sample is empty, and all of whose recent records are in doubt."""
+    regimes = memory_of((0, 100), (1, 100), max_regimes=4)
+    records = recent(features_of(2, 12, seed=9), 0, start=201, regimes=regimes)
+    regimes[0].sample = ()
+    assert not classify(regimes, records).known
 
 
 def test_a_token_change_is_never_the_segments_regime() -> None:
