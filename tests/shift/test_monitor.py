@@ -422,7 +422,7 @@ def test_a_refused_record_is_the_segments() -> None:
     assert rest[-len(taken) + 20 :] == taken[20:]
 
 
-@pytest.mark.parametrize("lengths", [(84, 2, 8), (81, 4, 9)])
+@pytest.mark.parametrize("lengths", [(84, 2, 9), (81, 4, 9)])
 def test_a_shift_that_a_refusal_moves_forward_is_entered(lengths: tuple[int, int, int]) -> None:
     """Records taken for a known regime's hid the beginning of a new one; the batch it begins in was trained on.
 
