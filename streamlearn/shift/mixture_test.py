@@ -95,7 +95,7 @@ def separate(
     swapped = 2 * number > len(records) or (2 * number == len(records) and is_second[0])
     is_smaller = is_second != swapped
     num_runs = int(is_smaller[0]) + int((is_smaller[1:] & ~is_smaller[:-1]).sum())
-    if num_runs < MIN_RUNS and (not is_young or _begin_alike(records)):
+    if num_runs < MIN_RUNS and (not is_young or begin_alike(records)):
         return None
     return Separation(statistic, tuple(is_smaller.tolist()))
 
@@ -108,7 +108,7 @@ def distinctness(ones: Sequence[NDArray[np.uint16]], others: Sequence[NDArray[np
     return _statistic(tokens, division_N, np.where(division_N, lead_N, -lead_N))
 
 
-def _begin_alike(records: Sequence[NDArray[np.uint16]]) -> bool:
+def begin_alike(records: Sequence[NDArray[np.uint16]]) -> bool:
     """Whether the records have the same instruction; some may have lost it, where long inputs are cut."""
     [(_, number)] = Counter(each[:SAME_INSTRUCTION].tobytes() for each in records).most_common(1)
     return number >= (1 - LOW) * len(records)

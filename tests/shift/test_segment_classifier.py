@@ -9,7 +9,7 @@ from streamlearn.shift.alarm import Alarm
 from streamlearn.shift.mean_embedding_test import MeanEmbeddingTest
 from streamlearn.shift.recent_record import RecentRecord
 from streamlearn.shift.regime_memory import RegimeMemory
-from streamlearn.shift.segment_classifier import DISTINCT, Classification, SegmentClassifier
+from streamlearn.shift.segment_classifier import CLEARLY_DISTINCT, DISTINCT, LONG, Classification, SegmentClassifier
 from streamlearn.shift.token_presence_test import TokenChange
 from tests.shift.records import features_of, memory_of, recent
 
@@ -69,6 +69,27 @@ def test_records_that_are_not_distinct_from_the_segments_are_its_own(
     found = classify(regimes, records, before=before)
     assert (found.slot == 0 and found.known) == known
     assert compared[-1] == len(regimes[0].exemplars) + len(before)
+
+
+@pytest.mark.parametrize(
+    ("statistic", "number", "alike", "known"),
+    [
+        (CLEARLY_DISTINCT - 0.1, LONG - 1, True, True),
+        (CLEARLY_DISTINCT - 0.1, LONG - 1, False, False),
+        (CLEARLY_DISTINCT + 0.1, LONG - 1, True, False),
+        (CLEARLY_DISTINCT - 0.1, LONG, True, False),
+    ],
+)
+def test_records_of_one_instruction_are_new_if_clearly_distinct_or_many(
+    statistic: float, number: int, alike: bool, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One task asks about many topics, but tasks may also share the beginning of their prompts."""
+    regimes = memory_of((0, 100), (1, 100), max_regimes=4)
+    records = recent(features_of(2, number, seed=9), 0, start=201, regimes=regimes)
+    monkeypatch.setattr(segment_classifier, "distinctness", lambda *_: statistic)
+    monkeypatch.setattr(segment_classifier, "begin_alike", lambda _: alike)
+    found = classify(regimes, records)
+    assert (found.slot == 0 and found.known) == known
 
 
 def test_records_are_new_where_the_segment_has_too_few_to_compare_with() -> None:
