@@ -140,7 +140,7 @@ def test_single_records_that_cost_more_are_not_the_regimes(make: Callable[..., S
     assert all((line["regime"], line["loss"] > line["own_loss"]) == (1, True) for line in refused)
 
 
-@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("batches", variants([1, 2], short=["2"]))
 def test_a_visit_is_checked_by_records_that_every_run_has_read(
     make: Callable[..., Settings],
     undisturbed: Callable[..., dict[str, Tensor]],

@@ -5,6 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from streamlearn.shift.novelty_test import MIN_EXEMPLARS, NoveltyTest, Standard, leave_one_out
+from tests.variants import variants
 
 LEVEL = 0.01
 
@@ -15,7 +16,7 @@ def calibrated(values_NS: NDArray[np.float64]) -> NoveltyTest:
     return NoveltyTest.calibrated([Standard.of(values_NS)], statistics)
 
 
-@pytest.mark.parametrize("number", [16, 64, 512])
+@pytest.mark.parametrize("number", variants([16, 64, 512], short=["16", "64"]))
 def test_few_records_of_the_regime_are_rejected(number: int) -> None:
     """About the level, however many exemplars there are; records of another origin are."""
     rng = np.random.default_rng(number)
