@@ -48,9 +48,10 @@ NUM_TOPICS = 8
 MIN_RECORDS = 40
 """Records below which a task is left out: its topics would hold hardly five."""
 AUTOREGRESSIVE = 0.5
-KINDS = ("new", "return", "split")
 TOPIC_RUNS = (4, 8)
 """Mean records of a topic. Half a short window, 8, is where `MeanEmbeddingTest` cannot know what to expect."""
+KINDS = ("new", "return", "split")
+"""Kinds of false alarms."""
 
 Order = Callable[[np.random.Generator, int, NDArray[np.intp]], NDArray[np.intp]]
 """(generator, number of records to draw, the task's records sorted by similarity) -> records"""

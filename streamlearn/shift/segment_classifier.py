@@ -26,10 +26,11 @@ fifteen tasks without definitions none lies above 0.61, of other tasks' records 
 DISTINCT = 0.0
 """Maximum statistic of the mixture test over the records and a regime's own, if they are the regime's. Of the same
 returns none lies above -0.13, of other tasks' records half. Of alarms in the midst of a task, where neighbours are
-alike, 45 % lie below; of 540 boundaries between other SuperNI tasks, 380 of them bare, one still did after 48
-records."""
+alike, 45 % lay below in a trial; of 540 boundaries between other SuperNI tasks, 380 of them bare, one still did after
+48 records."""
 CLEARLY_DISTINCT, LONG = 0.5, 24
-"""Statistic or number of records above which records are another task's although they begin with one instruction."""
+"""Statistic above which, or number of records from which on, records are another task's although they begin with the
+segment's instruction."""
 MIN_FIT = -1.5
 """Deviations from the usual fit. 1 % of a returning regime's means lie below, and 97 % of other regimes' means."""
 MIN_OWN_FIT = -0.8
@@ -157,10 +158,11 @@ class SegmentClassifier:
         others = [each.features.buckets for each in recent if each.slot == here and each not in records]
         own = (*self.regimes[here].exemplars, *others)
         distinct = self._distinctness(records, own)
-        if distinct is None or distinct <= DISTINCT:
-            return distinct is not None
-        is_clear = distinct > CLEARLY_DISTINCT or len(records) >= LONG
-        return not is_clear and begin_alike([*(each.features.buckets for each in records), *own])
+        if distinct is None or distinct > CLEARLY_DISTINCT:
+            return False
+        if distinct <= DISTINCT:
+            return True
+        return len(records) < LONG and begin_alike([*(each.features.buckets for each in records), *own])
 
     @staticmethod
     def _distinctness(records: Sequence[RecentRecord], own: Sequence[NDArray[np.uint16]]) -> float | None:
