@@ -9,52 +9,44 @@ after_step   the batch is done: what only its losses show, and the counts
 What an operator does between two steps is in `operated_regimes`.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from heapq import nsmallest
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from streamlearn.adaptation.answer_shifts import AnswerShifts
 from streamlearn.adaptation.expert_evidence import ExpertEvidence
-from streamlearn.adaptation.fallback import MAX_AVERAGED, Fallback
+from streamlearn.adaptation.fallback import Fallback
 from streamlearn.adaptation.forgetting import Forgetting
 from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.adaptation.regime_controls import RegimeControls
+from streamlearn.adaptation.regime_probe import Probed, RegimeProbe
 from streamlearn.adaptation.regime_statistics import RegimeStatistics
-from streamlearn.adaptation.requested import Requested, UnknownRegimeError
+from streamlearn.adaptation.request_router import RequestRouter
+from streamlearn.adaptation.requested import Requested
 from streamlearn.adaptation.return_checks import ReturnChecks, Upcoming
 from streamlearn.adaptation.routed_input import RoutedInput
 from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.adaptation.time_budget import TimeBudget
-from streamlearn.adapters.sequences import NO_REGIME, Slot
+from streamlearn.adapters.sequences import Slot
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.probe.head_start import MAX_CANDIDATES, HeadStart, measure_head_start
-from streamlearn.probe.probe import first_tokens, probe
 from streamlearn.settings import Settings
 from streamlearn.shift.assigned_batch import AssignedBatch
-from streamlearn.shift.assignment import Assignment
-from streamlearn.shift.concept_drift_detector import ConceptDriftDetector
 from streamlearn.shift.featurizer import input_of
 from streamlearn.shift.monitor import Monitor
 from streamlearn.shift.monitor_state import MonitorState
 from streamlearn.shift.segment import NO_SLOT
 from streamlearn.shift.shift import Shift
-from streamlearn.status.answered_by import AnsweredBy, Route
 from streamlearn.status.status import AdaptationStatus
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 
-CONFIRM_RECORDS = 64
-"""Records that a suspected shift of the answers waits for confirmation. A shift of the inputs that is declared late, or
-whose first records were assigned to other regimes, raises losses too; when one is declared within these records, it is
-the cause, and the answers have not changed."""
 MAX_REPORTS = 256  # newest shifts kept for the status and the manifest
 
 _log = get_logger("shift")
@@ -75,7 +67,7 @@ class Adaptation:
         self._learner = learner
         self._settings = settings
         self.monitor = Monitor(settings.shift, vocab_size, settings.seed)
-        self.drift_detector = ConceptDriftDetector(settings.shift)
+        self.answer_shifts = AnswerShifts(settings.shift)
         self.return_checks = ReturnChecks(learner, settings)
         self.holdouts = HoldoutReservoirs(settings.holdout, regimes=slots, seed=settings.seed, restored=restored)
         self.budget = TimeBudget(settings.holdout.time_share / 2)
@@ -90,22 +82,28 @@ class Adaptation:
         )
         self.controls = RegimeControls()
         self.statistics = RegimeStatistics(
-            learner, self.holdouts, self.forgetting, self.controls, self.drift_detector.level_of
+            learner, self.holdouts, self.forgetting, self.controls, self.answer_shifts.detector.level_of
         )
         self.numbers: dict[int, int] = {}
         """Slot of each regime that was entered -> its number."""
+        self.router = RequestRouter(
+            self.monitor,
+            self.fallback,
+            self.statistics,
+            self.numbers,
+            routes_by_regime=learner.routes_by_regime,
+            max_known_rejected=settings.serve.max_known_rejected,
+        )
+        self.probe = RegimeProbe(learner, settings, self.monitor, self.router, self.fallback)
         self.current: int | None = None
         """Slot of the segment that is being trained on; None before the first, and after its regime was dropped."""
         self.reports: deque[ShiftReport] = deque(maxlen=MAX_REPORTS)
-        self.suspected: list[Shift] = []
-        """Shifts of the answers that wait for confirmation."""
         self.undivided: list[Shift] = []
         """Splits whose regimes' hold-out records are not divided yet."""
         self._left: list[int] = []
         """Slots whose segments end within the batch under way."""
         self.records = 0
         """Ordinal of the last record that was trained on, held out or only measured."""
-        self.probe_seconds = 0.0
         self._trained: MonitorState | None = self.monitor.released
 
     def look_ahead(self, batch: Batch) -> None:
@@ -157,7 +155,7 @@ class Adaptation:
 
         A regime that was split from another goes on beside it: nothing is closed, and the stream stays where it is.
         """
-        self.suspected = [each for each in self.suspected if each.declared_at < shift.onset - CONFIRM_RECORDS]
+        self.answer_shifts.explained_by(shift)
         report = ShiftReport(shift, self._learner.number)
         if shift.parent is not None:
             return self._enter_split(report)
@@ -165,7 +163,7 @@ class Adaptation:
             self._close(self.current)
         if not shift.known:
             report = replace(report, refused_return=self.return_checks.refused_at(shift.declared_at))
-            report = self._open(report, examples if self._is_probed(shift) else ())
+            report = self._open(report, examples if self.probe.applies(shift) else ())
         self.consolidator.enter(shift.slot)
         self._take_slot(shift)
         self.statistics.entered(report, self.current)
@@ -188,7 +186,7 @@ class Adaptation:
         self._take_slot(shift)
         if parent is not None:
             self.controls.inherit(self.numbers[parent], shift.regime, declared_at=shift.declared_at)
-            self.drift_detector.forget(parent)
+            self.answer_shifts.detector.forget(parent)
             self.return_checks.losses.forget(parent)
             self.undivided.append(shift)
         self.statistics.entered(report, self.current)
@@ -270,7 +268,6 @@ class Adaptation:
         if slot == self.current:
             self.current = None
         self.controls.drop(number)
-        self.suspected = [each for each in self.suspected if each.slot != slot]
         self.undivided = [each for each in self.undivided if slot != each.slot and number != each.parent]
         self._clear(slot)
         self.return_checks.clear()
@@ -279,22 +276,8 @@ class Adaptation:
         self._trained = self.monitor.forget(slot, self._trained, self.controls.frozen_at)
 
     def route(self, inputs: Sequence[NDArray[Any]], requested: Requested = "routed") -> list[RoutedInput]:
-        """The regime of each input of a request, and what answers it, which may be requested.
-
-        Before the first record nothing is known, and the backbone answers.
-
-        Raises:
-            UnknownRegimeError: the requested regime is not remembered, or the preset's routing is the same for all.
-        """
-        if isinstance(requested, int):
-            return self._by_regime(inputs, requested)
-        if not self.numbers:
-            return [RoutedInput(NO_REGIME, Route(None, 0.0, known=False, answered_by="backbone"))] * len(inputs)
-        averaged = self._averaged()
-        routed = [self._routed(each, averaged) for each in self.monitor.assign(inputs, self._trained)]
-        if requested == "backbone":
-            return [RoutedInput(NO_REGIME, replace(each.route, answered_by="backbone")) for each in routed]
-        return routed
+        """The regime of each input of a request, and what answers it, see `RequestRouter.route`."""
+        return self.router.route(inputs, self._trained, requested)
 
     def slots_of(self, inputs: Sequence[NDArray[Any]]) -> list[Slot]:
         """What adapts each input, see `RoutedInput`."""
@@ -315,7 +298,7 @@ class Adaptation:
         """What is published about regimes and shifts."""
         return replace(
             self.statistics.status(self.current),
-            probe_seconds=self.probe_seconds,
+            probe_seconds=self.probe.seconds,
             holdout_seconds=self.budget.spent_s,
             adapters_in_memory=self._learner.cache.num_in_memory,
             adapter_reads=self._learner.cache.num_reads,
@@ -337,28 +320,15 @@ class Adaptation:
 
         `examples` are the records to probe it with, if any; `parent` is the slot of the regime it was split from.
         """
-        shift, settings, learner = report.shift, self._settings, self._learner
-        found, start, began = None, parent, time.monotonic()
-        if parent is not None and learner.per_regime:
+        if parent is not None and self._learner.per_regime:
             report = replace(report, started_from=self.numbers[parent])
-        if examples and self.numbers and learner.routes_by_regime:
-            head_start = self._head_start(shift.slot, examples)
-            self.fallback.add(head_start)
-            if learner.per_regime:
-                start = head_start.slot
-                started_from = None if start is None else self.numbers[start]
-                report = replace(report, probe_tokens=head_start.tokens, started_from=started_from)
-        if examples and not learner.per_regime:
-            seed = settings.seed * 1_000_003 + shift.regime
-            found = probe(learner, examples, settings.probe, settings.consolidate, seed=seed)
-            similarity = float(torch.stack([each.mean() for each in found.similarity.values()]).mean())
-            report = replace(report, probe_tokens=found.tokens, mean_similarity=similarity)
+        found = Probed(report, start=parent)
         if examples:
-            report = replace(report, probe_seconds=time.monotonic() - began)
-            self.probe_seconds += report.probe_seconds
+            found = self.probe.measure(report, examples, self.numbers, self._trained)
+        shift = report.shift
         self._clear(shift.slot)
-        self.consolidator.open(shift.slot, shift.regime, found, start=start)
-        return report
+        self.consolidator.open(shift.slot, shift.regime, found.transient, start=found.start)
+        return found.report
 
     def _divide_holdouts(self, shift: Shift) -> None:
         """Move the hold-out records of a regime that was split to the new one, where they are the new one's.
@@ -379,64 +349,9 @@ class Adaptation:
         """Slot of the regime with this number; None if it was forgotten."""
         return next((slot for slot, own in self.numbers.items() if own == number), None)
 
-    def _head_start(self, slot: int, examples: Sequence[Example]) -> HeadStart:
-        """Compare what answers the first records of the regime that takes `slot`."""
-        records = first_tokens(examples, self._settings.probe.similarity_tokens)
-        assert self._trained is not None, "a regime is under way"
-        # As of the last trained batch: what was read since may differ after a restart.
-        likely = self.monitor.rank([input_of(example) for example in records], self._trained)
-        known = [other for other in dict.fromkeys([*likely, *self.numbers]) if other in self.numbers and other != slot]
-        per_regime = self._learner.per_regime
-        return measure_head_start(
-            self._learner,
-            records,
-            known[: MAX_CANDIDATES if per_regime else 1],
-            self._averaged(without=slot) if per_regime else (),
-            pack_tokens=self._settings.stream.batch_tokens,
-        )
-
-    def _by_regime(self, inputs: Sequence[NDArray[Any]], number: int) -> list[RoutedInput]:
-        """The regime with this number for each input, with its own score."""
-        slot = self._slot_of(number) if self._learner.routes_by_regime else None
-        if slot is None:
-            known = sorted(self.numbers.values()) if self._learner.routes_by_regime else []
-            raise UnknownRegimeError(
-                f"regime {number} cannot answer, expected one of {', '.join(map(str, known)) or 'none'}"
-            )
-        assigned = self.monitor.assign(inputs, self._trained, slot=slot)
-        return [RoutedInput(slot, self._route(each, "regime")) for each in assigned]
-
-    def _route(self, assigned: Assignment, answered_by: AnsweredBy) -> Route:
-        known = assigned.p_value >= self._settings.serve.max_known_rejected
-        return Route(self.numbers[assigned.slot], assigned.p_value, known=known, answered_by=answered_by)
-
-    def _routed(self, assigned: Assignment, averaged: tuple[int, ...]) -> RoutedInput:
-        route = self._route(assigned, "regime" if self._learner.routes_by_regime else "adapter")
-        if route.known:
-            return RoutedInput(assigned.slot, route)
-        if self.fallback.answered_by != "nearest":
-            route = replace(route, answered_by=self.fallback.answered_by)
-        return RoutedInput(self.fallback.slot_for(assigned.slot, averaged), route)
-
-    def _averaged(self, *, without: int | None = None) -> tuple[int, ...]:
-        """Slots of the regimes with the most records, whose adapters the mean is of."""
-        visits = self.statistics.visits_by_slot
-        others = [slot for slot in self.numbers if slot != without]
-        return tuple(nsmallest(MAX_AVERAGED, others, lambda slot: (-visits[slot].records, visits[slot].number)))
-
-    def _is_probed(self, shift: Shift) -> bool:
-        """Whether this shift's regime is compared with what is known; the first of all has nothing to compare with."""
-        if shift.known or shift.parent is not None or not self._settings.probe.enabled:
-            return False
-        if self._learner.per_regime:
-            return shift.previous is not None
-        objective, transient = self._learner.objective, self._settings.consolidate.importance == "transient"
-        return objective.compares and (shift.previous is not None or (transient and objective.anchor_strength > 0))
-
     def _probe_tokens(self, shift: Shift) -> int:
-        settings = self._settings.probe
-        needed = settings.similarity_tokens if self._learner.per_regime else settings.warmup_tokens or 0
-        return needed if self._is_probed(shift) or self.return_checks.applies(shift, self.numbers) else 0
+        is_checked = self.probe.applies(shift) or self.return_checks.applies(shift, self.numbers)
+        return self.probe.tokens_needed if is_checked else 0
 
     def _close(self, slot: int) -> None:
         if self._learner.per_regime:
@@ -454,7 +369,7 @@ class Adaptation:
         self.return_checks.losses.forget(slot)
         self.holdouts.clear(slot)
         self.forgetting.forget(slot)
-        self.drift_detector.forget(slot)
+        self.answer_shifts.forget(slot)
 
     def _detect_drift(self, assigned: AssignedBatch, losses: Mapping[int, float]) -> None:
         """Update each regime's detector with the prequential losses of its records, by index, in order."""
@@ -464,14 +379,12 @@ class Adaptation:
             number = self.numbers.get(slot)
             if number is not None:
                 self.return_checks.losses.add(slot, loss)
-                self.suspected += self.drift_detector.update(slot, number, first + index, [loss])
+                self.answer_shifts.update(slot, number, first + index, loss)
 
     def _confirm(self) -> list[ShiftReport]:
         """Act on suspected shifts of the answers that no shift of the inputs has explained: the newest are right."""
-        due = [each for each in self.suspected if self.records - each.declared_at >= CONFIRM_RECORDS]
-        self.suspected = [each for each in self.suspected if each not in due]
         reports = []
-        for each in due:
+        for each in self.answer_shifts.due(self.records):
             if self.numbers.get(each.slot) != each.regime:
                 continue
             self.consolidator.release(each.slot)
@@ -524,7 +437,7 @@ class Adaptation:
         """Arrays for a snapshot, as of the last trained batch."""
         parts: dict[str, Mapping[str, NDArray[Any]]] = {
             "monitor": self.monitor.state(self._trained),
-            "answers": self.drift_detector.state(),
+            "answers": self.answer_shifts.state(),
             "losses": self.return_checks.losses.state(),
             "holdouts": self.holdouts.state(),
         }
@@ -542,7 +455,7 @@ class Adaptation:
             "current": self.current,
             "records": self.records,
             "entries": [report.to_json() for report in self.reports],
-            "suspected": [shift.to_json() for shift in self.suspected],
+            "suspected": self.answer_shifts.to_json(),
             "undivided": [shift.to_json() for shift in self.undivided],
             "forgetting": self.forgetting.to_json(),
             "unknown": self.fallback.to_json(),
@@ -559,19 +472,19 @@ class Adaptation:
 
         self.monitor.load_state(arrays("monitor"))
         self._trained = self.monitor.released
-        self.drift_detector.load_state(arrays("answers"))
+        self.answer_shifts.restore(arrays("answers"), values["suspected"])
         self.return_checks.clear()
         self._left.clear()
         self.return_checks.losses.load_state(arrays("losses"))
         self.holdouts.load_state(arrays("holdouts"))
         self.consolidator.load_state(tensors)
-        self.numbers = {int(slot): number for slot, number in values["numbers"].items()}
+        self.numbers.clear()  # others have a view of it
+        self.numbers.update({int(slot): number for slot, number in values["numbers"].items()})
         self.current = values["current"]
         if self.current is not None:
             self.consolidator.enter(self.current)
         self.records = values["records"]
         self.reports = deque((ShiftReport.from_json(fields) for fields in values["entries"]), maxlen=MAX_REPORTS)
-        self.suspected = [Shift.from_json(fields) for fields in values["suspected"]]
         self.undivided = [Shift.from_json(fields) for fields in values.get("undivided", [])]  # older snapshots: none
         self.forgetting.load_json(values["forgetting"])
         self.fallback.load_json(values.get("unknown", []))  # older snapshots have none

@@ -19,8 +19,6 @@ from streamlearn.probe.head_start import HeadStart
 from streamlearn.settings.service import Unknown
 from streamlearn.status.status import FallbackStatus
 
-MAX_AVERAGED = 16
-"""Adapters in the mean: those of the regimes with the most records. Each takes time in every forward pass."""
 MAX_REGIMES = 32
 """New regimes that eq. (1) is over, the newest. With the number of known regimes the alternatives change."""
 Alternative = Literal["backbone", "mean", "nearest"]

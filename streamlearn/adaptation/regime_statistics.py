@@ -7,6 +7,7 @@ A step changes only the regimes of its own records, so only their published stat
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from heapq import nsmallest
 from types import MappingProxyType
 from typing import Any
 
@@ -104,6 +105,12 @@ class RegimeStatistics:
         """A regime's scores changed, or its slot holds another regime now."""
         self._stale.add(slot)
         self._transfer = None
+
+    def largest(self, count: int, *, without: int | None = None) -> tuple[int, ...]:
+        """Slots of the regimes with the most records, at most `count`, except for the one in slot `without`."""
+        others = [slot for slot in self.visits_by_slot if slot != without]
+        visits = self.visits_by_slot
+        return tuple(nsmallest(count, others, lambda slot: (-visits[slot].records, visits[slot].number)))
 
     def forget(self, slot: int) -> None:
         """The regime in a slot was dropped."""

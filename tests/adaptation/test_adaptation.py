@@ -10,7 +10,8 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from streamlearn.adaptation import adaptation as adaptation_module
+from streamlearn.adaptation import regime_probe
+from streamlearn.adaptation.answer_shifts import CONFIRM_RECORDS
 from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.events import Event
@@ -86,7 +87,7 @@ def test_a_regime_starts_from_the_adapter_that_explains_it_best(
         return replace(found, losses={slot: 0.1 + abs(slot - 1) for slot in known}, backbone_loss=5.0)
 
     monkeypatch.setattr(Consolidator, "open", opened_with)
-    monkeypatch.setattr(adaptation_module, "measure_head_start", measured)
+    monkeypatch.setattr(regime_probe, "measure_head_start", measured)
     _, components = run(make(stream("animals", "sums", "cities")))
     assert [report.started_from for report in components.adaptation.reports] == [None, 1, 2]
     assert [all(each.values()) for each in starts] == [True, True]
@@ -357,12 +358,12 @@ def test_a_shift_of_the_answers_waits_for_a_shift_of_the_inputs(make: Callable[.
                 return [suspicion(slot, regime, ordinal)]
             return []
 
-        adaptation.drift_detector.update = rise  # type: ignore[method-assign]
+        adaptation.answer_shifts.detector.update = rise  # type: ignore[method-assign]
         daemon_of(components).run()
         answers = [entry.shift for entry in adaptation.reports if entry.shift.kind == "answers"]
         if explained:
             assert answers == []
         else:
             assert [shift.regime for shift in answers] == [1]
-            assert answers[0].declared_at >= PER_TASK - 4 + adaptation_module.CONFIRM_RECORDS
-        assert adaptation.suspected == []
+            assert answers[0].declared_at >= PER_TASK - 4 + CONFIRM_RECORDS
+        assert adaptation.answer_shifts.suspected == []

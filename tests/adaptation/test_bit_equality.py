@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from streamlearn.adaptation import adaptation as adaptation_module
+from streamlearn.adaptation import regime_probe
 from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.jobs.queue import ExpertsJob, JobQueue
@@ -86,7 +86,7 @@ def test_a_death_at_a_shift_changes_no_bit(
     if where == "probe":
         probes: dict[str, Callable[..., Any]] = {"probe": probe, "measure_head_start": measure_head_start}
         name = "probe" if shape else "measure_head_start"
-        monkeypatch.setattr(adaptation_module, name, dying(probes[name]))
+        monkeypatch.setattr(regime_probe, name, dying(probes[name]))
     else:
         monkeypatch.setattr(Consolidator, where, dying(getattr(Consolidator, where)))
     assert_two_deaths_change_nothing(settings, whole, len(lines))

@@ -317,10 +317,10 @@ def test_what_is_undecided_about_a_dropped_regime_is_forgotten(make: Callable[..
     _, components = run(make(stream("animals", "sums")))
     adaptation = components.adaptation
     shift = Shift("answers", 1, 1, 0, True, 1, 80, 80, 1.0, 0.0)
-    adaptation.suspected = [shift, replace(shift, regime=2, slot=1)]
+    adaptation.answer_shifts.suspected = [shift, replace(shift, regime=2, slot=1)]
     adaptation.undivided = [replace(shift, regime=2, slot=1, parent=1), replace(shift, slot=0, parent=9)]
     daemon_of(components).operated_regimes.drop(1)
-    assert [each.regime for each in adaptation.suspected] == [2]
+    assert [each.regime for each in adaptation.answer_shifts.suspected] == [2]
     assert adaptation.undivided == []
 
 

@@ -128,10 +128,10 @@ def test_the_mean_is_of_the_regimes_with_the_most_records(trained: Trained, monk
     """A request takes bounded time, however many are remembered; the one that is being opened is not among them."""
     adaptation = trained.components.adaptation
     most = max(adaptation.numbers, key=lambda slot: adaptation.statistics.visits_by_slot[slot].records)
-    assert adaptation._averaged() == (most, 1 - most)
-    assert adaptation._averaged(without=most) == (1 - most,)
-    monkeypatch.setattr("streamlearn.adaptation.adaptation.MAX_AVERAGED", 1)
-    assert adaptation._averaged() == (most,)
+    assert adaptation.router.averaged() == (most, 1 - most)
+    assert adaptation.router.averaged(without=most) == (1 - most,)
+    monkeypatch.setattr("streamlearn.adaptation.request_router.MAX_AVERAGED", 1)
+    assert adaptation.router.averaged() == (most,)
 
 
 def test_known_and_unknown_are_answered_in_one_request(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def train_in_daemon(suite: Suite, settings: Settings, progress: Progress, reuse:
     components.close()
     detection = {
         "shifts": [report.to_json() for report in observer.reports],
-        "probe_seconds": components.adaptation.probe_seconds,
+        "probe_seconds": components.adaptation.probe.seconds,
     }
     return TrainedMethod(recorder, components.model, slots_of, detection)
 
