@@ -35,7 +35,8 @@ from streamlearn.adaptation.time_budget import TimeBudget
 from streamlearn.adapters.sequences import Slot
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.events import Event, get_logger
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.step import Step
 from streamlearn.settings import Settings
 from streamlearn.shift.assigned_batch import AssignedBatch
 from streamlearn.shift.featurizer import input_of

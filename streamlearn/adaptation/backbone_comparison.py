@@ -10,7 +10,8 @@ from streamlearn.adaptation.time_budget import TimeBudget
 from streamlearn.adapters.sequences import NO_REGIME
 from streamlearn.history.backbone_pair import BackbonePair
 from streamlearn.learner.evaluation import run_to_end, score
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.step import Step
 from streamlearn.settings import HoldoutSettings
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example

@@ -30,7 +30,7 @@ from streamlearn.bench.learn.arms import read_arm
 from streamlearn.bench.learn.profile import read_profile
 from streamlearn.bench.superni import read_task
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.learner.learner import Step
+from streamlearn.learner.step import Step
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.snapshot.snapshot import SnapshotInfo

@@ -20,7 +20,8 @@ from pathlib import Path
 from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.bench.sample import SAMPLE
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.step import Step
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon, Observer
 from streamlearn.settings import JsonlSettings, LogSettings, ProbeSettings, Settings, SourceSettings

@@ -16,7 +16,7 @@ from rich.text import Text
 from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.commands.fitted_table import FittedColumn, FittedTable
 from streamlearn.learner.evaluation import ExampleScore
-from streamlearn.learner.learner import Step
+from streamlearn.learner.step import Step
 from streamlearn.snapshot.snapshot import SnapshotInfo
 from streamlearn.status.status import AdaptationStatus, Status
 from streamlearn.stream.batch import Batch

@@ -24,7 +24,8 @@ from streamlearn.distributed.share import Share
 from streamlearn.distributed.shares import shares
 from streamlearn.errors import RankLostError
 from streamlearn.learner.evaluation import ExampleScore, groups
-from streamlearn.learner.learner import Learner, PassTotals
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.passes import PassTotals
 from streamlearn.stream.decode import Example
 
 

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from streamlearn.distributed.channel import Channel
 from streamlearn.distributed.dummy_pass import dummy_pass, out_of_step
-from streamlearn.learner.learner import Learner, PassTotals
+from streamlearn.learner.learner import Learner
 from streamlearn.learner.oom_retry import is_out_of_memory
 from streamlearn.learner.optimizer import parameters_of
+from streamlearn.learner.passes import PassTotals
 from streamlearn.stream.decode import Example
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from streamlearn.errors import Reason
-from streamlearn.learner.learner import Step
+from streamlearn.learner.step import Step
 from streamlearn.shift.shift import Shift
 from streamlearn.stream.batch import Batch, DeadLetteredRecord
 from streamlearn.stream.record import RecordId

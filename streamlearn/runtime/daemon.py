@@ -19,7 +19,7 @@ from streamlearn.jobs.experts import experts
 from streamlearn.jobs.queue import ExpertsJob, JobQueue
 from streamlearn.jobs.results import ExpertsResult, SnapshotResult
 from streamlearn.jobs.runner import JobRunner
-from streamlearn.learner.learner import Step
+from streamlearn.learner.step import Step
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.control_runner import ControlRunner, RegimeChanges
 from streamlearn.runtime.degradation import Degradation

@@ -8,7 +8,7 @@ from dataclasses import replace
 from streamlearn.adaptation.adaptation import Adaptation
 from streamlearn.events import Event, get_logger
 from streamlearn.history.history import History
-from streamlearn.learner.learner import Step
+from streamlearn.learner.step import Step
 from streamlearn.publish.adapter_publisher import AdapterPublisher
 from streamlearn.runtime.process_counter import ProcessCounter
 from streamlearn.runtime.run_state import RunState

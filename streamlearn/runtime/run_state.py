@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from streamlearn.errors import Reason
-from streamlearn.learner.learner import Step
+from streamlearn.learner.step import Step
 from streamlearn.snapshot.manifest import Manifest
 from streamlearn.snapshot.snapshot import snapshot_name
 from streamlearn.status.status import SnapshotStatus

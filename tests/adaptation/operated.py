@@ -7,7 +7,7 @@ from torch import Tensor
 
 from streamlearn.adapters.config import regime_adapter
 from streamlearn.errors import RegimeBusyError
-from streamlearn.learner.learner import Step
+from streamlearn.learner.step import Step
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings

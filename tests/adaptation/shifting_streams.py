@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from streamlearn.adaptation.shift_report import ShiftReport
-from streamlearn.learner.learner import Step
+from streamlearn.learner.step import Step
 from streamlearn.runtime.components import Components
 from streamlearn.settings import Settings
 from streamlearn.snapshot.snapshot import SnapshotInfo

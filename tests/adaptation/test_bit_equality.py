@@ -13,7 +13,8 @@ from streamlearn.adaptation.holdout import HoldoutReservoirs
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.jobs.queue import ExpertsJob, JobQueue
 from streamlearn.jobs.results import ExpertsResult, Result
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.step import Step
 from streamlearn.probe.head_start import measure_head_start
 from streamlearn.probe.probe import probe
 from streamlearn.runtime.daemon import Daemon

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.step import Step
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings

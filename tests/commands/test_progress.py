@@ -11,7 +11,7 @@ from rich.console import Console
 from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.commands.progress import FIRST, LAST, LabelledSegments, ProgressDisplay, frozen_loss, mean_loss
 from streamlearn.learner.evaluation import ExampleScore
-from streamlearn.learner.learner import Step
+from streamlearn.learner.step import Step
 from streamlearn.shift.shift import Shift
 from streamlearn.status.status import Phase, Status
 from streamlearn.stream.batch import Batch

@@ -6,7 +6,7 @@ from dataclasses import replace
 from streamlearn.errors import Reason
 from streamlearn.history.batch_outcome import BatchOutcome
 from streamlearn.history.history import History
-from streamlearn.learner.learner import Step
+from streamlearn.learner.step import Step
 from streamlearn.shift.shift import Shift
 from streamlearn.status.board import Clock
 from streamlearn.status.status import AdaptationStatus, Phase, RegimeStatus, Scoring, Status

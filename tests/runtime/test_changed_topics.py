@@ -9,7 +9,7 @@ from connectors.kafka.offsets import starting_offsets
 from connectors.memory import MemorySource, records_from
 from streamlearn.errors import SnapshotError
 from streamlearn.events import Event
-from streamlearn.learner.learner import Step
+from streamlearn.learner.step import Step
 from streamlearn.settings import Settings
 from streamlearn.status.status import Status
 from streamlearn.stream.batch import Batch

@@ -29,7 +29,7 @@ from streamlearn.controls.state_controls import StateControls
 from streamlearn.errors import DeadLetterError, Reason, SnapshotError, StreamlearnError, UsageError
 from streamlearn.jobs.queue import ControlJob, JobQueue
 from streamlearn.jobs.results import ControlResult, Result
-from streamlearn.learner.learner import Step
+from streamlearn.learner.step import Step
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings

@@ -18,8 +18,8 @@ from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.errors import DivergedError, SnapshotError, SnapshotMismatchError, StateLockedError
 from streamlearn.events import Event
 from streamlearn.jobs.queue import EvalJob, JobQueue, QueueClosedError
-from streamlearn.learner.learner import Step
 from streamlearn.learner.loss import PackedLoss, packed_loss
+from streamlearn.learner.step import Step
 from streamlearn.runtime.checkpoint import source_identity
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon

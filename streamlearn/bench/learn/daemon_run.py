@@ -10,7 +10,7 @@ from streamlearn.bench.learn.recorder import RunRecorder
 from streamlearn.bench.learn.suite import Suite
 from streamlearn.bench.learn.trained_method import Progress, TrainedMethod
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.learner.learner import Step
+from streamlearn.learner.step import Step
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings

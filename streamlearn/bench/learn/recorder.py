@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 
 from streamlearn.bench.learn.evaluator import Evaluator, SlotsOf, TaskAnswers, TaskScore
 from streamlearn.bench.learn.suite import Suite
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.step import Step
 
 
 class RunRecorder:

@@ -10,7 +10,7 @@ import orjson
 from streamlearn.bench.many_regimes.regime_costs import settings_of
 from streamlearn.bench.many_regimes.two_rounds import TwoRounds
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.learner.learner import Step
+from streamlearn.learner.step import Step
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings

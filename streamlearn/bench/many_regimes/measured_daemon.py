@@ -17,7 +17,8 @@ from streamlearn.adapters.model import attach
 from streamlearn.backbone.load import load, outline
 from streamlearn.bench.resident_memory import resident_mib
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.step import Step
 from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.runtime.model import adapter_of

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.step import Step
 from streamlearn.stream.decode import Example
 
 

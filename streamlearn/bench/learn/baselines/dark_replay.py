@@ -20,9 +20,10 @@ from torch import Tensor
 from streamlearn.adapters.routing_context import routing_context
 from streamlearn.bench.learn.baselines.baseline import Baseline
 from streamlearn.bench.learn.baselines.reservoir import Reservoir
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import packed_logits, packed_loss
 from streamlearn.learner.packing import pack
+from streamlearn.learner.step import Step
 from streamlearn.stream.decode import Example
 
 ALPHA = 0.1

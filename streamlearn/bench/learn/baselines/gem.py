@@ -19,10 +19,11 @@ from torch import Tensor
 
 from streamlearn.adapters.routing_context import routing_context
 from streamlearn.bench.learn.baselines.baseline import Baseline
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import packed_loss
 from streamlearn.learner.optimizer import MaskedAdamW
 from streamlearn.learner.packing import pack
+from streamlearn.learner.step import Step
 from streamlearn.settings import LearnerSettings
 from streamlearn.stream.decode import Example
 

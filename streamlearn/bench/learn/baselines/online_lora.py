@@ -25,7 +25,8 @@ from torch import Tensor
 from streamlearn.bench.learn.baselines.fisher import fisher, normalised
 from streamlearn.bench.learn.baselines.rank_blocks import RankBlocks
 from streamlearn.bench.learn.baselines.replay import only_first
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.step import Step
 from streamlearn.stream.decode import Example
 
 STRENGTH = 0.1

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from streamlearn.adaptation.adaptation import Adaptation
 from streamlearn.bench.learn.baselines.baseline import Baseline
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.step import Step
 from streamlearn.shift.shift import Shift
 from streamlearn.stream.decode import Example
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from streamlearn.bench.learn.baselines.baseline import Baseline
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.step import Step
 from streamlearn.stream.decode import Example
 
 

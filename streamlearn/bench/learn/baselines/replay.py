@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from streamlearn.bench.learn.baselines.baseline import Baseline
 from streamlearn.bench.learn.baselines.reservoir import Reservoir
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.step import Step
 from streamlearn.stream.decode import Example
 
 

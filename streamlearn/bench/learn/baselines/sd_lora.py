@@ -21,7 +21,8 @@ from torch.nn import Parameter
 
 from streamlearn.adapters.model import Bank
 from streamlearn.bench.learn.baselines.rank_blocks import RankBlocks
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.step import Step
 from streamlearn.stream.decode import Example
 
 MAGNITUDE_LR = 10.0

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from streamlearn.bench.learn.baselines.replay import Replay
-from streamlearn.learner.learner import Step
+from streamlearn.learner.step import Step
 from streamlearn.stream.decode import Example
 from tests.bench.learn.baselines.tasks import ONE, TWO
 from tests.learners import MakeLearner
