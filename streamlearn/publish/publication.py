@@ -2,12 +2,13 @@
 
 A published folder holds
 
-    publication.json                  this, replaced atomically by every publication; the only file that ever changes
+    publication.json                  this, replaced atomically by every publication
     adapters/NAME-regime-3@184/       a PEFT folder per adapter version
     routing/184.safetensors           arrays of the monitor's state by name
-    tokenizer/                        the backbone's tokenizer
+    tokenizer-3f2a9c01/               the backbone's tokenizer, named by its content
+    history.jsonl                     every version ever written, appended to
 
-Everything that a publication names is complete before the publication is written.
+Everything that a publication names is complete before the publication is written, and never changes.
 """
 
 import secrets
