@@ -6,6 +6,7 @@ readable line; elsewhere it is one JSON object per line, serialised by orjson.
 
 import logging
 import sys
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Literal, TextIO
 
@@ -49,6 +50,7 @@ class Event(StrEnum):
     REGIME_APPROVED = "regime_approved"
     REGIME_DROPPED = "regime_dropped"
     HOLDOUT_SCORED = "holdout_scored"
+    HOLDOUT_NOT_FINITE = "holdout_not_finite"
     STEP_TAKEN = "step_taken"
     UPDATE_REFUSED = "update_refused"
     OUT_OF_MEMORY_RETRIED = "out_of_memory_retried"
@@ -128,9 +130,20 @@ def configure_logging(
     structlog.configure(
         processors=shared,
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(target),
+        logger_factory=lambda *_: _Lines(target),
         cache_logger_on_first_use=False,
     )
+
+
+class _Lines(structlog.PrintLogger):
+    """Writes lines. One that cannot be written, on a full disk or to a closed pipe, is lost: training goes on."""
+
+    def msg(self, message: str) -> None:
+        """Write a line."""
+        with suppress(OSError, ValueError):  # ValueError: the stream is closed
+            super().msg(message)
+
+    log = debug = info = warn = warning = error = critical = fatal = failure = err = exception = msg
 
 
 def _to_json(event: dict[str, Any], **_: object) -> str:

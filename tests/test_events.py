@@ -1,6 +1,7 @@
 """Log lines: one JSON object each in the style `json`, and no local variables in tracebacks."""
 
 import io
+from contextlib import suppress
 
 import orjson
 import pytest
@@ -25,6 +26,17 @@ def test_an_event_is_one_json_object_per_line() -> None:
         "seconds": 0.25,
         "origin": "{1}",
     }
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_a_line_that_cannot_be_written_is_lost(style: str) -> None:
+    """A full disk or a closed pipe under the log ends no training."""
+    with open("/dev/full", "w") as full:
+        configure_logging("info", style, full)  # type: ignore[arg-type]
+        get_logger("daemon").warning(Event.DEGRADATION_STARTED, what="snapshot")
+        with suppress(OSError):
+            full.close()
+    get_logger("daemon").warning(Event.DEGRADATION_STARTED, what="snapshot")
 
 
 @pytest.mark.parametrize("style", ["json", "console"])

@@ -256,8 +256,9 @@ class Adaptation:
         """Whether the monitor knew, as of the last trained batch, of every regime that was entered by then."""
         assert self._trained is not None, "a regime is under way"
         detector = self._trained.detector
-        numbers = {slot: profile.number for slot, profile in enumerate(detector.regimes) if profile is not None}
-        return numbers == self.numbers and detector.segment.slot == (NO_SLOT if self.current is None else self.current)
+        return detector.numbers == self.numbers and detector.segment.slot == (
+            NO_SLOT if self.current is None else self.current
+        )
 
     def forget(self, slot: int) -> None:
         """Forget the regime in `slot`: all that is kept of it here, its adapter and its optimizer state.
@@ -402,6 +403,9 @@ class Adaptation:
         examples = self.holdouts.examples(slot)
         scoring = self.forgetting.measure(slot, examples, at_end=at_end)
         self.statistics.changed(slot)
+        if scoring is None:
+            _log.warning(Event.HOLDOUT_NOT_FINITE, regime=self.numbers[slot], records=len(examples))
+            return
         _log.debug(
             Event.HOLDOUT_SCORED,
             regime=self.numbers[slot],

@@ -10,6 +10,7 @@ under each alternative, before anything is learned from them (`probe.head_start`
 The lowest wins. Until a second regime begins there is nothing to compare, and the backbone answers.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Literal
@@ -64,14 +65,16 @@ class Fallback:
         return averaged if self.answered_by == "mean" else likeliest
 
     def add(self, found: HeadStart) -> None:
-        """Take in the losses of a new regime's first records."""
+        """Take in the losses of a new regime's first records, if all are finite."""
         losses: dict[Alternative, float | None] = {
             "backbone": found.backbone_loss,
             "mean": found.mean_loss,
             "nearest": next(iter(found.losses.values()), None),
         }
-        if losses["nearest"] is not None:  # else the new regime took the slot of the only one
-            self._losses.append({name: loss for name, loss in losses.items() if loss is not None})
+        measured = {name: loss for name, loss in losses.items() if loss is not None}
+        # Without a nearest one the new regime took the slot of the only one.
+        if "nearest" in measured and all(map(math.isfinite, measured.values())):
+            self._losses.append(measured)
 
     def to_json(self) -> list[dict[Alternative, float]]:
         """For the manifest."""

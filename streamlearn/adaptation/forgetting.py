@@ -8,10 +8,13 @@ negative; (2) is positive when later regimes helped (Lopez-Paz and Ranzato 2017)
 has left. Both start at the end of a segment: within it the sample of hold-out records still grows, and the best of many
 scores would be one of a small, lucky sample. Losses are kept too, in nats per learned token.
 
+A record whose loss is not finite is left out: trained on, it would have been a dead letter.
+
 A score holds until an update changes the experts that it was made with. Where each regime has an adapter of its own,
 that of a past regime rests: it is not scored again, and the score at its segment's end may wait for a better moment.
 """
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
@@ -38,6 +41,8 @@ class ScoreHistory:
     """Step of the last update with one of its records."""
     ended: bool = False
     """Its segment ended, and the score for that is still to be made."""
+    not_finite_at: int = -1
+    """Step after which no record had a finite loss, so that there is no score; -1: there is none. Not saved."""
 
     def add(self, point: Scoring, *, at_end: bool) -> None:
         """Add the newest score."""
@@ -49,10 +54,19 @@ class ScoreHistory:
         elif self.best_accuracy is not None:
             self.best_accuracy = max(self.best_accuracy, point.accuracy)
 
+    def skip(self, step: int) -> None:
+        """There is no score after this step."""
+        self.not_finite_at, self.ended = step, False
+
     @property
     def now(self) -> Scoring | None:
         """The newest score."""
         return self.points[-1] if self.points else None
+
+    @property
+    def tried_at(self) -> int:
+        """Step after which it was scored last, or had no finite loss; -1: never."""
+        return max(self.not_finite_at, -1 if self.now is None else self.now.step)
 
 
 class Forgetting:
@@ -83,7 +97,7 @@ class Forgetting:
 
         def urgency(slot: int) -> tuple[bool, int]:
             history = self.histories.get(slot, ScoreHistory())
-            return not history.ended, -1 if history.now is None else history.now.step
+            return not history.ended, history.tried_at
 
         stale = [slot for slot in sorted(slots) if not self._holds(self.histories.get(slot, ScoreHistory()))]
         return min(stale, key=urgency, default=None)
@@ -91,19 +105,22 @@ class Forgetting:
     def _holds(self, history: ScoreHistory) -> bool:
         """Whether the newest score is of the present weights."""
         changed_at = history.trained_at if self._learner.per_regime else self._learner.number
-        return history.now is not None and not history.ended and history.now.step >= changed_at
+        return not history.ended and history.tried_at >= changed_at
 
-    def measure(self, slot: int, examples: Sequence[Example], *, at_end: bool = False) -> Scoring:
-        """Score one regime's hold-out records with its own bias."""
+    def measure(self, slot: int, examples: Sequence[Example], *, at_end: bool = False) -> Scoring | None:
+        """Score one regime's hold-out records with its own bias; None if none of them has a finite loss."""
         work = self._learner.score(examples, [slot] * len(examples), pack_tokens=self._pack_tokens)
-        scores = run_to_end(work)
+        scores = [each for each in run_to_end(work) if math.isfinite(each.loss_sum)]
+        history = self.histories.setdefault(slot, ScoreHistory())
+        if not scores:
+            history.skip(self._learner.number)
+            return None
         tokens = sum(each.tokens for each in scores)
         point = Scoring(
             self._learner.number,
             sum(each.loss_sum for each in scores) / tokens,
             sum(each.correct for each in scores) / tokens,
         )
-        history = self.histories.setdefault(slot, ScoreHistory())
         history.add(point, at_end=at_end)
         return point
 
@@ -135,7 +152,10 @@ class Forgetting:
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest."""
-        return {str(slot): asdict(history) for slot, history in self.histories.items()}
+        rows = {str(slot): asdict(history) for slot, history in self.histories.items()}
+        for row in rows.values():
+            del row["not_finite_at"]
+        return rows
 
     def load_json(self, rows: dict[str, Any]) -> None:
         """The inverse of `to_json`."""

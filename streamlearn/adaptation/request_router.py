@@ -1,4 +1,8 @@
-"""Which regime an input of a request resembles, and what answers it."""
+"""Which regime an input of a request resembles, and what answers it.
+
+A regime is entered before the batch of its first records is trained on, and what is known of inputs is as of the last
+trained batch. Until that knows the regime in a slot, nothing there tells whether an input is of it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +22,8 @@ from streamlearn.status.answered_by import AnsweredBy, Route
 
 MAX_AVERAGED = 16
 """Adapters in the mean: those of the regimes with the most records. Each takes time in every forward pass."""
+
+_UNKNOWN = Route(None, 0.0, known=False, answered_by="backbone")
 
 
 class RequestRouter:
@@ -54,9 +60,9 @@ class RequestRouter:
         if isinstance(requested, int):
             return self._by_number(inputs, trained, requested)
         if not self._numbers:
-            return [RoutedInput(NO_REGIME, Route(None, 0.0, known=False, answered_by="backbone"))] * len(inputs)
+            return [RoutedInput(NO_REGIME, _UNKNOWN)] * len(inputs)
         averaged = self.averaged()
-        routed = [self._routed(each, averaged) for each in self._monitor.assign(inputs, trained)]
+        routed = [self._routed(each, trained, averaged) for each in self._monitor.assign(inputs, trained)]
         if requested == "backbone":
             return [RoutedInput(NO_REGIME, replace(each.route, answered_by="backbone")) for each in routed]
         return routed
@@ -75,10 +81,21 @@ class RequestRouter:
                 f"regime {number} cannot answer, expected one of {', '.join(map(str, sorted(slots))) or 'none'}"
             )
         slot = slots[number]
+        if not self._is_described(slot, trained):
+            return [RoutedInput(slot, self._route(Assignment(slot, 1.0), "regime"))] * len(inputs)
         assigned = self._monitor.assign(inputs, trained, slot=slot)
         return [RoutedInput(slot, self._route(each, "regime")) for each in assigned]
 
-    def _routed(self, assigned: Assignment, averaged: tuple[int, ...]) -> RoutedInput:
+    def _is_described(self, slot: int, trained: MonitorState | None) -> bool:
+        """Whether the state is of the regime that the slot has now; before the first trained batch it is of none."""
+        described = {} if trained is None else trained.detector.numbers
+        return not described or described.get(slot) == self._numbers.get(slot)
+
+    def _routed(self, assigned: Assignment, trained: MonitorState | None, averaged: tuple[int, ...]) -> RoutedInput:
+        if not self._is_described(assigned.slot, trained):  # the likeliest regime was dropped for another one
+            if self._fallback.answered_by == "mean":
+                return RoutedInput(averaged, Route(None, 0.0, known=False, answered_by="mean"))
+            return RoutedInput(NO_REGIME, _UNKNOWN)
         route = self._route(assigned, "regime" if self._routes_by_regime else "adapter")
         if route.known:
             return RoutedInput(assigned.slot, route)

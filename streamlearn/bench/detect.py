@@ -220,9 +220,7 @@ def metrics(runs: Sequence[tuple[Stream, Detection]], tasks: Sequence[Task]) -> 
     for stream, detection in runs:
         for name in (stream.kind, f"{stream.kind}_{stream.prompt}"):
             count(tallies.setdefault(name, Tally()), stream, detection, tasks)
-    several = [
-        tally for name, tally in tallies.items() if (tally.mixed_records and "_definition" in name) or "_bare" in name
-    ]
+    several = [each for name, each in tallies.items() if each.mixed_records and name.endswith(("_definition", "_bare"))]
     kinds = {name: tally.metrics() for name, tally in tallies.items()}
     headline = ("recall", "precision", "mean_delay_records")
     return {

@@ -68,7 +68,11 @@ class Rate:
         return Rate(self.records + other.records, self.alarms + other.alarms)
 
     def to_json(self, asked: float) -> dict[str, Any]:
-        """The rate per million, its exact 95 % interval, and whether the interval lies above the asked rate."""
+        """The rate per million, its 95 % interval, and whether the interval lies above the asked rate.
+
+        The interval is exact for a Poisson count (Garwood 1936). Alarms of one task come in clusters, so it is too
+        narrow where there are many.
+        """
         low = chi2.ppf(0.025, 2 * self.alarms) / 2 if self.alarms else 0.0
         high = chi2.ppf(0.975, 2 * self.alarms + 2) / 2
         per_million = [round(1e6 * float(count) / self.records, 2) for count in (self.alarms, low, high)]

@@ -34,8 +34,8 @@ class HeadStart:
     @property
     def slot(self) -> int | None:
         """The regime to start from; None: from nothing."""
-        best = min(self.losses, key=self.losses.__getitem__, default=None)
-        return best if best is not None and self.losses[best] < self.backbone_loss else None
+        lower = {slot: loss for slot, loss in self.losses.items() if loss < self.backbone_loss}  # none of them NaN
+        return min(lower, key=lower.__getitem__, default=None)
 
 
 def measure_head_start(

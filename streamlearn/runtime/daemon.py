@@ -28,6 +28,7 @@ from streamlearn.runtime.publisher import Publisher
 from streamlearn.shift.assigned_batch import AssignedBatch
 from streamlearn.shift.shift import Shift
 from streamlearn.snapshot.crash_guard import GuardedBatch
+from streamlearn.snapshot.disk_full import is_disk_full
 from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo, snapshot_name
 from streamlearn.status.board import Board
 from streamlearn.status.status import Phase, SnapshotStatus, Status
@@ -351,7 +352,8 @@ class Daemon:
         except (SnapshotError, DeadLetterError) as error:
             self.degradation.failed("snapshot", error)
             self._retry_at = time.monotonic() + RETRY_S
-            self.components.store.prune(keep=MIN_SNAPSHOTS)  # the disk may be full
+            if is_disk_full(error):
+                self.components.store.prune(keep=MIN_SNAPSHOTS)
 
     def save(self) -> SnapshotInfo:
         """snapshot/: write one now; see `Checkpoint`."""

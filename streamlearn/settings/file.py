@@ -47,7 +47,13 @@ def load(path: Path) -> Settings:
         raise ConfigError("\n".join(f"{path}: {line}" for line in explain(error))) from None  # it quotes what was found
     except SettingsError as error:
         raise ConfigError(f"expected JSON in the environment variable of a section or list: {error}") from None
-    return _resolved(settings, path.resolve().parent if packaged is None else Path.cwd())
+    settings = _resolved(settings, path.resolve().parent if packaged is None else Path.cwd())
+    if settings.source.jsonl is not None and settings.dead_letter_file == settings.source.jsonl.path:
+        raise ConfigError(
+            f"{path}: dead letters must not be written to source.jsonl.path, found {settings.dead_letter_file}: they "
+            "would be read as records; set dead_letters.file to another file"
+        )
+    return settings
 
 
 def explain(error: ValidationError) -> list[str]:

@@ -75,6 +75,13 @@ class Settings(BaseSettings):
     log: LogSettings = LogSettings()
     """Logging."""
 
+    @property
+    def dead_letter_file(self) -> Path | None:
+        """The file that dead letters are written to; None: they go to a topic."""
+        if self.dead_letters.topic is not None:
+            return None
+        return self.dead_letters.file or self.state / "dead_letters.jsonl"
+
     @model_validator(mode="after")
     def _dead_letter_topic_has_a_cluster(self) -> Self:
         if self.dead_letters.topic is not None:

@@ -22,3 +22,8 @@ class DetectorState:
     """Returns that are still to be declared, and then are not returns."""
     refused_records: tuple[RefusedRecord, ...] = ()
     """Records that are still to be read, and then are not of the regime that they look like."""
+
+    @property
+    def numbers(self) -> dict[int, int]:
+        """Number of each regime, by slot."""
+        return {slot: profile.number for slot, profile in enumerate(self.regimes) if profile is not None}

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from streamlearn.errors import SnapshotError, StateLockedError
+from streamlearn.snapshot.disk_full import is_disk_full
 
 NAME = "lock"
 
@@ -34,7 +35,7 @@ class StateLock:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            full = is_disk_full(error)
             advice = "free some space on its disk" if full else "set `state` to a folder that this user can write"
             raise SnapshotError(f"{self._path}: must be writable, found: {error.strerror}; {advice}") from error
         try:

@@ -158,8 +158,8 @@ class SnapshotStore:
         """Summaries from the manifests, oldest first; snapshots with a damaged manifest are left out."""
         infos = []
         for name in self.names():
-            with suppress(SnapshotDamagedError):  # `verify` reports it
-                infos.append(SnapshotInfo.of(read_manifest(self._path(name))))
+            with suppress(SnapshotDamagedError):  # `verify` reports it, or it was pruned meanwhile
+                infos.append(SnapshotInfo.of(read_manifest(self.folder / name)))
         return infos
 
     def manifest(self, name: str) -> Manifest:

@@ -12,18 +12,26 @@ from torch import Tensor
 
 from streamlearn.adaptation import regime_probe
 from streamlearn.adaptation.answer_shifts import CONFIRM_RECORDS
+from streamlearn.adaptation.routed_input import RoutedInput
 from streamlearn.adaptation.shift_report import ShiftReport
 from streamlearn.consolidate.consolidator import Consolidator
 from streamlearn.events import Event
 from streamlearn.jobs.queue import ExpertsJob, JobQueue
 from streamlearn.jobs.results import ExpertsResult
+from streamlearn.learner import evaluation
+from streamlearn.learner.loss import PackedLoss, packed_loss
+from streamlearn.learner.packing import PackedBatch
+from streamlearn.learner.step import Step
 from streamlearn.probe.head_start import HeadStart, measure_head_start
+from streamlearn.runtime.components import Components
 from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings
 from streamlearn.shift.concept_drift_detector import ConceptDriftDetector
+from streamlearn.shift.featurizer import input_of
 from streamlearn.shift.shift import Shift
 from streamlearn.status.board import Board, Clock
 from streamlearn.status.status import Phase, Status
+from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 from tests.adaptation.shifting_streams import PER_TASK, SHAPES, Silent, differences, mixed, run, stream
 from tests.runtime.test_daemon import daemon_of, opened
@@ -121,6 +129,62 @@ def test_a_split_regime_starts_from_the_adapter_of_both(make: Callable[..., Sett
     lengths = [{len(each) for each in adaptation.holdouts.examples(slot)} for slot in (0, 1)]
     assert all(lengths)
     assert not lengths[0] & lengths[1]
+
+
+class Asking(Silent):
+    """Asks after each step what answers an input of the first task, by routing and by every regime's number."""
+
+    def __init__(self, components: Components) -> None:
+        self.routed: list[tuple[bool, RoutedInput]] = []
+        """Whether the state was settled, and the answer."""
+        self._components = components
+        self._inputs: list[Any] = []
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        """Ask."""
+        adaptation = self._components.adaptation
+        self._inputs = self._inputs or [input_of(batch.examples[0])]
+        for number in adaptation.numbers.values():
+            [found] = adaptation.route(self._inputs, number)
+            assert found.route.regime == number
+        self.routed += [(adaptation.is_settled, each) for each in adaptation.route(self._inputs)]
+
+
+def test_requests_are_answered_while_a_regime_is_entered(make: Callable[..., Settings]) -> None:
+    """It has a number before anything is known of its inputs; nothing of the regime that it replaces answers for it."""
+    settings = make(stream("animals", "sums", "cities"), shift={"max_regimes": 2})
+    with opened(settings) as components:
+        asking = Asking(components)
+        daemon_of(components, asking).run()
+    replaced = [found for settled, found in asking.routed if not settled and found.route.regime in (None, 3)]
+    assert replaced
+    assert not any(found.route.known for found in replaced)
+    assert {found.route.answered_by for found in replaced} <= {"backbone", "mean"}
+    assert [found.route.regime for settled, found in asking.routed[:20] if settled] == [1] * 20
+
+
+def test_a_held_out_record_without_a_finite_loss_stops_no_snapshot(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have been a dead letter, and is left out of the score."""
+    lines = stream("animals", per_task=60)
+    value = orjson.loads(lines[19])
+    lines[19] = orjson.dumps({**value, "prompt": "poison " + value["prompt"]})
+    with opened(make(lines)) as components, capture_logs() as logs:
+        spell = components.model.backbone.tokenizer.decode
+
+        def poisoned(model: Any, packed: PackedBatch) -> PackedLoss:
+            loss = packed_loss(model, packed)
+            hit = "poison" in spell(packed.input_ids[0].tolist())
+            return PackedLoss(loss.mean, loss.token_L * float("nan"), loss.correct_L) if hit else loss
+
+        monkeypatch.setattr(evaluation, "packed_loss", poisoned)
+        daemon_of(components).run()
+        assert components.adaptation.records == 60
+        assert components.store.names()[-1] == components.store.infos()[-1].name
+        assert components.store.infos()[-1].position.offsets != components.store.infos()[0].position.offsets
+    assert Event.DEGRADATION_STARTED not in [event["event"] for event in logs]
+    assert Event.HOLDOUT_NOT_FINITE in [event["event"] for event in logs]
 
 
 def test_without_detection_the_stream_is_one_regime(make: Callable[..., Settings]) -> None:

@@ -1,5 +1,6 @@
 """What answers the unknown: the lowest of the losses on the first records of new regimes."""
 
+import math
 from typing import Any
 
 import pytest
@@ -16,6 +17,16 @@ def fallback(setting: Any = "auto", *, has_regimes: bool = True) -> Fallback:
 def found(backbone: float, mean: float | None, *others: float) -> HeadStart:
     """Of a new regime; the likeliest known one has the first of the other losses."""
     return HeadStart(backbone, dict(enumerate(others, start=5)), mean, 100)
+
+
+def test_a_loss_that_is_not_finite_decides_nothing() -> None:
+    """Neither what answers the unknown nor what a regime starts from."""
+    made = fallback()
+    made.add(found(2.0, math.nan, 3.0))
+    assert (made.status.regimes, made.to_json()) == (0, [])
+    assert found(2.0, None, math.nan, 1.5).slot == 6
+    assert found(2.0, None, math.nan).slot is None
+    assert found(math.nan, None, 1.0).slot is None
 
 
 def test_the_losses_are_means_over_new_regimes() -> None:

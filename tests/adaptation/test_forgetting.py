@@ -1,8 +1,13 @@
 """Scoring, and which regime is scored next. The equations are in test_regime_statistics."""
 
+import math
 from typing import Any
 
+import pytest
+
+from streamlearn.adaptation import forgetting as forgetting_module
 from streamlearn.adaptation.forgetting import MAX_POINTS, Forgetting, ScoreHistory
+from streamlearn.learner.evaluation import ExampleScore
 from streamlearn.status.status import Scoring
 from tests.doubles import random_examples
 from tests.learners import MakeLearner
@@ -41,6 +46,7 @@ def test_a_score_holds_while_the_adapter_of_its_regime_rests(make_learner: MakeL
     before = scores.histories[0].now
     again = scores.measure(0, examples)
     assert before is not None
+    assert again is not None
     assert (again.loss, again.accuracy) == (before.loss, before.accuracy)
 
 
@@ -66,6 +72,25 @@ def test_scoring_changes_no_weight_and_repeats_exactly(make_learner: MakeLearner
     """Two scores of one regime in a row are equal."""
     scores, examples = forgetting(make_learner()), random_examples([6, 9, 12])
     assert scores.measure(0, examples) == scores.measure(0, examples)
+
+
+def test_a_record_without_a_finite_loss_is_left_out(make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any other there is no score, it is not tried again before an update, and a snapshot can be written."""
+    learner = make_learner()
+    scores, good, bad = forgetting(learner), ExampleScore(6.0, 1, 3), ExampleScore(math.nan, 0, 5)
+    found = [good, bad]
+    monkeypatch.setattr(forgetting_module, "run_to_end", lambda work: found)
+    assert scores.measure(0, random_examples([6, 9])) == Scoring(0, 2.0, 1 / 3)
+    found = [bad]
+    learner.step(random_examples([8]))
+    scores.end(0)
+    assert scores.measure(0, random_examples([9]), at_end=True) is None
+    assert scores.stalest([0]) is None
+    assert not scores.has_ended(0)
+    assert [point.loss for point in scores.histories[0].points] == [2.0]
+    assert "nan" not in str(scores.to_json())
+    learner.step(random_examples([8]))
+    assert scores.stalest([0]) == 0
 
 
 def test_a_long_history_is_thinned_and_keeps_its_ends() -> None:

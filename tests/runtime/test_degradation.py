@@ -98,6 +98,38 @@ def test_learning_outlasts_a_full_disk(make: Callable[..., Settings], monkeypatc
     sink.close()
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_older_snapshots_make_room_on_a_full_disk_only(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, *, full: bool
+) -> None:
+    """A dead-letter topic that is away costs none of them."""
+    numbers: list[int] = []
+
+    class Sink(Disk):
+        def check(self) -> None:
+            """The dead letters alone fail."""
+
+        def on_step(self, batch: Batch, step: Any, status: Status) -> None:
+            super().on_step(batch, step, status)
+            numbers.append(len(daemon.components.store.names()))
+
+    def flush(letters: FileDeadLetters) -> None:
+        if sink.broken:
+            raise DeadLetterError("unusable records cannot be set aside") from (disk_full if full else None)
+        really(letters)
+
+    disk_full, really = OSError(errno.ENOSPC, "No space left on device"), FileDeadLetters.flush
+    settings = make(lines())
+    snapshot = settings.snapshot.model_copy(update={"every_records": 4, "keep": 8})
+    sink = Sink(monkeypatch, broken=lambda step: step == 5)
+    monkeypatch.setattr(FileDeadLetters, "flush", flush)
+    with opened(settings.model_copy(update={"snapshot": snapshot})) as components:
+        daemon = daemon_of(components, sink)
+        daemon.run()
+    assert numbers[4] > 2
+    assert (min(numbers[5:]) == 2) == full
+
+
 def test_a_disk_that_stays_full_ends_the_run(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
     """After the limit the daemon stops with the disk's error; a restart with free space loses and repeats nothing."""
     wanted, _ = run(make(lines(), "whole"))

@@ -64,6 +64,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "gzip followed": ({"source": {"jsonl": {"path": "a.gz", "follow": True}}}, "gzip and cannot be followed"),
     "two dead letter sinks": (jsonl(dead_letters={"topic": "a", "file": "b"}), "topic and file exclude each other"),
     "a dead letter topic without Kafka": (jsonl(dead_letters={"topic": "a"}), "dead_letters.topic needs source.kafka"),
+    "dead letters in the source": (jsonl(dead_letters={"file": "data.jsonl"}), "must not be written to source.jsonl"),
     "a dead letter topic that is read": (kafka() | {"dead_letters": {"topic": "t"}}, "must not be one of .* found t: "),
     "auto commit": (kafka(enable_auto_commit=False), "enable.auto.commit is not supported: offsets are committed"),
     "an unknown gap policy": (kafka(offset_gap_policy="skip"), "source.kafka.offset_gap_policy: .*'latest'.*'skip'"),

@@ -9,6 +9,7 @@ import pytest
 from safetensors import SafetensorError
 
 from streamlearn.errors import SnapshotError
+from streamlearn.snapshot.disk_full import is_disk_full
 from streamlearn.snapshot.files import Files
 from streamlearn.snapshot.part import adapter_part, state_part
 from streamlearn.snapshot.store import SnapshotStore
@@ -143,9 +144,17 @@ def disk_full_in_safetensors(_: Path) -> None:
 def test_a_full_disk_in_the_adapter_is_a_snapshot_error(tmp_path: Path, write_adapter: Callable[[Path], None]) -> None:
     store = SnapshotStore(tmp_path, keep=2)
     save(store, 1)
-    with pytest.raises(SnapshotError, match=r"00000002 could not be written.*No space left.*untouched"):
+    with pytest.raises(SnapshotError, match=r"00000002 could not be written.*No space left.*untouched") as raised:
         store.save(draft(2), [adapter_part(write_adapter), state_part(tensors(2))])
+    assert is_disk_full(raised.value)
     assert [path.name for path in store.folder.iterdir()] == ["00000001"]
+
+
+@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "denied"), SafetensorError("(os error 5)"), None])
+def test_other_faults_are_no_full_disk(error: Exception | None) -> None:
+    fault = SnapshotError("could not be written")
+    fault.__cause__ = error
+    assert not is_disk_full(fault)
 
 
 def test_a_bug_in_the_adapter_is_not_a_snapshot_error(tmp_path: Path) -> None:

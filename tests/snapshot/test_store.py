@@ -39,6 +39,15 @@ def test_the_newest_snapshot_is_read_back_completely(store: SnapshotStore) -> No
     assert store.infos()[-1] == info
 
 
+def test_a_snapshot_that_is_pruned_while_they_are_listed_is_left_out(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop prunes while HTTP lists."""
+    save(store, 7)
+    monkeypatch.setattr(store, "names", lambda: ["00000003", "00000007"])
+    assert [found.name for found in store.infos()] == ["00000007"]
+
+
 def test_steps_beyond_eight_digits_stay_in_order(store: SnapshotStore) -> None:
     for step in (99_999_999, 100_000_000):
         save(store, step)
