@@ -13,6 +13,7 @@ from streamlearn.stream.source import DeadLetter
 PREFIX = "__streamlearn.errors."
 LEFT_OUT_BYTES = PREFIX + "left.out.bytes"
 """Size of the value of a record whose value, key and headers were left out because the sink refused them."""
+_PLACE = (PREFIX + "topic", PREFIX + "partition", PREFIX + "offset")
 
 
 def headers_of(dead_letter: DeadLetter) -> dict[str, str]:
@@ -35,15 +36,19 @@ def own_headers(record: Record) -> list[tuple[str, bytes]]:
     return [(name, value) for name, value in record.headers if not name.startswith(PREFIX)]
 
 
-def record_of(headers: Mapping[str, str] | Iterable[tuple[str, bytes]]) -> RecordId | None:
+def record_of(headers: Mapping[str, str] | Iterable[tuple[str, bytes | None]]) -> RecordId | None:
     """Return the record of a dead letter, or None when the headers are not those of a dead letter."""
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    fields = {name: value if isinstance(value, str) else value.decode("utf-8", "replace") for name, value in pairs}
+    fields = headers if isinstance(headers, Mapping) else text_of(pair for pair in headers if pair[0] in _PLACE)
     try:
-        origin = TopicPartition(fields[PREFIX + "topic"], int(fields[PREFIX + "partition"]))
-        return RecordId(origin, int(fields[PREFIX + "offset"]))
+        topic, partition, offset = (fields[name] for name in _PLACE)
+        return RecordId(TopicPartition(topic, int(partition)), int(offset))
     except (KeyError, ValueError):
         return None
+
+
+def text_of(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, str]:
+    """Return the headers as text, without those that Kafka stores without a value."""
+    return {name: value.decode("utf-8", "replace") for name, value in headers if value is not None}
 
 
 def _stage(reason: Reason) -> str:

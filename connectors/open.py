@@ -86,4 +86,5 @@ def open_replayer(settings: Settings) -> Replayer:
 
 
 def _file(settings: Settings) -> Path:
-    return settings.dead_letters.file or settings.state / "dead_letters.jsonl"
+    assert settings.dead_letter_file is not None, "no topic is set"
+    return settings.dead_letter_file

@@ -30,7 +30,7 @@ _BACKOFF_MIN_S = 0.1
 _BACKOFF_MAX_S = 2.0
 _CLOSE_TIMEOUT_MS = 5_000
 _ADMIN_TIMEOUT_MS = 10_000  # training waits for an offset commit
-_HEADROOM_BYTES = 8 << 20  # one message may exceed fetch.max.bytes by this much and is still delivered
+_HEADROOM_BYTES = 8 << 20  # one record batch may exceed fetch.max.bytes by this much and is still delivered
 
 _CLIENT_LOG = logging.getLogger("kafka")
 _CLIENT_LOG.addHandler(logging.NullHandler())  # otherwise each failed attempt prints four lines; our events log it once
@@ -55,10 +55,15 @@ def new_consumer(settings: KafkaSettings, bootstrap_s: float, **options: Any) ->
             "max_poll_records": settings.max_poll_records,
             "max_partition_fetch_bytes": settings.max_partition_fetch_bytes,
             "fetch_max_bytes": settings.fetch_max_bytes,
-            "receive_message_max_bytes": settings.fetch_max_bytes + _HEADROOM_BYTES,
+            "receive_message_max_bytes": max_response_bytes(settings),
             **options,
         },
     )
+
+
+def max_response_bytes(settings: KafkaSettings) -> int:
+    """The largest answer that a consumer accepts. It drops the connection at a larger one, and only logs that."""
+    return settings.fetch_max_bytes + max(_HEADROOM_BYTES, settings.max_partition_fetch_bytes)
 
 
 def new_producer(settings: KafkaSettings, bootstrap_s: float, **options: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 from kafka.admin import ACLOperation
 
-from connectors.dead_letter_headers import LEFT_OUT_BYTES, PREFIX
+from connectors.dead_letter_headers import LEFT_OUT_BYTES, PREFIX, text_of
 from connectors.kafka.clients import CLIENT_ERRORS, close_quietly, describe, new_consumer
 from connectors.kafka.cluster import Cluster
 from connectors.kafka.dead_letter_message import NO_VALUE
@@ -81,7 +81,7 @@ def partitions_of(settings: KafkaSettings, topics: list[str], *operations: ACLOp
 
 def replay_of(message: Any) -> DeadLetterId | None:
     """The dead letter that a message was put back for; None if it has no such header."""
-    values = [value for name, value in message.headers if name == REPLAY_OF]
+    values = [value for name, value in message.headers if name == REPLAY_OF and value is not None]
     try:
         return DeadLetterId.parse(values[-1].decode())
     except (IndexError, ValueError):
@@ -89,12 +89,12 @@ def replay_of(message: Any) -> DeadLetterId | None:
 
 
 def _dead_letter(message: Any) -> StoredDeadLetter | None:
-    errors = {name: value.decode("utf-8", "replace") for name, value in message.headers if name.startswith(PREFIX)}
+    errors = text_of(pair for pair in message.headers if pair[0].startswith(PREFIX))
     return from_headers(
         errors,
         value=None if NO_VALUE in errors or LEFT_OUT_BYTES in errors else message.value,
         key=message.key,
-        own=tuple((name, value) for name, value in message.headers if not name.startswith(PREFIX)),
+        own=tuple((name, value or b"") for name, value in message.headers if not name.startswith(PREFIX)),
         written_ms=message.timestamp,
         sink_partition=message.partition,
     )

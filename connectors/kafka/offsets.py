@@ -8,6 +8,15 @@ from streamlearn.stream.record import TopicPartition
 
 Offsets = Mapping[TopicPartition, int]
 GapPolicy = Literal["fail", "earliest", "latest"]
+IsolationLevel = Literal["read_committed", "read_uncommitted"]
+
+_OPEN_TRANSACTION: Mapping[IsolationLevel, str] = {
+    "read_committed": (
+        "A transaction may be open there if isolation.level was read_uncommitted before: restart when it has ended. "
+        "Otherwise "
+    ),
+    "read_uncommitted": "",
+}
 
 
 def starting_offsets(
@@ -16,6 +25,7 @@ def starting_offsets(
     ends: Offsets,
     offset_start: Literal["earliest", "latest"],
     gap_policy: GapPolicy = "fail",
+    isolation_level: IsolationLevel = "read_committed",
 ) -> dict[TopicPartition, int]:
     """Return the first offset to read of every existing partition.
 
@@ -32,7 +42,9 @@ def starting_offsets(
     starts = {}
     for origin in sorted(begins):
         if origin in position:  # 1.
-            starts[origin] = resume_offset(origin, position[origin], begins[origin], ends[origin], gap_policy)
+            starts[origin] = resume_offset(
+                origin, position[origin], begins[origin], ends[origin], gap_policy, isolation_level
+            )
         elif origin.topic in known_topics or offset_start == "earliest":  # 2., 3.
             starts[origin] = begins[origin]
         else:  # 3.
@@ -40,8 +52,12 @@ def starting_offsets(
     return starts
 
 
-def resume_offset(origin: TopicPartition, offset: int, begin: int, end: int, gap_policy: GapPolicy) -> int:
+def resume_offset(
+    origin: TopicPartition, offset: int, begin: int, end: int, gap_policy: GapPolicy, isolation_level: IsolationLevel
+) -> int:
     """Return `offset` if the log holds it; if retention deleted it, the offset that `gap_policy` chooses.
+
+    With `read_committed`, the log ends where the first open transaction begins.
 
     Raises:
         OffsetGapError: the offset was deleted and the policy is `fail`, or it lies past the end; the message names the
@@ -56,9 +72,9 @@ def resume_offset(origin: TopicPartition, offset: int, begin: int, end: int, gap
         )
     if offset > end:
         raise OffsetGapError(
-            f"{origin} must resume at offset {offset}, its log ends at {end}: [{end}, {offset}) was trained and "
-            "is gone. The topic was truncated, or deleted and created again. Start over with --fresh to learn the new "
-            "log"
+            f"{origin} must resume at offset {offset}, its log ends at {end}. {_OPEN_TRANSACTION[isolation_level]}"
+            f"[{end}, {offset}) was trained and is gone: the topic was truncated, or deleted and created again. Start "
+            "over with --fresh to learn the new log"
         )
     if offset < begin:
         return begin if gap_policy == "earliest" else end

@@ -17,7 +17,7 @@ class PartitionMonitor:
 
     def __init__(self, settings: KafkaSettings, clock: Callable[[], float]) -> None:
         self.ends: dict[TopicPartition, int] = {}
-        """End of each log, at most `lag_interval_s` old; empty when unknown."""
+        """End of each log, at most `lag_interval_s` old; without those that are unknown."""
         self.fetch_offsets: dict[TopicPartition, int] = {}
         """Next offset to fetch at the time of `ends`, past any transaction markers after the last record."""
         self._settings = settings

@@ -5,17 +5,18 @@ object may loop forever. The consumer is then closed, and a new one continues fr
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from kafka.admin import ACLOperation
-from kafka.errors import AuthorizationError, KafkaError, LogTruncationError
+from kafka.errors import AuthorizationError, KafkaError, KafkaTimeoutError, LogTruncationError
 
 from connectors.kafka.clients import (
     CLIENT_ERRORS,
     close_quietly,
     describe,
     is_reachable,
+    max_response_bytes,
     new_consumer,
     to_kafka,
     wait_until_reachable,
@@ -23,6 +24,7 @@ from connectors.kafka.clients import (
 from connectors.kafka.cluster import Cluster
 from connectors.kafka.offsets import resume_offset, starting_offsets
 from connectors.kafka.partition_monitor import PartitionMonitor
+from connectors.kafka.topic_reader import available_beginning_offsets, available_end_offsets
 from connectors.kafka.topics import Topic, check_identity, identity_of
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event, get_logger
@@ -33,14 +35,18 @@ _MAX_REBUILDS = 3
 """Maximum rebuilds per offset."""
 
 _BOOTSTRAP_S = 10.0
-_OFFSETS_TIMEOUT_MS = 10_000
+_OFFSETS_TIMEOUT_S = 10.0
+_LEADER_PAUSE_S = 0.5
+"""Pause between two requests while a start waits for the leader of a partition."""
 _UNREACHABLE_AFTER_S = 10.0
 """Maximum time without an answer from a broker that accepts connections; then it counts as unreachable."""
 _REBUILD_PAUSE_MIN_S = 0.5
 _REBUILD_PAUSE_MAX_S = 10.0
 """Maximum pause between two attempts to build a consumer, each of which may block for `_BOOTSTRAP_S`."""
-_CHORE_TIMEOUT_MS = 1_000
-"""Maximum time that a request beside reading (end offsets, a position) may delay training."""
+_CHORE_TIMEOUT_S = 1.0
+"""Maximum time that a request beside reading (end offsets, positions) may delay training."""
+
+_Spans = tuple[dict[TopicPartition, int], dict[TopicPartition, int]]
 
 
 class KafkaSource:
@@ -67,6 +73,7 @@ class KafkaSource:
         self._gaps: list[Gap] = []
         self._failures: dict[TopicPartition, dict[int, int]] = {}
         self._monitor = PartitionMonitor(settings, clock)
+        self._leaderless: list[str] = []
         self._reachable = True
         self._unanswered_since: float | None = None
         self._truncation: LogTruncationError | None = None
@@ -78,11 +85,12 @@ class KafkaSource:
         """Connect and go to `position`; wait for an unreachable broker for at most `start_timeout_s`.
 
         See `starting_offsets` for where each partition begins. A named offset that retention deleted is a gap, which
-        `offset.gap.policy` may allow.
+        `offset.gap.policy` may allow. While a partition has no leader, its named offset is taken as it is; what `poll`
+        finds there later is treated alike. If it has no named offset, the leader is waited for, as long as a broker.
 
         Raises:
             OffsetGapError: a topic was deleted and created again, a named offset is gone, or it was never reached.
-            SourceError: no broker, wrong credentials, or no such topic.
+            SourceError: no broker, wrong credentials, no such topic, or no leader of a partition without a position.
         """
         self._drop_consumer()
         wait_until_reachable(
@@ -95,9 +103,18 @@ class KafkaSource:
         self._topics = self._cluster.topics(self._settings.topics, to=[ACLOperation.READ])
         check_identity(identity or {}, self.identity)
         self._consumer = new_consumer(self._settings, _BOOTSTRAP_S)
-        begins, ends = self._log_spans([origin for topic in self._topics.values() for origin in topic.origins])
+        origins = [origin for topic in self._topics.values() for origin in topic.origins]
+        begins, ends = self._spans_at_start(origins, position)
+        unchecked = {origin: position[origin] for origin in origins if origin not in begins}
         settings = self._settings
-        starts = starting_offsets(position, begins, ends, settings.offset_start, settings.offset_gap_policy)
+        starts = starting_offsets(
+            position,
+            begins | unchecked,
+            ends | unchecked,
+            settings.offset_start,
+            settings.offset_gap_policy,
+            settings.isolation_level,
+        )
         self._move_to(position, starts)
         self._gaps.clear()  # the returned position shows them
         self._assign()
@@ -141,7 +158,10 @@ class KafkaSource:
             self._log.warning(Event.OFFSET_COMMIT_FAILED, error=str(error), note=note)
 
     def lag(self, position: Position) -> Mapping[TopicPartition, int]:
-        """Offsets between `position` and the ends; empty while the cluster does not answer. Blocks a second at most."""
+        """Offsets between `position` and the ends; empty while the cluster does not answer. Blocks a second at most.
+
+        A partition is left out while it has no leader.
+        """
         self._refresh_ends()
         ends = self._monitor.ends
         return {origin: self._remaining(origin, position.get(origin, 0), end) for origin, end in ends.items()}
@@ -277,7 +297,9 @@ class KafkaSource:
         stalled = self._monitor.stalled_partitions()
         if stalled:
             error = SourceError(
-                f"no record of {stalled} for {self._settings.stall_timeout_s:g} s although its log has unread records"
+                f"no record of {stalled} for {self._settings.stall_timeout_s:g} s although its log has unread records. "
+                f"A record batch of more than {max_response_bytes(self._settings)} bytes is never delivered: if there "
+                "is one, raise source.kafka.fetch.max.bytes to its size"
             )
             self._replace_consumer(error)
         elif self._reachable and self._monitor.discovery_is_due():
@@ -288,8 +310,8 @@ class KafkaSource:
         if self._consumer is None or not self._monitor.ends_are_due():
             return
         try:
-            ends = self._consumer.end_offsets([to_kafka(origin) for origin in self._next], timeout_ms=_CHORE_TIMEOUT_MS)
-            fetch_offsets = {origin: self._fetch_offset(origin) for origin in self._next}
+            ends = available_end_offsets(self._consumer, self._next, timeout_ms=_ms(_CHORE_TIMEOUT_S))
+            fetch_offsets = self._fetch_offsets()
         except LogTruncationError as error:
             self._truncation = error  # the client raises it once, here or in its poll; our next poll raises it
             return
@@ -299,10 +321,11 @@ class KafkaSource:
             return
         self._unanswered_since = None
         self._mark_reachable()
-        self._monitor.update_ends({_origin(end): offset for end, offset in ends.items()}, fetch_offsets)
+        self._monitor.update_ends(ends, fetch_offsets)
+        self._note_leaders(self._next, ends)
 
     def _discover_partitions(self) -> None:
-        """Start reading new partitions, each from its first record."""
+        """Start reading new partitions, each from its first record, once it has a leader."""
         try:
             topics = self._cluster.topics(self._settings.topics)
             added = [origin for topic in topics.values() for origin in topic.origins if origin not in self._next]
@@ -312,32 +335,62 @@ class KafkaSource:
             return
         check_identity(self.identity, identity_of(topics.values()))
         self._topics = topics
-        if added:
+        if begins:
             self._next.update(begins)
             self._assign()
             self._log.info(
-                Event.PARTITIONS_CHANGED, added=[str(origin) for origin in added], partitions=len(self._next)
+                Event.PARTITIONS_CHANGED, added=[str(origin) for origin in begins], partitions=len(self._next)
             )
 
-    def _log_spans(
-        self, origins: Sequence[TopicPartition]
-    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        """First and next offset of each log.
+    def _spans_at_start(self, origins: Sequence[TopicPartition], position: Position) -> _Spans:
+        """First and next offset of each log; not of one without a leader if `position` names it.
 
         Raises:
-            SourceError: the cluster does not answer.
+            SourceError: for `start_timeout_s` the cluster did not answer, or another partition had no leader.
+        """
+        deadline = self._clock() + self._start_timeout_s
+        while True:
+            begins, ends = self._log_spans(origins, self._start_timeout_s)
+            self._note_leaders(origins, ends)
+            missing = [str(origin) for origin in origins if origin not in begins and origin not in position]
+            if not missing:
+                return begins, ends
+            if self._clock() + _LEADER_PAUSE_S > deadline:
+                raise SourceError(
+                    f"every partition that was never read must have a leader, {', '.join(missing)} had none for "
+                    f"{self._start_timeout_s:g} s. {self._how_to_find_leaders}"
+                )
+            self._sleep(_LEADER_PAUSE_S)
+
+    @property
+    def _how_to_find_leaders(self) -> str:
+        return (
+            "Start the brokers that hold the replicas which kafka-topics.sh "
+            f"--bootstrap-server {self._settings.bootstrap_servers} --describe --unavailable-partitions shows"
+        )
+
+    def _log_spans(self, origins: Sequence[TopicPartition], timeout_s: float = _OFFSETS_TIMEOUT_S) -> _Spans:
+        """First and next offset of each log whose partition has a leader.
+
+        Raises:
+            SourceError: the cluster does not answer, or none has a leader.
         """
         if not origins:
             return {}, {}
-        partitions = [to_kafka(origin) for origin in origins]
         try:
-            begins = self._consumer.beginning_offsets(partitions, timeout_ms=_OFFSETS_TIMEOUT_MS)
-            ends = self._consumer.end_offsets(partitions, timeout_ms=_OFFSETS_TIMEOUT_MS)
+            begins = available_beginning_offsets(self._consumer, origins, timeout_ms=_ms(timeout_s))
+            ends = available_end_offsets(self._consumer, begins, timeout_ms=_ms(timeout_s))
+        except KafkaTimeoutError as error:
+            raise SourceError(
+                f"{self._settings.bootstrap_servers} did not answer a request for the offsets of "
+                f"{', '.join(map(str, origins))} in {timeout_s:g} s: none of them has a leader, or the brokers are "
+                f"slow. {self._how_to_find_leaders}"
+            ) from error
         except CLIENT_ERRORS as error:
             raise SourceError(
                 f"{self._settings.bootstrap_servers} did not answer a request for offsets: {describe(error)}"
             ) from error
-        return {_origin(key): offset for key, offset in begins.items()}, {_origin(key): at for key, at in ends.items()}
+        return {origin: begins[origin] for origin in ends}, ends
 
     def _skip_gaps(self) -> bool:
         """Move every partition whose log no longer holds our offset; return whether there was one.
@@ -354,11 +407,12 @@ class KafkaSource:
             return False
         check_identity(self.identity, identity_of(topics.values()))
         self._monitor.ends.update(ends)
-        policy = self._settings.offset_gap_policy
-        starts = {
-            origin: resume_offset(origin, at, begins[origin], ends[origin], policy) for origin, at in self._next.items()
+        policy, isolation_level = self._settings.offset_gap_policy, self._settings.isolation_level
+        resumed = {
+            origin: resume_offset(origin, self._next[origin], begins[origin], end, policy, isolation_level)
+            for origin, end in ends.items()
         }
-        return self._move_to(Position(dict(self._next)), starts)
+        return self._move_to(Position(dict(self._next)), self._next | resumed)
 
     def _move_to(self, position: Position, starts: dict[TopicPartition, int]) -> bool:
         """Continue at `starts` instead of `position`, and log the gaps; return whether there are any."""
@@ -381,10 +435,26 @@ class KafkaSource:
             start = max(start, self._monitor.fetch_offsets.get(origin, start))
         return max(0, end - start)
 
-    def _fetch_offset(self, origin: TopicPartition) -> int:
-        """The next offset to fetch, past any transaction markers after the last record."""
-        position = self._consumer.position(to_kafka(origin), timeout_ms=_CHORE_TIMEOUT_MS)
-        return max(self._next[origin], position or 0)
+    def _fetch_offsets(self) -> dict[TopicPartition, int]:
+        """The next offset to fetch of each partition, past any transaction markers after the last record.
+
+        The client validates all offsets first, those of partitions without a leader too, until the time is up.
+        """
+        deadline = self._clock() + _CHORE_TIMEOUT_S
+        offsets = {}
+        for origin, offset in self._next.items():
+            remaining_s = max(0.0, deadline - self._clock())
+            at = self._consumer.position(to_kafka(origin), timeout_ms=_ms(remaining_s))
+            offsets[origin] = max(offset, at or 0)
+        return offsets
+
+    def _note_leaders(self, origins: Collection[TopicPartition], available: Collection[TopicPartition]) -> None:
+        """Log when a partition has lost its leader, and when it has one again."""
+        leaderless = [str(origin) for origin in origins if origin not in available]
+        if leaderless != self._leaderless:
+            log = self._log.warning if leaderless else self._log.info
+            log(Event.PARTITIONS_CHANGED, without_leader=leaderless, partitions=len(origins))
+        self._leaderless = leaderless
 
     def _mark_reachable(self) -> None:
         if not self._reachable:
@@ -414,6 +484,10 @@ def _record(message: Any) -> Record:
         headers=tuple((name, value or b"") for name, value in message.headers),
         timestamp_ms=max(0, message.timestamp),
     )
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
 
 
 def _origin(key: Any) -> TopicPartition:

@@ -6,7 +6,7 @@ from urllib.parse import quote
 import orjson
 
 from streamlearn import __version__
-from streamlearn.commands.client import request
+from streamlearn.commands.client import request, understood
 from streamlearn.controls.audit_log import AuditLog
 from streamlearn.controls.control import Control, Pause, Pin, RegimeControl, RenameRegime, Resume, RollBack, Unpin
 from streamlearn.controls.control_file import ControlFile
@@ -25,7 +25,8 @@ def carry_out(settings: Settings, control: Control) -> ControlResult:
     """Carry out a control; it is durable when this returns.
 
     Raises:
-        UsageError: it is refused, or it needs a running daemon; nothing was changed.
+        UsageError: it is refused, or it needs a running daemon; nothing was changed. Or a daemon of another release
+            carried it out, whose answer cannot be read.
         SourceError: a daemon holds the state folder and does not answer over HTTP.
         SnapshotError: it could not be made durable.
     """
@@ -44,7 +45,8 @@ def _ask_daemon(settings: Settings, control: Control) -> ControlResult:
     agent = f"streamlearn/{__version__} ({Requester.of_this_process().user})"
     advice = "a process holds the state folder; wait until it serves HTTP"
     answer = request(settings, path, orjson.dumps(body), advice=advice, with_token=True, agent=agent)
-    return ControlResult.model_validate_json(answer)
+    with understood("the daemon"):
+        return ControlResult.model_validate_json(answer)
 
 
 def _request_of(control: Control) -> tuple[str, dict[str, object]]:

@@ -3,8 +3,9 @@
 Nothing is changed: no offset is committed, no snapshot written, no record trained on, no model fetched. Each check
 calls the code that a start calls. A check is skipped if one that it depends on failed.
 
-Not checked, because it takes as long as a start: that every weight is in the safetensors files, and that the tokenizer
-and the image processor load.
+Not checked, because it takes as long as a start: that every weight is in the safetensors files, that the tokenizer and
+the image processor load, and that published versions are undamaged. Model servers, the hub and MLflow are not asked,
+because a start does not need them.
 """
 
 import importlib.util
@@ -44,6 +45,7 @@ from streamlearn.errors import (
 )
 from streamlearn.http.token import obtain, token_path
 from streamlearn.learner.step_memory import StepMemory, can_estimate, step_memory
+from streamlearn.publish import open_publisher as publishing
 from streamlearn.runtime.checkpoint import source_identity
 from streamlearn.runtime.model import adapter_of, adapter_shape
 from streamlearn.settings import Settings, fingerprint, with_defaults
@@ -52,6 +54,8 @@ from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.snapshot import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.stream.record import Position
+from streamlearn.track import open_trackers as tracking
+from streamlearn.track.track_file import TrackFile
 
 CODECS = {"lz4": "lz4", "snappy": "snappy", "zstd": "zstandard"}
 """Kafka's name of a codec -> the module that decompresses it; gzip is in the standard library."""
@@ -106,6 +110,8 @@ class Doctor:
         checks: tuple[tuple[str, Callable[[], tuple[Level, str]], tuple[str, ...]], ...] = (
             ("clock", self._clock, ()),
             ("backbone", self._backbone, ()),
+            ("publishing", self._publishing, ()),
+            ("trackers", self._trackers, ()),
             ("arithmetic", self._arithmetic, ()),
             ("state folder", self._state, ()),
             ("snapshots", self._snapshots, ("state folder", "backbone")),
@@ -148,6 +154,32 @@ class Doctor:
         self.settings = with_defaults(self.settings, is_vision=shape.is_vision, per_regime=config.per_regime)
         check_adapter(config, shape.linears, shape.tower_linears)
         return Level.OK, f"{model} in {shape.folder}, adapter {self.settings.adapter.preset} fits"
+
+    def _publishing(self) -> tuple[Level, str]:
+        own = self.settings.publish
+        if own is None:
+            return Level.OK, "off: there is no section publish"
+        publishing.check(self.settings, adapter_of(self.settings), self._shape)
+        publishing.check_disk(self.settings)
+        targets = [f"{own.folder}{'' if own.folder.exists() else ', which will be created'}"]
+        if own.vllm is not None:
+            targets.append(f"vLLM servers: {len(own.vllm.replicas)}, not asked")
+        if own.hub is not None:
+            targets.append(f"hub repository {own.hub.repository}")
+        return Level.OK, "; ".join(targets)
+
+    def _trackers(self) -> tuple[Level, str]:
+        track = self.settings.track
+        if track is None:
+            return Level.OK, "off: there is no section track"
+        tracking.check(self.settings)
+        TrackFile(self.settings.state)
+        targets = [f"{track.tensorboard}"] if track.tensorboard is not None else []
+        targets += [f"{track.mlflow.uri}, not asked"] if track.mlflow is not None else []
+        obstacle = None if track.tensorboard is None else _obstacle_to_create(track.tensorboard / "events")
+        if obstacle:
+            return Level.WARNING, f"{track.tensorboard} cannot be written, {obstacle}; training does not depend on it"
+        return Level.OK, "; ".join(targets)
 
     def _arithmetic(self) -> tuple[Level, str]:
         device = device_of(self.settings.backbone)
@@ -300,7 +332,8 @@ class Doctor:
             with closing(open_dead_letters(self.settings, start_timeout_s=PATIENCE_S)) as sink:
                 sink.mark()
             return Level.OK, f"topic {self.settings.dead_letters.topic}"
-        file = self.settings.dead_letters.file or self.settings.state / "dead_letters.jsonl"
+        file = self.settings.dead_letter_file
+        assert file is not None, "no topic is set"
         obstacle = _obstacle_to_append(file) if file.exists() else _obstacle_to_create(file)
         if obstacle:
             raise DeadLetterError(f"{file}: cannot be written, {obstacle}; set dead_letters.file or dead_letters.topic")

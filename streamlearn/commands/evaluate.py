@@ -8,7 +8,7 @@ import orjson
 from rich.table import Table
 
 from connectors.lines import read_lines
-from streamlearn.commands.client import request
+from streamlearn.commands.client import Endpoint, understood
 from streamlearn.commands.restored_model import restored_model
 from streamlearn.errors import UsageError
 from streamlearn.jobs.evaluate import evaluate
@@ -45,11 +45,14 @@ def evaluate_daemon(settings: Settings, examples: Examples, *, generate: bool, m
 
     Raises:
         SourceError: no daemon answers.
-        UsageError: the daemon refuses the request; carries its message.
+        UsageError: the daemon refuses the request (carries its message), or is none of this release.
     """
     body = orjson.dumps({"examples": examples, "generate": generate, "max_new_tokens": max_new_tokens})
     advice = "start it with `streamlearn run`, or evaluate a snapshot with --snapshot"
-    return EvalResult.model_validate_json(request(settings, "/v1/eval", body, advice=advice))
+    endpoint, path = Endpoint.of(settings), "/v1/eval"
+    answer = endpoint.request(path, body, advice=advice)
+    with understood(endpoint.url + path):
+        return EvalResult.model_validate_json(answer)
 
 
 def evaluate_snapshot(

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from streamlearn.commands.client import request
+from streamlearn.commands.client import Endpoint, understood
 from streamlearn.commands.fitted_table import FittedColumn, FittedTable
 from streamlearn.commands.publication_table import publication_table
 from streamlearn.serve.views import PublicationView, RegimesView, ShiftsView, StatusView
@@ -34,9 +34,10 @@ def fetch(settings: Settings) -> dict[str, Any]:
 
     Raises:
         SourceError: no daemon answers.
+        UsageError: it refuses to, or what answers is no daemon.
     """
-    advice = "start it with `streamlearn run`, or read its log"
-    return {name: orjson.loads(request(settings, path, advice=advice)) for name, path in PATHS.items()}
+    endpoint, advice = Endpoint.of(settings), "start it with `streamlearn run`, or read its log"
+    return {name: _answer(endpoint, path, advice) for name, path in PATHS.items()}
 
 
 def fetch_regimes(settings: Settings) -> Any:
@@ -44,21 +45,39 @@ def fetch_regimes(settings: Settings) -> Any:
 
     Raises:
         SourceError: no daemon answers.
+        UsageError: it refuses to, or what answers is no daemon.
     """
-    return orjson.loads(request(settings, PATHS["regimes"], advice="start it with `streamlearn run`"))
+    return _answer(Endpoint.of(settings), PATHS["regimes"], "start it with `streamlearn run`")
+
+
+def _answer(endpoint: Endpoint, path: str, advice: str) -> Any:
+    content = endpoint.request(path, advice=advice)
+    with understood(endpoint.url + path):
+        return orjson.loads(content)
 
 
 def regimes_table(answer: Any) -> RenderableType:
-    """One row per regime."""
-    regimes = RegimesView.model_validate(answer).regimes
+    """One row per regime.
+
+    Raises:
+        UsageError: the answer is that of another release.
+    """
+    with understood("the daemon"):
+        regimes = RegimesView.model_validate(answer).regimes
     return _regimes(regimes, most=len(regimes)) if regimes else _NO_REGIME
 
 
 def tables(answers: dict[str, Any]) -> RenderableType:
-    """Overview, regimes and the newest shifts."""
-    status = StatusView.model_validate(answers["status"])
-    regimes = RegimesView.model_validate(answers["regimes"]).regimes
-    shifts = ShiftsView.model_validate(answers["shifts"])
+    """Overview, regimes and the newest shifts.
+
+    Raises:
+        UsageError: the answers are those of another release.
+    """
+    with understood("the daemon"):
+        status = StatusView.model_validate(answers["status"])
+        regimes = RegimesView.model_validate(answers["regimes"]).regimes
+        shifts = ShiftsView.model_validate(answers["shifts"])
+        publication = PublicationView.model_validate(answers["publication"])
     parts: list[RenderableType] = [_overview(status), ""]
     if status.degraded:
         parts.insert(0, Text(f"degraded: {status.degraded}", style="yellow"))
@@ -67,7 +86,6 @@ def tables(answers: dict[str, Any]) -> RenderableType:
         newest = shifts.shifts[-SHOWN_SHIFTS:]
         total = sum(shifts.total.values())
         parts += ["", _shifts(newest, f"last {len(newest)} of {total} shifts" if total > len(newest) else "shifts")]
-    publication = PublicationView.model_validate(answers["publication"])
     if publication.enabled:
         parts += ["", publication_table(publication)]
     return Group(*parts)

@@ -3,7 +3,7 @@
 import time
 from io import TextIOWrapper
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from rich.console import Console
 from rich.live import Live
@@ -30,9 +30,16 @@ def endpoint_of(config: Path | None, url: str | None) -> Endpoint:
         return Endpoint.of(load_settings(config))
     assert url is not None, "one of the two is given"
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    if parts.scheme not in ("http", "https") or not parts.hostname or not _has_valid_port(parts):
         raise UsageError(f"--url must be http://HOST:PORT or https://HOST:PORT, found {url}")
     return Endpoint(f"{parts.scheme}://{parts.netloc}")
+
+
+def _has_valid_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False
 
 
 def watch(endpoint: Endpoint, console: Console, *, once: bool) -> None:
@@ -40,7 +47,7 @@ def watch(endpoint: Endpoint, console: Console, *, once: bool) -> None:
 
     Raises:
         SourceError: no daemon answers, and there is only one frame.
-        UsageError: the daemon refuses to answer.
+        UsageError: the daemon refuses to answer, or is none of this release.
     """
     if isinstance(console.file, TextIOWrapper):
         console.file.reconfigure(errors="replace")  # a message may hold what the terminal cannot show

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
-import orjson
+from pydantic import BaseModel
 
-from streamlearn.commands.client import Endpoint
+from streamlearn.commands.client import Endpoint, understood
 from streamlearn.commands.history_copy import HistoryCopy
 from streamlearn.errors import SourceError
 from streamlearn.serve.views import RegimesView, ShiftsView, StatusView
@@ -13,6 +14,8 @@ from streamlearn.serve.views import RegimesView, ShiftsView, StatusView
 TIMEOUT_S = 5.0  # an answer takes milliseconds; a busy machine may delay it a few hundred times
 REGIMES_EVERY_S = 10.0  # with many regimes this answer is the longest, and hold-out scores change slowly
 _ADVICE = "start it with `streamlearn run`, or read its log"
+
+View = TypeVar("View", bound=BaseModel)
 
 
 class WatchedDaemon:
@@ -40,13 +43,15 @@ class WatchedDaemon:
 
         Raises:
             SourceError: no daemon answers.
-            UsageError: it refuses to.
+            UsageError: it refuses to, or is no daemon of this release.
         """
-        status = StatusView.model_validate(self._get("/v1/status"))
-        self.history.update(self.endpoint.request(self.history.path, advice=_ADVICE, timeout_s=TIMEOUT_S))
+        status = self._get(StatusView, "/v1/status")
+        history = self._request(self.history.path)
+        with understood(self.endpoint.url + self.history.path):
+            self.history.update(history)
         if self._is_due(status):
-            self.regimes = RegimesView.model_validate(self._get("/v1/regimes"))
-            self.shifts = ShiftsView.model_validate(self._get("/v1/shifts"))
+            self.regimes = self._get(RegimesView, "/v1/regimes")
+            self.shifts = self._get(ShiftsView, "/v1/shifts")
             self._asked_at = self._clock()
         self.status = status
         self.fault, self._away_since = "", None
@@ -55,7 +60,7 @@ class WatchedDaemon:
         """Get what changed, or note that the daemon is away.
 
         Raises:
-            UsageError: it refuses to answer.
+            UsageError: it refuses to answer, or is no daemon of this release.
         """
         try:
             self.ask()
@@ -70,5 +75,10 @@ class WatchedDaemon:
             return True
         return (old.num_shifts, old.current_regime) != (status.num_shifts, status.current_regime)
 
-    def _get(self, path: str) -> object:
-        return orjson.loads(self.endpoint.request(path, advice=_ADVICE, timeout_s=TIMEOUT_S))
+    def _get(self, view: type[View], path: str) -> View:
+        answer = self._request(path)
+        with understood(self.endpoint.url + path):
+            return view.model_validate_json(answer)
+
+    def _request(self, path: str) -> bytes:
+        return self.endpoint.request(path, advice=_ADVICE, timeout_s=TIMEOUT_S)

@@ -11,8 +11,10 @@ from streamlearn.backbone.load import Outline
 from streamlearn.errors import ConfigError, PublicationError
 from streamlearn.export.exported_regime import BaseModel
 from streamlearn.learner.learner import Learner
+from streamlearn.publish import publication_files
 from streamlearn.publish.adapter_publisher import AdapterPublisher, Targets
 from streamlearn.publish.hub_repository import HubRepository
+from streamlearn.publish.publication import FILE, Publication
 from streamlearn.publish.publication_files import ADAPTERS, PublicationFiles
 from streamlearn.publish.replica import Replica
 from streamlearn.publish.replica_set import ReplicaSet
@@ -24,13 +26,16 @@ RUN = "publish.run"
 """File of the state folder that names the run."""
 
 
-def check(settings: Settings, config: HeadLoraConfig, shape: Outline) -> None:
+def check(settings: Settings, config: HeadLoraConfig, shape: Outline | None) -> None:
     """Check that what the configuration learns can be published.
+
+    `shape` is None where the backbone is not on this machine: what depends on it is then not checked.
 
     Raises:
         ConfigError: it cannot, or a file with a token or key cannot be read.
     """
-    if settings.publish is None:
+    own = settings.publish
+    if own is None:
         return
     if not config.per_regime or config.num_experts > 1:
         raise ConfigError(
@@ -38,21 +43,40 @@ def check(settings: Settings, config: HeadLoraConfig, shape: Outline) -> None:
             f"{config.num_experts} experts per head, {'one adapter per regime' if config.per_regime else 'shared'}: "
             "use preset streamlearn, or remove the section"
         )
+    if shape is not None:
+        _check_backbone(settings, own, shape)
+    if settings.holdout.every_records == 0:
+        raise ConfigError("publish: the gate needs hold-out records, found holdout.every_records 0: set it to 20")
+    if settings.holdout.records_per_regime < own.min_holdout_records:
+        raise ConfigError(
+            f"publish.min_holdout_records must be at most holdout.records_per_regime "
+            f"{settings.holdout.records_per_regime}, found {own.min_holdout_records}"
+        )
+    for file in _secrets(own):
+        _read_secret(file)
+
+
+def check_disk(settings: Settings) -> None:
+    """Check that `open_publisher` can use the published folder, and what an earlier process noted. Changes nothing.
+
+    Raises:
+        PublicationError: the folder cannot be written, or a file is damaged.
+    """
+    if settings.publish is None:
+        return
+    publication_files.check(settings.publish.folder)
+    if (settings.publish.folder / FILE).exists():
+        Publication.read(settings.publish.folder)
+    RollbackFile(settings.state).read()
+
+
+def _check_backbone(settings: Settings, own: PublishSettings, shape: Outline) -> None:
     if shape.is_vision:
         raise ConfigError(
             f"publish: expected a backbone that reads text only, found {settings.backbone.model}, which reads images: "
             "use `streamlearn export`, or remove the section"
         )
-    if settings.holdout.every_records == 0:
-        raise ConfigError("publish: the gate needs hold-out records, found holdout.every_records 0: set it to 20")
-    if settings.holdout.records_per_regime < settings.publish.min_holdout_records:
-        raise ConfigError(
-            f"publish.min_holdout_records must be at most holdout.records_per_regime "
-            f"{settings.holdout.records_per_regime}, found {settings.publish.min_holdout_records}"
-        )
-    _check_base_model(settings.publish, BaseModel.of(settings.backbone, shape.folder, name=settings.publish.base_model))
-    for file in _secrets(settings.publish):
-        _read_secret(file)
+    _check_base_model(own, BaseModel.of(settings.backbone, shape.folder, name=own.base_model))
 
 
 def _check_base_model(own: PublishSettings, base: BaseModel) -> None:

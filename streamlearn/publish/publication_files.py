@@ -9,6 +9,7 @@ Each but the last appears complete, by one rename of what was fsynced before, an
 names any more is removed by `prune`.
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -165,6 +166,27 @@ class PublicationFiles:
             self.files.sync(path)
         self.files.rename(staging, target)
         self.files.sync(target.parent)
+
+
+def check(folder: Path) -> None:
+    """Check that a daemon of this user could write to the folder, or create it. Changes nothing.
+
+    Raises:
+        PublicationError: it could not.
+    """
+    with _translated(folder):
+        for path in (folder, folder / ADAPTERS, folder / ROUTING):
+            found = next(each for each in (path, *path.parents) if each.exists())
+            if not found.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(found))
+            _check_access(found, os.R_OK | os.W_OK | os.X_OK)
+        if (folder / HISTORY).exists():
+            _check_access(folder / HISTORY, os.R_OK | os.W_OK)
+
+
+def _check_access(path: Path, mode: int) -> None:
+    if not os.access(path, mode):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def _append(history: Path, line: bytes) -> None:

@@ -73,6 +73,8 @@ class Replica:
 def _message(answer: httpx.Response) -> str:
     """The server's own words, and what to do about those that every new user meets."""
     text = answer.text[:500]
+    if "No adapter found" in text:
+        return f"{text}; the server must see publish.folder: set publish.vllm.folder to its path there"
     if answer.status_code == httpx.codes.NOT_FOUND:
         return f"{text}; start the server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora"
     if "max_lora_rank" in text or "rank" in text:

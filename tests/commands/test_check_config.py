@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from streamlearn.commands.check_config import check_backbone
+from streamlearn.commands.cli import app
 from streamlearn.errors import ConfigError
 from streamlearn.settings import Settings
 from tests.doubles import tiny_backbone
@@ -56,3 +58,43 @@ def test_a_pinned_hub_model_is_not_fetched(tmp_path: Path, monkeypatch: pytest.M
     model = settings(backbone={"model": "owner/name", "revision": PINNED, "device": "cuda"})
     assert check_backbone(model) == ("valid; backbone owner/name would be fetched on first start, adapter not checked")
     assert list(tmp_path.rglob("*.safetensors")) == []
+
+
+@pytest.mark.parametrize("backbone", [{}, {"model": "owner/name", "revision": PINNED}])
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"holdout": {"every_records": 0}, "publish": {}}, r"found holdout\.every_records 0"),
+        ({"publish": {"min_holdout_records": 10}, "holdout": {"records_per_regime": 5}}, "min_holdout_records must be"),
+        ({"publish": {"vllm": {"replicas": ["http://[::1]:1"], "token_file": "/nowhere/key"}}}, "/nowhere/key: the"),
+        ({"track": {"mlflow": {"uri": "http://[::1]:1", "token_file": "/nowhere/key"}}}, r"track\.mlflow\.token_file"),
+    ],
+)
+def test_what_cannot_be_published_or_tracked_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backbone: dict[str, str],
+    sections: dict[str, dict[str, Any]],
+    message: str,
+) -> None:
+    """As a start does; also where the backbone is not on this machine."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    if "publish" in sections:
+        sections = {**sections, "publish": {"folder": tmp_path / "published", **sections["publish"]}}
+    with pytest.raises(ConfigError, match=message):
+        check_backbone(settings(backbone=backbone, **sections))
+
+
+def test_the_published_folder_is_for_doctor_to_check(tmp_path: Path) -> None:
+    """It need not be on the machine that checks a configuration, and is not created."""
+    assert check_backbone(settings(publish={"folder": tmp_path / "published"})).startswith("valid; ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_exits_78(tmp_path: Path) -> None:
+    """With what is wrong."""
+    config = tmp_path / "config.yaml"
+    config.write_text("source: {jsonl: {path: a.jsonl}}\nholdout: {every_records: 0}\npublish: {folder: published}\n")
+    result = CliRunner().invoke(app, ["check-config", "--config", str(config)])
+    assert isinstance(result.exception, ConfigError)
+    assert "the gate needs hold-out records" in str(result.exception)

@@ -74,6 +74,8 @@ def test_a_healthy_setup_is_found_healthy_and_left_as_it_was(make: Make, tmp_pat
         (
             "clock",
             "backbone",
+            "publishing",
+            "trackers",
             "arithmetic",
             "state folder",
             "snapshots",
@@ -107,6 +109,20 @@ def test_a_healthy_setup_is_found_healthy_and_left_as_it_was(make: Make, tmp_pat
         ({"adapter": {"num_heads": 3}}, "backbone", "num_heads: must divide", 78),
         ({"backbone": {"model": "/nowhere"}}, "backbone", "no such folder", 78),
         ({"state": "/dev/null/state"}, "state folder", "cannot be created, /dev/null is not a folder", 74),
+        ({"publish": {"folder": "/dev/null/x"}}, "publishing", "/dev/null: must be writable", 74),
+        ({"publish": {"folder": "/x"}, "holdout": {"every_records": 0}}, "publishing", "holdout.every_records 0", 78),
+        (
+            {"publish": {"folder": "/x", "vllm": {"replicas": ["http://[::1]:1"], "token_file": "/nowhere/key"}}},
+            "publishing",
+            "/nowhere/key: the token cannot be read",
+            78,
+        ),
+        (
+            {"track": {"mlflow": {"uri": "http://[::1]:1", "token_file": "/nowhere/key"}}},
+            "trackers",
+            "track.mlflow.token_file /nowhere/key must be readable",
+            78,
+        ),
         ({"serve": {"port": 0, "token_file": "/nowhere/token"}}, "http", "token cannot be read", 78),
         ({"serve": {"port": 0, "tls_certfile": "/nowhere/c", "tls_keyfile": "/nowhere/k"}}, "http", "/nowhere/c", 78),
     ],
@@ -119,6 +135,47 @@ def test_what_a_start_would_refuse_is_named(
     assert (found[name].level, found[name].exit_code) == (Level.FAILED, code)
     assert words in found[name].text
     assert all(f.level is not Level.FAILED for other, f in found.items() if other != name)
+
+
+def test_what_is_published_and_tracked_is_named_and_nothing_is_created(make: Make, tmp_path: Path) -> None:
+    """Also where the backbone, which publishing is compared with, is not on this machine."""
+    publish = {"folder": tmp_path / "published", "vllm": {"replicas": ["http://[::1]:1", "http://[::1]:2"]}}
+    track = {"tensorboard": tmp_path / "runs", "mlflow": {"uri": "http://[::1]:3"}}
+    settings = make(publish=publish, track=track)
+    before = tree(tmp_path)
+    found = examined(settings)
+    assert found["publishing"] == Finding(
+        "publishing", Level.OK, f"{tmp_path / 'published'}, which will be created; vLLM servers: 2, not asked"
+    )
+    assert found["trackers"] == Finding("trackers", Level.OK, f"{tmp_path / 'runs'}; http://[::1]:3, not asked")
+    assert tree(tmp_path) == before
+    absent = make(publish=publish, backbone={"model": "owner/name", "revision": "0" * 40, "dtype": "float32"})
+    assert examined(absent)["publishing"].level is Level.OK
+
+
+def test_files_that_publishing_and_tracking_left_are_read(make: Make, tmp_path: Path) -> None:
+    """A damaged one ends a start."""
+    folder = tmp_path / "published"
+    folder.mkdir()
+    settings = make(publish={"folder": folder}, track={"mlflow": {"uri": "http://[::1]:3"}})
+    settings.state.mkdir()
+    (settings.state / "track.json").write_bytes(b"{")
+    found = examined(settings)
+    assert found["publishing"] == Finding("publishing", Level.OK, f"{folder}")
+    assert (found["trackers"].level, found["trackers"].exit_code) == (Level.FAILED, 78)
+    assert "track.json must name the tracked run" in found["trackers"].text
+    for damaged in (settings.state / "publish.rolled_back_to", folder / "publication.json"):
+        damaged.write_bytes(b"{")
+        found = examined(settings)
+        assert (found["publishing"].level, found["publishing"].exit_code) == (Level.FAILED, 74)
+        assert str(damaged) in found["publishing"].text
+
+
+def test_a_tracker_that_cannot_write_is_a_warning(make: Make) -> None:
+    """Training does not depend on it."""
+    found = examined(make(track={"tensorboard": "/dev/null/runs"}))["trackers"]
+    assert found.level is Level.WARNING
+    assert found.text.startswith("/dev/null/runs cannot be written, /dev/null is not a folder")
 
 
 def test_a_port_that_is_taken_is_found(make: Make) -> None:

@@ -23,6 +23,7 @@ from streamlearn.commands.watched import REGIMES_EVERY_S, WatchedDaemon
 from streamlearn.errors import SourceError, UsageError
 from streamlearn.history.backbone_pair import BackbonePair
 from streamlearn.history.history import History
+from tests.commands.conftest import Answering, whole
 from tests.history.outcomes import STATUS, history_of, outcome
 from tests.serve.doubles import ADAPTATION, RUNNING, Daemon
 
@@ -164,6 +165,22 @@ def test_while_the_daemon_is_away_the_last_answers_stay() -> None:
     assert "336 records" in second
 
 
+@pytest.mark.parametrize("answer", [b"", b"no HTTP\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"])
+def test_a_daemon_that_is_killed_while_it_answers_is_asked_again(answering: Answering, answer: bytes) -> None:
+    """Like one that is away."""
+    watched = WatchedDaemon(Endpoint(f"http://127.0.0.1:{answering(answer)}"))
+    watched.ask_if_there()
+    assert "no daemon answers" in watched.fault
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b'{"phase": "running"}'])
+def test_what_is_no_daemon_of_this_release_ends_it(answering: Answering, answer: bytes) -> None:
+    """With a message: asking again would not help."""
+    url = f"http://127.0.0.1:{answering(whole(answer))}"
+    with pytest.raises(UsageError, match=rf"^{url}/v1/status answers, but not as this release's daemon does"):
+        WatchedDaemon(Endpoint(url)).ask_if_there()
+
+
 def test_before_the_first_record_a_frame_has_no_chart(daemon: Daemon) -> None:
     """While the backbone is loaded."""
     daemon.board.publish(STATUS)
@@ -189,7 +206,9 @@ def test_without_a_daemon_one_frame_is_an_error() -> None:
             watch(Endpoint(url), Console(file=io.StringIO()), once=True)
 
 
-@pytest.mark.parametrize("url", ["localhost:8083", "file:///etc/passwd", "http://"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8083", "file:///etc/passwd", "http://", "http://:8083", "http://localhost:http"]
+)
 def test_a_url_that_is_none_of_a_daemon_is_refused(url: str) -> None:
     """Before anything is asked."""
     with pytest.raises(UsageError, match="--url must be http://HOST:PORT"):

@@ -26,6 +26,16 @@ def test_other_headers_identify_no_record() -> None:
     assert record_of([(f"{PREFIX}topic", b"a"), (f"{PREFIX}partition", b"0"), (f"{PREFIX}offset", b"x")]) is None
 
 
+def test_a_header_without_a_value_is_absent() -> None:
+    """Kafka allows it, and a foreign writer's must not stop a start; headers beside those needed are not read."""
+    headers: list[tuple[str, bytes | None]] = [
+        (name, value.encode()) for name, value in headers_of(DeadLetter(RECORD, Reason.NOT_JSON, "")).items()
+    ]
+    assert record_of([*headers, ("trace", None), (f"{PREFIX}stage", None)]) == RECORD.id
+    assert record_of([("trace", None)]) is None
+    assert record_of([(name, None if name.endswith("offset") else value) for name, value in headers]) is None
+
+
 def test_an_update_that_was_refused_has_its_own_stage() -> None:
     """Kafka Connect's TASK_PUT; every other reason is a fault of the value."""
     stages = {reason: headers_of(DeadLetter(RECORD, reason, ""))[f"{PREFIX}stage"] for reason in Reason}

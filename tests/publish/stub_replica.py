@@ -20,6 +20,7 @@ class StubReplica:
         """Loads and unloads, in their order."""
         self.refusal: str | None = None
         """What it says to a load."""
+        self.refusal_status = 400
         self.key: str | None = None
         self._server: ThreadingHTTPServer | None = None
         self.port = 0
@@ -51,7 +52,7 @@ class StubReplica:
         self.calls.append((path.removeprefix("/v1/").removesuffix("_lora_adapter"), name))
         if path == "/v1/load_lora_adapter":
             if self.refusal is not None:
-                return 400, {"error": self.refusal}
+                return self.refusal_status, {"error": self.refusal}
             self.loaded[name] = load_file(Path(body["lora_path"]) / "adapter_model.safetensors")
             return 200, "Success"
         if path == "/v1/unload_lora_adapter":

@@ -116,6 +116,24 @@ def test_a_refusal_is_reported_with_what_to_do(fleet: ReplicaSet, stubs: list[St
     assert [row.fault is None for row in fleet.status] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("No adapter found for /srv/rank/s-regime-1@10", "set publish.vllm.folder to its path there"),
+        ("Not Found", "start the server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora"),
+    ],
+)
+def test_a_folder_that_a_replica_does_not_see_is_told_from_one_without_adapters(
+    fleet: ReplicaSet, stubs: list[StubReplica], said: str, advice: str
+) -> None:
+    """The server answers 404 to both."""
+    stubs[0].refusal, stubs[0].refusal_status = said, 404
+    fault = fleet.fault_of_loading(["s-regime-1@10"])
+    assert fault is not None
+    assert said in fault
+    assert fault.endswith(advice)
+
+
 def test_a_replica_that_hangs_does_not_keep_the_process_from_ending() -> None:
     """The interpreter waits for no thread that waits for an answer."""
     subprocess.run([sys.executable, "-c", HANGING], check=True, timeout=60.0)

@@ -1,6 +1,6 @@
-"""A dead-letter topic in memory, in place of the clients of `KafkaDeadLetters`, with failures on demand."""
+"""In place of Kafka's clients: a dead-letter topic in memory, and a consumer whose partitions lose their leaders."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +8,8 @@ import pytest
 from kafka.errors import KafkaError, KafkaTimeoutError
 
 from connectors.dead_letter_headers import record_of
+from connectors.kafka.clients import to_kafka
+from connectors.kafka.topics import Topic
 from streamlearn.stream.record import RecordId, TopicPartition
 
 PARTITION = TopicPartition("dead", 0)
@@ -88,3 +90,72 @@ class FakeCluster:
 
     def _close(self, _: Any) -> None:
         self.open_clients -= 1
+
+
+class FakeConsumer:
+    """Logs of offsets; a request for those of partitions without a leader fails as kafka-python's does."""
+
+    def __init__(self, logs: Mapping[TopicPartition, tuple[int, int]]) -> None:
+        self.logs = dict(logs)
+        """First and next offset of each partition."""
+        self.leaderless: set[TopicPartition] = set()
+        self.positions: dict[Any, int] = {}
+
+    def install(self, patch: pytest.MonkeyPatch, module: str) -> None:
+        """Take the place of the clients that a module of connectors/kafka builds, but for the producer."""
+        replaced = {
+            "Cluster": self._open,
+            "new_consumer": self._open,
+            "is_reachable": lambda _: True,
+            "wait_until_reachable": lambda *_, **__: None,
+        }
+        for name, value in replaced.items():
+            patch.setattr(f"connectors.kafka.{module}.{name}", value)
+
+    def beginning_offsets(self, partitions: Sequence[Any], timeout_ms: int | None = None) -> dict[Any, int]:
+        """The first offsets."""
+        return self._offsets(partitions, timeout_ms, 0)
+
+    def end_offsets(self, partitions: Sequence[Any], timeout_ms: int | None = None) -> dict[Any, int]:
+        """The next offsets."""
+        return self._offsets(partitions, timeout_ms, 1)
+
+    def assign(self, partitions: Iterable[Any]) -> None:
+        """Forget every position."""
+        self.positions = dict.fromkeys(partitions, -1)
+
+    def seek(self, partition: Any, offset: int) -> None:
+        """Set a position."""
+        self.positions[partition] = offset
+
+    def position(self, partition: Any, timeout_ms: int | None = None) -> int:
+        """A position that was set."""
+        assert timeout_ms is not None
+        return self.positions[partition]
+
+    def poll(self, *, timeout_ms: int, max_records: int) -> dict[Any, Any]:
+        """Return nothing."""
+        assert timeout_ms >= 0
+        assert max_records > 0
+        return {}
+
+    def topics(self, names: Iterable[str], **_: Any) -> dict[str, Topic]:
+        """The topics of the logs."""
+        numbers = {name: tuple(each.partition for each in sorted(self.logs) if each.topic == name) for name in names}
+        return {name: Topic(name, f"id of {name}", partitions) for name, partitions in numbers.items()}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _open(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    def _offsets(self, partitions: Sequence[Any], timeout_ms: int | None, which: int) -> dict[Any, int]:
+        origins = [TopicPartition(*partition) for partition in partitions]
+        led = [origin for origin in origins if origin not in self.leaderless]
+        if origins and not led:
+            raise KafkaTimeoutError(f"Failed to get offsets by timestamps in {timeout_ms} ms")
+        for origin in origins:
+            if origin not in led:
+                raise KeyError(to_kafka(origin))
+        return {to_kafka(origin): self.logs[origin][which] for origin in origins}

@@ -45,7 +45,7 @@ def test_no_policy_goes_back(policy: GapPolicy) -> None:
             2,
             r"a-0 must resume at offset 2, its log begins at 3: the 1 offsets \[2, 3\) .*offset\.gap\.policy.*--fresh",
         ),
-        (31, r"a-0 must resume at offset 31, its log ends at 30: \[30, 31\) was trained and is gone.* --fresh"),
+        (31, r"a-0 must resume at offset 31, its log ends at 30\. .*\[30, 31\) was trained and is gone.* --fresh"),
     ],
 )
 def test_a_gap_is_named_exactly(offset: int, message: str) -> None:
@@ -59,3 +59,14 @@ def test_a_partition_that_is_gone_is_a_gap() -> None:
     with pytest.raises(OffsetGapError, match="a-1 was trained up to offset 9 and no longer exists"):
         starting_offsets({A: 5, NEW: 9}, {A: 3}, {A: 30}, "earliest")
     assert starting_offsets({A: 5, B: 9}, {A: 3}, {A: 30}, "earliest") == {A: 5}
+
+
+def test_an_offset_past_committed_records_may_lie_in_an_open_transaction() -> None:
+    """After a change from read_uncommitted the log seems to end where the transaction begins; then nothing is gone."""
+    position, begins, ends = {A: 31}, {A: 3}, {A: 30}
+    with pytest.raises(
+        OffsetGapError, match=r"transaction may be open there .*: restart when it has ended\. Otherwise"
+    ):
+        starting_offsets(position, begins, ends, "earliest", isolation_level="read_committed")
+    with pytest.raises(OffsetGapError, match=r"its log ends at 30\. \[30, 31\) was trained and is gone"):
+        starting_offsets(position, begins, ends, "earliest", isolation_level="read_uncommitted")

@@ -1,5 +1,6 @@
 """Against a real broker: failures of Kafka and kafka-python, and how the source handles them."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -226,6 +227,26 @@ def test_aborted_records_are_skipped_and_markers_are_neither_lag_nor_stall(broke
     assert source.lag(Position().after(*records)) == {TopicPartition(topic, 0): 0}
 
 
+def test_a_topic_deleted_beside_another_does_not_stop_it(broker: Broker, opened: Opener) -> None:
+    """The deleted one has no leader any more, which is logged; created again it is a gap, as alone."""
+    topic, deleted = broker.new_topic(), broker.new_topic()
+    broker.produce(topic, numbered(0, 3))
+    source = opened(topic, deleted)
+    records = read(source, 3)
+    broker.delete_topic(deleted)
+    with capture_logs() as logs:
+        poll_for(source, 2.0)
+        broker.produce(topic, numbered(3, 6))
+        records += read(source, 3)
+        lag = source.lag(Position().after(*records))
+    assert values(records) == numbered(0, 6)
+    assert lag.keys() == {TopicPartition(topic, 0)}
+    assert [entry["without_leader"] for entry in logs if "without_leader" in entry] == [[f"{deleted}-0"]]
+    broker.create_topic(deleted)
+    with pytest.raises(OffsetGapError, match=f"{deleted} must have the same id"):
+        poll_for(source, 30.0)
+
+
 def test_a_commit_is_visible_in_the_group(broker: Broker, opened: Opener) -> None:
     """Lag tools show the position and the snapshot's name; the daemon never reads it back."""
     topic = broker.new_topic(partitions=2)
@@ -327,7 +348,21 @@ def test_a_silent_consumer_is_replaced(broker: Broker, opened: Opener, monkeypat
     with capture_logs() as logs:
         assert values(read(source, 3)) == numbered(0, 3)
     assert Event.SOURCE_REBUILT in events(logs)
-    assert logs[0]["reason"] == f"no record of {topic}-0 for 0.5 s although its log has unread records"
+    assert logs[0]["reason"].startswith(f"no record of {topic}-0 for 0.5 s although its log has unread records. ")
+
+
+def test_a_batch_that_is_larger_than_the_client_accepts_is_named(broker: Broker, opened: Opener) -> None:
+    """kafka-python drops the connection and only logs it; the error names this cause and the setting."""
+    topic = broker.new_topic(max_message_bytes=str(16 << 20))
+    broker.produce_compressed(topic, "gzip", os.urandom(9 << 20))
+    quick = {"fetch_max_bytes": 1 << 20, "stall_timeout_s": 0.3, "lag_interval_s": 0.2}
+    message = (
+        rf"{topic}-0 at offset 0 failed 4 times: .*batch of more than {9 << 20} bytes is never delivered: .*"
+        r"raise source\.kafka\.fetch\.max\.bytes"
+    )
+    with pytest.raises(SourceError, match=message):
+        poll_for(opened(topic, **quick), 60.0)
+    assert len(read(opened(topic, **{**quick, "fetch_max_bytes": 9 << 20}), 1)) == 1
 
 
 def test_an_unreadable_offset_is_an_error_that_names_it(
