@@ -2,12 +2,13 @@
 
 Registered with transformers under the name `packed`. When a forward pass has `records`, attention is causal within each
 of them: the cost is the sum of the squared lengths rather than the square of their sum, and no mask is built. On a GPU
-in half precision one kernel takes all records; elsewhere they are computed one after another. Every other pass
-(generation with a cache, padded batches) uses transformers' own `sdpa`.
+in half precision one kernel takes all records; elsewhere, and where values have another head size than queries (in
+multi-head latent attention), they are computed one after another. Every other pass (generation with a cache, padded
+batches) uses transformers' own `sdpa`.
 """
 # Shape suffixes: B sequences (1 when packed), H query heads, G key-value heads, T tokens, E head size.
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -53,7 +54,11 @@ def packed_attention(
     records: Records | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention within each record of a packed batch: (B, T, H, E), the layout that transformers expects."""
+    """Compute attention within each record of a packed batch: (B, T, H, E), contiguous, as transformers expects it.
+
+    Raises:
+        NotImplementedError: there are `records`, and the attention is not causal within each of them and nothing else.
+    """
     if records is None:
         if attention_mask is None and sliding_window is not None and query_BHTE.shape[2] > sliding_window:
             attention_mask = band_mask(query_BHTE.shape[2], sliding_window, query_BHTE.device)
@@ -61,7 +66,10 @@ def packed_attention(
             module, query_BHTE, key_BGTE, value_BGTE, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return output, None
-    if query_BHTE.is_cuda and query_BHTE.dtype != torch.float32:
+    if obstacle := _obstacle(module, attention_mask, kwargs):
+        raise NotImplementedError(obstacle)
+    same_size = query_BHTE.shape[-1] == value_BGTE.shape[-1]  # the kernel takes one head size
+    if query_BHTE.is_cuda and query_BHTE.dtype != torch.float32 and same_size:
         return _by_one_kernel(query_BHTE, key_BGTE, value_BGTE, records, scaling, sliding_window), None
     pieces = [
         _attend_one(
@@ -70,10 +78,22 @@ def packed_attention(
             value_BGTE[:, :, start:end],
             scaling=scaling,
             sliding_window=sliding_window,
-        )
+        ).transpose(1, 2)
         for start, end in pairwise(records.ends)
     ]
-    return torch.cat(pieces, dim=2).transpose(1, 2), None
+    return torch.cat(pieces, dim=1).contiguous(), None  # as a rule contiguous already: one copy, not two
+
+
+def _obstacle(module: torch.nn.Module, attention_mask: Tensor | None, kwargs: Mapping[str, Any]) -> str | None:
+    """What a packed pass would leave out."""
+    if attention_mask is not None:  # `_mask` makes none in a packed pass
+        return "attention with a mask of its own"
+    if added := [name for name in ("position_bias", "softcap", "s_aux") if kwargs.get(name) is not None]:
+        return f"attention with {added[0]}"
+    given = kwargs.get("is_causal")
+    if not (getattr(module, "is_causal", True) if given is None else given):  # as transformers' own
+        return "attention that is not causal"
+    return None
 
 
 def _by_one_kernel(
@@ -121,12 +141,15 @@ def _attend_one(
 
 
 def _by_products(query_BHTE: Tensor, key_BGTE: Tensor, value_BGTE: Tensor, scaling: float | None) -> Tensor:
-    """Causal attention of one record, B = 1, a block of queries at a time; softmax in float32."""
+    """Causal attention of one record, B = 1, a block of queries at a time; softmax in float32.
+
+    Values may have another head size than queries and keys; the output has theirs.
+    """
     B, H, T, E = query_BHTE.shape
-    G = key_BGTE.shape[1]
+    G, value_size = key_BGTE.shape[1], value_BGTE.shape[-1]
     scale = E**-0.5 if scaling is None else scaling
     query_GNTE = (query_BHTE * scale).view(B * G, H // G, T, E)  # the heads of a group share keys without a copy
-    key_GTE, value_GTE = key_BGTE.reshape(B * G, T, E), value_BGTE.reshape(B * G, T, E)
+    key_GTE, value_GTE = key_BGTE.reshape(B * G, T, E), value_BGTE.reshape(B * G, T, value_size)
     later_TT = torch.ones(min(T, BLOCK), min(T, BLOCK), dtype=torch.bool).triu_(1)
     blocks = []
     for start in range(0, T, BLOCK):
@@ -136,8 +159,9 @@ def _by_products(query_BHTE: Tensor, key_BGTE: Tensor, value_BGTE: Tensor, scali
         scores = torch.bmm(query, key_GTE[:, :end].mT).view(B * G, H // G, size, end)
         scores[..., start:].masked_fill_(later_TT[:size, :size], float("-inf"))
         weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
-        blocks.append(torch.bmm(weights.view(B * G, -1, end), value_GTE[:, :end]).view(B * G, H // G, size, E))
-    return torch.cat(blocks, dim=2).view(B, H, T, E)
+        output = torch.bmm(weights.view(B * G, -1, end), value_GTE[:, :end])
+        blocks.append(output.view(B * G, H // G, size, value_size))
+    return torch.cat(blocks, dim=2).view(B, H, T, value_size)
 
 
 def band_mask(length: int, window: int, device: torch.device) -> Tensor:

@@ -6,6 +6,7 @@ network access, `outline` the architecture without reading weights.
 """
 
 import hashlib
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from transformers.utils import logging
 from streamlearn.backbone import attention, nano_vl
 from streamlearn.backbone.arithmetic import Arithmetic, choose
 from streamlearn.backbone.output_head import find_plain_head
+from streamlearn.backbone.packing_check import packing_obstacle
 from streamlearn.backbone.quantization import check_installed, quantize
 from streamlearn.backbone.shard import shard
 from streamlearn.backbone.vision import ProcessorVision, load_processor
@@ -110,9 +112,12 @@ def outline(settings: BackboneSettings) -> Outline:
             f"{error}"
         ) from error
     if obstacle := _obstacle(config.get_text_config(), skeleton.get_decoder()):
+        raise _not_packable(settings, obstacle)
+    if _is_vision(config) and (kinds := _token_kinds(skeleton)):
         raise ConfigError(
-            f"backbone.model {settings.model}: {obstacle} cannot be packed; "
-            "choose a model without it (Qwen3, Llama, Mistral, Gemma 1 and 3 have none)"
+            f"backbone.model {settings.model}: {config.model_type} computes an image's tokens in another way than "
+            f"text, by {kinds}: for example, they attend to each other in both directions; choose a model in which all "
+            "tokens are computed alike (LLaVA, Qwen3-VL, SmolVLM)"
         )
     decoder = skeleton.get_decoder()
     inside = {id(module) for module in decoder.modules()}
@@ -163,7 +168,26 @@ def _obstacle(config: Any, skeleton: Any) -> str | None:
         return "attention with logit soft-capping"
     if not (skeleton._supports_attention_backend and skeleton._supports_sdpa):  # no public name in transformers 5
         return "attention of its own kind (sinks, position biases, recurrent state)"
+    if not any(isinstance(child, nn.ModuleList) for child in skeleton.children()):
+        return "an encoder (as in BERT)"
     return None
+
+
+def _token_kinds(skeleton: Any) -> str | None:
+    """The argument that tells an image-text model's layers which tokens are of an image; no pass here has one.
+
+    Where positions are computed from it (`get_rope_index`), they are passed instead.
+    """
+    passed = {"mm_token_type_ids"} if hasattr(getattr(skeleton, "model", None), "get_rope_index") else set()
+    names = (name for name in inspect.signature(skeleton.forward).parameters if name not in passed)
+    return next((name for name in names if name.endswith("token_type_ids")), None)
+
+
+def _not_packable(settings: BackboneSettings, obstacle: str) -> ConfigError:
+    return ConfigError(
+        f"backbone.model {settings.model}: {obstacle} cannot be packed; "
+        "choose a model without it (Qwen3, Llama, Mistral, Gemma 1 and 3 have none)"
+    )
 
 
 def load(
@@ -178,7 +202,8 @@ def load(
         mesh: The processes to divide it among; None: all of it is in this one.
 
     Raises:
-        ConfigError: weights or tokenizer are missing, damaged, or of another architecture; no such device.
+        ConfigError: weights or tokenizer are missing, damaged, or of another architecture; no such device; or a packed
+            pass does not compute what passes over single records do.
     """
     device = device_of(settings)
     arithmetic = choose(settings.dtype if dtype is None or settings.dtype != "auto" else dtype, device)  # type: ignore[arg-type]
@@ -203,14 +228,25 @@ def load(
         quantize(model, settings.quantization, arithmetic.dtype)  # before it moves: the device never holds all of it
     model.eval()
     if mesh is not None:
-        find_plain_head(model)
+        _measure(settings, model)
         shard(model, mesh, is_vision=shape.is_vision)
     model.to(device)
     if mesh is None:
-        find_plain_head(model)
+        _measure(settings, model)
     vision = None if processor is None else ProcessorVision(processor, model)
     template = getattr(processor, "chat_template", None)
     return Backbone(model, tokenizer, vision, template, arithmetic, device, identity(settings, shape))
+
+
+def _measure(settings: BackboneSettings, model: Any) -> None:
+    """Find out, by passes over a few tokens, what no configuration says about an architecture.
+
+    Raises:
+        ConfigError: its records cannot be packed.
+    """
+    if obstacle := packing_obstacle(model):
+        raise _not_packable(settings, obstacle)
+    find_plain_head(model)
 
 
 def _config(folder: Path) -> Any:

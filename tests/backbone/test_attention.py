@@ -136,6 +136,45 @@ def test_attention_is_the_softmax_within_each_record(window: int | None, dtype: 
     torch.testing.assert_close(gradients, expected_gradients, rtol=rtol, atol=atol)
 
 
+@pytest.mark.parametrize(("window", "dtype"), [(None, torch.float32), (3, torch.float32), (None, torch.bfloat16)])
+def test_values_may_have_another_head_size(window: int | None, dtype: torch.dtype) -> None:
+    """As in multi-head latent attention: the output is that for values with zeros added, without them."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 11, size, dtype=dtype) for heads, size in ((4, 12), (2, 12), (2, 8)))
+    rest: dict[str, Any] = {"sliding_window": window, "records": Records([4, 1, 6])}
+    found, _ = packed_attention(torch.nn.Module(), query, key, value, None, **rest)
+    padded, _ = packed_attention(torch.nn.Module(), query, key, torch.nn.functional.pad(value, (0, 4)), None, **rest)
+    assert found.shape == (1, 11, 4, 8)
+    torch.testing.assert_close(found, padded[..., :8], rtol=1e-2, atol=1e-2)
+    assert not padded[..., 8:].any()
+
+
+@pytest.mark.parametrize("lengths", [(11,), (4, 1, 6)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_output_is_contiguous(lengths: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Some architectures take a view of it."""
+    query, key, value = (torch.randn(1, heads, 11, 8, dtype=dtype) for heads in (4, 2, 2))
+    output, _ = packed_attention(torch.nn.Module(), query, key, value, None, records=Records(lengths))
+    assert output.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("mask", "rest", "obstacle"),
+    [
+        (torch.zeros(1, 1, 11, 11), {}, "attention with a mask of its own"),
+        (None, {"softcap": 30.0}, "attention with softcap"),
+        (None, {"is_causal": False}, "attention that is not causal"),
+    ],
+)
+def test_what_a_packed_pass_would_leave_out_is_refused(
+    mask: Tensor | None, rest: dict[str, Any], obstacle: str
+) -> None:
+    """Rather than dropped in silence."""
+    query, key, value = (torch.randn(1, heads, 11, 8) for heads in (4, 2, 2))
+    with pytest.raises(NotImplementedError, match=obstacle):
+        packed_attention(torch.nn.Module(), query, key, value, mask, records=Records([4, 7]), **rest)
+
+
 def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record longer than a block, in bfloat16 on a CPU, is attended to as in one block."""
     torch.manual_seed(0)

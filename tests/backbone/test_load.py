@@ -11,13 +11,46 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from streamlearn.backbone.attention import Records
 from streamlearn.backbone.load import BUILTIN, Backbone, digest, load, locate, outline
+from streamlearn.backbone.pretrain import train_tokenizer
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings
 from tests.backbone.conftest import Folders
-from tests.doubles import VOCAB_SIZE, tiny_backbone
+from tests.doubles import SENTENCES, VOCAB_SIZE, tiny_backbone
+
+SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+}
+OWN = {
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1,
+    },
+    "jetmoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 8},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+"""Sizes that only one architecture has."""
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
@@ -70,6 +103,18 @@ def config_alone(folder: Path, architecture: str) -> Path:
     """A model folder with a configuration and an empty file of weights."""
     AutoConfig.for_model(architecture).save_pretrained(folder)
     (folder / "model.safetensors").touch()
+    return folder
+
+
+def random_model(folder: Path, architecture: str, **changes: Any) -> Path:
+    """A tiny random model of any architecture with a tokenizer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(architecture, **SIZES | OWN.get(architecture, {}) | changes)
+        )
+    model.save_pretrained(folder)
+    train_tokenizer(list(SENTENCES) * 4, VOCAB_SIZE).save_pretrained(folder)
     return folder
 
 
@@ -246,6 +291,67 @@ def test_an_architecture_that_ignores_the_packing_is_refused(architecture: str, 
     assert "attention of its own kind (sinks, position biases, recurrent state) cannot be packed" in refusal(
         settings_for(folder)
     )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("architecture", "obstacle"),
+    [
+        ("nemotron", "attention that reaches from one record of a batch into another"),
+        ("doge", "attention with a mask of its own"),
+    ],
+)
+def test_an_architecture_that_loses_the_packing_is_refused(
+    architecture: str, obstacle: str, dtype: str, tmp_path: Path
+) -> None:
+    """Its configuration says nothing: this is measured when it is loaded."""
+    folder = random_model(tmp_path, architecture)
+    settings = settings_for(folder, dtype=dtype)
+    shape = outline(settings)
+    with pytest.raises(ConfigError) as caught:
+        load(settings, shape)
+    assert str(caught.value).startswith(f"backbone.model {folder}: {obstacle} cannot be packed; ")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["deepseek_v3", "jetmoe", "mixtral"])
+def test_an_architecture_that_keeps_the_packing_is_accepted(architecture: str, dtype: str, tmp_path: Path) -> None:
+    """Also one with unequal head sizes, with another layout of heads, or with a choice among experts."""
+    assert load_from(random_model(tmp_path, architecture), dtype=dtype).arithmetic.name == dtype
+
+
+@torch.no_grad()
+def test_latent_attention_in_bfloat16_is_that_of_float32(tmp_path: Path) -> None:
+    """Its values have another head size than its queries; a packed batch differs by what bfloat16 rounds."""
+    folder = random_model(tmp_path, "deepseek_v3", first_k_dense_replace=2)  # no experts, whose choice rounding changes
+    ids, positions = torch.arange(40, 53)[None], torch.tensor([[*range(6), *range(7)]])
+    wide, narrow = (
+        load_from(folder, dtype=dtype)
+        .model(input_ids=ids, position_ids=positions, records=Records([6, 7]), use_cache=False)
+        .logits.float()
+        for dtype in ("float32", "bfloat16")
+    )
+    assert (narrow - wide).norm() / wide.norm() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("architecture", "argument"),
+    [("gemma3", "token_type_ids"), ("paligemma", "token_type_ids"), ("ernie4_5_vl_moe", "moe_mm_token_type_ids")],
+)
+def test_images_that_are_computed_in_another_way_than_text_are_refused(
+    architecture: str, argument: str, tmp_path: Path
+) -> None:
+    """Gemma 3 and PaliGemma attend to an image's tokens in both directions, Ernie has experts of their own for them."""
+    folder = config_alone(tmp_path, architecture)
+    message = refusal(settings_for(folder))
+    assert message.startswith(f"backbone.model {folder}: {architecture} computes an image's tokens in another way")
+    assert f"by {argument}:" in message
+
+
+def test_an_encoder_is_refused(tmp_path: Path) -> None:
+    """Transformers lists BERT among the causal language models, although its attention is not causal by default."""
+    folder = config_alone(tmp_path, "bert")
+    assert "an encoder (as in BERT) cannot be packed" in refusal(settings_for(folder))
 
 
 def test_damaged_weights_are_a_configuration_error(folder: Path) -> None:
