@@ -53,7 +53,7 @@ class _Gateway:
                 Route(TEXT, self._completions.handle, methods=["POST"]),
                 Route(CHAT, self._completions.handle, methods=["POST"]),
             ],
-            middleware=guards(settings, token),
+            middleware=guards(settings, token, has_writes=False),
             exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error},
             lifespan=self._lifespan,
         )

@@ -11,6 +11,8 @@ from streamlearn.http.replies import ApiError
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+MAX_DEPTH = 254
+"""Objects and arrays within one another, the body among them, that orjson writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +60,12 @@ class CompletionRequest:
         return completion_prompts(self.fields.get("prompt"))
 
     def body_for(self, model: str) -> bytes:
-        """The body with another model."""
-        return orjson.dumps({**self.fields, "model": model})
+        """The body with another model.
+
+        Raises:
+            ApiError: 400, its fields are nested too deeply.
+        """
+        try:
+            return orjson.dumps({**self.fields, "model": model})
+        except orjson.JSONEncodeError as error:  # orjson reads four times as deep as it writes
+            raise ApiError(400, "invalid", f"the body must be nested at most {MAX_DEPTH} deep") from error

@@ -8,6 +8,7 @@ used it up. Here
 - a request must arrive completely within `RECEIVE_S` of the connection or of its first byte, or of the answer to the
   request before; an incomplete one is answered 408;
 - a request line and headers beyond `MAX_HEAD` bytes are answered 431;
+- an `Upgrade` header is ignored, and the request answered without it;
 - above `max_connections` the connection that has been waiting longest for its client is aborted. A new connection is
   refused only while all others are being served.
 
@@ -18,6 +19,7 @@ import asyncio
 from http import HTTPStatus
 from typing import ClassVar
 
+import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -28,8 +30,8 @@ MAX_HEAD = 16 << 10
 _TOO_SLOW = {"code": "too_slow", "message": "expected a whole request within 10 s", "hint": "send it faster"}
 _MALFORMED = {
     "code": "not_http",
-    "message": "expected a request of HTTP/1.1, found none",
-    "hint": "use http:// or https:// as the daemon is configured",
+    "message": "expected a request of HTTP/1.1 for a path such as /livez, found none",
+    "hint": "use http:// or https:// as the server is configured, and do not use it as a proxy",
 }
 _TOO_LARGE = {
     "code": "headers_too_large",
@@ -56,6 +58,8 @@ class GuardedConnection(HttpToolsProtocol):
     _head_bytes = 0
     _unparsed_bytes = 0
     """Since the parser last told of anything."""
+    _refusal: tuple[HTTPStatus, dict[str, str]] | None = None
+    """Answer to a request that is refused once those before it are answered; whatever follows is not read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """The connection can be used."""
@@ -96,18 +100,48 @@ class GuardedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle a part of a request, a whole one, or several."""
+        if self._refusal is not None:
+            return
         self._start_deadline()
+        self._unset_keepalive_if_required()
         self._unparsed_bytes += len(data)
-        super().data_received(data)
-        if self._head_bytes + self._unparsed_bytes > MAX_HEAD and self._is_receiving:
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
-        elif not self.is_waiting:  # even if more has arrived: a line break, or the start of the next request
+        try:
+            self._parse(memoryview(data))
+        except httptools.HttpParserError:
+            self._refuse(HTTPStatus.BAD_REQUEST, _MALFORMED)
+        else:
+            if self._head_bytes + self._unparsed_bytes > MAX_HEAD and self._is_receiving:
+                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
+        if not self.is_waiting:  # even if more has arrived: a line break, or the start of the next request
             self._cancel_deadline()
 
-    def send_400_response(self, msg: str) -> None:
-        """What was received is no request."""
-        del msg
-        self._refuse(HTTPStatus.BAD_REQUEST, _MALFORMED)
+    def _parse(self, data: memoryview) -> None:
+        """Feed the parser, without the `Upgrade` headers, which a server may ignore (RFC 9110, section 7.8).
+
+        After the head of a request with such a header the parser takes HTTP to be over: it would skip the body, and
+        parse it as the next request. So it gets that head again without the header, and then what follows.
+
+        Raises:
+            HttpParserError: what was received is no request.
+        """
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as end:
+                if self.parser.get_method() == b"CONNECT":
+                    raise httptools.HttpParserError("CONNECT, and this is no proxy") from end
+                self.parser.feed_data(self._head_without_upgrade())
+                data = data[end.args[0] :]
+
+    def _head_without_upgrade(self) -> bytes:
+        request_line = b"%s %s HTTP/%s" % (
+            self.parser.get_method(),
+            self.url,
+            self.parser.get_http_version().encode(),
+        )
+        headers = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([request_line, *headers, b"", b""])
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -127,9 +161,10 @@ class GuardedConnection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The body begins."""
-        self._is_in_head, self._unparsed_bytes = False, 0
-        super().on_headers_complete()
+        """The body begins, unless the head is parsed again; see `_parse`."""
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+            self._is_in_head, self._unparsed_bytes = False, 0
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
@@ -137,7 +172,9 @@ class GuardedConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is there."""
+        """The request is there, unless its head is parsed again; see `_parse`."""
+        if self.parser.should_upgrade():
+            return
         self._is_receiving = False
         self._head_bytes = self._unparsed_bytes = 0
         super().on_message_complete()
@@ -146,13 +183,20 @@ class GuardedConnection(HttpToolsProtocol):
         """Restart the waiting time, and handle a pipelined request, whose deadline begins now if a part is missing."""
         self.waiting_since = self.loop.time()
         super().on_response_complete()
-        if self._is_receiving:
+        if self._refusal is not None:
+            self._refuse(*self._refusal)
+        elif self._is_receiving:
             self._start_deadline()
 
     @property
     def is_waiting(self) -> bool:
         """Whether no response is in progress."""
-        return not self.pipeline and (self.cycle is None or self.cycle.response_complete or self.cycle.more_body)
+        return not self.pipeline and (self._is_idle or self.cycle.more_body)
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether all requests whose heads have arrived are answered."""
+        return self.cycle is None or self.cycle.response_complete
 
     def _start_deadline(self) -> None:
         if self._deadline is None:
@@ -194,14 +238,19 @@ class GuardedConnection(HttpToolsProtocol):
         self.transport.close()
 
     def _refuse(self, status: HTTPStatus, error: dict[str, str]) -> None:
-        """Answer the request that is arriving with an error, unless an answer has begun, and close the connection."""
-        idle = self.cycle is None or self.cycle.response_complete
+        """Answer the request that is arriving with an error, after those before it, and close the connection.
+
+        Without an answer, if one has begun.
+        """
+        if self._is_in_head and not self._is_idle:
+            self._refusal = status, error
+            return
         if (
             not self.transport.is_closing()
             and not self.pipeline
-            and (idle if self._is_in_head else not self.cycle.response_started)
+            and (self._is_in_head or not self.cycle.response_started)
         ):
-            is_head = not self._is_in_head and self.scope["method"] == "HEAD"
+            is_head = self.scope.get("method") == "HEAD"
             body = orjson.dumps({"error": error})
             head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
             self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + (b"" if is_head else body))

@@ -49,8 +49,18 @@ def guards(
     token: str,
     on_no_token: OnRefused | None = None,
     is_public: IsPublic = lambda _request: False,
+    *,
+    has_writes: bool = True,
 ) -> list[Middleware]:
-    """The middleware for an application served with these settings."""
+    """The middleware for an application served with these settings.
+
+    Args:
+        settings: Where it is served.
+        token: The bearer token; no request has an empty one.
+        on_no_token: Told of requests without the token.
+        is_public: Which requests never need the token.
+        has_writes: Whether the application has paths that change state, which always need the token.
+    """
     hosts = frozenset({"127.0.0.1", "localhost", "::1", settings.host.strip("[]").lower(), *settings.names})
     return [
         Middleware(FaultShield),
@@ -63,6 +73,7 @@ def guards(
             hint=settings.token_hint,
             on_no_token=on_no_token,
             is_public=is_public,
+            has_writes=has_writes,
         ),
         Middleware(JsonGuard),
         Middleware(BodyGuard, max_bytes=settings.max_body_bytes, limit_key=settings.key("max_body_bytes")),
@@ -140,22 +151,24 @@ class TokenGuard(_Guard):
         hint: str,
         on_no_token: OnRefused | None,
         is_public: IsPublic,
+        has_writes: bool,
     ) -> None:
         super().__init__(app)
         self._hint = hint
         self._is_public = is_public
         self._on_no_token = on_no_token
-        self._expected = f"Bearer {token}".encode()
+        self._expected = f"Bearer {token}".encode() if token else None
         self._always = always
+        self._has_writes = has_writes
 
     def check(self, request: Request) -> None:
         """Compare the token in constant time."""
         path: str = request.scope["path"]  # what the routes see; `url` would be parsed
-        read_only = request.method in SAFE_METHODS or path in QUERY_PATHS
+        read_only = not self._has_writes or request.method in SAFE_METHODS or path in QUERY_PATHS
         if path in HEALTH_PATHS or self._is_public(request) or (read_only and not self._always):
             return
         given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), self._expected):
+        if self._expected is None or not hmac.compare_digest(given.encode(), self._expected):
             found = "a different one" if given else "none"
             raise ApiError(
                 401,

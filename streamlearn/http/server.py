@@ -209,5 +209,6 @@ def _bind(listen: _Listen) -> socket.socket:
             errno.EACCES: f"set {port} above 1023; 0 takes a free port",
             errno.EADDRNOTAVAIL: f"set {host} to an address of this machine",
         }.get(error.errno or 0, f"set {host} and {port}, or {listen.instead}")
-        reason = os.strerror(error.errno or 0)
-        raise ConfigError(f"serve: {listen.host}:{listen.port} cannot be bound: {reason}; {advice}") from error
+        # create_server adds the address to its own errors; a name that cannot be resolved has an error of another kind
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise ConfigError(f"{listen.host}:{listen.port} cannot be bound: {reason}; {advice}") from error

@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from streamlearn.bench.stub_upstream import StubUpstream
+from streamlearn.gateway.completion_request import MAX_DEPTH
 from streamlearn.gateway.prompt import MAX_PROMPTS, Prompt
 from streamlearn.gateway.routed_prompt import RoutedPrompt
 from streamlearn.gateway.router import Router
@@ -154,6 +155,19 @@ def test_a_faulty_request_is_refused_in_openais_form(
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(("depth", "status"), [(MAX_DEPTH, 200), (MAX_DEPTH + 1, 400), (1000, 400), (1100, 400)])
+@pytest.mark.parametrize("model", ["nano", "streamlearn"])
+def test_a_body_that_is_nested_too_deeply_is_refused(client: httpx.Client, model: str, depth: int, status: int) -> None:
+    """Wherever it can no longer be read, or no longer be forwarded."""
+    nested = b"[" * (depth - 1) + b"]" * (depth - 1)
+    body = b'{"model": "%b", "prompt": "a", "max_tokens": 1, "guided": %b}' % (model.encode(), nested)
+    answer = client.post(TEXT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == status
+    if status == 400:
+        assert error_of(answer)["type"] == "invalid_request_error"
+        assert metric(client, "requests_total", "refused") == 1
+
+
 def test_an_error_of_the_server_is_passed_on(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
     """A request that the model server refuses is refused, once."""
     for each in upstreams:
@@ -177,6 +191,16 @@ def test_unknown_paths_and_methods_have_errors(client: httpx.Client) -> None:
     assert (client.get(TEXT).status_code, error_of(client.get(TEXT))["code"]) == (405, "method_not_allowed")
 
 
+def test_without_a_token_none_is_asked_for(client: httpx.Client) -> None:
+    """Nothing here changes state, so every other request has the error that it would have with a token."""
+    for headers in ({}, {"authorization": "Bearer unused"}):
+        posted, deleted = client.post("/v1/models", headers=headers), client.delete(TEXT, headers=headers)
+        nowhere = client.post("/v1/embeddings", headers=headers)
+        assert (posted.status_code, error_of(posted)["code"]) == (405, "method_not_allowed")
+        assert (deleted.status_code, error_of(deleted)["code"]) == (405, "method_not_allowed")
+        assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "not_found")
+
+
 def test_the_guards_are_the_daemons(client: httpx.Client) -> None:
     """Foreign hosts and sites, and forms, are refused in OpenAI's form on OpenAI's paths."""
     assert error_of(client.get("/v1/models", headers={"host": "evil.example"}))["code"] == "bad_host"
@@ -197,6 +221,7 @@ def test_a_required_token_is_required_for_all_but_health(published: Path, upstre
         wait_until(lambda: is_ready(client), "readiness")
         assert error_of(client.get("/v1/models"))["code"] == "no_token"
         assert "--token-file" in error_of(client.get("/v1/models"))["message"]
+        assert client.post("/v1/embeddings").status_code == 401
         client.headers["authorization"] = f"Bearer {TOKEN}"
         assert ask(client, "a", model="nano").status_code == 200
 

@@ -1,6 +1,7 @@
 """Clients that are silent, slow or too many are disconnected, and requests of other clients are still served."""
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -270,3 +271,127 @@ def test_a_request_that_comes_byte_by_byte_is_answered(strict: Daemon) -> None:
         for byte in b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n":
             connection.sendall(bytes([byte]))
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+@pytest.fixture
+def echo() -> Iterator[HttpServer]:
+    """A server that answers with what it received."""
+
+    async def answer(request: Request) -> Response:
+        received = f"{request.method} {request.url.path} {request.headers.get('upgrade')} "
+        return Response(received.encode() + await request.body())
+
+    with HttpServer(Starlette(routes=[Route("/{path}", answer, methods=["GET", "POST"])]), ServeSettings(port=0)) as it:
+        yield it
+
+
+def answers(server: HttpServer, *pieces: bytes) -> list[bytes]:
+    """The answers to what is sent in these pieces, and then a request that closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(5.0)
+        for piece in (*pieces, LAST):
+            connection.sendall(piece)
+            time.sleep(0.0005)
+        received = read_to_end(connection)
+    return [each.partition(b"\r\n\r\n")[2] for each in each_answer(received)]
+
+
+def each_answer(received: bytes) -> list[bytes]:
+    """The answers in what was received, from the status on."""
+    return re.split(rb"HTTP/1\.1 (?=\d)", received)[1:]
+
+
+BODY_LIKE_A_REQUEST = b"GET /smuggled HTTP/1.1\r\nhost: localhost\r\n\r\n"
+SIMPLE = b"GET /b HTTP/1.1\r\nhost: localhost\r\n\r\n"
+LAST = b"GET /last HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+WITH_LENGTH = b"POST /a HTTP/1.1\r\nhost: localhost\r\ncontent-length: 43\r\n\r\n" + BODY_LIKE_A_REQUEST
+IN_CHUNKS = (
+    b"POST /a HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"2b\r\n" + BODY_LIKE_A_REQUEST + b"\r\n0\r\n\r\n"
+)
+UPGRADES = {
+    "java": b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: h2c\r\n",
+    "unknown": b"upgrade: foo\r\nconnection: keep-alive\r\nconnection: upgrade\r\n",
+    "twice": b"Upgrade: a\r\nUpgrade: websocket\r\nConnection: upgrade\r\n",
+}
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20], ids=["bytes", "sevens", "whole"])
+@pytest.mark.parametrize("request_", [WITH_LENGTH, IN_CHUNKS], ids=["length", "chunks"])
+@pytest.mark.parametrize("upgrade", UPGRADES.values(), ids=UPGRADES)
+def test_an_upgrade_header_is_ignored(echo: HttpServer, upgrade: bytes, request_: bytes, size: int) -> None:
+    """A body, even one that looks like a request, belongs to its request, in however many packets both come."""
+    sent = request_.replace(b"host:", upgrade + b"host:", 1)
+    pieces = [sent[at : at + size] for at in range(0, len(sent), size)]
+    assert answers(echo, *pieces) == [b"POST /a None " + BODY_LIKE_A_REQUEST, b"GET /last None "]
+
+
+def test_requests_after_one_with_an_upgrade_header_are_answered(echo: HttpServer) -> None:
+    """In the same packet, with such a header or without, with a body or without."""
+    upgraded = [each.replace(b"host:", UPGRADES["java"] + b"host:", 1) for each in (SIMPLE, WITH_LENGTH, IN_CHUNKS)]
+    expected = [b"GET /b None ", *[b"POST /a None " + BODY_LIKE_A_REQUEST] * 2]
+    sent = b"".join([*upgraded, SIMPLE, *upgraded])
+    assert answers(echo, sent) == [*expected, b"GET /b None ", *expected, b"GET /last None "]
+
+
+def test_an_upgrade_head_and_its_body_may_come_apart(echo: HttpServer) -> None:
+    """The client waits for 100 Continue before it sends the body."""
+    head = HEAD.replace(b"/v1/generate", b"/a").replace(b"host:", UPGRADES["java"] + b"expect: 100-continue\r\nhost:")
+    with socket.create_connection(("127.0.0.1", echo.port)) as connection:
+        connection.settimeout(5.0)
+        connection.sendall(head)
+        assert connection.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(BODY + LAST)
+        assert b"\r\n\r\nPOST /a None " + BODY in read_to_end(connection)
+
+
+NO_PATH = (
+    b"CONNECT host:443 HTTP/1.1\r\nhost: host:443\r\n\r\n",
+    b"CONNECT http://host/b HTTP/1.1\r\nhost: host\r\n\r\n",
+    b"CONNECT host:443 HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+    b"GET http://localhost HTTP/1.1\r\nhost: localhost\r\n\r\n",
+)
+
+
+@pytest.mark.parametrize("before", [[], [SIMPLE], [SIMPLE, SIMPLE, WITH_LENGTH]], ids=["first", "second", "fourth"])
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "in turn"])
+@pytest.mark.parametrize("request_", NO_PATH)
+def test_a_request_for_no_path_is_refused(
+    echo: HttpServer, caplog: pytest.LogCaptureFixture, request_: bytes, at_once: bool, before: list[bytes]
+) -> None:
+    """As by a client that takes the server for a proxy. Requests before it are answered, what follows is not."""
+    with socket.create_connection(("127.0.0.1", echo.port)) as connection:
+        connection.settimeout(5.0)
+        sent = [*before, request_]
+        for piece in [b"".join(sent) + SIMPLE] if at_once else sent:
+            connection.sendall(piece)
+            time.sleep(0.02)
+        *answered, refused = each_answer(read_to_end(connection))
+    assert [each[:3] for each in answered] == [b"200"] * len(before)
+    assert refused.startswith(b"400")
+    assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["code"] == "not_http"
+    assert caplog.records == [], "a traceback"
+
+
+def test_a_head_request_for_no_path_is_refused_without_a_body(echo: HttpServer) -> None:
+    with socket.create_connection(("127.0.0.1", echo.port)) as connection:
+        connection.settimeout(5.0)
+        connection.sendall(NO_PATH[-1].replace(b"GET", b"HEAD"))
+        head, _, body = read_to_end(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert body == b""
+
+
+def test_a_refusal_waits_for_the_answer_before_it(strict: Daemon) -> None:
+    """However long that takes; meanwhile nothing that follows is kept."""
+    strict.loop.paused.set()
+    with connect(strict) as connection:
+        connection.sendall(HEAD + BODY + NO_PATH[0])
+        while len(strict.jobs) < 1:
+            time.sleep(0.005)
+        connection.sendall(b"x" * (4 * module.MAX_HEAD))
+        time.sleep(2 * DEADLINE_S)
+        strict.loop.paused.clear()
+        received = read_to_end(connection)
+    assert [each[:3] for each in each_answer(received)] == [b"200", b"400"]

@@ -8,9 +8,14 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from streamlearn.commands.client import request
 from streamlearn.errors import ConfigError
+from streamlearn.http.guards import guards
 from streamlearn.http.token import MIN_CHARS, obtain
 from streamlearn.settings import ServeSettings, Settings
 from tests.serve.doubles import AUTHORIZED, SETTINGS, TOKEN, Daemon
@@ -47,6 +52,37 @@ def test_writing_requires_the_token_and_reading_does_not(daemon: Daemon) -> None
             assert TOKEN not in refused.text
         assert len(daemon.jobs) == 0
         assert anonymous.post("/v1/snapshots", headers={**JSON, **AUTHORIZED}).status_code == 201
+
+
+@pytest.mark.parametrize("given", [None, "Bearer", "Bearer ", "Bearer x"])
+@pytest.mark.parametrize("always", [True, False])
+def test_without_a_token_nothing_can_be_written(always: bool, given: str | None) -> None:
+    """An empty token is no token, and nobody has it."""
+    app = Starlette(
+        routes=[
+            Route("/it", lambda _: Response("read")),
+            Route("/it", lambda _: Response("written"), methods=["POST"]),
+        ],
+        middleware=guards(ServeSettings(port=0, require_token=always), token=""),
+    )
+    headers = {"host": "localhost"} | ({} if given is None else {"authorization": given})
+    with TestClient(app, headers=headers) as client:
+        assert client.post("/it").status_code == 401
+        assert client.get("/it").status_code == (401 if always else 200)
+
+
+def test_an_application_that_only_answers_has_no_paths_that_need_the_token() -> None:
+    """Unless all do."""
+    statuses = []
+    for always in (False, True):
+        settings = ServeSettings(port=0, require_token=always)
+        app = Starlette(
+            routes=[Route("/it", lambda _: Response("read"))],
+            middleware=guards(settings, TOKEN, has_writes=False),
+        )
+        with TestClient(app, headers={"host": "localhost"}) as client:
+            statuses.append([client.post(path).status_code for path in ("/it", "/other")])
+    assert statuses == [[405, 404], [401, 401]]
 
 
 def test_health_needs_no_token_even_if_everything_else_does() -> None:
