@@ -48,7 +48,8 @@ def localized_balance(gate_HKT: Tensor, sample_T: Tensor, type_M: Tensor, *, del
     Args:
         gate_HKT: Gates, zero where an expert is not selected.
         sample_T: Index of the sample that each token belongs to.
-        type_M: 0, 1 or `NO_TYPE` for each sample. A typed sample without tokens counts with Q = 0.
+        type_M: 0, 1 or `NO_TYPE` for each sample. A typed sample without tokens counts with Q = 0; if all are, so is
+            the loss.
         delta: Strength of the type match in eq. (3).
 
     Returns:
@@ -60,7 +61,8 @@ def localized_balance(gate_HKT: Tensor, sample_T: Tensor, type_M: Tensor, *, del
         return gate_HKT.new_zeros(())
     Q_HKM = gate_HKT.new_zeros(H, K, len(type_M)).index_add(2, sample_T, gate_HKT)[:, :, typed_M]
     Z_HKM = coefficients(K, type_M[typed_M], delta).to(Q_HKM.dtype) * Q_HKM
-    return (Z_HKM.var((1, 2), correction=0) / Z_HKM.mean((1, 2))).mean()
+    mean_H = Z_HKM.mean((1, 2)).clamp_min(torch.finfo(Z_HKM.dtype).tiny)
+    return (Z_HKM.var((1, 2), correction=0) / mean_H).mean()
 
 
 def coefficients(num_experts: int, type_M: Tensor, delta: float) -> Tensor:

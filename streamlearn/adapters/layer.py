@@ -105,8 +105,9 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
             self.head_lora_bias[adapter_name] = torch.zeros(H, K, config.regimes, device=device)
         if config.routed and owns_router:
             router_HKS = torch.empty(H, K, S).normal_(0.0, ROUTER_STD, generator=generator)
-            self.head_lora_router[adapter_name] = nn.Parameter(router_HKS.to(device))
-            if config.router_gradient == "none":
+            is_trained = config.router_gradient != "none"
+            self.head_lora_router[adapter_name] = nn.Parameter(router_HKS.to(device), requires_grad=is_trained)
+            if not is_trained:  # where PEFT makes adapters trainable
                 self.frozen_peft_weight_names[adapter_name] = ("head_lora_router",)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -206,7 +207,7 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         selected_HKT = routing.select(ranked_HKT, config.selected)
         self._count(name, selected_HKT)
         gate_HKT = routing.gate(biased_HKT, selected_HKT, config)
-        return RoutingDecision(native_HKT, selected_HKT, gate_HKT, tokens_P)
+        return RoutingDecision(native_HKT, selected_HKT, gate_HKT, tokens_P, num)
 
     def _count(self, name: str, selected_HKT: Tensor) -> None:
         """Count the load of a training pass."""

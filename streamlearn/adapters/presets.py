@@ -154,8 +154,8 @@ def objective(settings: Settings) -> Objective:
     """Combine the preset's objective with the settings that override it.
 
     Raises:
-        ConfigError: a bias for a preset without a router, a bias or anchors for experts that no two regimes share, or a
-            mean of adapters where regimes have none of their own.
+        ConfigError: a bias or a balance without a router, a localized balance of whole sequences, a bias or anchors for
+            experts that no two regimes share, or a mean of adapters where regimes have none of their own.
     """
     defaults = OBJECTIVES[settings.adapter.preset]
     given: dict[str, Any] = {}
@@ -169,7 +169,9 @@ def objective(settings: Settings) -> Objective:
     if SHAPES[settings.adapter.preset].gate == "none" and given.get("bias", "none") != "none":
         raise ConfigError(f"adapter.bias: preset {settings.adapter.preset} has no router to bias; remove the key")
     wanted = Objective(**{**asdict(defaults), **given})
-    per_regime = resolve(settings.adapter).per_regime
+    config = resolve(settings.adapter)
+    _check_balance(wanted, config)
+    per_regime = config.per_regime
     if settings.serve.unknown == "mean" and not per_regime:
         raise ConfigError(
             "serve.unknown: mean averages the adapters of regimes, and here all regimes share one; set it to auto, "
@@ -182,3 +184,20 @@ def objective(settings: Settings) -> Objective:
             "adapter.per_regime: false"
         )
     return wanted
+
+
+def _check_balance(wanted: Objective, config: HeadLoraConfig) -> None:
+    """Refuse a term of the objective that has nothing to balance."""
+    for name in ("balance_strength", "localized_balance"):
+        strength = getattr(wanted, name)
+        if strength and not config.routed:
+            how = "" if config.gate == "none" else " or adapter.num_experts above 1"
+            raise ConfigError(
+                f"learner.{name}: must be 0 without a router: one expert per head leaves nothing to choose, found "
+                f"{strength}; set it to 0{how}"
+            )
+    if wanted.localized_balance and config.routes == "sequences":
+        raise ConfigError(
+            "learner.localized_balance: must be 0 where whole sequences are routed: it balances a record's tokens, "
+            f"found {wanted.localized_balance}; remove the key"
+        )

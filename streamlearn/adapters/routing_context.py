@@ -49,6 +49,8 @@ class RoutingDecision:
     """Weights of the experts, zero where not selected; part of the autograd graph."""
     tokens_T: Tensor | None = None
     """Indices in the pass of the tokens that were routed; None: all."""
+    num: int | None = None
+    """Tokens, or sequences, of the pass, of which `tokens_T` may be some; None: those of the last dimension."""
 
 
 class RoutingHook(Protocol):

@@ -1,6 +1,7 @@
 """Runs queued jobs between two training steps, in pieces, within a time budget.
 
-A job that is unfinished when the budget is spent continues after the next step, on the weights it started with.
+A job that is unfinished when the budget is spent continues after the next step, on the weights it started with. If an
+adapter that it needs was removed or replaced by then, it fails with an error that asks to repeat the request.
 """
 
 import time

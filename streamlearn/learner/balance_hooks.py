@@ -1,4 +1,7 @@
-"""Routing hooks that compute the auxiliary losses of a training pass, one term per layer."""
+"""Routing hooks that compute the auxiliary losses of a training pass, one term per layer.
+
+Where regimes have adapters of their own, a layer has a term for each adapter of the pass.
+"""
 
 from collections.abc import Sequence
 
@@ -28,7 +31,11 @@ class LoadBalance:
 
 
 class LocalizedBalance:
-    """beta * L_lbc (LoRAMoE eq. 8 and 9), averaged over the layers; records without a type are left out."""
+    """beta * L_lbc (LoRAMoE eq. 8 and 9), averaged over the layers; records without a type are left out.
+
+    Tokens are routed, not whole sequences. Where a decision is about some tokens only, so is its term: records that
+    have none of them are left out.
+    """
 
     def __init__(
         self, strength: float, packed: PackedBatch, types: Sequence[str | None], names: tuple[str, str]
@@ -41,9 +48,12 @@ class LocalizedBalance:
 
     def __call__(self, layer: AdaptedLayer, decision: RoutingDecision) -> None:
         """Add the term of one layer."""
-        num = decision.gate_HKT.shape[-1]
-        segment_ids_T = self._packed.sequences.segment_ids(num, is_vision=layer.is_vision)
-        self._terms.append(localized_balance(decision.gate_HKT, segment_ids_T, self._type_B))
+        num = decision.gate_HKT.shape[-1] if decision.num is None else decision.num
+        segment_ids_P, type_B = self._packed.sequences.segment_ids(num, is_vision=layer.is_vision), self._type_B
+        if decision.tokens_T is not None:
+            segment_ids_P = segment_ids_P[decision.tokens_T]
+            type_B = torch.full_like(type_B, NO_TYPE).index_copy(0, segment_ids_P, type_B[segment_ids_P])
+        self._terms.append(localized_balance(decision.gate_HKT, segment_ids_P, type_B))
 
     def loss(self) -> Tensor:
         """Return the term of the objective, a scalar; needs at least one layer."""

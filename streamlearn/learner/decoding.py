@@ -237,7 +237,7 @@ def _next_logits(model: Any, texts: _Texts) -> Tensor:
 def _rows_of(context: RoutingContext, kept: Sequence[int], rows_B: Tensor) -> RoutingContext:
     """The context of some rows of a batch whose prompts have been read; `rows_B` is `kept` on the device."""
     decisions = {
-        block: RoutingDecision(*(part[..., rows_B] for part in (each.native_HKT, each.selected_HKT, each.gate_HKT)))
+        block: RoutingDecision(each.native_HKT[..., rows_B], each.selected_HKT[..., rows_B], each.gate_HKT[..., rows_B])
         for block, each in context.block_decisions.items()
     }
     assert context.sequences is not None, "set when the prompts were read"

@@ -1,8 +1,8 @@
 """Evaluation between training steps, without effect on training.
 
 It and `decoding` are generators that yield after every forward pass, so that the loop can return to training when the
-time budget is spent. A job that spans several training steps sees the weights of one step (`pinned_weights`). Nothing
-here draws a random number or computes a gradient.
+time budget is spent. A job that spans several training steps sees the weights of one step, or fails
+(`pinned_weights`). Nothing here draws a random number or computes a gradient.
 """
 
 from collections.abc import Generator, Iterator, Sequence

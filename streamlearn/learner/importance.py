@@ -3,9 +3,10 @@
     omega_k = sum_s -g_sk (theta_{s+1,k} - theta_sk)                                            (1)
     Omega_k = omega_k / ((theta_Sk - theta_0k)^2 + xi)                                          (2)
 
-CP-MoE (arXiv 2605.20247) eq. 6 and 7, after Zenke et al. 2017. g is the gradient of the task loss only, before
-clipping; theta_{s+1} is the result of the optimizer step. A negative omega means that the loss rose along that weight
-(momentum, a large step, another batch's gradient). Nothing was learned there, so (2) is clamped at 0.
+CP-MoE (arXiv 2605.20247) eq. 6 and 7, after Zenke et al. 2017. g is the gradient of the task loss and,
+where the objective has one, of the balance loss: without that of the anchors, before clipping and before MoT's stage I
+normalizes it. theta_{s+1} is the result of the optimizer step. A negative omega means that the loss rose along that
+weight (momentum, a large step, another batch's gradient). Nothing was learned there, so (2) is clamped at 0.
 
 Rotating the rank dimension of an expert's A and B leaves its function unchanged, but changes (2). Means over the rank
 are invariant:

@@ -142,6 +142,7 @@ class Learner:
         name = regime_adapter(slot)
         copied = [] if start is None else [regime_adapter(start)]
         with self.cache.holding(copied):
+            self._removing([name])
             add_regime(self.model, slot, seed)
             self._banks = dict(sorted({**self._banks, name: banks(self.model, name)}.items()))
             self._set_groups({**self._groups, name: self._new_groups(name)})
@@ -155,7 +156,9 @@ class Learner:
     def keep_regimes(self, slots: Collection[int]) -> None:
         """Delete the adapters of all other regimes, with the optimizer's state; `slots` has one that exists."""
         names = {regime_adapter(slot) for slot in slots}
-        for name in sorted(self.model.peft_config.keys() - names):
+        gone = sorted(self.model.peft_config.keys() - names)
+        self._removing(gone)
+        for name in gone:
             delete_adapter(self.model, name)
             self.cache.remove(name)
         self._banks = {name: own for name, own in self._banks.items() if name in names}
@@ -324,12 +327,15 @@ class Learner:
         return pinned
 
     def _use_adapters(self, context: RoutingContext) -> None:
-        """Have the adapters of a pass in memory before it begins."""
+        """Have the adapters of a pass in memory before it begins; a job may be on pinned weights, which may be gone."""
         sequences = context.sequences
         if sequences is None or sequences.slots is None:
-            self.cache.use(self.model.active_adapters)
+            names = self.model.active_adapters
         else:
-            self.cache.use(list(map(regime_adapter, sequences.adapted_slots)))
+            names = list(map(regime_adapter, sequences.adapted_slots))
+        for pinned in self._pins:
+            pinned.check(names)
+        self.cache.use(names)
 
     def _balances(self, packed: PackedBatch, examples: Sequence[Example]) -> tuple[LoadBalance | LocalizedBalance, ...]:
         balances: list[LoadBalance | LocalizedBalance] = []
@@ -372,16 +378,24 @@ class Learner:
             self._changes += 1
             self.revisions[name] = self._changes
 
+    def _removing(self, adapters: Collection[str]) -> None:
+        """These adapters are about to be removed, or replaced by others of their names."""
+        for pinned in self._pins:
+            pinned.before_removal(adapters)
+
     def _update(self, clipped: float) -> None:
         """Make the update; clipping divided the gradients by `clipped`."""
         self.updates += 1
+        experts = [] if self.path is None else [p for bank in self.banks for p in (bank.A, bank.B)]
+        plain = [p.grad for p in experts]  # not normalized by a stage
         if self.stages is not None:
             self.stages.apply(self.optimizer.active, frozenset(bank.name for bank in self.banks))
         if self.path is not None:
             self.path.before()
         self.optimizer.step(self.learning_rate)
         if self.path is not None:
-            self.path.after([p.grad for bank in self.banks for p in (bank.A, bank.B)], scale=clipped)
+            trained = [None if p.grad is None else grad for p, grad in zip(experts, plain, strict=True)]
+            self.path.after(trained, scale=clipped)
 
     @property
     def learning_rate(self) -> float:

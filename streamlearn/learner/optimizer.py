@@ -15,8 +15,9 @@ lets an old one follow when its targets change.
 
     g <- g + 2 lambda Omega (theta - anchor)                                                  (3)
 
-adds the gradient of CP-MoE's L_reg (arXiv 2605.20247, eq. 14 and 15). It is added here so that `grad` is the gradient
-of the task loss only.
+adds the gradient of CP-MoE's L_reg (arXiv 2605.20247, eq. 14 and 15). It is added here so that `grad` is without it:
+the gradient of the task loss and, where the objective has one, of the balance loss, which reaches the experts of the
+layers below a router.
 """
 # Shape suffixes: H heads, K experts a head.
 

@@ -4,14 +4,17 @@
     before an adapter changes   it is copied
     in each later slice         the copies are swapped in
 
-So a job costs the memory of the adapters that are trained while it runs.
+So a job costs the memory of the adapters that are trained while it runs. An adapter that is removed, or replaced by
+another one (a new regime in its slot, a rollback), is not copied: a slice that would use it ends the job with an error,
+and the request can be repeated.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
 
+from streamlearn.errors import RegimeBusyError
 from streamlearn.learner.adapter_cache import AdapterCache
 
 
@@ -20,17 +23,37 @@ class PinnedWeights:
 
     def __init__(self, tensors: Mapping[str, Sequence[Tensor]], cache: AdapterCache) -> None:
         """`tensors` are those that inference depends on, by adapter."""
-        self._tensors = tensors
+        self._tensors = dict(tensors)
         self._cache = cache
         self._copies: dict[str, list[Tensor]] = {}
+        self._removed: set[str] = set()
         self.in_use = False
-        """Whether copies are swapped in."""
+        """Whether a job runs on the pinned weights, and these are not all the live ones."""
 
     def before_change(self, adapters: Iterable[str]) -> None:
         """Copy these adapters, which are in memory, unless they were copied before or did not exist at the pin."""
         for name in adapters:
             if name in self._tensors and name not in self._copies:
                 self._copies[name] = [tensor.detach().clone() for tensor in self._tensors[name]]
+
+    def before_removal(self, adapters: Iterable[str]) -> None:
+        """Give these adapters up, also one that is replaced by another of its name."""
+        for name in self._tensors.keys() & set(adapters):
+            del self._tensors[name]
+            self._copies.pop(name, None)
+            self._removed.add(name)
+
+    def check(self, adapters: Collection[str]) -> None:
+        """Make sure that a pass can have the pinned weights of these adapters; any can outside of `swapped_in`.
+
+        Raises:
+            RegimeBusyError: one was removed or replaced.
+        """
+        if self.in_use and not self._removed.isdisjoint(adapters):
+            raise RegimeBusyError(
+                "the weights of this request are gone: the regime that answers it was removed, replaced or rolled back "
+                "while it ran; repeat the request"
+            )
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -39,7 +62,7 @@ class PinnedWeights:
             live = {name: [tensor.data for tensor in self._tensors[name]] for name in self._copies}
             try:
                 self._point_at(self._copies)
-                self.in_use = bool(self._copies)
+                self.in_use = bool(self._copies or self._removed)
                 yield
             finally:
                 self.in_use = False

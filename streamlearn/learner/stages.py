@@ -46,7 +46,8 @@ class Stages:
     def apply(self, groups: Sequence[Group], experts: frozenset[str]) -> None:
         """Apply the current stage to the gradients of one update and advance the schedule.
 
-        Gradients of experts that the stage does not train are set to None; stage I normalizes those of the others.
+        Gradients of experts that the stage does not train are set to None; stage I replaces those of the others by
+        normalized ones, in memory of their own: whoever has the tensors from before still reads the plain gradients.
 
         Args:
             groups: All groups of the optimizer.
@@ -63,7 +64,7 @@ class Stages:
                 elif stage is Stage.FFN and parameter.grad is not None:
                     over = tuple(range(2, parameter.grad.ndim))
                     norm_HK = parameter.grad.norm(dim=over, keepdim=True)
-                    parameter.grad.div_(norm_HK.clamp_min(1e-12))  # an expert without tokens has gradient zero
+                    parameter.grad = parameter.grad / norm_HK.clamp_min(1e-12)  # zero for an expert without tokens
         self.steps += 1
 
     def restart(self) -> None:

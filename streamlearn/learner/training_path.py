@@ -25,7 +25,7 @@ class TrainingPath(ABC):
         """Add the update made since `before`.
 
         Args:
-            gradients: The gradients it was made with, in the order of the parameters; None for one without.
+            gradients: Those of the loss, in the order of the parameters; None for a parameter that was not trained.
             scale: Factor that undoes clipping: norm before clipping over norm after it.
         """
 

@@ -116,3 +116,13 @@ def test_the_minimum_gives_a_type_to_the_other_half_and_with_negative_delta_to_i
         optimizer.step()
     expected_KM = torch.tensor([[own, other], [own, other], [other, own], [other, own]], dtype=torch.float64)
     torch.testing.assert_close(logits_KM.detach().softmax(0), expected_KM, atol=1e-3, rtol=0)
+
+
+def test_typed_samples_without_tokens_are_balanced() -> None:
+    """As records without images in the vision tower: the loss and its gradient are 0, not 0 / 0."""
+    gate_HKT = torch.rand(2, 4, 3, requires_grad=True)
+    loss = localized_balance(gate_HKT, torch.tensor([1, 1, 1]), torch.tensor([0, NO_TYPE]))
+    torch.autograd.backward(loss)
+    assert loss.item() == 0.0
+    assert gate_HKT.grad is not None
+    assert torch.equal(gate_HKT.grad, torch.zeros_like(gate_HKT))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
 from streamlearn.adapters.config import regime_adapter
-from streamlearn.adapters.model import add_regime, attach
+from streamlearn.adapters.model import add_regime, attach, delete_adapter
 from streamlearn.adapters.routing_context import RoutingContext, RoutingContextHolder, routing_context
 from streamlearn.adapters.sequences import NO_REGIME, Sequences
 from streamlearn.backbone.load import load, outline
@@ -122,6 +123,22 @@ def test_all_regimes_are_trainable_and_the_backbone_is_not(model: PeftModel) -> 
     trainable = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trainable == {name for name, _ in model.named_parameters() if "head_lora_" in name}
     assert {name.rpartition(".")[2] for name in trainable} == {regime_adapter(slot) for slot in range(3)}
+
+
+@pytest.mark.parametrize("router_gradient", ["none", "straight_through"])
+def test_the_routers_of_every_regime_are_frozen_without_a_gradient(tiny: Path, router_gradient: Any) -> None:
+    """Also those of regimes that are added or replaced later, and after the active adapter was deleted."""
+    settings = BackboneSettings(model=str(tiny), dtype="float32", device="cpu")
+    config = HeadLoraConfig(num_heads=4, num_experts=2, router_gradient=router_gradient, per_regime=True)
+    made = attach(load(settings, outline(settings)).model, config, 0)
+    for slot in (1, 2, 1):
+        add_regime(made, slot, seed=slot)
+    for left in ({0, 1, 2}, {1, 2}):
+        routers = {name: p.requires_grad for name, p in made.named_parameters() if "head_lora_router" in name}
+        assert {name.rpartition(".")[2] for name in routers} == {regime_adapter(slot) for slot in left}
+        assert set(routers.values()) == {router_gradient != "none"}
+        assert all(p.requires_grad for name, p in made.named_parameters() if "head_lora_A" in name)
+        delete_adapter(made, regime_adapter(min(left)))
 
 
 def test_a_regime_is_a_peft_folder(model: PeftModel, tiny: Path, tmp_path: Path) -> None:

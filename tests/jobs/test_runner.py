@@ -17,7 +17,7 @@ from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import resolve
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.controls.control import Control
-from streamlearn.errors import Reason, RecordError, SnapshotError
+from streamlearn.errors import Reason, RecordError, RegimeBusyError, SnapshotError
 from streamlearn.events import Event
 from streamlearn.jobs.experts import experts
 from streamlearn.jobs.generation_stream import GenerationStream
@@ -190,6 +190,21 @@ def test_serving_changes_no_bit_of_training(folder: Path, env: Environment) -> N
     assert torch.equal(torch.random.get_rng_state(), before)
     undisturbed.train(env.learner.number - undisturbed.learner.number)
     assert all(torch.equal(one, other) for one, other in zip(env.weights(), undisturbed.weights(), strict=True))
+
+
+@pytest.mark.parametrize("job", [SCORE, GENERATE, EXPERTS], ids=["score", "generate", "experts"])
+def test_a_job_whose_regime_is_replaced_fails_and_can_be_repeated(env: Environment, job: Job) -> None:
+    """Between two of its pieces; it is not finished by the weights of another regime."""
+    future = env.jobs.submit(job)
+    env.runner.serve(PIECE_S)
+    assert not future.done()
+    env.learner.add_regime(0, seed=9)
+    with capture_logs() as logs:
+        env.runner.serve(1e9)
+    with pytest.raises(RegimeBusyError, match="repeat the request"):
+        future.result(0)
+    assert [log["event"] for log in logs] == [Event.JOB_FAILED]
+    assert env.run_to_end(job).step == env.learner.number
 
 
 def test_closing_fails_the_unfinished_job(env: Environment) -> None:

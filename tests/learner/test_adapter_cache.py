@@ -8,7 +8,7 @@ import torch
 
 from streamlearn.adapters.config import regime_adapter
 from streamlearn.adapters.sequences import NO_REGIME, Slot
-from streamlearn.errors import SnapshotError
+from streamlearn.errors import RegimeBusyError, SnapshotError
 from streamlearn.learner.adapter_cache import AdapterCache
 from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
 from streamlearn.learner.learner import Learner
@@ -172,3 +172,39 @@ def test_copying_to_an_adapter_at_rest_is_an_error(cached: Learner) -> None:
     resting = cached.banks[0].layer.head_lora_A[regime_adapter(0)]
     with torch.no_grad(), pytest.raises(RuntimeError, match="single memory location"):
         resting.copy_(torch.ones_like(resting))
+
+
+def replaced(learner: Learner, slot: int) -> None:
+    learner.add_regime(slot, seed=9)
+
+
+def removed(learner: Learner, slot: int) -> None:
+    learner.remove_regime(slot)
+
+
+def rolled_back(learner: Learner, slot: int) -> None:
+    """As `runtime.model.load_adapters` does."""
+    saved = snapshot(learner)
+    learner.add_regime(slot, seed=0)
+    restore(learner, saved)
+
+
+@pytest.mark.parametrize("change", [replaced, removed, rolled_back])
+@pytest.mark.parametrize("has_trained", [False, True], ids=["before it trains", "after it has trained"])
+def test_a_job_whose_adapter_is_gone_is_an_error(cached: Learner, change: Any, has_trained: bool) -> None:
+    """Not an answer of other weights; a job that does not use it goes on, and later ones have the live weights."""
+    trained(cached, [0, 1, 2, 3])
+    expected = scored(cached, [0, NO_REGIME])
+    pinned = cached.pin()
+    trained(cached, [0, 1] if has_trained else [0])
+    change(cached, 1)
+    with pinned.swapped_in():
+        assert scored(cached, [0, NO_REGIME]) == expected
+        assert cached.has_other_weights
+        mean: Slot = (0, 1)
+        for slot in (1, mean):
+            with pytest.raises(RegimeBusyError, match="the regime that answers it was removed, replaced or rolled"):
+                scored(cached, [slot, 0])
+    assert scored(cached, [1, NO_REGIME])[1] == expected[1]
+    with cached.pin().swapped_in():
+        scored(cached, [1, 0])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -51,6 +52,34 @@ def test_a_vision_layers_tokens_belong_to_the_records_with_images() -> None:
     hook(replace(LAYER, is_vision=True), vision)
     expected = localized_balance(vision.gate_HKT, torch.tensor([0, 0, 2, 2, 2, 2]), torch.tensor([0, 1, 1]))
     torch.testing.assert_close(hook.loss(), expected)
+
+
+def test_a_decision_about_some_tokens_balances_their_records() -> None:
+    """Those of one regime: the term is that of a pass with these records only."""
+    packed, some = pack(EXAMPLES, torch.device("cpu")), pack(EXAMPLES[1:], torch.device("cpu"))
+    made = decision(some.input_ids.shape[1], seed=0)
+    hook = LocalizedBalance(1.0, packed, ["a", "b", "a"], ("a", "b"))
+    hook(LAYER, replace(made, tokens_T=torch.arange(9, 24), num=packed.input_ids.shape[1]))
+    alone = LocalizedBalance(1.0, some, ["b", "a"], ("a", "b"))
+    alone(LAYER, made)
+    assert torch.equal(hook.loss(), alone.loss())
+
+
+@pytest.mark.parametrize("slots", [[0, 0, 0], [0, 1, 0], [2, 1, 0]])
+def test_a_batch_of_several_regimes_is_balanced(make_learner: MakeLearner, slots: list[int]) -> None:
+    """Where each regime routes its own tokens, both losses change the update of each regime's routers."""
+    typed = [replace(example, sample_type="downstream") for example in EXAMPLES]
+    changes = {"balance_strength": 0.5, "localized_balance": 0.5}
+    balanced = make_learner(preset="streamlearn-routed", changes=changes)
+    plain = make_learner(preset="streamlearn-routed")
+    for learner in (balanced, plain):
+        assert learner.step(typed, slots).refusal is None
+    for slot in set(slots):
+        routers = [
+            torch.cat([b.router.flatten() for b in each.banks if b.router is not None and b.adapter == f"regime{slot}"])
+            for each in (balanced, plain)
+        ]
+        assert not torch.equal(*routers)
 
 
 def router_gradients(learner: Learner) -> dict[str, Tensor]:

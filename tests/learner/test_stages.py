@@ -1,5 +1,8 @@
+from collections.abc import Sequence
+
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
 from streamlearn.learner.optimizer import Group
@@ -81,3 +84,37 @@ def test_the_preset_trains_attention_in_stage_two_only(make_learner: MakeLearner
         }
         moved.append(different)
     assert moved == [{"gate_proj", "up_proj", "down_proj"}, {"q_proj", "k_proj", "v_proj", "o_proj"}, moved[0]]
+
+
+@pytest.mark.parametrize("accumulation", ["sum", "per_regime"])
+def test_importance_is_of_the_gradients_before_a_stage_normalises_them(
+    make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch, accumulation: str
+) -> None:
+    """Stage I changes the update and not what importance is computed from; experts that it freezes have none."""
+    changes = {"anchor_strength": 1.0, "accumulation": accumulation}
+    learner = make_learner(preset="mot", changes=changes, ffn_steps=1, attention_steps=1, max_grad_norm=1e-3)
+    assert learner.path is not None
+    assert learner.stages is not None
+    plain: dict[str, Tensor] = {}
+    apply, after = learner.stages.apply, learner.path.after
+
+    def keep(given: Sequence[Group], experts: frozenset[str]) -> None:
+        plain.update({g.name: g.parameters["B"].grad.clone() for g in given if g.name in experts})  # type: ignore[union-attr]
+        apply(given, experts)
+
+    found: dict[str, Tensor | None] = {}
+
+    def receive(gradients: Sequence[Tensor | None], *, scale: float = 1.0) -> None:
+        found.update(zip([bank.name for bank in learner.banks], gradients[1::2], strict=True))
+        after(gradients, scale=scale)
+
+    monkeypatch.setattr(learner.stages, "apply", keep)
+    monkeypatch.setattr(learner.path, "after", receive)
+    for frozen in (True, False, True):  # the attention experts
+        learner.step(random_examples([8, 6, 9, 7], prompt_length=3))
+        for name, gradient in found.items():
+            if (name in learner.stages.attention) == frozen:
+                assert gradient is None
+            else:
+                assert gradient is not None
+                assert torch.equal(gradient, plain[name])
