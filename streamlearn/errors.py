@@ -20,6 +20,7 @@
     ├── RecordError                   one record is unusable; it becomes a dead letter           -
     ├── QueueFullError                a client's request fails; it may retry                     -
     ├── QueueClosedError              a client's request fails; the daemon is stopping           -
+    ├── AdapterGoneError              a client's request fails; it may be repeated               -
     ├── ExampleError                  a client's request fails; it corrects the example          -
     ├── UnknownRegimeError            a client's request fails; it names another regime          -
     ├── LayerError                    a client's request fails; it corrects the layer's name     -
@@ -118,6 +119,10 @@ class RegimeBusyError(RegimeError):
     """What is asked of a regime cannot be done yet; nothing was changed."""
 
     exit_code: ClassVar[int] = 75
+
+
+class AdapterGoneError(StreamlearnError):
+    """The weights that a request began with were removed or replaced while it ran; it may be repeated."""
 
 
 class DivergedError(StreamlearnError):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from streamlearn.errors import RegimeBusyError
+from streamlearn.errors import AdapterGoneError
 from streamlearn.learner.adapter_cache import AdapterCache
 
 
@@ -47,10 +47,10 @@ class PinnedWeights:
         """Make sure that a pass can have the pinned weights of these adapters; any can outside of `swapped_in`.
 
         Raises:
-            RegimeBusyError: one was removed or replaced.
+            AdapterGoneError: one was removed or replaced.
         """
         if self.in_use and not self._removed.isdisjoint(adapters):
-            raise RegimeBusyError(
+            raise AdapterGoneError(
                 "the weights of this request are gone: the regime that answers it was removed, replaced or rolled back "
                 "while it ran; repeat the request"
             )

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 
 from streamlearn.adaptation.requested import UnknownRegimeError
-from streamlearn.errors import RecordError, StreamlearnError, UsageError
+from streamlearn.errors import AdapterGoneError, RecordError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.http.replies import ApiError, unavailable
 from streamlearn.jobs.queue import ExampleError, LayerError, QueueClosedError, QueueFullError
@@ -163,6 +163,8 @@ def _refusal(error: StreamlearnError, retry_after_s: int) -> ApiError | None:
             answer = unavailable("queue_full", text, hint=hint, retry_after_s=retry_after_s)
         case QueueClosedError():
             answer = unavailable("stopping", text, hint="retry once /readyz returns 200", retry_after_s=5)
+        case AdapterGoneError():
+            answer = unavailable("regime_changed", text, hint="repeat the request", retry_after_s=1)
         case UnknownRegimeError():
             answer = ApiError(404, "model_not_found", text, hint="GET /v1/models lists the models", param="model")
         case UsageError():

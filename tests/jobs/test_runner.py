@@ -17,7 +17,7 @@ from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import resolve
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.controls.control import Control
-from streamlearn.errors import Reason, RecordError, RegimeBusyError, SnapshotError
+from streamlearn.errors import AdapterGoneError, Reason, RecordError, SnapshotError
 from streamlearn.events import Event
 from streamlearn.jobs.experts import experts
 from streamlearn.jobs.generation_stream import GenerationStream
@@ -201,7 +201,7 @@ def test_a_job_whose_regime_is_replaced_fails_and_can_be_repeated(env: Environme
     env.learner.add_regime(0, seed=9)
     with capture_logs() as logs:
         env.runner.serve(1e9)
-    with pytest.raises(RegimeBusyError, match="repeat the request"):
+    with pytest.raises(AdapterGoneError, match="repeat the request"):
         future.result(0)
     assert [log["event"] for log in logs] == [Event.JOB_FAILED]
     assert env.run_to_end(job).step == env.learner.number

@@ -8,7 +8,7 @@ import torch
 
 from streamlearn.adapters.config import regime_adapter
 from streamlearn.adapters.sequences import NO_REGIME, Slot
-from streamlearn.errors import RegimeBusyError, SnapshotError
+from streamlearn.errors import AdapterGoneError, SnapshotError
 from streamlearn.learner.adapter_cache import AdapterCache
 from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
 from streamlearn.learner.learner import Learner
@@ -203,7 +203,7 @@ def test_a_job_whose_adapter_is_gone_is_an_error(cached: Learner, change: Any, h
         assert cached.has_other_weights
         mean: Slot = (0, 1)
         for slot in (1, mean):
-            with pytest.raises(RegimeBusyError, match="the regime that answers it was removed, replaced or rolled"):
+            with pytest.raises(AdapterGoneError, match="the regime that answers it was removed, replaced or rolled"):
                 scored(cached, [slot, 0])
     assert scored(cached, [1, NO_REGIME])[1] == expected[1]
     with cached.pin().swapped_in():
