@@ -49,6 +49,13 @@ def test_exit_codes_are_those_of_the_classes() -> None:
     for name, (_, code) in documented().items():
         assert code in (actual[name], None)
     never = {name for name, (_, code) in documented().items() if code is None}
-    of_clients = {"QueueFullError", "QueueClosedError", "ExampleError", "LayerError", "UnknownRegimeError"}
+    of_clients = {
+        "QueueFullError",
+        "QueueClosedError",
+        "AdapterGoneError",
+        "ExampleError",
+        "LayerError",
+        "UnknownRegimeError",
+    }
     of_publishing = {"PublishingStoppedError", "ReplicaAwayError", "ReplicaRefusedError"}
     assert never == {"RecordError", "TrackError", *of_clients, *of_publishing}
