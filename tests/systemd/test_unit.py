@@ -129,7 +129,7 @@ def test_the_environment_file_holds_assignments_alone() -> None:
     parser = configparser.ConfigParser(interpolation=None)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read_string("[env]\n" + (UNIT.parent / "streamlearn.env").read_text())
-    assert set(parser["env"]) == {"HF_HOME"}
+    assert set(parser["env"]) == {"HF_HOME", "OMP_WAIT_POLICY"}
 
 
 def members(name: str) -> set[str]:
