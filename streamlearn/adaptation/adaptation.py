@@ -255,10 +255,8 @@ class Adaptation:
     def is_settled(self) -> bool:
         """Whether the monitor knew, as of the last trained batch, of every regime that was entered by then."""
         assert self._trained is not None, "a regime is under way"
-        detector = self._trained.detector
-        return detector.numbers == self.numbers and detector.segment.slot == (
-            NO_SLOT if self.current is None else self.current
-        )
+        detector, current = self._trained.detector, NO_SLOT if self.current is None else self.current
+        return detector.numbers == self.numbers and detector.segment.slot == current
 
     def forget(self, slot: int) -> None:
         """Forget the regime in `slot`: all that is kept of it here, its adapter and its optimizer state.
