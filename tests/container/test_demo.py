@@ -59,7 +59,9 @@ def test_it_learns_the_sample_and_ends_on_ctrl_c(tmp_path: Path) -> None:
 
 def _trained(port: int) -> int:
     try:
-        return int(httpx.get(f"http://127.0.0.1:{port}/v1/status", timeout=10.0).json()["records_trained"])
+        return int(
+            httpx.get(f"http://127.0.0.1:{port}/v1/status", timeout=10.0).raise_for_status().json()["records_trained"]
+        )
     except httpx.TransportError:
         return 0
 
