@@ -62,7 +62,7 @@ def _trained(port: int) -> int:
         return int(
             httpx.get(f"http://127.0.0.1:{port}/v1/status", timeout=10.0).raise_for_status().json()["records_trained"]
         )
-    except httpx.TransportError:
+    except (httpx.TransportError, httpx.HTTPStatusError):
         return 0
 
 
