@@ -3,19 +3,129 @@
 import base64
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, Self
 
 import orjson
 
-from connectors.dead_letter_backlog import DeadLetterBacklog
-from connectors.dead_letter_headers import headers_of, own_headers, record_of
-from streamlearn.errors import DeadLetterError
-from streamlearn.stream.record import RecordId
+from streamlearn.errors import DeadLetterError, Reason, UsageError
+from streamlearn.stream.record import Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter
+
+# A bounded in-memory backlog of dead letters that the sink has not accepted yet.
+#
+# The backlog needs no file: no snapshot covers these records before their dead letters are durable, so a restarted
+# daemon reads them again.
+
+
+MAX_BYTES = 64 << 20
+"""Maximum size of keys, values and messages in bytes; beyond it the daemon stops rather than drop a dead letter."""
+_OVERHEAD_BYTES = 500  # headers and objects of one dead letter, approximately
+
+
+class DeadLetterBacklog:
+    """Dead letters in order."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._dead_letters: list[DeadLetter] = []
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._dead_letters)
+
+    def __iter__(self) -> Iterator[DeadLetter]:
+        return iter(self._dead_letters)
+
+    def has_room_for(self, dead_letter: DeadLetter) -> bool:
+        """Return whether `add` accepts it; an empty backlog accepts one of any size."""
+        return not self._dead_letters or self.bytes + _size(dead_letter) <= self._max_bytes
+
+    def add(self, dead_letter: DeadLetter) -> None:
+        """Append one dead letter.
+
+        Raises:
+            DeadLetterError: the backlog is full.
+        """
+        if not self.has_room_for(dead_letter):
+            raise DeadLetterError(
+                f"the dead-letter sink must accept dead letters, found {len(self)} waiting ({self.bytes >> 20} MiB): "
+                "fix the error in the log, then restart; the restart reads their records again"
+            )
+        self._dead_letters.append(dead_letter)
+        self.bytes += _size(dead_letter)
+
+    def clear(self) -> None:
+        """Remove all of them, after they were written."""
+        self._dead_letters.clear()
+        self.bytes = 0
+
+    def drop(self, written: Collection[RecordId]) -> None:
+        """Remove those of these records, which are written already."""
+        self._dead_letters = [each for each in self._dead_letters if each.record.id not in written]
+        self.bytes = sum(map(_size, self._dead_letters))
+
+
+def _size(dead_letter: DeadLetter) -> int:
+    record = dead_letter.record
+    return _OVERHEAD_BYTES + len(dead_letter.message) + len(record.value or b"") + len(record.key or b"")
+
+
+# The headers of a dead letter: Kafka Connect's header names under this project's prefix.
+#
+# A dead letter is identified by these headers only. A record's own headers with the prefix are removed, so that a
+# record cannot forge them.
+
+
+PREFIX = "__streamlearn.errors."
+LEFT_OUT_BYTES = PREFIX + "left.out.bytes"
+"""Size of the value of a record whose value, key and headers were left out because the sink refused them."""
+_PLACE = (PREFIX + "topic", PREFIX + "partition", PREFIX + "offset")
+
+
+def headers_of(dead_letter: DeadLetter) -> dict[str, str]:
+    """Return the headers in Kafka Connect's order. Text that is not valid Unicode is escaped."""
+    record = dead_letter.record
+    fields = {
+        "topic": record.origin.topic,
+        "partition": str(record.origin.partition),
+        "offset": str(record.offset),
+        "stage": _stage(dead_letter.reason),
+        "exception.class.name": dead_letter.reason.value,
+        "exception.message": dead_letter.message.encode("utf-8", "backslashreplace").decode(),
+        "timestamp": str(record.timestamp_ms),
+    }
+    return {PREFIX + name: value for name, value in fields.items()}
+
+
+def own_headers(record: Record) -> list[tuple[str, bytes]]:
+    """Return the record's own headers, without any that has the prefix."""
+    return [(name, value) for name, value in record.headers if not name.startswith(PREFIX)]
+
+
+def record_of(headers: Mapping[str, str] | Iterable[tuple[str, bytes | None]]) -> RecordId | None:
+    """Return the record of a dead letter, or None when the headers are not those of a dead letter."""
+    fields = headers if isinstance(headers, Mapping) else text_of(pair for pair in headers if pair[0] in _PLACE)
+    try:
+        topic, partition, offset = (fields[name] for name in _PLACE)
+        return RecordId(TopicPartition(topic, int(partition)), int(offset))
+    except (KeyError, ValueError):
+        return None
+
+
+def text_of(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, str]:
+    """Return the headers as text, without those that Kafka stores without a value."""
+    return {name: value.decode("utf-8", "replace") for name, value in headers if value is not None}
+
+
+def _stage(reason: Reason) -> str:
+    """Kafka Connect's stage: the converter could not read the record, or the task could not use it."""
+    return "TASK_PUT" if reason in (Reason.NOT_FINITE_UPDATE, Reason.SKIPPED) else "VALUE_CONVERTER"
+
 
 _TAIL_BYTES = 1 << 16
 _FLUSH_BYTES = 1 << 20
@@ -173,3 +283,102 @@ def _sync_folder(folder: Path) -> None:
 
 def _base64(value: bytes | None) -> str | None:
     return None if value is None else base64.b64encode(value).decode()
+
+
+class DeadLetterId(NamedTuple):
+    """The identity of a dead letter: its record, and the record's time, which a topic created again does not repeat."""
+
+    record: RecordId
+    timestamp_ms: int
+
+    def __str__(self) -> str:
+        origin, offset = self.record
+        return f"{origin.topic}:{origin.partition}:{offset}:{self.timestamp_ms}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The inverse of `str`.
+
+        >>> DeadLetterId.parse("a:b:0:118:17").record.offset
+        118
+
+        Raises:
+            ValueError: it is no identity.
+        """
+        topic, partition, offset, timestamp = text.rsplit(":", 3)
+        return cls(RecordId(TopicPartition(topic, int(partition)), int(offset)), int(timestamp))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDeadLetter:
+    """A record that was set aside, and why."""
+
+    record: Record
+    """As it was read, with its own headers; without value, key and headers if `left_out_bytes` is set."""
+    reason: str
+    stage: str
+    message: str
+    written_ms: int | None = None
+    """When the broker got it, Unix time in milliseconds; None in a file."""
+    sink_partition: int | None = None
+    """Partition of the dead-letter topic; None in a file."""
+    left_out_bytes: int | None = None
+    """Size of the value, if the record was too large for the dead-letter topic; None if nothing was left out."""
+
+    @property
+    def id(self) -> DeadLetterId:
+        """Its identity."""
+        return DeadLetterId(self.record.id, self.record.timestamp_ms)
+
+    @property
+    def where(self) -> str:
+        """Topic, partition and offset of the record, as people name it."""
+        origin = self.record.origin
+        return f"{origin.topic}:{origin.partition}:{self.record.offset}"
+
+
+class Repair(NamedTuple):
+    """A dead letter and the value that is put back in its place."""
+
+    dead_letter: StoredDeadLetter
+    value: bytes
+
+
+def from_headers(
+    headers: Mapping[str, str],
+    *,
+    value: bytes | None,
+    key: bytes | None,
+    own: tuple[tuple[str, bytes], ...],
+    written_ms: int | None = None,
+    sink_partition: int | None = None,
+) -> StoredDeadLetter | None:
+    """Return the dead letter that these headers describe; None if they describe none."""
+    record_id = record_of(headers)
+    if record_id is None:
+        return None
+    time = headers.get(f"{PREFIX}timestamp", "0")
+    timestamp_ms = int(time) if time.lstrip("-").isdecimal() else 0
+    left_out = headers.get(LEFT_OUT_BYTES, "")
+    return StoredDeadLetter(
+        Record(record_id.origin, record_id.offset, value, key, own, timestamp_ms),
+        reason=headers.get(f"{PREFIX}exception.class.name", ""),
+        stage=headers.get(f"{PREFIX}stage", ""),
+        message=headers.get(f"{PREFIX}exception.message", ""),
+        written_ms=written_ms,
+        sink_partition=sink_partition,
+        left_out_bytes=int(left_out) if left_out.isdecimal() else None,
+    )
+
+
+def parse_where(text: str) -> RecordId:
+    """Return the record that TOPIC:PARTITION:OFFSET names.
+
+    Raises:
+        UsageError: it is not of this form.
+    """
+    try:
+        topic, partition, offset = text.rsplit(":", 2)
+        return RecordId(TopicPartition(topic, int(partition)), int(offset))
+    except ValueError as error:
+        raise UsageError(f"expected TOPIC:PARTITION:OFFSET as `dead-letters list` shows it, found {text!r}") from error

@@ -1,13 +1,210 @@
 """A JSONL file as a source: read once, or followed while another program appends to it."""
 
+import base64
+import binascii
+import gzip
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
 
-from connectors.lines import MAX_LINE_BYTES, READ_ERRORS, LineCounter, LineReader
-from streamlearn.errors import SourceError
+import orjson
+
+from connectors.dead_letters import StoredDeadLetter, from_headers
+from streamlearn.errors import DeadLetterError, OffsetGapError, SourceError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import JsonlSettings
 from streamlearn.stream.record import Gap, Position, Record, TopicPartition
+
+# Numbered lines of a file, plain or gzip, in bounded memory.
+#
+# As a source, the file's name is the topic, the partition is 0, and a record's offset is its line number from 0.
+
+
+MAX_LINE_BYTES = 64 << 20
+"""Of a longer line one byte more than this is returned, so that a decoder with any reasonable limit refuses it."""
+
+_CHUNK_BYTES = 1 << 20
+
+READ_ERRORS = (OSError, EOFError, zlib.error)
+"""What reading raises: disk errors, a truncated or invalid gzip file, a damaged deflate block."""
+
+
+class LineReader:
+    """Reads a file line by line; the file may still be growing."""
+
+    def __init__(self, path: Path, *, growing: bool = False, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        """Open the file.
+
+        Raises:
+            SourceError: it cannot be opened.
+        """
+        self.number = 0
+        """Number of the next line."""
+        self._path = path
+        self._growing = growing
+        self._max_line_bytes = max_line_bytes
+        self._head = b""
+        self._skipping = False
+        try:
+            self._stream = _open(path)
+        except OSError as error:
+            raise SourceError(f"{path} must be a readable file, found: {error.strerror}") from error
+
+    def next_line(self) -> bytes | None:
+        """Return the next line without its newline; None at the end of the file, or of a growing file so far.
+
+        Raises:
+            SourceError: the file is damaged at this line.
+        """
+        try:
+            return self._next_line()
+        except READ_ERRORS as error:
+            raise self._damaged(error) from error
+
+    def skip_to(self, number: int) -> None:
+        """Skip the first `number` lines.
+
+        Raises:
+            OffsetGapError: the file has fewer lines.
+            SourceError: the file is damaged before that line.
+        """
+        try:
+            while self.number < number and self._drop_line():
+                self.number += 1
+        except READ_ERRORS as error:
+            raise self._damaged(error) from error
+        if self.number < number:
+            raise OffsetGapError(
+                f"{self._path} must have the {number} lines that were trained, found {self.number}: it was truncated "
+                "or replaced. Restore the original, or start over with --fresh"
+            )
+
+    @property
+    def fraction(self) -> float:
+        """Share of the file that was read, 0 to 1; of the compressed bytes if it is gzip."""
+        if self._stream.closed:
+            return 1.0
+        raw = self._stream.fileobj if isinstance(self._stream, gzip.GzipFile) else self._stream
+        size = os.fstat(self._stream.fileno()).st_size
+        return float(raw.tell() / size) if size and raw is not None else 1.0
+
+    def check_identity(self) -> None:
+        """Check that the path still names the open file, and that the file was not truncated.
+
+        Raises:
+            OffsetGapError: the file was truncated or replaced.
+        """
+        handle = os.fstat(self._stream.fileno())
+        read = self._stream.tell()
+        if handle.st_size < read:
+            fault = f"was truncated to {handle.st_size} bytes after {read} had been read"
+        elif _is_another_file(self._path, handle):
+            fault = "was replaced by another file"
+        else:
+            return
+        raise OffsetGapError(
+            f"{self._path} {fault} ({self.number} lines). A followed file may only grow: restore the original, or "
+            "start over with --fresh"
+        )
+
+    def close(self) -> None:
+        """Close the file. Safe to call twice."""
+        self._stream.close()
+
+    def _next_line(self) -> bytes | None:
+        if self._skipping:
+            self._drop_line()
+            if self._skipping:
+                return None
+        line = self._head + self._stream.readline(self._max_line_bytes + 1 - len(self._head))
+        self._head = b""
+        ended = line.endswith(b"\n")
+        if not ended and len(line) > self._max_line_bytes:
+            self._skipping = True
+        elif not ended and (self._growing or not line):
+            self._head = line
+            return None
+        self.number += 1
+        return line.removesuffix(b"\n")
+
+    def _drop_line(self) -> bool:
+        """Read up to the next newline; return whether there was anything to read.
+
+        If the line is incomplete so far, the rest of it is dropped by the next call.
+        """
+        found = False
+        while chunk := self._stream.readline(_CHUNK_BYTES):
+            found = True
+            if chunk.endswith(b"\n"):
+                self._skipping = False
+                return True
+        self._skipping = self._growing and (found or self._skipping)
+        return found
+
+    def _damaged(self, error: Exception) -> SourceError:
+        return SourceError(
+            f"{self._path} must be readable, found after line {self.number}: {error}. Repair or replace the file, then "
+            "restart"
+        )
+
+
+class LineCounter:
+    """Counts the lines of a file: a finite one once, a growing one from where the last count ended."""
+
+    def __init__(self, path: Path, *, growing: bool = False) -> None:
+        self._path = path
+        self._growing = growing
+        self._bytes = 0
+        self._lines = 0
+        self._finished = False
+
+    def count(self, max_bytes: int) -> int:
+        """Return the number of lines so far; read a growing file up to `max_bytes` further, a finite one to its end."""
+        if self._finished:
+            return self._lines
+        with _open(self._path) as stream:
+            stream.seek(self._bytes)
+            last = b"\n"
+            while (max_bytes > 0 or not self._growing) and (chunk := stream.read(_CHUNK_BYTES)):
+                self._bytes += len(chunk)
+                self._lines += chunk.count(b"\n")
+                max_bytes -= len(chunk)
+                last = chunk[-1:]
+        if not self._growing:
+            self._lines += last != b"\n"
+            self._finished = True
+        return self._lines
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield every line of a file that is not blank, without its newline.
+
+    Raises:
+        SourceError: the file cannot be opened or is damaged.
+    """
+    reader = LineReader(path)
+    try:
+        while (line := reader.next_line()) is not None:
+            if line.strip():
+                yield line
+    finally:
+        reader.close()
+
+
+def _open(path: Path) -> BinaryIO:
+    return cast("BinaryIO", gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
+
+
+def _is_another_file(path: Path, handle: os.stat_result) -> bool:
+    """Whether `path` names a file other than the open one; False while the path does not exist."""
+    try:
+        return not os.path.samestat(path.stat(), handle)
+    except OSError:
+        return False
+
 
 _POLL_BYTES = 8 << 20
 """A poll returns early once it holds this many bytes, even below max_records."""
@@ -149,3 +346,38 @@ class JsonlSource:
                 self._reader.check_identity()
         except SourceError as error:
             self._failure = error
+
+
+def read_file(path: Path) -> Iterator[StoredDeadLetter]:
+    """Yield every dead letter, oldest first; none if there is no file. An incomplete last line is left out.
+
+    Raises:
+        DeadLetterError: the file cannot be read, or a line is not a dead letter.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n"):
+                    yield _dead_letter(path, number, line)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DeadLetterError(f"dead letters cannot be read: {path}: {error.strerror or error}") from error
+
+
+def _dead_letter(path: Path, number: int, line: bytes) -> StoredDeadLetter:
+    try:
+        entry = orjson.loads(line)
+        own = tuple((str(name), _bytes(value) or b"") for name, value in entry["record_headers"])
+        found = from_headers(entry["headers"], value=_bytes(entry["value"]), key=_bytes(entry["key"]), own=own)
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError, binascii.Error):
+        found = None
+    if found is None:
+        raise DeadLetterError(
+            f"{path}: expected a dead letter in line {number}, found another line. Move the file away"
+        )
+    return found
+
+
+def _bytes(text: Any) -> bytes | None:
+    return None if text is None else base64.b64decode(text, validate=True)

@@ -3,17 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from connectors.dead_letter_file import read_file
-from connectors.dead_letters import FileDeadLetters
-from connectors.jsonl import JsonlSource
-from connectors.jsonl_target import JsonlTarget
-from connectors.kafka.dead_letter_log import KafkaDeadLetterLog
-from connectors.kafka.dead_letters import KafkaDeadLetters
+from connectors.dead_letters import FileDeadLetters, StoredDeadLetter
+from connectors.jsonl import JsonlSource, read_file
+from connectors.kafka.dead_letters import KafkaDeadLetterLog, KafkaDeadLetters
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.topic_replayer import KafkaTarget, TopicReplayer
-from connectors.replay_ledger import ReplayLedger
-from connectors.replayer import LedgerReplayer, Replayer
-from connectors.stored_dead_letter import StoredDeadLetter
+from connectors.replay import JsonlTarget, LedgerReplayer, Replayer, ReplayLedger
 from streamlearn.settings import Settings, SourceSettings
 from streamlearn.stream.source import DeadLetters, Source
 

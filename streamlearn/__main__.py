@@ -1,5 +1,5 @@
 """Entry point of `python -m streamlearn`, the same as `streamlearn`."""
 
-from streamlearn.commands.cli import main
+from streamlearn.cli.main import main
 
 main()

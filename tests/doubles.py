@@ -43,7 +43,7 @@ def tiny_backbone(
     import torch  # noqa: PLC0415 - to keep the import of this module fast
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
-    from streamlearn.backbone.pretrain import train_tokenizer  # noqa: PLC0415
+    from benchmarks.backbones.pretrain import train_tokenizer  # noqa: PLC0415
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

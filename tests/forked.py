@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__, "streamlearn.commands.run", "tests.learners"])
+_CONTEXT.set_forkserver_preload([__name__, "streamlearn.cli.run", "tests.learners"])
 
 
 class RunningProcess(Protocol):
@@ -68,7 +68,7 @@ class ForkedProcess:
 
 def run_command(arguments: list[str]) -> None:
     """`streamlearn ARGUMENTS`, as its program would do it."""
-    from streamlearn.commands.cli import main  # noqa: PLC0415 - a process that only starts others needs none of it
+    from streamlearn.cli.main import main  # noqa: PLC0415 - a process that only starts others needs none of it
 
     sys.argv = ["streamlearn", *arguments]
     main()

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import OBJECTIVES, resolve
+from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
-from streamlearn.learner.adapter_cache import AdapterCache
+from streamlearn.learner.cache import AdapterCache
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings
 from tests.doubles import tiny_backbone

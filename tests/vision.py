@@ -59,7 +59,7 @@ def tiny_vision_backbone(folder: Path, family: str, seed: int = 0) -> Path:
 
 
 def _tokenizer(names: tuple[str, ...]) -> Any:
-    from streamlearn.backbone.pretrain import train_tokenizer  # noqa: PLC0415
+    from benchmarks.backbones.pretrain import train_tokenizer  # noqa: PLC0415
 
     tokenizer = train_tokenizer(list(SENTENCES) * 4, 300)
     tokenizer.add_special_tokens({"additional_special_tokens": list(names)})

@@ -8,9 +8,9 @@ from typing import Any
 
 from kafka.admin import ACLOperation
 
-from connectors.files.record_files import FeedRecord
+from connectors.kafka.admin import Cluster
 from connectors.kafka.clients import CLIENT_ERRORS, close_quietly, describe, new_producer
-from connectors.kafka.cluster import Cluster
+from connectors.rows import FeedRecord
 from streamlearn.errors import SourceError
 from streamlearn.settings import KafkaSettings
 

@@ -15,10 +15,17 @@ from typing import Any
 from kafka.admin import ACLOperation
 from kafka.errors import ProducerFencedError
 
+from connectors.dead_letters import DeadLetterId, Repair
 from connectors.kafka.clients import CLIENT_ERRORS, close_quietly, describe, new_consumer, new_producer
-from connectors.kafka.dead_letter_log import REPLAY_OF, KafkaDeadLetterLog, partitions_of, replay_of
-from connectors.kafka.topic_reader import beginning_offsets, end_offsets, read_between
-from connectors.stored_dead_letter import DeadLetterId, Repair
+from connectors.kafka.dead_letters import (
+    REPLAY_OF,
+    KafkaDeadLetterLog,
+    beginning_offsets,
+    end_offsets,
+    partitions_of,
+    read_between,
+    replay_of,
+)
 from streamlearn.errors import DeadLetterError, SourceError, UsageError
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import TopicPartition

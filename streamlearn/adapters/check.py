@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from streamlearn.adapters.config import HeadLoraConfig
+from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.errors import ConfigError
 
 LinearShapes = Mapping[str, tuple[int, int]]

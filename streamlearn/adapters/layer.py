@@ -12,8 +12,6 @@ All regimes share one adapter, or each has its own (`HeadLoraConfig.per_regime`)
 regime only. So the cost of a pass does not depend on the number of regimes. For records that no regime explains, a pass
 may apply several adapters to the same tokens; the sums of eq. (2) are then averaged.
 """
-# Shape suffixes: T tokens, P tokens of one adapter, B sequences, N regimes, D in features, O out features, H heads,
-# S = D / H slice, K experts a head, R rank.
 
 import math
 from collections.abc import Iterator
@@ -26,10 +24,13 @@ from torch import Tensor, nn
 
 from streamlearn.adapters import routing
 from streamlearn.adapters.bottleneck import add_experts, rows_of
-from streamlearn.adapters.config import HeadLoraConfig, regime_adapter
-from streamlearn.adapters.routing_context import AdaptedLayer, RoutingContextHolder, RoutingDecision
-from streamlearn.adapters.sequences import Sequences, adapters_of
+from streamlearn.adapters.context import AdaptedLayer, RoutingContextHolder, RoutingDecision, Sequences, adapters_of
+from streamlearn.adapters.presets import HeadLoraConfig, regime_adapter
 from streamlearn.backbone.quantization import Int8Linear, Nf4Linear
+
+# Shape suffixes: T tokens, P tokens of one adapter, B sequences, N regimes, D in features, O out features, H heads,
+# S = D / H slice, K experts a head, R rank.
+
 
 NO_MERGE = (
     "experts that are selected per token are not one weight matrix and cannot be merged; keep the adapter separate: "

@@ -22,7 +22,6 @@ order 1 (`streamlearn bench learn --suite superni-1`, 200 records per task, nano
 the router's learning rate to a tenth (`learner.router_lr`): with two, a tenth and a frozen router gave AP .378, .379,
 AF .002; one, without a router, gave AP .378, AF .001 (order 1 as above, when regimes claimed experts of one adapter).
 """
-# Shape suffixes: T tokens, D in features, H heads, S = D / H slice, K experts a head.
 
 from typing import Any
 
@@ -31,7 +30,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from streamlearn.adapters.bottleneck import back_to_tokens, back_to_weights, split_heads
-from streamlearn.adapters.config import HeadLoraConfig
+from streamlearn.adapters.presets import HeadLoraConfig
+
+# Shape suffixes: T tokens, D in features, H heads, S = D / H slice, K experts a head.
 
 
 def logits(x_TD: Tensor, router_HKS: Tensor) -> Tensor:

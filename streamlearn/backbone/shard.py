@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from streamlearn.backbone.output_head import gather_by, plain_head
+from streamlearn.backbone.checks import gather_by, plain_head
 
 
 def shard(model: Any, mesh: DeviceMesh, *, is_vision: bool) -> None:

@@ -12,18 +12,129 @@ Each is one ASGI middleware; `guards` lists them.
 
 import asyncio
 import hmac
+import os
 import re
+import secrets
+import stat
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
+import orjson
+from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from streamlearn.http.replies import ApiError, FaultShield
-from streamlearn.settings import ListenSettings
+from streamlearn.errors import ConfigError
+from streamlearn.events import Event, get_logger
+from streamlearn.settings import ListenSettings, Settings
+
+# Responses: JSON by orjson, and one format for every error.
+#
+#     {"error": {"code": "queue_full", "message": "at most 8 jobs may be queued, found 8", "hint": "retry after ..."}}
+#
+# On the paths of OpenAI's API an error has the form that its clients read:
+#
+#     {"error": {"message": "...; retry after ...", "type": "server_error", "param": null, "code": "queue_full"}}
+
+
+OPENAI_PATHS = ("/v1/models", "/v1/completions", "/v1/chat/completions")
+"""Paths of OpenAI's API; `/v1/models/NAME` belongs to the first."""
+
+_log = get_logger("http")
+
+
+class OrjsonResponse(Response):
+    """JSON of a value, a pydantic model or a dataclass. NaN and infinity become null."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Serialize to bytes."""
+        value = content.model_dump() if isinstance(content, BaseModel) else content
+        return orjson.dumps(value, option=orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE)
+
+
+class ApiError(Exception):
+    """Ends a request with an error response."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        hint: str = "",
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """`param` names the field that is wrong, for OpenAI's clients."""
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.hint = hint
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def response(self, path: str = "") -> Response:
+        """The response for this error, in OpenAI's form on its paths."""
+        if is_openai(path):
+            status = 400 if self.status == 422 else self.status  # OpenAI's answer to every invalid request
+            return OrjsonResponse({"error": self.openai_form}, status, self.headers)
+        return OrjsonResponse({"error": self.form}, self.status, self.headers)
+
+    @property
+    def form(self) -> dict[str, str]:
+        """The error on the daemon's own paths."""
+        return {"code": self.code, "message": str(self), "hint": self.hint}
+
+    @property
+    def openai_form(self) -> dict[str, str | None]:
+        """The error on OpenAI's paths. Its message ends with the hint, for which OpenAI has no field."""
+        return {
+            "message": "; ".join(part for part in (str(self), self.hint) if part),
+            "type": "server_error" if self.status >= 500 else "invalid_request_error",
+            "param": self.param,
+            "code": self.code,
+        }
+
+
+def unavailable(code: str, message: str, *, hint: str, retry_after_s: int) -> ApiError:
+    """503 with Retry-After."""
+    return ApiError(503, code, message, hint=hint, headers={"retry-after": str(retry_after_s)})
+
+
+def internal_error() -> ApiError:
+    """500 without details: those are in the log."""
+    return ApiError(
+        500, "internal", "the request failed inside the server", hint="see the traceback in the server's log"
+    )
+
+
+class FaultShield:
+    """Outermost middleware: logs unexpected exceptions and returns a 500, so that the connection stays usable."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        try:
+            await self.app(scope, receive, send)
+        except Exception:  # noqa: BLE001 - every unexpected exception gets the same response
+            _log.exception(Event.HTTP_FAILED, path=scope.get("path"))
+            await internal_error().response(scope.get("path", ""))(scope, receive, send)
+
+
+def is_openai(path: str) -> bool:
+    """Whether errors at this path have OpenAI's form."""
+    return path in OPENAI_PATHS or path.startswith(f"{OPENAI_PATHS[0]}/")
+
 
 DRAIN_BYTES = 16 << 20  # sixteen times the default limit; takes about 10 ms over loopback
 DRAIN_S = 1.0  # for a slow client
@@ -280,3 +391,63 @@ def _hostname(authority: str) -> str | None:
     """
     found = _AUTHORITY.fullmatch(authority)
     return None if found is None else (found["ipv6"] or found["name"]).lower()
+
+
+NAME = "http.token"
+MIN_CHARS = 32
+_BYTES = 32
+
+
+def token_path(settings: Settings) -> Path:
+    """Path of the token file."""
+    return settings.serve.token_file or settings.state / NAME
+
+
+def obtain(settings: Settings) -> str:
+    """The daemon's token. Without `serve.token_file` it is created in the state folder if missing.
+
+    Raises:
+        ConfigError: the file cannot be read, its token is too short, or other users may read it.
+    """
+    path = token_path(settings)
+    if settings.serve.token_file is None and not path.exists():
+        _create(path)
+    return read(path)
+
+
+def read(path: Path) -> str:
+    """Read the token from a file.
+
+    Raises:
+        ConfigError: see `obtain`.
+    """
+    try:
+        mode = path.stat().st_mode
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: the token cannot be read: {error}") from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise ConfigError(
+            f"{path}: expected a file readable by its owner only, found mode {stat.S_IMODE(mode):o}; run chmod 600"
+        )
+    if len(token) < MIN_CHARS or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"{path}: expected at least {MIN_CHARS} printable characters without spaces, found {len(token)}; "
+            "create one with openssl rand -hex 32"
+        )
+    return token
+
+
+def _create(path: Path) -> None:
+    """Write the file atomically."""
+    new = path.with_name(f".{path.name}.new")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the state folder, at the first start
+        new.unlink(missing_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(_BYTES) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: the token cannot be written: {error}") from error

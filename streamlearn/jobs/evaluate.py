@@ -10,17 +10,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from streamlearn.adaptation.requested import Requested
-from streamlearn.adaptation.routed_input import RoutedInput
 from streamlearn.errors import RecordError
 from streamlearn.jobs.queue import EvalJob, ExampleError
 from streamlearn.jobs.results import EvalResult, ExampleResult
-from streamlearn.learner.decoding import decode
-from streamlearn.learner.evaluation import ExampleScore, prompt_of, reference_of
+from streamlearn.learner.evaluate import ExampleScore, exact_match, prompt_of, reference_of, rouge_l
+from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.text_metrics import exact_match, rouge_l
-from streamlearn.shift.featurizer import input_of
-from streamlearn.status.answered_by import Route
+from streamlearn.regimes.requested import Requested
+from streamlearn.regimes.route import RoutedInput
+from streamlearn.shift.features import input_of
+from streamlearn.status import Route
 from streamlearn.stream.decode import Decoder, Example
 
 

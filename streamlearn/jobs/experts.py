@@ -6,7 +6,6 @@ occurrences, so a token's bucket can change between requests) and its position i
 length). N_eff is 1 for an expert whose tokens are all of one composition, and 16 when all compositions are equally
 frequent.
 """
-# Shape suffixes: T tokens, H heads, K experts a head, N regime slots, G remembered regimes, C compositions.
 
 import time
 from collections import Counter
@@ -16,16 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streamlearn.adaptation.expert_evidence import ExpertEvidence
-from streamlearn.adapters import occupancy
-from streamlearn.adapters.config import slot_of
-from streamlearn.adapters.model import SHARED, Bank
-from streamlearn.adapters.routing_context import AdaptedLayer, RoutingDecision
+from streamlearn.adapters.context import AdaptedLayer, RoutingDecision
+from streamlearn.adapters.presets import slot_of
+from streamlearn.adapters.tuner import SHARED, Bank
+from streamlearn.baselines.consolidate import ExpertEvidence
 from streamlearn.jobs.queue import ExpertsJob, LayerError
 from streamlearn.jobs.results import ExpertsOfRegime, ExpertsResult, LayerExperts
-from streamlearn.learner.evaluation import score
+from streamlearn.learner.evaluate import score
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example
+
+# Shape suffixes: T tokens, H heads, K experts a head, N regime slots, G remembered regimes, C compositions.
+
 
 BUCKETS = 4
 """Buckets of frequency, and buckets of position."""
@@ -131,8 +132,8 @@ def _with_counts(layer: LayerExperts, count: Tensor, numbers: Sequence[int]) -> 
     tokens = {number: tokens_HKG[:, :, index].tolist() for index, number in enumerate(numbers)}
     return layer.model_copy(
         update={
-            "effective_number": occupancy.effective_number(count_HKC).tolist(),
-            "mean_effective_number": float(occupancy.mean_effective_number(count_HKC)),
+            "effective_number": effective_number(count_HKC).tolist(),
+            "mean_effective_number": float(mean_effective_number(count_HKC)),
             "regimes": tuple(
                 regime.model_copy(update={"holdout_tokens": tokens.get(regime.regime)}) for regime in layer.regimes
             ),
@@ -153,11 +154,11 @@ class ExpertTokenCounts:
         _, index_T, count = torch.unique(tokens_T, return_inverse=True, return_counts=True)
         features = [
             torch.tensor(regimes).repeat_interleave(lengths),
-            occupancy.frequency_buckets(count, BUCKETS)[index_T],
-            torch.cat([occupancy.position_buckets(int(length), BUCKETS) for length in lengths]),
+            frequency_buckets(count, BUCKETS)[index_T],
+            torch.cat([position_buckets(int(length), BUCKETS) for length in lengths]),
         ]
         self._num_kinds = (max(regimes) + 1) * COMPOSITIONS
-        self._composition_T = occupancy.composition(features, [max(regimes) + 1, BUCKETS, BUCKETS]).to(device)
+        self._composition_T = composition(features, [max(regimes) + 1, BUCKETS, BUCKETS]).to(device)
         self._lengths_B = lengths.to(device)
         self._token = self._record = 0
         self._records = 0
@@ -177,7 +178,7 @@ class ExpertTokenCounts:
             composition_T = self._composition_T[self._token : self._token + selected_HKT.shape[-1]]
         else:
             composition_T = self._composition_T[self._token + decision.tokens_T]
-        count = occupancy.per_expert(selected_HKT, composition_T, self._num_kinds)
+        count = per_expert(selected_HKT, composition_T, self._num_kinds)
         self._by_router[router] = self._by_router[router] + count if router in self._by_router else count
 
     def of(self, bank: Bank) -> Tensor | None:
@@ -189,3 +190,67 @@ class ExpertTokenCounts:
         self._token += max(self._tokens_by_layer.values(), default=0)
         self._record += self._records
         self._tokens_by_layer.clear()
+
+
+# How many kinds of tokens share a route, and so the weights of one expert.
+#
+#     c = (y_1, ..., y_m)                                    a token's composition of features     (1)
+#     p(c | r) = fraction of composition c among the tokens on route r                             (2)
+#     N_eff(r) = 1 / sum_c p(c | r)^2                        1 if there is one composition, at most |C| (3)
+#     mean over routes = sum_r mass(r) N_eff(r),             mass(r) the fraction of tokens on r   (4)
+#
+# MH-MoE (arXiv 2602.12587) eq. 3, 8, 9 and figure 4. The features used here need no labels: the token's frequency and
+# its
+# position. A route is one expert of one head (`per_expert`), or the combination that all heads selected (`per_path`).
+
+
+# Shape suffixes: T tokens, H heads, K experts a head, V vocabulary, C compositions, N paths.
+
+
+def frequency_buckets(count_V: Tensor, num_buckets: int) -> Tensor:
+    """Assign every token id to a bucket, (V,), most frequent first; buckets hold about equally many occurrences."""
+    order_V = count_V.argsort(descending=True, stable=True)
+    count_V = count_V[order_V].double()
+    middle_V = (count_V.cumsum(0) - count_V / 2) / count_V.sum().clamp_min(1.0)
+    bucket_V = torch.empty_like(order_V)
+    bucket_V[order_V] = (middle_V * num_buckets).long().clamp_max(num_buckets - 1)
+    return bucket_V
+
+
+def position_buckets(length: int, num_buckets: int) -> Tensor:
+    """Assign every position of a sequence to a bucket by its relative position, (length,)."""
+    return torch.arange(length) * num_buckets // max(length, 1)
+
+
+def composition(features: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Encode eq. (1) as one integer in [0, product of `sizes`), where feature i lies in [0, sizes[i])."""
+    combined = torch.zeros_like(features[0])
+    for feature, size in zip(features, sizes, strict=True):
+        combined = combined * size + feature
+    return combined
+
+
+def per_expert(selected_HKT: Tensor, composition_T: Tensor, num_compositions: int) -> Tensor:
+    """Count each expert's tokens by composition, (H, K, C) float64; counts of chunks of a stream add up."""
+    one_hot_TC = torch.nn.functional.one_hot(composition_T, num_compositions).double()  # float32 is exact to 2^24
+    return selected_HKT.double() @ one_hot_TC
+
+
+def per_path(selected_HKT: Tensor, composition_T: Tensor, num_compositions: int) -> Tensor:
+    """Count each path's tokens by composition, (N, C) float64, with a row for each path that occurred."""
+    paths_TX, path_T = torch.unique(selected_HKT.flatten(0, 1).T, dim=0, return_inverse=True)
+    flat_T = composition([path_T, composition_T], [len(paths_TX), num_compositions])
+    return torch.bincount(flat_T, minlength=len(paths_TX) * num_compositions).view(-1, num_compositions).double()
+
+
+def effective_number(count: Tensor) -> Tensor:
+    """Compute eq. (3) over the last dimension, from counts; 0 for a route without tokens."""
+    count = count.double()
+    total, squares = count.sum(-1), count.square().sum(-1)
+    return torch.where(total > 0, total.square() / squares, 0.0)
+
+
+def mean_effective_number(count: Tensor) -> Tensor:
+    """Compute eq. (4) over all routes, a scalar, from counts with C as the last dimension."""
+    mass = count.sum(-1)
+    return (mass * effective_number(count)).sum() / mass.sum().clamp_min(1.0)

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from streamlearn.status.answered_by import Route
+from streamlearn.status import Route
 
 FinishReason = Literal["stop", "length"]
 

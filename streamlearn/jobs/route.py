@@ -9,7 +9,7 @@ from streamlearn.jobs.generate import encoded
 from streamlearn.jobs.queue import ExampleError, RouteJob
 from streamlearn.jobs.results import RouteResult
 from streamlearn.learner.learner import Learner
-from streamlearn.shift.featurizer import input_of_prompt
+from streamlearn.shift.features import input_of_prompt
 from streamlearn.stream.decode import Decoder
 
 

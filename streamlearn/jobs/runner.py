@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+from streamlearn.controls import Control, StateControls
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, get_logger
 from streamlearn.jobs.evaluate import RouteInputs, evaluate
@@ -35,9 +36,9 @@ from streamlearn.jobs.results import (
     SnapshotResult,
 )
 from streamlearn.jobs.route import route
+from streamlearn.learner.cache import PinnedWeights
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.pinned_weights import PinnedWeights
-from streamlearn.status.answered_by import AnsweredBy, Route
+from streamlearn.status import AnsweredBy, Route
 from streamlearn.stream.decode import Decoder
 
 _log = get_logger("jobs")
@@ -175,3 +176,18 @@ def _answered(result: Result) -> Iterator[Route]:
         yield from (example.route for example in result.per_example)
     elif isinstance(result, GenerateResult):
         yield result.route
+
+
+def control_result(
+    control: Control, controls: StateControls, *, changed: bool, moved: list[str], newest: str | None
+) -> ControlResult:
+    """What holds after a control."""
+    return ControlResult(
+        control=control.name,
+        changed=changed,
+        paused=controls.paused,
+        pinned=tuple(sorted(controls.pins)),
+        skipped_records=tuple(map(str, controls.skipped)),
+        moved_aside=tuple(moved),
+        snapshot=newest,
+    )

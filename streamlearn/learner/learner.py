@@ -14,38 +14,103 @@ CP-MoE (arXiv 2605.20247) eq. 15; for LoRAMoE the third term is beta L_lbc. The 
 import math
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.config import regime_adapter, slot_of
-from streamlearn.adapters.model import SHARED, Bank, add_regime, banks, delete_adapter
-from streamlearn.adapters.presets import ATTENTION_LINEARS, Objective
-from streamlearn.adapters.routing_context import RoutingContext, routing_context
-from streamlearn.adapters.sequences import NO_REGIME, Slot
-from streamlearn.adapters.slots import copy_slots
-from streamlearn.learner import evaluation
-from streamlearn.learner.activation_checkpointing import checkpoint_layers
-from streamlearn.learner.adapter_cache import AdapterCache
-from streamlearn.learner.anchor import Anchors
-from streamlearn.learner.balance_hooks import LoadBalance, LocalizedBalance
-from streamlearn.learner.evaluation import ExampleScore
-from streamlearn.learner.importance import PathIntegral
-from streamlearn.learner.loss import packed_loss
-from streamlearn.learner.oom_retry import slices, with_oom_retry
+from streamlearn.adapters.context import NO_REGIME, RoutingContext, Slot, routing_context
+from streamlearn.adapters.presets import ATTENTION_LINEARS, Objective, regime_adapter, slot_of
+from streamlearn.adapters.tuner import SHARED, Bank, add_regime, banks, copy_slots, delete_adapter
+from streamlearn.learner import evaluate as evaluation
+from streamlearn.learner.balance import LoadBalance, LocalizedBalance, Stages
+from streamlearn.learner.cache import AdapterCache, PinnedWeights
+from streamlearn.learner.evaluate import ExampleScore
+from streamlearn.learner.importance import Anchors, PathIntegral, SignalIntegral, TrainingPath
+from streamlearn.learner.loss import PackedBatch, PackedLoss, pack, packed_loss
+from streamlearn.learner.memory import checkpoint_layers, slices, with_oom_retry
 from streamlearn.learner.optimizer import Group, MaskedAdamW, load_state_dict, parameters_of, state_dict
-from streamlearn.learner.packing import PackedBatch, pack
-from streamlearn.learner.passes import Passes, PassTotals, Scorer
-from streamlearn.learner.pinned_weights import PinnedWeights
-from streamlearn.learner.signal_integral import SignalIntegral
-from streamlearn.learner.stages import Stages
-from streamlearn.learner.step import Step
-from streamlearn.learner.training_path import TrainingPath
 from streamlearn.settings import Accumulation, LearnerSettings
 from streamlearn.stream.decode import Example
+
+
+@dataclass
+class PassTotals:
+    """What the forward passes of a step computed. It stays on the device until `read`, which alone waits for it."""
+
+    means: list[Tensor] = field(default_factory=list)
+    """Mean loss of each pass over its learned tokens, scalars."""
+    weights: list[float] = field(default_factory=list)
+    """Weight of each in the loss of the batch."""
+    losses: list[Tensor] = field(default_factory=list)
+    """Mean loss of each record of a pass."""
+    right: list[Tensor] = field(default_factory=list)
+    """Whether each record's learned tokens were all the most probable ones, as 0.0 or 1.0."""
+    tokens: int = 0
+    learned_tokens: int = 0
+
+    def add(self, packed: PackedBatch, loss: PackedLoss, weight: float) -> None:
+        """Add the pass over one part, whose loss has this weight in the loss of the batch."""
+        sums_B, correct_B = loss.per_record(packed)
+        self.means.append(loss.mean.detach())
+        self.weights.append(weight)
+        self.losses.append(sums_B / packed.learned_B)
+        self.right.append((correct_B == packed.learned_B).float())
+        self.tokens += packed.input_ids.shape[1]
+        self.learned_tokens += len(packed.target_L)
+
+    def read(self, norm: Tensor) -> tuple[float, float, list[float], list[bool]]:
+        """Return the batch's loss, the norm, and each record's loss and whether all of it was right."""
+        figures = torch.cat([torch.stack(self.means), norm[None], *self.losses, *self.right]).tolist()
+        passes, records = len(self.means), sum(map(len, self.losses))
+        means, losses, right = figures[:passes], figures[passes + 1 : -records], figures[-records:]
+        loss = sum(weight * mean for weight, mean in zip(self.weights, means, strict=True))
+        return loss, figures[passes], losses, [each == 1.0 for each in right]
+
+
+class Scorer(Protocol):
+    """See `Learner.score_here`."""
+
+    def __call__(
+        self, examples: Sequence[Example], slots: Sequence[Slot] | None, *, pack_tokens: int
+    ) -> Generator[None, None, list[ExampleScore]]:
+        """Compute loss and accuracy of each example; yields after every forward pass, or several at a time."""
+
+
+class Passes(Protocol):
+    """See `Learner.gradients`."""
+
+    def __call__(
+        self, examples: Sequence[Example], slots: Sequence[int] | None, parts: int, on_record: Callable[[int], None], /
+    ) -> PassTotals:
+        """Leave the gradients of a batch with the parameters."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Figures of one step."""
+
+    number: int
+    """Counted from 1; refused steps are counted too."""
+    loss: float
+    """Prequential loss: mean over the learned tokens of the batch before the update, nats per token."""
+    record_losses: tuple[float, ...]
+    """The same for each record, in batch order."""
+    tokens: int
+    """All tokens of the batch."""
+    learned_tokens: int
+    """Tokens that contribute to the loss."""
+    grad_norm: float
+    """Global norm of the gradient before clipping; NaN if the loss was not finite."""
+    seconds: float
+    refusal: str | None = None
+    """Why there was no update; None if there was one."""
+    record_correct: tuple[bool, ...] = ()
+    """Whether every learned token of each record was the most probable one, under the weights before the update."""
+
 
 PLAIN = Objective()
 """The task loss only."""

@@ -11,12 +11,17 @@ A published folder holds
 Everything that a publication names is complete before the publication is written, and never changes.
 """
 
+import math
 import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 from pydantic import (
     AfterValidator,
     AwareDatetime,
@@ -30,8 +35,13 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+from transformers import PreTrainedTokenizerFast
 
 from streamlearn.errors import PublicationError
+from streamlearn.shift import monitor as state_arrays
+from streamlearn.shift.input_shift import MonitorState
 from streamlearn.snapshot.files import Files, SharedFiles
 
 FILE = "publication.json"
@@ -205,3 +215,135 @@ class Publication(_Model):
                 f"adapter of regime {regime.number} must be named {self.model_of(regime)}@SNAPSHOT, found "
                 f"{regime.adapter!r:.100}"
             )
+
+
+VERSION_FILE = "version.json"
+
+
+class Version(BaseModel):
+    """A version. Immutable; its name is never used again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    format: Literal[1] = 1
+    """Version of this format."""
+    name: str
+    """NAME-regime-NUMBER@STEP."""
+    run: str
+    """The daemon's run: numbers of regimes mean something within one."""
+    regime: PositiveInt
+    """Number of the regime."""
+    step: NonNegativeInt
+    """Optimizer updates in its snapshot."""
+    weights_sha256: str
+    """Of the snapshot's file that it was made from."""
+    holdout: tuple[str, ...]
+    """Digests of the hold-out records that it was tested on."""
+    loss: float
+    """Mean over those records, nats per token."""
+    backbone_loss: float
+    """That of the untouched backbone."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the version in a folder.
+
+        Raises:
+            PublicationError: there is none, or it is damaged.
+        """
+        path = folder / VERSION_FILE
+        try:
+            return cls.model_validate(orjson.loads(path.read_bytes()))
+        except (OSError, orjson.JSONDecodeError, ValidationError) as error:
+            raise PublicationError(f"{path}: expected a published version, found: {error!s:.200}") from error
+
+    def to_bytes(self) -> bytes:
+        """The content of `version.json`."""
+        return orjson.dumps(self.model_dump(mode="json"), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+# The step that the run went back to: a file of the state folder, there until no version of a later step is published.
+#
+# Without it a daemon that ends before it withdrew those versions would take them for its own, once it is past their
+# steps again.
+
+
+ROLLBACK_FILE_FILE = "publish.rolled_back_to"
+
+
+class RollbackFile:
+    """The file. Every method raises PublicationError where the disk is full or broken."""
+
+    def __init__(self, state: Path) -> None:
+        self._path = state / ROLLBACK_FILE_FILE
+        self._files = Files()
+
+    def read(self) -> float:
+        """The step; infinity if nothing is to be withdrawn."""
+        with _translated(self._path):
+            return int(self._path.read_bytes()) if self._path.exists() else math.inf
+
+    def write(self, step: int) -> None:
+        """Note a step, durably."""
+        with _translated(self._path):
+            self._files.replace(self._path, b"%d\n" % step)
+
+    def remove(self) -> None:
+        """Forget the step, if there is one."""
+        with _translated(self._path):
+            self._path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Translate errors of the disk, and of a file that holds no number."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise PublicationError(
+            f"{path}: expected a writable file with the step that the run went back to, found: {error}; check the disk "
+            "and the permissions of the state folder"
+        ) from error
+
+
+def to_bytes(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
+    """The content of the file, from `Monitor.state`."""
+    return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+
+
+def read(folder: Path, publication: Publication) -> MonitorState:
+    """Read the state that a publication names, and check that both speak of the same regimes.
+
+    Raises:
+        PublicationError: the file is missing, damaged or of other regimes.
+    """
+    path = folder / publication.routing
+    try:
+        arrays: dict[str, NDArray[Any]] = load(path.read_bytes())
+        state = state_arrays.from_arrays(arrays)
+    except OSError as error:
+        raise PublicationError(f"{path}: the routing state cannot be read: {error.strerror}") from error
+    except (SafetensorError, KeyError, ValueError, IndexError, TypeError, StopIteration) as error:
+        raise PublicationError(
+            f"{path}: expected the arrays of a monitor's state, found {type(error).__name__}: {error}"
+        ) from error
+    profiles = enumerate(state.detector.regimes)
+    found = {slot: profile.number for slot, profile in profiles if profile is not None}
+    expected = {each.slot: each.number for each in publication.regimes}
+    if found != expected:
+        raise PublicationError(
+            f"{path}: expected the regimes of the publication, by slot {expected}, found {found}; publish again"
+        )
+    return state
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Load what `save_pretrained` of a fast tokenizer wrote.
+
+    It is not looked up by the model's type, as AutoTokenizer does, which imports torch: `tokenizer.json` holds the
+    whole tokenizer.
+
+    Raises:
+        OSError or ValueError: its files are missing or damaged.
+    """
+    return PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

@@ -10,45 +10,41 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 
 from streamlearn import __version__
-from streamlearn.controls.audit_log import AuditLog
-from streamlearn.http.guards import guards
-from streamlearn.http.head import HeadAsGet
-from streamlearn.http.replies import OrjsonResponse
+from streamlearn.controls import AuditLog
+from streamlearn.http.guards import OrjsonResponse, guards
+from streamlearn.http.server import HeadAsGet
 from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, Job, JobQueue, PromptInput, RouteJob, SnapshotJob
 from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, RouteResult, SnapshotResult
-from streamlearn.openai_api.named_models import DEFAULT_NAME
-from streamlearn.serve import metrics, replies
-from streamlearn.serve.control_routes import ControlRoutes
+from streamlearn.openai_api import DEFAULT_NAME
+from streamlearn.serve import errors as replies
+from streamlearn.serve import metrics
+from streamlearn.serve.controls import ControlRoutes, Refusals
+from streamlearn.serve.errors import OrjsonRoute, require_at_most, wait_for_result
 from streamlearn.serve.health import health_routes, require_ready
-from streamlearn.serve.history_view import HistoryView, history_view
-from streamlearn.serve.json_route import OrjsonRoute
-from streamlearn.serve.limits import require_at_most
-from streamlearn.serve.openai.routes import openai_routes
-from streamlearn.serve.page.page_routes import is_page_request, page_routes
-from streamlearn.serve.refusals import Refusals
-from streamlearn.serve.schemas import (
+from streamlearn.serve.models import (
     JOB_ERRORS,
     EvalRequest,
     GenerateRequest,
-    PromptRequest,
-    RouteRequest,
-    SnapshotList,
-    SnapshotRow,
-)
-from streamlearn.serve.views import (
+    HistoryView,
     JobsView,
+    PromptRequest,
     PublicationView,
     RegimesView,
+    RouteRequest,
     ShiftsView,
+    SnapshotList,
+    SnapshotRow,
     StatusView,
+    history_view,
     publication_view,
     regimes_view,
     shifts_view,
     status_view,
 )
-from streamlearn.serve.wait import wait_for_result
+from streamlearn.serve.openai import openai_routes
+from streamlearn.serve.page import is_page_request, page_routes
 from streamlearn.settings import ServeSettings
-from streamlearn.status.board import Board, Clock
+from streamlearn.status import Board, Clock
 
 # The largest request would take 2048 s: 1024 examples at one per second, with half the time left to training. Clients
 # split such requests.

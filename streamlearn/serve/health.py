@@ -11,12 +11,11 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 
 from streamlearn import __version__
-from streamlearn.http.head import HeadAsGet
-from streamlearn.http.replies import FaultShield, OrjsonResponse, unavailable
-from streamlearn.serve import replies
-from streamlearn.serve.schemas import ErrorBody
-from streamlearn.serve.views import Liveness, Readiness
-from streamlearn.status.board import Board
+from streamlearn.http.guards import FaultShield, OrjsonResponse, unavailable
+from streamlearn.http.server import HeadAsGet
+from streamlearn.serve import errors as replies
+from streamlearn.serve.models import ErrorBody, Liveness, Readiness
+from streamlearn.status import Board
 
 RETRY_AFTER_S = 5
 

@@ -1,21 +1,193 @@
 """The published status as Prometheus metrics. Values are read at scrape time; there is no global registry."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, product
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from streamlearn.errors import Reason
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.serve.adaptation_metrics import adaptation_metrics, request_metrics
-from streamlearn.serve.metric_families import counter, counters, gauge, gauges, histogram, info
-from streamlearn.serve.publication_metrics import publication_metrics
-from streamlearn.serve.tracker_metrics import tracker_metrics
-from streamlearn.status.board import Board, Clock
-from streamlearn.status.status import Phase, Status
+from streamlearn.status import (
+    ANSWERED_BY,
+    BUCKETS_S,
+    HELD_BACK,
+    SHIFT_KINDS,
+    AdaptationStatus,
+    Board,
+    Clock,
+    Phase,
+    ProcessCounts,
+    PublicationStatus,
+    Status,
+    Timing,
+    TrackerStatus,
+)
+
+# Metric families in a few words: one value, values by label, a histogram, one of several states.
+#
+# Every family is served from the start: without a value it has no sample. docs/metrics.md is generated from them.
+
+
+PREFIX = "streamlearn_"
+
+
+def gauge(name: str, documentation: str, value: float | None) -> Metric:
+    """A value that goes up and down; None when it is unknown."""
+    return GaugeMetricFamily(PREFIX + name, documentation, value=None if value is None else float(value))
+
+
+def gauges(
+    name: str, documentation: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float | None]]
+) -> Metric:
+    """Values by label; unknown ones are left out."""
+    family = GaugeMetricFamily(PREFIX + name, documentation, labels=labels)
+    for label_values, value in values:
+        if value is not None:
+            family.add_metric(label_values, float(value))
+    return family
+
+
+def counter(name: str, documentation: str, value: float) -> Metric:
+    """A count; the name gets `_total`."""
+    return CounterMetricFamily(PREFIX + name, documentation, value=value)
+
+
+def counters(
+    name: str, documentation: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
+) -> Metric:
+    """Counts by label. Give zeros too: rate() needs a first sample."""
+    family = CounterMetricFamily(PREFIX + name, documentation, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
+    return family
+
+
+def histogram(name: str, documentation: str, timing: Timing) -> Metric:
+    """Durations by `BUCKETS_S`."""
+    upper_bounds = [*map(str, BUCKETS_S), "+Inf"]
+    buckets = list(zip(upper_bounds, map(float, accumulate(timing.counts)), strict=True))
+    return HistogramMetricFamily(PREFIX + name, documentation, buckets=buckets, sum_value=timing.total_s)
+
+
+def info(name: str, documentation: str, labels: Mapping[str, str]) -> Metric:
+    """Texts as labels of a constant 1; the name gets `_info`."""
+    return InfoMetricFamily(PREFIX + name, documentation, value=dict(labels))
+
+
+def adaptation_metrics(status: Status) -> Iterator[Metric]:
+    """What is known of the stream's regimes."""
+    yield from _shifts(status.counts)
+    yield from _regimes(status.adaptation)
+    yield from _holdout(status.adaptation)
+
+
+def _shifts(counts: ProcessCounts) -> Iterator[Metric]:
+    detected = (
+        "Detected shifts of the stream, by kind: inputs (another regime) and answers (concept drift); the first regime "
+        "is not counted."
+    )
+    yield counters("shifts", detected, ["kind"], [([kind], counts.shifts.get(kind, 0)) for kind in SHIFT_KINDS])
+
+
+def _regimes(adaptation: AdaptationStatus) -> Iterator[Metric]:
+    yield gauge("regimes", "Remembered regimes.", len(adaptation.regimes))
+    current = adaptation.current.number if adaptation.current else None
+    yield gauge("current_regime", "Number of the regime that the stream is in.", current)
+    recent = "Prequential loss of a regime's newest records, nats per token."
+    losses = [([str(regime.number)], regime.prequential_loss) for regime in adaptation.regimes]
+    yield gauges("regime_prequential_loss_nats", recent, ["regime"], losses)
+    yield counter("probe_seconds", "Time spent on probing new regimes by this process.", adaptation.probe_seconds)
+    in_memory = "Adapters in memory; those of the other regimes rest in files (adapter.max_in_memory)."
+    yield gauge("adapters_in_memory", in_memory, adaptation.adapters_in_memory)
+    reads = (
+        "Adapters read back from their files by this process; some in every batch mean that adapter.max_in_memory is "
+        "too low."
+    )
+    yield counter("adapter_reads", reads, adaptation.adapter_reads)
+
+
+def _holdout(adaptation: AdaptationStatus) -> Iterator[Metric]:
+    scored = [([str(regime.number)], regime.now) for regime in adaptation.regimes if regime.now is not None]
+    loss = "Loss on a regime's hold-out records at the last scoring, nats per token."
+    yield gauges("regime_loss_nats", loss, ["regime"], [(number, now.loss) for number, now in scored])
+    accuracy = "Teacher-forced accuracy on a regime's hold-out records at the last scoring, 0 to 1."
+    accuracies = [(number, now.accuracy) for number, now in scored]
+    yield gauges("regime_accuracy_ratio", accuracy, ["regime"], accuracies)
+    forgotten = "Average forgetting (AF): mean over past regimes of best hold-out accuracy minus accuracy now."
+    yield gauge("average_forgetting_ratio", forgotten, adaptation.average_forgetting)
+    gained = (
+        "Backward transfer (BWT): mean over past regimes of hold-out accuracy now minus accuracy at the end of the "
+        "segment."
+    )
+    yield gauge("backward_transfer_ratio", gained, adaptation.backward_transfer)
+    scoring = "Training time spent on scoring hold-out records by this process; idle time is not counted."
+    yield counter("holdout_seconds", scoring, adaptation.holdout_seconds)
+
+
+def request_metrics(status: Status) -> Iterator[Metric]:
+    """How requests were routed, and what answers those that no regime explains."""
+    answered = (
+        "Prompts and examples of finished evaluations and generations of this process, by whether a regime explained "
+        "them and by what answered."
+    )
+    numbers = {(each.known, each.answered_by): each.number for each in status.requests}
+    combinations = [
+        ([str(known).lower(), answered_by], numbers.get((known, answered_by), 0))
+        for known, answered_by in product((True, False), ANSWERED_BY)
+    ]
+    yield counters("requests", answered, ["known", "answered_by"], combinations)
+    fallback = status.adaptation.fallback
+    uses = "1 for what answers requests that no regime explains: mean, nearest or backbone."
+    used = [([name], fallback.answered_by == name) for name in fallback.losses]
+    yield gauges("unknown_answered_by", uses, ["answered_by"], used)
+    loss = (
+        "Loss of the first records of new regimes, before anything is learned from them, by what answers, nats per "
+        "token; absent until measured."
+    )
+    losses = [([name], found) for name, found in fallback.losses.items()]
+    yield gauges("unknown_loss_nats", loss, ["answered_by"], losses)
+
+
+def publication_metrics(publication: PublicationStatus) -> Iterator[Metric]:
+    """The newest publication, and what is under way."""
+    yield gauge("publication_sequence", "Number of the newest publication.", publication.sequence)
+    published = [regime for regime in publication.regimes if regime.version is not None]
+    yield gauge("published_regimes", "Regimes of which a version is published.", len(published))
+    waiting = [regime for regime in publication.regimes if regime.held_back is not None]
+    yield gauge("held_back_regimes", "Regimes whose newest version is held back.", len(waiting))
+    yield counter("versions_published", "Versions published by this process.", publication.num_published)
+    counts = dict(publication.num_held_back)
+    held_back = [([reason], counts.get(reason, 0)) for reason in HELD_BACK]
+    yield counters("versions_held_back", "Versions held back by this process, by reason.", ["reason"], held_back)
+    failing = "1 while the newest snapshot cannot be published; /v1/publication says why."
+    yield gauge("publication_failing", failing, bool(publication.fault))
+    up = [([replica.url], replica.is_up) for replica in publication.replicas]
+    yield gauges("replica_up", "1 while the model server answers.", ["url"], up)
+    missing = [([replica.url], replica.wanted - replica.loaded) for replica in publication.replicas]
+    lacking = "Published versions that the model server has not loaded."
+    yield gauges("replica_missing_versions", lacking, ["url"], missing)
+
+
+def tracker_metrics(trackers: Sequence[TrackerStatus]) -> Iterator[Metric]:
+    """What each tracker got, and what it lacks."""
+    failures = [([each.name], each.failures) for each in trackers]
+    yield counters("tracker_failures", "Failed writes to an experiment tracker by this process.", ["tracker"], failures)
+    dropped = [([each.name], each.dropped) for each in trackers]
+    lost = "Samples that an experiment tracker does not get, because too many waited; by this process."
+    yield counters("tracker_dropped", lost, ["tracker"], dropped)
+    pending = [([each.name], each.pending) for each in trackers]
+    yield gauges("tracker_pending", "Samples that wait to be written to an experiment tracker.", ["tracker"], pending)
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

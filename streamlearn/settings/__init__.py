@@ -7,7 +7,6 @@ that suggests the nearest known one. Everything that can be checked without the 
 """
 
 from streamlearn.settings.file import load
-from streamlearn.settings.gateway import GatewaySettings
 from streamlearn.settings.learning import (
     Accumulation,
     AdapterSettings,
@@ -20,10 +19,20 @@ from streamlearn.settings.learning import (
     Quantization,
     ShiftSettings,
 )
-from streamlearn.settings.listen import ListenSettings
-from streamlearn.settings.publish import HubSettings, PublishSettings, VllmSettings
 from streamlearn.settings.section import section_type
-from streamlearn.settings.service import DistributedSettings, LogSettings, ServeSettings, SnapshotSettings
+from streamlearn.settings.serving import (
+    DistributedSettings,
+    GatewaySettings,
+    HubSettings,
+    ListenSettings,
+    LogSettings,
+    MlflowSettings,
+    PublishSettings,
+    ServeSettings,
+    SnapshotSettings,
+    TrackSettings,
+    VllmSettings,
+)
 from streamlearn.settings.settings import Settings, digest, fingerprint, with_defaults
 from streamlearn.settings.source import (
     DeadLetterSettings,
@@ -32,7 +41,6 @@ from streamlearn.settings.source import (
     SourceSettings,
     StreamSettings,
 )
-from streamlearn.settings.track import MlflowSettings, TrackSettings
 
 __all__ = [
     "Accumulation",

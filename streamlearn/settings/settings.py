@@ -18,10 +18,15 @@ from streamlearn.settings.learning import (
     ProbeSettings,
     ShiftSettings,
 )
-from streamlearn.settings.publish import PublishSettings
-from streamlearn.settings.service import DistributedSettings, LogSettings, ServeSettings, SnapshotSettings
+from streamlearn.settings.serving import (
+    DistributedSettings,
+    LogSettings,
+    PublishSettings,
+    ServeSettings,
+    SnapshotSettings,
+    TrackSettings,
+)
 from streamlearn.settings.source import DeadLetterSettings, SourceSettings, StreamSettings
-from streamlearn.settings.track import TrackSettings
 
 ENV_PREFIX = "STREAMLEARN_"
 

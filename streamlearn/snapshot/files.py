@@ -4,9 +4,12 @@ Everything that must be durable goes through `Files`. Tests replace it with a su
 another records every operation and enumerates what a power loss may have kept.
 """
 
+import errno
 import os
 import shutil
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 
 class Files:
@@ -71,3 +74,15 @@ class SharedFiles(Files):
     """Files that other users may read, as far as the umask lets them: what is published."""
 
     mode = 0o666
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether this error or what caused it says so; safetensors' own errors hold the number in their text."""
+    if isinstance(error, SafetensorError) and any(f"(os error {number})" in str(error) for number in _FULL):
+        return True
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    return error is not None and is_disk_full(error.__cause__)

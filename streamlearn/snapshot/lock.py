@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from streamlearn.errors import SnapshotError, StateLockedError
-from streamlearn.snapshot.disk_full import is_disk_full
+from streamlearn.snapshot.files import is_disk_full
 
 NAME = "lock"
 

@@ -25,11 +25,22 @@ from safetensors import SafetensorError
 
 from streamlearn.errors import SnapshotDamagedError, SnapshotError
 from streamlearn.events import Event, get_logger
-from streamlearn.snapshot.contents import MANIFEST, hash_file, list_tree, reading
 from streamlearn.snapshot.files import Files
 from streamlearn.snapshot.manifest import FileEntry, Manifest, ManifestDraft
-from streamlearn.snapshot.part import SnapshotPart, WrittenSnapshot, make_parents
-from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo, read_manifest, snapshot_name, verify
+from streamlearn.snapshot.parts import (
+    MANIFEST,
+    Snapshot,
+    SnapshotInfo,
+    SnapshotPart,
+    WrittenSnapshot,
+    hash_file,
+    list_tree,
+    make_parents,
+    read_manifest,
+    reading,
+    snapshot_name,
+    verify,
+)
 
 _log = get_logger("snapshot")
 

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.encode import IGNORED, Encoder, Message
-from streamlearn.stream.image_placeholders import ImagePlaceholders, with_image_parts
-from streamlearn.stream.images import RecordImage, VisionProcessor
+from streamlearn.stream.images import ImagePlaceholders, RecordImage, VisionProcessor, with_image_parts
 from streamlearn.stream.parse import json_type, parse, read_integers, read_list, read_string
 from streamlearn.stream.record import Record
 

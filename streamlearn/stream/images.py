@@ -5,17 +5,104 @@ is kept for later drops these inputs, which are a hundred times larger than the 
 are needed. They are a function of the bytes and the backbone, so they are the same each time.
 """
 
+import base64
+import binascii
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from io import BytesIO
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFile, ImageOps
 
+from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.image_decoding import decode_base64, open_image
+from streamlearn.stream.encode import IGNORED, Encoder, Message
+from streamlearn.stream.parse import json_type
+
+# Decoding of an image from the bytes in a record; the only error is a RecordError.
+#
+# The image is base64 in the record itself: URLs and paths are refused. Bad images are refused as cheaply as possible,
+# in this order:
+#
+# 1. not base64;
+# 2. the first bytes are not those of JPEG, PNG or WebP;
+# 3. the header states more pixels than allowed;
+# 4. more than one frame;
+# 5. damaged data.
+#
+# This requires Pillow 12.2 or later: in earlier releases a gzipped FITS file could exhaust the memory.
+
+
+_BEGINNINGS: Mapping[str, bytes] = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "WEBP": b"RIFF"}
+
+# Set once and for the whole process: filters are shared by all threads and must not be switched back and forth.
+warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
+assert not ImageFile.LOAD_TRUNCATED_IMAGES, "other code in this process made Pillow accept damaged images"
+
+
+def decode_base64(item: object, where: str) -> bytes:
+    """Decode a base64 string.
+
+    Raises:
+        RecordError: `item` is not a base64 string.
+    """
+    if not isinstance(item, str):
+        raise RecordError(Reason.BAD_TYPE, f"{where} must be a base64 string, found {json_type(item)}")
+    if item.startswith(("data:", "http:", "https:", "file:")):
+        raise RecordError(
+            Reason.BAD_IMAGE,
+            f"{where} must hold only the image's bytes in base64, found {item[:12]!r}; images are never downloaded",
+        )
+    try:
+        return base64.b64decode(item, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RecordError(Reason.BAD_IMAGE, f"{where} must be base64: {error}") from None
+
+
+def open_image(data: bytes, where: str, limits: StreamSettings) -> Image.Image:
+    """Decode an image to RGB, turned upright.
+
+    Raises:
+        RecordError: the bytes are not a usable image.
+    """
+    kind = next((name for name, beginning in _BEGINNINGS.items() if data.startswith(beginning)), None)
+    if kind is None:
+        raise RecordError(Reason.BAD_IMAGE, f"{where} must be JPEG, PNG or WebP, found bytes {data[:8].hex(' ')}")
+    try:
+        with Image.open(BytesIO(data), formats=(kind,)) as image:
+            _check(image, where, limits)
+            image.load()
+            ImageOps.exif_transpose(image, in_place=True)
+            return image if image.mode == "RGB" else image.convert("RGB")
+    except RecordError:
+        raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise RecordError(
+            Reason.TOO_LARGE, f"{where} may have at most {limits.max_image_pixels} pixels (max_image_pixels): {error}"
+        ) from None
+    except Exception as error:  # noqa: BLE001 - decoders raise errors of any type; each means: not usable
+        text = " ".join(str(error).split())[:160]
+        raise RecordError(
+            Reason.BAD_IMAGE, f"{where} cannot be decoded as {kind}: {text or type(error).__name__}"
+        ) from None
+
+
+def _check(image: Image.Image, where: str, limits: StreamSettings) -> None:
+    """Check the header before anything is decoded."""
+    width, height = image.size
+    if width * height > limits.max_image_pixels:
+        raise RecordError(
+            Reason.TOO_LARGE,
+            f"{where} may have at most {limits.max_image_pixels} pixels (max_image_pixels), found {width} x {height}",
+        )
+    frames = getattr(image, "n_frames", 1)
+    if frames != 1:
+        raise RecordError(Reason.BAD_IMAGE, f"{where} must be one still image, found {frames} frames")
+
 
 # Shape suffixes: Y rows of pixels, X columns of pixels, C colours, N cells of the grid.
 
@@ -130,3 +217,102 @@ def _cell_means() -> NDArray[np.float64]:
 
 
 _CELL_MEANS = _cell_means()
+
+
+# Images inside text: their places, and the tokens that stand for them.
+#
+# A record's text is encoded by our own encoder with one placeholder per image. The image token in each placeholder is
+# then replaced by the tokens that the backbone's processor computes for that image.
+
+
+IMAGE_MARK = "<image>"
+
+
+class ImagePlaceholders:
+    """The image handling of a decoder; without `vision`, records with images are refused."""
+
+    def __init__(self, vision: VisionProcessor | None, limits: StreamSettings) -> None:
+        self.vision = vision
+        self._limits = limits
+
+    def images(self, value: Mapping[str, Any]) -> tuple[RecordImage, ...]:
+        """Decode the images of a record.
+
+        Raises:
+            RecordError: one of them cannot be used.
+        """
+        if "image" not in value:
+            return ()
+        if self.vision is None:
+            raise RecordError(Reason.BAD_FORM, "image: this backbone reads only text")
+        is_list = isinstance(value["image"], list)
+        items = value["image"] if is_list else [value["image"]]
+        limit = self._limits.max_images
+        if not 1 <= len(items) <= limit:
+            raise RecordError(Reason.TOO_LARGE, f"image must hold 1 to {limit} images (max_images), found {len(items)}")
+        return tuple(
+            RecordImage.from_base64(item, f"image[{i}]" if is_list else "image", self.vision, self._limits)
+            for i, item in enumerate(items)
+        )
+
+    def encode_prompt(self, encoder: Encoder, prompt: str, images: Sequence[RecordImage]) -> list[int]:
+        """Return a prompt's tokens with one placeholder per image."""
+        pieces = prompt.split(IMAGE_MARK) if images else [prompt]
+        if len(pieces) == 1:
+            pieces = [""] * len(images) + pieces
+        if len(pieces) != len(images) + 1:
+            raise RecordError(
+                Reason.BAD_FORM,
+                f"prompt must contain {IMAGE_MARK} once for each of {len(images)} images or not at all, "
+                f"found it {len(pieces) - 1} times",
+            )
+        placeholder = [] if self.vision is None else self.vision.placeholder
+        ids = [*encoder.bos]
+        for number, piece in enumerate(pieces):
+            ids += placeholder if number else []
+            ids += encoder.text(piece) if piece else []
+        return ids
+
+    def expand(
+        self, ids: list[int], labels: list[int], images: Sequence[RecordImage]
+    ) -> tuple[list[int], list[int], tuple[int, ...]]:
+        """Replace each image token by its image's own tokens; return ids, labels, and where each image begins."""
+        if self.vision is None:
+            return ids, labels, ()
+        image_token, remaining = self.vision.image_token, iter(images)
+        found = ids.count(image_token)
+        if found != len(images):
+            raise RecordError(
+                Reason.BAD_FORM, f"a record must have one placeholder per image, found {found} for {len(images)} images"
+            )
+        new_ids: list[int] = []
+        new_labels: list[int] = []
+        image_starts: list[int] = []
+        for token, label in zip(ids, labels, strict=True):
+            if token == image_token:
+                image_starts.append(len(new_ids))
+                new_ids += next(remaining).inputs.token_ids
+                new_labels += [IGNORED] * (len(new_ids) - len(new_labels))
+            else:
+                new_ids.append(token)
+                new_labels.append(label)
+        return new_ids, new_labels, tuple(image_starts)
+
+    def positions(self, ids: NDArray[np.int32], images: Sequence[RecordImage]) -> NDArray[np.int64] | None:
+        """See `VisionProcessor.positions`."""
+        if self.vision is None:
+            return None
+        return self.vision.positions(ids, [image.inputs for image in images])
+
+
+def with_image_parts(messages: Sequence[Message], images: Sequence[RecordImage]) -> list[Message]:
+    """Add a part for every image at the start of the first user message, unless a message has such parts already."""
+    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+    if not images or any(part["type"] == "image" for part in parts):
+        return list(messages)
+    changed = list(messages)
+    at = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
+    content = changed[at]["content"]
+    text_parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    changed[at] = {**changed[at], "content": [{"type": "image"}] * len(images) + text_parts}
+    return changed

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from benchmarks.looped_experts import LoopedHeadLoraLinear
 from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
-from streamlearn.adapters.routing_context import RoutingContextHolder
-from streamlearn.bench.looped_experts import LoopedHeadLoraLinear
+from streamlearn.adapters.context import RoutingContextHolder
 from tests.adapters import reference
 
 MH_MOE = HeadLoraConfig(num_heads=4, num_experts=3, top_k=1)

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
-from streamlearn.adapters.routing_context import RoutingContext, RoutingContextHolder, routing_context
-from streamlearn.adapters.sequences import NO_REGIME, Sequences
-from streamlearn.learner.decoding import decode
-from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
+from streamlearn.adapters.context import NO_REGIME, RoutingContext, RoutingContextHolder, Sequences, routing_context
+from streamlearn.learner.evaluate import ExampleScore, run_to_end, score
+from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.packing import pack
+from streamlearn.learner.loss import pack
 from streamlearn.stream.decode import Prompt
 from tests.doubles import random_examples
 from tests.learner.reference import train

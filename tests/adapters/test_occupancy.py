@@ -5,7 +5,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from streamlearn.adapters import occupancy, routing
+from streamlearn.adapters import routing
+from streamlearn.jobs import experts as occupancy
 
 # Shape suffixes: T tokens, H heads, K experts a head, C compositions.
 T, C = 300, 6

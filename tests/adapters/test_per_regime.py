@@ -11,10 +11,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
-from streamlearn.adapters.config import regime_adapter
-from streamlearn.adapters.model import add_regime, attach, delete_adapter
-from streamlearn.adapters.routing_context import RoutingContext, RoutingContextHolder, routing_context
-from streamlearn.adapters.sequences import NO_REGIME, Sequences
+from streamlearn.adapters.context import NO_REGIME, RoutingContext, RoutingContextHolder, Sequences, routing_context
+from streamlearn.adapters.presets import regime_adapter
+from streamlearn.adapters.tuner import add_regime, attach, delete_adapter
 from streamlearn.backbone.load import load, outline
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings

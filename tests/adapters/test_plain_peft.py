@@ -15,8 +15,8 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from streamlearn.adapters.config import HeadLoraConfig
 from streamlearn.adapters.layer import HeadLoraLinear
+from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.errors import ConfigError
 
 SHAPE: dict[str, Any] = {

@@ -10,15 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.routing_context import (
-    AdaptedLayer,
-    RoutingContext,
-    RoutingDecision,
-    routing_context,
-)
+from streamlearn.adapters.context import AdaptedLayer, RoutingContext, RoutingDecision, routing_context
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.loss import packed_loss
-from streamlearn.learner.packing import pack
+from streamlearn.learner.loss import pack, packed_loss
 from streamlearn.stream.decode import Example
 from tests.doubles import random_examples
 from tests.learners import MakeLearner

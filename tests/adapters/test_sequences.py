@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamlearn.adapters.sequences import NO_REGIME, Sequences
+from streamlearn.adapters.context import NO_REGIME, Sequences
 
 
 def test_tokens_and_sequences_have_the_slot_of_their_record() -> None:

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from streamlearn.backbone import arithmetic
-from streamlearn.backbone.arithmetic import choose, cpu_multiplies_bf16, product_seconds
+from streamlearn.backbone import load as arithmetic
+from streamlearn.backbone.load import choose, cpu_multiplies_bf16, product_seconds
 
 CPU = torch.device("cpu")
 
@@ -95,5 +95,5 @@ def test_the_fastest_product_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow runs, such as the first, are ignored."""
     durations = [9.0, 3.0, 2.0, 4.0]
     edges = itertools.chain.from_iterable((100.0 * i, 100.0 * i + d) for i, d in enumerate(durations))
-    monkeypatch.setattr("streamlearn.backbone.arithmetic.time.perf_counter", lambda: next(edges))
+    monkeypatch.setattr("streamlearn.backbone.load.time.perf_counter", lambda: next(edges))
     assert product_seconds(torch.float32, size=2, repeats=3) == 2.0

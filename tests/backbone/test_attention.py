@@ -10,12 +10,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from streamlearn.adapters import HeadLoraConfig
-from streamlearn.adapters.model import attach
+from streamlearn.adapters.tuner import attach
 from streamlearn.backbone import attention
 from streamlearn.backbone.attention import Records, band_mask, packed_attention
 from streamlearn.backbone.load import load, outline
-from streamlearn.learner.decoding import decode
-from streamlearn.learner.evaluation import run_to_end
+from streamlearn.learner.evaluate import run_to_end
+from streamlearn.learner.generate import decode
 from streamlearn.settings import BackboneSettings
 from streamlearn.stream.decode import Prompt
 from tests.backbone.conftest import WINDOW, Folders

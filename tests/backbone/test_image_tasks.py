@@ -12,9 +12,9 @@ import orjson
 import pytest
 from PIL import Image
 
-from streamlearn.backbone.image_tasks import TASKS, easy_vqa_kind, png, records
-from streamlearn.bench.learn.splits import Draw
-from streamlearn.bench.learn.suites import SUITES
+from benchmarks.backbones.image_tasks import TASKS, easy_vqa_kind, png, records
+from benchmarks.learn.splits import Draw
+from benchmarks.learn.suites import SUITES
 from streamlearn.errors import UsageError
 
 QUESTIONS = [

@@ -13,9 +13,9 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.backbones.pretrain import train_tokenizer
 from streamlearn.backbone.attention import Records
 from streamlearn.backbone.load import BUILTIN, Backbone, digest, load, locate, outline
-from streamlearn.backbone.pretrain import train_tokenizer
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings
 from tests.backbone.conftest import Folders

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from streamlearn.adapters.model import attach
+from benchmarks.backbones.image_tasks import records
 from streamlearn.adapters.presets import resolve
+from streamlearn.adapters.tuner import attach
 from streamlearn.backbone import nano_vl
-from streamlearn.backbone.image_tasks import records
 from streamlearn.backbone.load import Backbone, load, outline
-from streamlearn.learner.evaluation import run_to_end, score
+from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.settings import AdapterSettings, BackboneSettings, StreamSettings
 from streamlearn.stream.decode import Decoder
 from tests.vision import as_base64, make_image

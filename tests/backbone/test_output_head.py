@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from streamlearn.backbone.checks import find_plain_head, hidden_states, plain_head
 from streamlearn.backbone.load import load, outline
-from streamlearn.backbone.output_head import find_plain_head, hidden_states, plain_head
 from streamlearn.settings import BackboneSettings
 from tests.backbone.conftest import Folders
 from tests.doubles import Architecture

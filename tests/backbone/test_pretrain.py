@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from streamlearn.backbone import pretrain
-from streamlearn.backbone.pretrain import IGNORED, PretrainRecipe
+from benchmarks.backbones import pretrain
+from benchmarks.backbones.pretrain import IGNORED, PretrainRecipe
 from tests.doubles import SENTENCES
 
 RECIPE = PretrainRecipe(steps=4, tokens_per_step=64, warmup_steps=2, held_out=2, max_tokens=16)

@@ -9,8 +9,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from streamlearn.backbone import nano_vl, pretrain_vision
-from streamlearn.backbone.pretrain_vision import HELD_BACK, Question, VisionRecipe
+from benchmarks.backbones import pretrain_vision
+from benchmarks.backbones.pretrain_vision import HELD_BACK, Question, VisionRecipe
+from streamlearn.backbone import nano_vl
 from tests.backbone.test_image_tasks import folder
 from tests.vision import as_base64, make_image
 

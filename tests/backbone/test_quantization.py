@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from streamlearn.adapters.check import linear_shapes
+from streamlearn.backbone.checks import plain_head
 from streamlearn.backbone.load import load, outline
-from streamlearn.backbone.output_head import plain_head
 from streamlearn.backbone.quantization import BLOCK, KINDS, Int8Linear, Nf4Linear, QuantizedLinear
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings, Quantization

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from streamlearn.backbone import smollm2
+from benchmarks.backbones import smollm2
+from benchmarks.backbones.smollm2 import MEMBER, SUMS, fetch, finished, main, make, sha256_of, unpack
 from streamlearn.backbone.load import load, outline
-from streamlearn.backbone.smollm2 import MEMBER, SUMS, fetch, finished, main, make, sha256_of, unpack
 from streamlearn.errors import UsageError
 from streamlearn.settings import BackboneSettings
 from tests.backbone.conftest import Folders

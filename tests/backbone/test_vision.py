@@ -9,13 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
-from streamlearn.adapters.model import attach
+from streamlearn.adapters.context import NO_REGIME
 from streamlearn.adapters.presets import OBJECTIVES, resolve
-from streamlearn.adapters.sequences import NO_REGIME
+from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.errors import Reason, RecordError
-from streamlearn.learner.decoding import decode
-from streamlearn.learner.evaluation import prompt_of, run_to_end, score
+from streamlearn.learner.evaluate import prompt_of, run_to_end, score
+from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
 from streamlearn.stream.decode import Decoder, Example

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from transformers import LlamaConfig
 
-from streamlearn.commands.check_config import check_backbone
+from streamlearn.cli.doctor import check_backbone
 from streamlearn.errors import ConfigError
 from streamlearn.settings import load
 from streamlearn.settings.reference import reference

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from connectors.stored_dead_letter import Repair, StoredDeadLetter
+from connectors.dead_letters import Repair, StoredDeadLetter
 from streamlearn.stream.record import Record, TopicPartition
 
 

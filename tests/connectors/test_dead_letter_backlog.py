@@ -2,7 +2,7 @@
 
 import pytest
 
-from connectors.dead_letter_backlog import DeadLetterBacklog
+from connectors.dead_letters import DeadLetterBacklog
 from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.stream.record import Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.dead_letter_file import read_file
 from connectors.dead_letters import FileDeadLetters
+from connectors.jsonl import read_file
 from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.stream.record import Record, TopicPartition
 from streamlearn.stream.source import DeadLetter

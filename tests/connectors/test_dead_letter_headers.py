@@ -1,6 +1,6 @@
 """The headers of a dead letter."""
 
-from connectors.dead_letter_headers import PREFIX, headers_of, own_headers, record_of
+from connectors.dead_letters import PREFIX, headers_of, own_headers, record_of
 from streamlearn.errors import Reason
 from streamlearn.stream.record import Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter

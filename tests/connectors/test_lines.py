@@ -3,7 +3,7 @@
 import gzip
 from pathlib import Path
 
-from connectors.lines import LineReader, read_lines
+from connectors.jsonl import LineReader, read_lines
 
 
 def test_read_lines_skips_blank_lines(tmp_path: Path) -> None:

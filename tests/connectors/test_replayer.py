@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.jsonl_target import JsonlTarget
-from connectors.replay_ledger import ReplayLedger
-from connectors.replayer import LedgerReplayer
-from connectors.stored_dead_letter import DeadLetterId, parse_where
+from connectors.dead_letters import DeadLetterId, parse_where
+from connectors.replay import JsonlTarget, LedgerReplayer, ReplayLedger
 from streamlearn.errors import DeadLetterError, UsageError
 
 from .replay_kit import KilledError, ListTarget, repairs

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streamlearn.shift.detector import HISTORY, Detector
-from streamlearn.shift.document_frequency import DocumentFrequency, count_records
-from streamlearn.shift.featurizer import NUM_FEATURES
-from streamlearn.shift.fit_drop_test import FitDropTest, RunningStats
-from streamlearn.shift.mean_embedding_test import MeanEmbeddingTest
-from streamlearn.shift.page_hinkley import PageHinkley
-from streamlearn.shift.reference_distribution import ReferenceDistribution
-from streamlearn.shift.token_presence_test import TokenPresenceTest
+from streamlearn.shift.change_tests import (
+    FitDropTest,
+    MeanEmbeddingTest,
+    ReferenceDistribution,
+    RunningStats,
+    TokenPresenceTest,
+)
+from streamlearn.shift.drift import HISTORY, Detector, PageHinkley
+from streamlearn.shift.features import NUM_FEATURES, DocumentFrequency, count_records
 
 LEVEL = 1e-7
 WINDOW = 32

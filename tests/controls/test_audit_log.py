@@ -5,9 +5,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from streamlearn.controls.audit_log import NAME, AuditLog, Result
-from streamlearn.controls.control import Pause, RollBack
-from streamlearn.controls.requester import Requester
+from streamlearn.controls import NAME, AuditLog, Pause, Requester, Result, RollBack
 from streamlearn.errors import SnapshotError, UsageError
 from streamlearn.snapshot.files import Files
 

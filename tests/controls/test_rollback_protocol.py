@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from streamlearn.controls.control_file import ControlFile
-from streamlearn.controls.state_controls import StateControls
+from streamlearn.controls import ControlFile, StateControls
 from streamlearn.errors import SnapshotError
 from streamlearn.snapshot.files import Files
 from streamlearn.snapshot.journal import Journal
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.offset_range import OffsetRange
+from streamlearn.stream.record import OffsetRange
 from tests.crash.calls import CannotTraceError, run_and_kill
 from tests.snapshot.crash_disk import CrashDisk, Tree, lay_out, states_after
 from tests.snapshot.histories import JOURNAL, ORDERS, Unsynced, append_batch, newest_state

@@ -15,15 +15,13 @@ from typing import Any
 import orjson
 
 import streamlearn.learner.learner as learner_module
+from streamlearn.daemon.build import Components
+from streamlearn.daemon.loop import Daemon
 from streamlearn.events import configure_logging
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.learner.loss import PackedLoss, packed_loss
-from streamlearn.learner.packing import PackedBatch
-from streamlearn.runtime.components import Components
-from streamlearn.runtime.daemon import Daemon
+from streamlearn.learner.loss import PackedBatch, PackedLoss, packed_loss
 from streamlearn.settings import Settings
-from streamlearn.status.board import Board, Clock
-from streamlearn.status.status import Phase, Status
+from streamlearn.status import Board, Clock, Phase, Status
 from streamlearn.stream.decode import Decoder, Example
 from streamlearn.stream.record import Record
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from streamlearn.errors import StreamlearnError
-from streamlearn.snapshot.part import adapter_part, state_part
+from streamlearn.snapshot.parts import adapter_part, state_part
 from streamlearn.snapshot.store import SnapshotStore
 from tests.crash.figures import percentile
 from tests.snapshot.kit import adapter, draft, tensors

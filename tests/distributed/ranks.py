@@ -14,13 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from streamlearn.adapters.sequences import NO_REGIME, Slot
-from streamlearn.distributed.channel import Channel
-from streamlearn.distributed.follower import follow, wait_for_load
-from streamlearn.distributed.leader import Leader
-from streamlearn.distributed.process_rank import find_rank
-from streamlearn.learner.decoding import decode
-from streamlearn.learner.evaluation import prompt_of, run_to_end
+from streamlearn.adapters.context import NO_REGIME, Slot
+from streamlearn.distributed.processes import Leader, follow, wait_for_load
+from streamlearn.distributed.share import Channel, find_rank
+from streamlearn.learner.evaluate import prompt_of, run_to_end
+from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example
 from tests.forked import ForkedProcess

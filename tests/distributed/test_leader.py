@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from streamlearn.distributed import share
-from streamlearn.distributed.leader import Leader
-from streamlearn.distributed.process_rank import ProcessRank
-from streamlearn.distributed.rank_message import Kind, RankMessage
+from streamlearn.distributed.processes import Leader
+from streamlearn.distributed.share import Kind, ProcessRank, RankMessage
 from streamlearn.errors import RankLostError
 from streamlearn.stream.decode import Example
 from tests.learners import MakeLearner

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from streamlearn.distributed.examples import from_message, to_message
-from streamlearn.distributed.rank_message import Kind, RankMessage
+from streamlearn.distributed.share import Kind, RankMessage, from_message, to_message
 from streamlearn.stream.decode import Example
 from streamlearn.stream.encode import IGNORED
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamlearn.distributed.process_rank import ProcessRank, find_rank
-from streamlearn.distributed.shares import shares
+from streamlearn.distributed.share import ProcessRank, find_rank, shares
 from streamlearn.errors import ConfigError
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from streamlearn.commands.metrics_reference import reference
+from streamlearn.cli.metrics_reference import reference
 from tests.docs.markdown import ROOT
 from tests.docs.place import Place
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from streamlearn.commands.cli import app
+from streamlearn.cli.main import app
 from streamlearn.errors import SourceError
 from tests.broker import Broker
 from tests.connectors.files.kit import ROWS, save_to_disk, write_csv, write_jsonl, write_parquet

@@ -15,13 +15,13 @@ import httpx
 import orjson
 import pytest
 
-from streamlearn.bench.learn.arms import COMMON, by_section
-from streamlearn.bench.learn.profile import read_profile
-from streamlearn.bench.learn.scores import scores
-from streamlearn.bench.learn.splits import Draw
-from streamlearn.bench.learn.suite import Suite
-from streamlearn.bench.learn.suites import ORDER_1, grouped, sequential
-from streamlearn.bench.learn.summary import spread
+from benchmarks.learn.arms import COMMON, by_section
+from benchmarks.learn.profile import read_profile
+from benchmarks.learn.scores import scores
+from benchmarks.learn.splits import Draw
+from benchmarks.learn.suite import Suite
+from benchmarks.learn.suites import ORDER_1, grouped, sequential
+from benchmarks.learn.summary import spread
 from tests.broker import Broker
 from tests.end_to_end.process import DaemonProcess
 

@@ -16,16 +16,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
-from streamlearn.commands.export import export
-from streamlearn.commands.restored_model import restored_model
+from streamlearn.cli.offline import export, restored_model
 from streamlearn.errors import ConfigError, SnapshotError, UsageError
-from streamlearn.export import gguf_adapter, peft_folder
-from streamlearn.export.exported_regime import ExportedRegime
-from streamlearn.export.holdout_figures import DaemonModel
+from streamlearn.export import formats as gguf_adapter
+from streamlearn.export import formats as peft_folder
+from streamlearn.export.formats import DaemonModel, ExportedRegime
 from streamlearn.settings import Settings
-from tests.adaptation.conftest import backbone, make, maker
-from tests.adaptation.shifting_streams import run, stream
-from tests.runtime.test_daemon import daemon_of, opened
+from tests.daemon.test_daemon import daemon_of, opened
+from tests.regimes.conftest import backbone, make, maker
+from tests.regimes.shifting_streams import run, stream
 
 __all__ = ["backbone", "make"]
 

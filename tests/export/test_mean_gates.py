@@ -2,11 +2,10 @@
 
 import torch
 
-from streamlearn.adapters.model import SHARED, attach
 from streamlearn.adapters.presets import OBJECTIVES, resolve
+from streamlearn.adapters.tuner import SHARED, attach
 from streamlearn.backbone.load import load, outline
-from streamlearn.export.mean_gates import mean_gates
-from streamlearn.export.plain_lora import plain_lora, with_mean_gates
+from streamlearn.export.lora import mean_gates, plain_lora, with_mean_gates
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings
 from tests.doubles import random_examples

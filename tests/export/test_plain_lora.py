@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from streamlearn.adapters.config import HeadLoraConfig
-from streamlearn.export.plain_lora import plain_lora, with_mean_gates
+from streamlearn.adapters.presets import HeadLoraConfig
+from streamlearn.export.lora import plain_lora, with_mean_gates
 
 LINEAR = "model.layers.0.mlp.up_proj"
 IN, OUT = 24, 10

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from streamlearn.bench.sample_publication import publish_sample
-from streamlearn.bench.stub_upstream import StubUpstream
+from benchmarks.sample_publication import publish_sample
+from benchmarks.stub_upstream import StubUpstream
 
 from .kit import ready_gateway
 

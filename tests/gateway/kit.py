@@ -8,10 +8,9 @@ from typing import Any
 
 import httpx
 
-from streamlearn.bench.sample_publication import sample_records
-from streamlearn.bench.stub_upstream import StubUpstream
-from streamlearn.gateway.app import create_app
-from streamlearn.gateway.gateway_connection import GatewayConnection
+from benchmarks.sample_publication import sample_records
+from benchmarks.stub_upstream import StubUpstream
+from streamlearn.gateway.app import GatewayConnection, create_app
 from streamlearn.http.server import HttpServer
 from streamlearn.settings import GatewaySettings
 

@@ -9,11 +9,8 @@ import httpx
 import orjson
 import pytest
 
-from streamlearn.bench.stub_upstream import StubUpstream
-from streamlearn.gateway.completion_request import MAX_DEPTH
-from streamlearn.gateway.prompt import MAX_PROMPTS, Prompt
-from streamlearn.gateway.routed_prompt import RoutedPrompt
-from streamlearn.gateway.router import Router
+from benchmarks.stub_upstream import StubUpstream
+from streamlearn.gateway.publication import MAX_DEPTH, MAX_PROMPTS, Prompt, RoutedPrompt, Router
 
 from .kit import CHAT, TEXT, UNKNOWN_PROMPTS, ask, gateway, is_ready, metric, prompts_of_each_task, wait_until
 

@@ -6,9 +6,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from streamlearn.gateway.event_stream import EventStream
-from streamlearn.gateway.gateway_metrics import Outcome
-from streamlearn.gateway.upstream import Upstream
+from streamlearn.gateway.app import EventStream
+from streamlearn.gateway.upstreams import Outcome, Upstream
 
 DONE = b"data: [DONE]\n\n"
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from streamlearn.bench.stub_upstream import SLOW_S, StubUpstream
-from streamlearn.gateway.upstream import MAX_WORDS_CHARS, Upstream, UpstreamFailedError
+from benchmarks.stub_upstream import SLOW_S, StubUpstream
+from streamlearn.gateway.upstreams import MAX_WORDS_CHARS, Upstream, UpstreamFailedError
 
 from .kit import CHAT, TEXT, ask, metric, ready_gateway, wait_until
 

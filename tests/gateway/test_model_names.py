@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from streamlearn.bench.sample_publication import publish_sample
-from streamlearn.gateway.model_names import ModelNames, Target
-from streamlearn.gateway.routed_prompt import RoutedPrompt
-from streamlearn.http.replies import ApiError
+from benchmarks.sample_publication import publish_sample
+from streamlearn.gateway.publication import ModelNames, RoutedPrompt, Target
+from streamlearn.http.guards import ApiError
 
 SERVED = ("nano", "streamlearn-regime-1@184", "streamlearn-regime-2@100", "streamlearn-regime-x@1", "other")
 

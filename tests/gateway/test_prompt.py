@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from streamlearn.gateway.prompt import completion_prompts, messages_prompt
-from streamlearn.http.replies import ApiError
+from streamlearn.gateway.publication import completion_prompts, messages_prompt
+from streamlearn.http.guards import ApiError
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from streamlearn.bench.sample_publication import publish_sample, served_models
-from streamlearn.bench.stub_upstream import StubUpstream
+from benchmarks.sample_publication import publish_sample, served_models
+from benchmarks.stub_upstream import StubUpstream
 from streamlearn.publish.publication import FILE, Publication
 
 from .kit import ask, metric, prompts_of_each_task, ready_gateway, wait_until

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from streamlearn.bench.sample_publication import publish_sample
+from benchmarks.sample_publication import publish_sample
 from streamlearn.errors import PublicationError
-from streamlearn.gateway.published_folder import PublishedFolder
+from streamlearn.gateway.publication import PublishedFolder
 
 
 def test_the_tokenizer_is_read_again_only_when_its_files_change(published: Path) -> None:

@@ -7,19 +7,17 @@ import orjson
 import pytest
 from transformers import AutoTokenizer
 
-from streamlearn.bench.sample_publication import NANO, publish_sample, sample_records
-from streamlearn.gateway.prompt import Prompt
-from streamlearn.gateway.published_folder import PublishedFolder
-from streamlearn.gateway.router import Router, decoder_of
-from streamlearn.http.replies import ApiError
+from benchmarks.sample_publication import NANO, publish_sample, sample_records
+from streamlearn.gateway.publication import Prompt, PublishedFolder, Router, decoder_of
+from streamlearn.http.guards import ApiError
 from streamlearn.jobs.queue import PromptInput, RouteJob
 from streamlearn.jobs.route import route
-from streamlearn.learner.evaluation import run_to_end
+from streamlearn.learner.evaluate import run_to_end
+from streamlearn.publish.publication import load_tokenizer
 from streamlearn.settings import Settings, ShiftSettings
 from streamlearn.shift.monitor import Monitor
-from streamlearn.stream.tokenizer_folder import load_tokenizer
+from tests.daemon.test_daemon import daemon_of, opened
 from tests.doubles import tiny_backbone
-from tests.runtime.test_daemon import daemon_of, opened
 
 from .kit import UNKNOWN_PROMPTS, prompts_of_each_task
 

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from streamlearn.gateway.upstream import MAX_LATE_POLLS, Upstream
+from streamlearn.gateway.upstreams import MAX_LATE_POLLS, Upstream
 
 MODELS = (200, b'{"data": [{"id": "nano"}]}')
 

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from streamlearn.errors import Reason
-from streamlearn.history.batch_outcome import BatchOutcome
-from streamlearn.history.history import History
-from streamlearn.learner.step import Step
-from streamlearn.shift.shift import Shift
-from streamlearn.status.board import Clock
-from streamlearn.status.status import AdaptationStatus, Phase, RegimeStatus, Scoring, Status
+from streamlearn.history import BatchOutcome, History
+from streamlearn.learner.learner import Step
+from streamlearn.shift.input_shift import Shift
+from streamlearn.status import AdaptationStatus, Clock, Phase, RegimeStatus, Scoring, Status
 from streamlearn.stream.batch import Batch, DeadLetteredRecord
 from streamlearn.stream.record import RecordId, TopicPartition
 

@@ -4,8 +4,7 @@ import math
 from dataclasses import replace
 
 from streamlearn.errors import Reason
-from streamlearn.history.backbone_pair import BackbonePair
-from streamlearn.history.history import (
+from streamlearn.history import (
     MAX_DEAD_LETTERS,
     MAX_MATRIX_REGIMES,
     MAX_SNAPSHOTS,
@@ -13,10 +12,10 @@ from streamlearn.history.history import (
     POINTS_PER_LEVEL,
     SEGMENT_LEVELS,
     SEGMENTS_PER_LEVEL,
+    BackbonePair,
     History,
 )
-from streamlearn.status.history_status import RegimeSegment
-from streamlearn.status.status import AdaptationStatus, PartitionStatus, RequestCount, SnapshotStatus
+from streamlearn.status import AdaptationStatus, PartitionStatus, RegimeSegment, RequestCount, SnapshotStatus
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.record import TopicPartition
 from tests.history.outcomes import (

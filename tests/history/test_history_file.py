@@ -4,9 +4,8 @@ from pathlib import Path
 
 import orjson
 
-from streamlearn.history.history import History
-from streamlearn.history.history_file import history_part, load_json, to_json
-from streamlearn.status.status import SnapshotStatus
+from streamlearn.history import History, history_part, load_json, to_json
+from streamlearn.status import SnapshotStatus
 from tests.history.outcomes import HandClock, history_of, outcome, scored
 
 

@@ -4,7 +4,7 @@ from itertools import accumulate
 
 import pytest
 
-from streamlearn.history.thinned_series import ThinnedSeries
+from streamlearn.history import ThinnedSeries
 
 Span = tuple[int, int]
 """First and last of the rows that a row stands for."""

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from streamlearn.http import connection as module
+from streamlearn.http import server as module
 from streamlearn.http.server import HttpServer
 from streamlearn.settings import ServeSettings
 from tests.serve.doubles import Daemon, finish

@@ -5,7 +5,7 @@ import socket
 import httpx
 import pytest
 
-from streamlearn.status.status import Phase, Status
+from streamlearn.status import Phase, Status
 from tests.serve.doubles import SETTINGS, Daemon
 
 GET_PATHS = (

@@ -5,9 +5,9 @@ import asyncio
 import orjson
 import pytest
 
-from streamlearn.http.replies import ApiError, FaultShield, OrjsonResponse, internal_error, unavailable
+from streamlearn.http.guards import ApiError, FaultShield, OrjsonResponse, internal_error, unavailable
 from streamlearn.jobs.results import SnapshotResult
-from streamlearn.status.timing import Timing
+from streamlearn.status import Timing
 
 
 @pytest.mark.parametrize(

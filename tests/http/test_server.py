@@ -9,15 +9,15 @@ import pytest
 from starlette.applications import Starlette
 from structlog.testing import capture_logs
 
-from streamlearn.controls.audit_log import AuditLog
+from streamlearn.controls import AuditLog
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event
 from streamlearn.http.server import HttpServer
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.app import create_app
-from streamlearn.serve.schemas import SnapshotRow
+from streamlearn.serve.models import SnapshotRow
 from streamlearn.settings import GatewaySettings
-from streamlearn.status.board import Board
+from streamlearn.status import Board
 from tests.serve.doubles import RUNNING, SETTINGS, TOKEN, Daemon, Time
 
 

@@ -15,10 +15,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from streamlearn.errors import ConfigError
-from streamlearn.gateway.gateway_connection import GatewayConnection
-from streamlearn.http import connection as module
-from streamlearn.http.connection import GuardedConnection
-from streamlearn.http.server import HttpServer
+from streamlearn.gateway.app import GatewayConnection
+from streamlearn.http import server as module
+from streamlearn.http.server import GuardedConnection, HttpServer
 from streamlearn.settings import ServeSettings
 from tests.http.test_connection import read_to_end
 

@@ -13,10 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from streamlearn.commands.client import request
+from streamlearn.cli.client import request
 from streamlearn.errors import ConfigError
-from streamlearn.http.guards import guards
-from streamlearn.http.token import MIN_CHARS, obtain
+from streamlearn.http.guards import MIN_CHARS, guards, obtain
 from streamlearn.settings import ServeSettings, Settings
 from tests.serve.doubles import AUTHORIZED, SETTINGS, TOKEN, Daemon
 

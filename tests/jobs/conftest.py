@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streamlearn.adaptation.requested import Requested
-from streamlearn.adaptation.routed_input import RoutedInput
-from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import resolve
+from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
 from streamlearn.learner.learner import Learner
+from streamlearn.regimes.requested import Requested
+from streamlearn.regimes.route import RoutedInput
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
-from streamlearn.status.answered_by import Route
+from streamlearn.status import Route
 from streamlearn.stream.decode import Decoder
 from tests.doubles import tiny_backbone
 

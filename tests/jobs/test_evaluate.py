@@ -9,16 +9,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from streamlearn.adaptation.requested import Requested
-from streamlearn.adaptation.routed_input import RoutedInput
 from streamlearn.errors import Reason
 from streamlearn.jobs.evaluate import evaluate
 from streamlearn.jobs.generate import generate
 from streamlearn.jobs.queue import EvalJob, ExampleError, GenerateJob
 from streamlearn.jobs.results import EvalResult
-from streamlearn.learner.evaluation import run_to_end
+from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
-from streamlearn.shift.featurizer import input_of
+from streamlearn.regimes.requested import Requested
+from streamlearn.regimes.route import RoutedInput
+from streamlearn.shift.features import input_of
 from streamlearn.stream.decode import Decoder
 from tests.jobs.conftest import first_regime
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from streamlearn.adaptation.expert_evidence import ExpertEvidence
-from streamlearn.adapters.model import attach
+from streamlearn.adapters.context import AdaptedLayer, RoutingDecision
 from streamlearn.adapters.presets import resolve
-from streamlearn.adapters.routing_context import AdaptedLayer, RoutingDecision
+from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
+from streamlearn.baselines.consolidate import ExpertEvidence
 from streamlearn.jobs.experts import BUCKETS, COMPOSITIONS, experts
 from streamlearn.jobs.queue import ExpertsJob, LayerError
 from streamlearn.jobs.results import ExpertsResult, LayerExperts
-from streamlearn.learner.evaluation import run_to_end, score
+from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings
 from streamlearn.stream.decode import Example

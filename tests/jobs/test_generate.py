@@ -9,15 +9,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from streamlearn.adaptation.requested import Requested
-from streamlearn.adaptation.routed_input import RoutedInput
 from streamlearn.errors import RecordError
 from streamlearn.jobs.generate import generate
-from streamlearn.jobs.generation_stream import GenerationStart, GenerationStream
-from streamlearn.jobs.queue import GenerateJob, Sampling
+from streamlearn.jobs.queue import GenerateJob, GenerationStart, GenerationStream, Sampling
 from streamlearn.jobs.results import GenerateResult
-from streamlearn.learner.evaluation import run_to_end
+from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
+from streamlearn.regimes.requested import Requested
+from streamlearn.regimes.route import RoutedInput
 from streamlearn.stream.decode import Decoder
 from tests.jobs.conftest import first_regime
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from streamlearn.jobs.generation_stream import GenerationStart, GenerationStream
+from streamlearn.jobs.queue import GenerationStart, GenerationStream
 from tests.serve.doubles import KNOWN
 
 START = GenerationStart(step=3, prompt_tokens=2, route=KNOWN)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streamlearn.adaptation.requested import Requested
-from streamlearn.adaptation.routed_input import RoutedInput
 from streamlearn.errors import Reason
 from streamlearn.jobs.queue import ExampleError, PromptInput, RouteJob
 from streamlearn.jobs.route import route
-from streamlearn.learner.evaluation import run_to_end
+from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
+from streamlearn.regimes.requested import Requested
+from streamlearn.regimes.route import RoutedInput
 from streamlearn.stream.decode import Decoder
 from tests.jobs.conftest import first_regime
 

@@ -12,21 +12,21 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from streamlearn.adaptation.expert_evidence import ExpertEvidence
-from streamlearn.adapters.model import attach
 from streamlearn.adapters.presets import resolve
+from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import Backbone, load, outline
-from streamlearn.controls.control import Control
+from streamlearn.baselines.consolidate import ExpertEvidence
+from streamlearn.controls import Control
 from streamlearn.errors import AdapterGoneError, Reason, RecordError, SnapshotError
 from streamlearn.events import Event
 from streamlearn.jobs.experts import experts
-from streamlearn.jobs.generation_stream import GenerationStream
 from streamlearn.jobs.queue import (
     ControlJob,
     EvalJob,
     ExampleError,
     ExpertsJob,
     GenerateJob,
+    GenerationStream,
     Job,
     JobQueue,
     QueueClosedError,
@@ -35,8 +35,8 @@ from streamlearn.jobs.queue import (
 )
 from streamlearn.jobs.results import ControlResult, EvalResult, ExpertsResult, GenerateResult, SnapshotResult
 from streamlearn.jobs.runner import JobRunner
+from streamlearn.learner.cache import PinnedWeights
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.pinned_weights import PinnedWeights
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Decoder

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamlearn.jobs.stop_strings import StopStrings
+from streamlearn.jobs.generate import StopStrings
 
 
 def by_definition(text: str, strings: list[str]) -> str:

@@ -7,12 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from streamlearn.adapters.context import RoutingContext, routing_context
 from streamlearn.adapters.presets import SHAPES
-from streamlearn.adapters.routing_context import RoutingContext, routing_context
-from streamlearn.learner.learner import Learner
-from streamlearn.learner.loss import packed_loss
-from streamlearn.learner.packing import pack
-from streamlearn.learner.step import Step
+from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.loss import pack, packed_loss
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, same, snapshot
 

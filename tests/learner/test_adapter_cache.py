@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from streamlearn.adapters.config import regime_adapter
-from streamlearn.adapters.sequences import NO_REGIME, Slot
+from streamlearn.adapters.context import NO_REGIME, Slot
+from streamlearn.adapters.presets import regime_adapter
 from streamlearn.errors import AdapterGoneError, SnapshotError
-from streamlearn.learner.adapter_cache import AdapterCache
-from streamlearn.learner.evaluation import ExampleScore, run_to_end, score
+from streamlearn.learner.cache import AdapterCache
+from streamlearn.learner.evaluate import ExampleScore, run_to_end, score
 from streamlearn.learner.learner import Learner
 from tests.doubles import random_examples
 from tests.learners import REGIMES, MakeLearner, restore, same, snapshot
@@ -137,7 +137,7 @@ def test_a_full_disk_keeps_adapters_in_memory(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("streamlearn.learner.adapter_cache.save_file", full)
+        patched.setattr("streamlearn.learner.cache.save_file", full)
         trained(cached, [2])
         trained(cached, [0])
         assert in_memory(cached) == {0, 2, 3}

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from streamlearn.learner.anchor import Anchors
+from streamlearn.learner.importance import Anchors
 from streamlearn.learner.optimizer import Group, MaskedAdamW
 from streamlearn.settings import LearnerSettings
 

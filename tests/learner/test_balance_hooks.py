@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.balance import load_balance, localized_balance
-from streamlearn.adapters.model import SHARED
-from streamlearn.adapters.routing_context import AdaptedLayer, RoutingDecision
-from streamlearn.learner.balance_hooks import LoadBalance, LocalizedBalance
+from streamlearn.adapters.context import AdaptedLayer, RoutingDecision
+from streamlearn.adapters.tuner import SHARED
+from streamlearn.learner.balance import LoadBalance, LocalizedBalance
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.packing import pack
+from streamlearn.learner.loss import pack
 from tests.doubles import random_examples
 from tests.learners import MakeLearner
 

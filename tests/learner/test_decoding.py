@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from streamlearn.learner import decoding
-from streamlearn.learner.decoding import decode
-from streamlearn.learner.evaluation import run_to_end
+from streamlearn.learner import generate as decoding
+from streamlearn.learner.evaluate import run_to_end
+from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Prompt
 from tests.doubles import random_examples

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from streamlearn.learner import evaluation
-from streamlearn.learner.decoding import decode
-from streamlearn.learner.evaluation import prompt_of, reference_of, run_to_end, score
+from streamlearn.learner import evaluate as evaluation
+from streamlearn.learner.evaluate import prompt_of, reference_of, run_to_end, score
+from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.decode import Example, Prompt
 from streamlearn.stream.encode import IGNORED

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamlearn.adapters import SHAPES, routing_context
-from streamlearn.adapters.config import regime_adapter
-from streamlearn.adapters.model import SHARED
+from streamlearn.adapters import SHAPES
+from streamlearn.adapters import context as routing_context
+from streamlearn.adapters.presets import regime_adapter
+from streamlearn.adapters.tuner import SHARED
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.loss import packed_loss
-from streamlearn.learner.packing import pack
+from streamlearn.learner.loss import pack, packed_loss
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 from streamlearn.stream.encode import IGNORED

@@ -11,9 +11,8 @@ from structlog.testing import capture_logs
 import streamlearn.learner.learner as learner_module
 from streamlearn.events import Event
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.loss import PackedLoss, packed_loss
-from streamlearn.learner.oom_retry import MAX_RETRIES, is_out_of_memory, slices
-from streamlearn.learner.packing import PackedBatch
+from streamlearn.learner.loss import PackedBatch, PackedLoss, packed_loss
+from streamlearn.learner.memory import MAX_RETRIES, is_out_of_memory, slices
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, same, snapshot
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from streamlearn.learner.packing import pack
+from streamlearn.learner.loss import pack
 from streamlearn.stream.encode import IGNORED
 from tests.doubles import example, random_examples
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.config import regime_adapter
+from streamlearn.adapters.presets import regime_adapter
 from streamlearn.learner.learner import Learner
 from tests.doubles import random_examples
 from tests.learners import REGIMES, MakeLearner, restore, snapshot

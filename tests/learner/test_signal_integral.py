@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from streamlearn.learner.importance import PathIntegral
+from streamlearn.learner.importance import PathIntegral, SignalIntegral
 from streamlearn.learner.optimizer import Group, MaskedAdamW
-from streamlearn.learner.signal_integral import SignalIntegral
 from streamlearn.settings import LearnerSettings
 
 # Shape suffixes: H heads, K experts a head, R rank, S slice.

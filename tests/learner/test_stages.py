@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from streamlearn.learner.balance import Stage, Stages
 from streamlearn.learner.optimizer import Group
-from streamlearn.learner.stages import Stage, Stages
 from streamlearn.settings import LearnerSettings
 from tests.doubles import random_examples
 from tests.learners import MakeLearner

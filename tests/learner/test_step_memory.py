@@ -7,16 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.model import attach
+from benchmarks.measured_step import largest_batch
+from streamlearn.adapters.context import routing_context
 from streamlearn.adapters.presets import resolve
-from streamlearn.adapters.routing_context import routing_context
+from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import Outline, load, outline
 from streamlearn.backbone.quantization import KINDS
-from streamlearn.bench.measured_step import largest_batch
+from streamlearn.cli.doctor import StepMemory, can_estimate, step_memory
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.loss import packed_loss
-from streamlearn.learner.packing import pack
-from streamlearn.learner.step_memory import StepMemory, can_estimate, step_memory
+from streamlearn.learner.loss import pack, packed_loss
 from streamlearn.settings import AdapterSettings, Settings
 
 

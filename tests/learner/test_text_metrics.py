@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamlearn.learner import text_metrics
-from streamlearn.learner.text_metrics import exact_match, normalise, rouge_l
+from streamlearn.learner import evaluate as text_metrics
+from streamlearn.learner.evaluate import exact_match, normalise, rouge_l
 
 word_lists = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=8)
 

@@ -5,10 +5,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from streamlearn.learner.decoding import decode
-from streamlearn.learner.evaluation import run_to_end
+from streamlearn.learner.evaluate import run_to_end
+from streamlearn.learner.generate import NucleusSampler, decode, most_likely
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.token_choice import NucleusSampler, most_likely
 from streamlearn.stream.decode import Prompt
 from tests.doubles import random_examples
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from streamlearn.backbone.output_head import plain_head
-from streamlearn.learner import loss, vocabulary_loss
-from streamlearn.learner.loss import packed_loss
-from streamlearn.learner.packing import pack
+from streamlearn.backbone.checks import plain_head
+from streamlearn.learner import loss
+from streamlearn.learner import loss as vocabulary_loss
+from streamlearn.learner.loss import pack, packed_loss
 from tests.doubles import random_examples
 from tests.learners import MakeLearner
 

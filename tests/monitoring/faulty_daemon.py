@@ -6,10 +6,10 @@ python -m tests.monitoring.faulty_daemon run --config FILE
 import time
 from typing import Any
 
-from streamlearn.commands.cli import main
+from streamlearn.cli.main import main
+from streamlearn.daemon.build import Components
 from streamlearn.learner import learner
 from streamlearn.learner.loss import PackedLoss, packed_loss
-from streamlearn.runtime.components import Components
 
 SPOIL = "spoil this update"
 HANG = "never end this update"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamlearn.commands.metrics_reference import daemon_registry, families
+from streamlearn.cli.metrics_reference import daemon_registry, families
 from tests.monitoring.files import DASHBOARD, dashboard, expressions, metric_names, panels
 from tests.monitoring.promtool import promtool
 

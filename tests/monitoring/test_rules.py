@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from streamlearn.commands.metrics_reference import daemon_registry, families
+from streamlearn.cli.metrics_reference import daemon_registry, families
 from streamlearn.serve.metrics import exposition
 from tests.docs.markdown import ROOT
 from tests.monitoring.faults import FAULTS

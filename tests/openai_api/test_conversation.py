@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from streamlearn.openai_api.conversation import Conversation, UnreadableMessageError, conversation_of
-from streamlearn.openai_api.request_fields import ChatMessage
+from streamlearn.openai_api import ChatMessage, Conversation, UnreadableMessageError, conversation_of
 
 TEXT = {"type": "text", "text": "what is this?"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA==", "detail": "low"}}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamlearn.openai_api.named_models import NamedModels
+from streamlearn.openai_api import NamedModels
 
 NAMES = NamedModels("streamlearn", "HuggingFaceTB/SmolLM2-135M-Instruct")
 

@@ -7,12 +7,16 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
-from streamlearn.http.replies import ApiError
-from streamlearn.openai_api.answer_headers import answer_headers
-from streamlearn.openai_api.error_form import OpenAIErrorBody, OpenAIErrorDetail
-from streamlearn.openai_api.models import ModelList
-from streamlearn.openai_api.request_fields import ChatRequest, PromptedRequest
-from streamlearn.openai_api.server_sent_events import event
+from streamlearn.http.guards import ApiError
+from streamlearn.openai_api import (
+    ChatRequest,
+    ModelList,
+    OpenAIErrorBody,
+    OpenAIErrorDetail,
+    PromptedRequest,
+    answer_headers,
+    event,
+)
 
 
 def test_unknown_fields_are_kept_unread() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.learn.profile import PACKAGED
 from streamlearn import __version__
-from streamlearn.bench.learn.profile import PACKAGED
 
 ROOT = Path(__file__).parents[2]
 OTHERS = ("configs", "docs", "systemd", "tests")

@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import orjson
 
-from tests.adaptation.shifting_streams import stream
 from tests.docs.place import free_port
 from tests.doubles import tiny_backbone
 from tests.end_to_end.process import DaemonProcess
+from tests.regimes.shifting_streams import stream
 
 TASKS = ("animals", "sums", "cities", "animals")
 """Three shifts: two new regimes, and one that returns."""

@@ -16,24 +16,24 @@ import torch
 from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 
-from streamlearn.adapters.sequences import NO_REGIME
+from streamlearn.adapters.context import NO_REGIME
+from streamlearn.daemon.build import Components
+from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import ConfigError, PublicationError, UsageError
 from streamlearn.events import Event
-from streamlearn.export.plain_lora_adapter import PlainLoraAdapter
-from streamlearn.learner.evaluation import run_to_end, score
-from streamlearn.publish import adapter_publisher
+from streamlearn.export.lora import PlainLoraAdapter
+from streamlearn.learner.evaluate import run_to_end, score
+from streamlearn.publish import publisher as adapter_publisher
+from streamlearn.publish.folder import PublicationFiles
 from streamlearn.publish.publication import Publication
-from streamlearn.publish.publication_files import PublicationFiles
-from streamlearn.runtime.components import Components
-from streamlearn.runtime.daemon import Daemon
 from streamlearn.settings import Settings
-from streamlearn.snapshot.snapshot import SnapshotInfo
-from streamlearn.status.publication_status import RegimePublication
-from tests.adaptation.conftest import backbone, make
-from tests.adaptation.shifting_streams import TASKS, Silent, differences, run, stream, tensors_of
+from streamlearn.snapshot.parts import SnapshotInfo
+from streamlearn.status import RegimePublication
+from tests.daemon.test_daemon import daemon_of, opened
 from tests.publish.stub_replica import StubReplica, replicas
 from tests.publish.test_publication_files import BASE
-from tests.runtime.test_daemon import daemon_of, opened
+from tests.regimes.conftest import backbone, make
+from tests.regimes.shifting_streams import TASKS, Silent, differences, run, stream, tensors_of
 
 __all__ = ["backbone", "make"]
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from streamlearn.errors import PublicationError
-from streamlearn.publish.hub_repository import HubRepository
+from streamlearn.publish.folder import PublicationFiles
 from streamlearn.publish.publication import Publication, PublishedRegime
-from streamlearn.publish.publication_files import PublicationFiles
+from streamlearn.publish.replicas import HubRepository
 from streamlearn.settings import HubSettings
 from tests.publish.test_publication_files import BASE, LORA, version
 

@@ -9,10 +9,10 @@ import torch
 from safetensors.numpy import load_file
 
 from streamlearn.errors import PublicationError
-from streamlearn.export.exported_regime import BaseModel
-from streamlearn.export.plain_lora import LoraMatrices, PlainLora
-from streamlearn.publish.publication_files import PublicationFiles, check
-from streamlearn.publish.version import Version
+from streamlearn.export.formats import BaseModel
+from streamlearn.export.lora import LoraMatrices, PlainLora
+from streamlearn.publish.folder import PublicationFiles, check
+from streamlearn.publish.publication import Version
 from streamlearn.snapshot.files import Files
 
 BASE = BaseModel("base", None)

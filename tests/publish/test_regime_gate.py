@@ -6,8 +6,8 @@ from typing import Any
 
 from streamlearn.publish.gate import Gate
 from streamlearn.publish.regime_gate import RegimeGate
-from streamlearn.publish.snapshot_regimes import RegimeOfSnapshot
-from streamlearn.status.publication_status import RegimePublication
+from streamlearn.publish.snapshot import RegimeOfSnapshot
+from streamlearn.status import RegimePublication
 from tests.publish.test_publication_files import version
 
 

@@ -10,8 +10,7 @@ from safetensors.numpy import save_file
 from structlog.testing import capture_logs
 
 from streamlearn.events import Event
-from streamlearn.publish.replica import Replica, ReplicaRefusedError
-from streamlearn.publish.replica_set import ReplicaSet
+from streamlearn.publish.replicas import Replica, ReplicaRefusedError, ReplicaSet
 from tests.publish.stub_replica import StubReplica, replicas
 
 HANGING = """

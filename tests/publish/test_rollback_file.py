@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from streamlearn.errors import PublicationError
-from streamlearn.publish.open_publisher import forget_run
-from streamlearn.publish.rollback_file import FILE, RollbackFile
+from streamlearn.publish.publication import ROLLBACK_FILE_FILE, RollbackFile
+from streamlearn.publish.publisher import forget_run
 
 
 def test_a_step_is_noted_until_it_is_removed(tmp_path: Path) -> None:
@@ -24,6 +24,6 @@ def test_a_step_is_noted_until_it_is_removed(tmp_path: Path) -> None:
 
 def test_a_damaged_note_is_an_error_that_names_the_path(tmp_path: Path) -> None:
     """Versions of an unknown step cannot be withdrawn."""
-    (tmp_path / FILE).write_text("ten")
-    with pytest.raises(PublicationError, match=FILE):
+    (tmp_path / ROLLBACK_FILE_FILE).write_text("ten")
+    with pytest.raises(PublicationError, match=ROLLBACK_FILE_FILE):
         RollbackFile(tmp_path).read()

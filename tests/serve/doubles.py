@@ -11,11 +11,19 @@ from typing import Any
 import httpx
 import orjson
 
-from streamlearn.controls.audit_log import NAME, AuditLog
+from streamlearn.controls import NAME, AuditLog
 from streamlearn.errors import Reason
 from streamlearn.http.server import HttpServer
-from streamlearn.jobs.generation_stream import GenerationStart
-from streamlearn.jobs.queue import ControlJob, EvalJob, ExpertsJob, GenerateJob, JobQueue, RouteJob, Ticket
+from streamlearn.jobs.queue import (
+    ControlJob,
+    EvalJob,
+    ExpertsJob,
+    GenerateJob,
+    GenerationStart,
+    JobQueue,
+    RouteJob,
+    Ticket,
+)
 from streamlearn.jobs.results import (
     ControlResult,
     EvalResult,
@@ -26,26 +34,27 @@ from streamlearn.jobs.results import (
     RouteResult,
     SnapshotResult,
 )
-from streamlearn.openai_api.named_models import DEFAULT_NAME
+from streamlearn.openai_api import DEFAULT_NAME
 from streamlearn.serve.app import create_app
-from streamlearn.serve.schemas import SnapshotRow
+from streamlearn.serve.models import SnapshotRow
 from streamlearn.settings import ServeSettings
-from streamlearn.status.answered_by import Route
-from streamlearn.status.board import Board, Clock
-from streamlearn.status.process_counts import ProcessCounts
-from streamlearn.status.status import (
+from streamlearn.status import (
     AdaptationStatus,
+    Board,
+    Clock,
     FallbackStatus,
     PartitionStatus,
     Phase,
+    ProcessCounts,
     RegimeStatus,
     RequestCount,
+    Route,
     Scoring,
     ShiftStatus,
     SnapshotStatus,
     Status,
+    Timing,
 )
-from streamlearn.status.timing import Timing
 from streamlearn.stream.record import TopicPartition
 
 TOKEN = "0123456789abcdef" * 2

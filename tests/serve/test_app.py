@@ -19,7 +19,7 @@ from streamlearn.jobs.queue import (
     RouteJob,
     Ticket,
 )
-from streamlearn.status.status import Phase, RequestCount, Status
+from streamlearn.status import Phase, RequestCount, Status
 
 from .doubles import RUNNING, Daemon, finish
 

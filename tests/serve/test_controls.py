@@ -5,12 +5,11 @@ import threading
 import httpx
 import pytest
 
-from streamlearn.controls.control import FreezeRegime, Pause, RenameRegime, RollBack
-from streamlearn.controls.requester import Requester
+from streamlearn.controls import FreezeRegime, Pause, RenameRegime, Requester, RollBack
 from streamlearn.errors import UsageError
 from streamlearn.jobs.queue import ControlJob, SnapshotJob, Ticket
-from streamlearn.serve.refusals import MAX_PER_MINUTE
-from streamlearn.status.status import Phase, Status
+from streamlearn.serve.controls import MAX_PER_MINUTE
+from streamlearn.status import Phase, Status
 
 from .doubles import Daemon, finish
 

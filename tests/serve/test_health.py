@@ -13,12 +13,11 @@ from structlog.testing import capture_logs
 
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event
-from streamlearn.http import connection as module
+from streamlearn.http import server as module
 from streamlearn.http.server import HttpServer
 from streamlearn.serve.health import health_app
 from streamlearn.settings import ServeSettings
-from streamlearn.status.board import Board
-from streamlearn.status.status import Phase, Status
+from streamlearn.status import Board, Phase, Status
 
 from .doubles import RUNNING, SETTINGS, Daemon, Time
 

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import httpx
 
-from streamlearn.commands.history_copy import HistoryCopy
-from streamlearn.history.backbone_pair import BackbonePair
-from streamlearn.history.history import History
-from streamlearn.serve.history_view import HistoryView, history_view
-from streamlearn.status.status import SnapshotStatus
+from streamlearn.cli.watch import HistoryCopy
+from streamlearn.history import BackbonePair, History
+from streamlearn.serve.models import HistoryView, history_view
+from streamlearn.status import SnapshotStatus
 from tests.history.outcomes import PER_BATCH, STATUS, HandClock, history_of, outcome, scored, shift
 from tests.serve.doubles import RUNNING, Daemon
 

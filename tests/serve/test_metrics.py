@@ -5,7 +5,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamlearn.errors import Reason
-from streamlearn.status.status import ANSWERED_BY, Phase, Status
+from streamlearn.status import ANSWERED_BY, Phase, Status
 
 from .doubles import RUNNING, Daemon
 

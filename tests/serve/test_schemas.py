@@ -6,8 +6,9 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from streamlearn.jobs import results
-from streamlearn.serve import schemas, views
-from streamlearn.serve.schemas import EvalRequest, GenerateRequest, RouteRequest
+from streamlearn.serve import models as schemas
+from streamlearn.serve import models as views
+from streamlearn.serve.models import EvalRequest, GenerateRequest, RouteRequest
 
 
 @pytest.mark.parametrize("number", [True, "3", 0, -1, 1.5, None])

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from streamlearn.serve.views import JobsView, regimes_view, shifts_view, status_view
-from streamlearn.status.board import Board
-from streamlearn.status.status import Phase, SnapshotStatus, Status
+from streamlearn.serve.models import JobsView, regimes_view, shifts_view, status_view
+from streamlearn.status import Board, Phase, SnapshotStatus, Status
 
 from .doubles import ADAPTATION, RUNNING, Time
 

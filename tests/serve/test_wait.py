@@ -7,9 +7,9 @@ import pytest
 from starlette.types import Message
 
 from streamlearn.errors import SnapshotError
-from streamlearn.http.replies import ApiError
+from streamlearn.http.guards import ApiError
 from streamlearn.jobs.results import Result, SnapshotResult
-from streamlearn.serve.wait import wait_for_result
+from streamlearn.serve.errors import wait_for_result
 
 DONE = SnapshotResult(name="a", step=1)
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from streamlearn.shift.featurizer import NUM_FEATURES, Features, Featurizer, input_of
-from streamlearn.shift.recent_record import RecentRecord
-from streamlearn.shift.regime_memory import RegimeMemory
+from streamlearn.shift.change_tests import RecentRecord
+from streamlearn.shift.features import NUM_FEATURES, Features, Featurizer, input_of
+from streamlearn.shift.memory import RegimeMemory
 from tests.shift.streams import stream
 
 

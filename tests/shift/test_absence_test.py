@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from streamlearn.shift import absence_test
-from streamlearn.shift.absence_test import AbsenceState, AbsenceTest
+from streamlearn.shift import change_tests as absence_test
+from streamlearn.shift.change_tests import AbsenceState, AbsenceTest
 
 
 def test_follows_its_equations() -> None:

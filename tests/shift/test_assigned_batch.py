@@ -1,6 +1,6 @@
 """A batch with the regimes of its records."""
 
-from streamlearn.shift.assigned_batch import AssignedBatch
+from streamlearn.shift.monitor import AssignedBatch
 from tests.shift.streams import batches, stream
 
 

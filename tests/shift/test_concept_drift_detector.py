@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.concept_drift_detector import ConceptDriftDetector
+from streamlearn.shift.drift import ConceptDriftDetector
 
 SETTINGS = ShiftSettings()
 JUMP = 800

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from streamlearn.shift.document_frequency import HALVED_AT, DocumentFrequency, count_records
+from streamlearn.shift.features import HALVED_AT, DocumentFrequency, count_records
 
 ONE, OTHER = np.array([5, 5, 7], dtype=np.uint16), np.array([7], dtype=np.uint16)
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from streamlearn.shift.featurizer import BETWEEN, HEAD, TAIL, Featurizer, input_of
+from streamlearn.shift.features import BETWEEN, HEAD, TAIL, Featurizer, input_of
 from streamlearn.stream.decode import Example
 from tests.doubles import example
 

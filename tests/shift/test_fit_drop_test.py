@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from streamlearn.shift.fit_drop_test import FitDropTest, RunningStats
+from streamlearn.shift.change_tests import FitDropTest, RunningStats
 
 
 def stats_of(fits: list[float]) -> RunningStats:

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.assigned_record import AssignedRecord
-from streamlearn.shift.featurizer import Features
-from streamlearn.shift.input_shift_detector import InputShiftDetector
+from streamlearn.shift.features import Features
+from streamlearn.shift.input_shift import AssignedRecord, InputShiftDetector
 from tests.shift.records import features_of
 
 

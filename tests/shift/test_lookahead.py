@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from streamlearn.shift.detector_state import DetectorState
-from streamlearn.shift.lookahead import HeldBatch, Lookahead
-from streamlearn.shift.shift import Shift
+from streamlearn.shift.input_shift import DetectorState, Shift
+from streamlearn.shift.monitor import HeldBatch, Lookahead
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.record import Record, TopicPartition
 from tests.doubles import random_examples

@@ -5,9 +5,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import gamma
 
-from streamlearn.shift.featurizer import NUM_FEATURES
-from streamlearn.shift.mean_embedding_test import LOWEST_THRESHOLD, MeanEmbeddingTest
-from streamlearn.shift.reference_distribution import ReferenceDistribution
+from streamlearn.shift.change_tests import LOWEST_THRESHOLD, MeanEmbeddingTest, ReferenceDistribution
+from streamlearn.shift.features import NUM_FEATURES
 
 
 def planted(number: int, at: int, size: float = 8.0) -> NDArray[np.float32]:

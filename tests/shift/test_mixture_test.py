@@ -4,16 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streamlearn.shift import mixture_test
-from streamlearn.shift.mixture_test import (
-    LIKELY,
-    MIN_RUNS,
-    MIN_TESTED,
-    SAME_INSTRUCTION,
-    SMOOTHING,
-    distinctness,
-    separate,
-)
+from streamlearn.shift import mixture as mixture_test
+from streamlearn.shift.mixture import LIKELY, MIN_RUNS, MIN_TESTED, SAME_INSTRUCTION, SMOOTHING, distinctness, separate
 from tests.shift.records import features_of
 
 Buckets = NDArray[np.uint16]

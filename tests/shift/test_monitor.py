@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.assigned_batch import AssignedBatch
-from streamlearn.shift.monitor import Monitor
-from streamlearn.shift.refused import RefusedRecord, RefusedReturn
-from streamlearn.shift.shift import Shift
+from streamlearn.shift.input_shift import RefusedRecord, RefusedReturn, Shift
+from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Example
 from streamlearn.stream.record import Record, TopicPartition

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import torch
 
-from streamlearn.shift.featurizer import NUM_BUCKETS
-from streamlearn.shift.naive_bayes import SMOOTHING, AbsentTokens, bucket_log_ratios, log_ratios
+from streamlearn.shift.features import NUM_BUCKETS
+from streamlearn.shift.memory import SMOOTHING, AbsentTokens, bucket_log_ratios, log_ratios
 
 COUNTS = np.array([[30, 0, 10, 0], [0, 5, 1, 2]], dtype=np.float32)
 TOTALS = np.array([400, 80], dtype=np.float32)

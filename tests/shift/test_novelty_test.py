@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streamlearn.shift.novelty_test import MIN_EXEMPLARS, NoveltyTest, Standard, leave_one_out
+from streamlearn.shift.routing import MIN_EXEMPLARS, NoveltyTest, Standard, leave_one_out
 from tests.variants import variants
 
 LEVEL = 0.01

@@ -1,7 +1,6 @@
 """Records of other regimes than the segment's."""
 
-from streamlearn.shift.other_records import OtherRecords
-from streamlearn.shift.segment_window import SIZE
+from streamlearn.shift.input_shift import SIZE, OtherRecords
 from tests.shift.records import features_of, memory_of, recent
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from streamlearn.shift import ragged
+from streamlearn.shift import change_tests as ragged
 
 
 @pytest.mark.parametrize("lengths", [(), (0,), (3, 0, 2)])

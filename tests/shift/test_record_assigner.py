@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from streamlearn.shift.featurizer import Features
-from streamlearn.shift.record_assigner import MARGIN, PARENT_MARGIN, RecordAssigner
-from streamlearn.shift.regime_memory import RegimeMemory, RegimeScores
-from streamlearn.shift.segment import NO_SLOT
+from streamlearn.shift.features import Features
+from streamlearn.shift.input_shift import MARGIN, NO_SLOT, PARENT_MARGIN, RecordAssigner
+from streamlearn.shift.memory import RegimeMemory, RegimeScores
 from tests.shift.records import features_of, memory_of
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streamlearn.shift.featurizer import NUM_FEATURES
-from streamlearn.shift.reference_distribution import HALVED_AT, ReferenceDistribution
+from streamlearn.shift.change_tests import HALVED_AT, ReferenceDistribution
+from streamlearn.shift.features import NUM_FEATURES
 
 
 def unit_vectors(number: int, *, repeated: int = 1, seed: int = 0) -> NDArray[np.float32]:

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from streamlearn.shift.featurizer import Features, Featurizer
-from streamlearn.shift.regime_memory import RegimeMemory, SavedProfiles
-from streamlearn.shift.regime_profile import RegimeProfile
-from streamlearn.shift.request_classifier import RequestClassifier
-from streamlearn.shift.state_arrays import profiles_from_arrays, profiles_to_arrays
+from streamlearn.shift.features import Features, Featurizer
+from streamlearn.shift.memory import RegimeMemory, RegimeProfile, SavedProfiles
+from streamlearn.shift.monitor import profiles_from_arrays, profiles_to_arrays
+from streamlearn.shift.routing import RequestClassifier
 from tests.shift.records import features_of, fill, memory_of
 
 

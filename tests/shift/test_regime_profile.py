@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from streamlearn.shift.regime_profile import NUM_SAMPLED, RegimeProfile
+from streamlearn.shift.memory import NUM_SAMPLED, RegimeProfile
 from tests.shift.records import features_of, memory_of
 
 

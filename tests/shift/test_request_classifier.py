@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from streamlearn.shift.novelty_test import MIN_EXEMPLARS
-from streamlearn.shift.regime_memory import RegimeMemory
-from streamlearn.shift.request_classifier import RequestClassifier
+from streamlearn.shift.memory import RegimeMemory
+from streamlearn.shift.routing import MIN_EXEMPLARS, RequestClassifier
 from tests.shift.records import features_of, memory_of, recent
 
 LEVEL = 0.01

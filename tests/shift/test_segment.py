@@ -3,11 +3,9 @@
 from itertools import pairwise
 
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.alarm import Alarm
-from streamlearn.shift.featurizer import Features
-from streamlearn.shift.mean_embedding_test import WINDOWS
-from streamlearn.shift.segment import COOLDOWN, NO_SLOT, Segment
-from streamlearn.shift.window_tests import WindowTests
+from streamlearn.shift.change_tests import WINDOWS, Alarm
+from streamlearn.shift.features import Features
+from streamlearn.shift.input_shift import COOLDOWN, NO_SLOT, Segment, WindowTests
 from tests.shift.records import features_of, memory_of, recent
 
 

@@ -4,13 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from streamlearn.shift import segment_classifier
-from streamlearn.shift.alarm import Alarm
-from streamlearn.shift.mean_embedding_test import MeanEmbeddingTest
-from streamlearn.shift.recent_record import RecentRecord
-from streamlearn.shift.regime_memory import RegimeMemory
-from streamlearn.shift.segment_classifier import CLEARLY_DISTINCT, DISTINCT, LONG, Classification, SegmentClassifier
-from streamlearn.shift.token_presence_test import TokenChange
+from streamlearn.shift import input_shift as segment_classifier
+from streamlearn.shift.change_tests import Alarm, MeanEmbeddingTest, RecentRecord, TokenChange
+from streamlearn.shift.input_shift import CLEARLY_DISTINCT, DISTINCT, LONG, Classification, SegmentClassifier
+from streamlearn.shift.memory import RegimeMemory
 from tests.shift.records import features_of, memory_of, recent
 
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from streamlearn.shift.document_frequency import count_records
-from streamlearn.shift.recent_record import stack_phi
-from streamlearn.shift.segment_window import SIZE, SegmentWindow, WindowState
+from streamlearn.shift.change_tests import stack_phi
+from streamlearn.shift.features import count_records
+from streamlearn.shift.input_shift import SIZE, SegmentWindow, WindowState
 from tests.shift.records import features_of, memory_of, recent
 
 

@@ -1,6 +1,6 @@
 """A declared change."""
 
-from streamlearn.shift.shift import Shift
+from streamlearn.shift.input_shift import Shift
 
 
 def test_survives_json() -> None:

@@ -3,10 +3,9 @@
 import numpy as np
 
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.monitor import Monitor
-from streamlearn.shift.regime_memory import RegimeMemory
-from streamlearn.shift.request_classifier import RequestClassifier
-from streamlearn.shift.state_arrays import from_arrays, profiles_from_arrays, profiles_to_arrays, to_arrays
+from streamlearn.shift.memory import RegimeMemory
+from streamlearn.shift.monitor import Monitor, from_arrays, profiles_from_arrays, profiles_to_arrays, to_arrays
+from streamlearn.shift.routing import RequestClassifier
 from tests.shift.records import features_of, memory_of
 from tests.shift.streams import VOCAB_SIZE, batches, stream
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import betabinom
 
-from streamlearn.shift.document_frequency import DocumentFrequency
-from streamlearn.shift.featurizer import NUM_BUCKETS
-from streamlearn.shift.token_presence_test import MIN_BEFORE, TokenChange, TokenPresenceTest
+from streamlearn.shift.change_tests import MIN_BEFORE, TokenChange, TokenPresenceTest
+from streamlearn.shift.features import NUM_BUCKETS, DocumentFrequency
 
 TEST = TokenPresenceTest(level=1e-7)
 

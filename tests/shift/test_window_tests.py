@@ -4,11 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from streamlearn.shift.alarm import Alarm
-from streamlearn.shift.featurizer import Features, Featurizer, input_of
-from streamlearn.shift.mean_embedding_test import WINDOWS
-from streamlearn.shift.segment_window import SegmentWindow, WindowState
-from streamlearn.shift.window_tests import WindowTests
+from streamlearn.shift.change_tests import WINDOWS, Alarm
+from streamlearn.shift.features import Features, Featurizer, input_of
+from streamlearn.shift.input_shift import SegmentWindow, WindowState, WindowTests
 from tests.shift.records import features_of, memory_of, recent
 from tests.shift.streams import questions
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from streamlearn.snapshot.manifest import LedgerRow, ManifestDraft
-from streamlearn.snapshot.part import SnapshotPart, adapter_part, optimizer_part, state_part
-from streamlearn.snapshot.snapshot import Snapshot, SnapshotInfo
+from streamlearn.snapshot.parts import Snapshot, SnapshotInfo, SnapshotPart, adapter_part, optimizer_part, state_part
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.stream.record import Position, TopicPartition
 

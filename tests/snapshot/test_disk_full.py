@@ -9,9 +9,8 @@ import pytest
 from safetensors import SafetensorError
 
 from streamlearn.errors import SnapshotError
-from streamlearn.snapshot.disk_full import is_disk_full
-from streamlearn.snapshot.files import Files
-from streamlearn.snapshot.part import adapter_part, state_part
+from streamlearn.snapshot.files import Files, is_disk_full
+from streamlearn.snapshot.parts import adapter_part, state_part
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.stream.record import Position, TopicPartition
 

@@ -9,7 +9,7 @@ import torch
 
 from streamlearn.errors import SnapshotError
 from streamlearn.snapshot.files import Files
-from streamlearn.snapshot.part import SnapshotPart, adapter_part, optimizer_part, state_part
+from streamlearn.snapshot.parts import SnapshotPart, adapter_part, optimizer_part, state_part
 from streamlearn.snapshot.store import SnapshotStore
 
 from .kit import draft, tensors

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from streamlearn.errors import SnapshotDamagedError, SnapshotError, SnapshotMismatchError
 from streamlearn.snapshot.files import Files
-from streamlearn.snapshot.part import adapter_part, state_part
+from streamlearn.snapshot.parts import adapter_part, state_part
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.stream.record import Position, TopicPartition
 
@@ -170,7 +170,7 @@ def test_an_error_of_the_process_moves_nothing_aside(store: SnapshotStore, monke
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("streamlearn.snapshot.contents.os.open", refuse)
+        patch.setattr("streamlearn.snapshot.parts.os.open", refuse)
         with pytest.raises(SnapshotError, match="Too many open files") as caught:
             store.newest()
     assert not isinstance(caught.value, SnapshotDamagedError)

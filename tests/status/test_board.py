@@ -2,8 +2,7 @@ import dataclasses
 
 import pytest
 
-from streamlearn.status.board import Board
-from streamlearn.status.status import Phase, Status
+from streamlearn.status import Board, Phase, Status
 from tests.serve.doubles import RUNNING, Time
 
 

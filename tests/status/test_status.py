@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from streamlearn.status.status import AdaptationStatus, Phase, RegimeStatus, Scoring, Status
+from streamlearn.status import AdaptationStatus, Phase, RegimeStatus, Scoring, Status
 
 
 def test_dead_letters_are_summed_over_reasons() -> None:

@@ -1,7 +1,7 @@
 import doctest
 
-from streamlearn.status import timing as module
-from streamlearn.status.timing import BUCKETS_S, Timing
+from streamlearn import status as module
+from streamlearn.status import BUCKETS_S, Timing
 
 
 def test_examples_in_docstrings_hold() -> None:

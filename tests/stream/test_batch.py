@@ -13,8 +13,7 @@ from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.batch import MAX_DEAD_LETTERED, Batch, Batcher, DeadLetteredRecord, PartitionRun, runs_of
 from streamlearn.stream.decode import Decoder, Example
-from streamlearn.stream.intake import DeadLetterWriter, Intake
-from streamlearn.stream.merge import Merger
+from streamlearn.stream.intake import DeadLetterWriter, Intake, Merger
 from streamlearn.stream.record import Record, RecordId, TopicPartition
 from tests.doubles import example
 

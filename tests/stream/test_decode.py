@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, processors
 from transformers import PreTrainedTokenizerFast
 
-from streamlearn.backbone.pretrain import train_tokenizer
+from benchmarks.backbones.pretrain import train_tokenizer
 from streamlearn.errors import ConfigError, Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.decode import MAX_MESSAGES, Decoder, Example

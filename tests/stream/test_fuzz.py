@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from streamlearn.backbone.pretrain import train_tokenizer
-from streamlearn.bench.record_damage import DAMAGES, damage_bytes, damage_tree
+from benchmarks.backbones.pretrain import train_tokenizer
+from benchmarks.record_damage import DAMAGES, damage_bytes, damage_tree
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.decode import Decoder

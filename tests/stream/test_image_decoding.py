@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from streamlearn.bench.image_damage import MUTATIONS
+from benchmarks.image_damage import MUTATIONS
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.image_decoding import decode_base64, open_image
+from streamlearn.stream.images import decode_base64, open_image
 from tests.vision import as_base64, make_image
 
 LIMITS = StreamSettings()
@@ -83,7 +83,7 @@ def test_base64_must_be_complete() -> None:
 
 def test_every_mutation_ends_in_an_image_or_a_reason() -> None:
     """The only error is RecordError. In a process of its own: what earlier tests left in memory is not measured."""
-    command = [sys.executable, "-m", "streamlearn.bench.fuzz_images", "--seed", "1"]
+    command = [sys.executable, "-m", "benchmarks.fuzz_images", "--seed", "1"]
     result = json.loads(subprocess.check_output([*command, "--count", f"{30 * len(MUTATIONS)}"]))
     assert result["unaccounted"] == 0
     assert set(result["outcomes"]) <= {"decoded", "bad_image", "too_large"}

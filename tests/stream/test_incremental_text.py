@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from streamlearn.stream.incremental_text import IncrementalText
+from streamlearn.jobs.generate import IncrementalText
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

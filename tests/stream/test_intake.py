@@ -12,8 +12,7 @@ from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.events import Event
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.batch import MAX_DEAD_LETTERED, Batch, Batcher, DeadLetteredRecord, PartitionRun, runs_of
-from streamlearn.stream.intake import DeadLetterWriter, FlushReason, GivenUp, Intake
-from streamlearn.stream.merge import Mark, Merger
+from streamlearn.stream.intake import DeadLetterWriter, FlushReason, GivenUp, Intake, Mark, Merger
 from streamlearn.stream.record import Record, RecordId
 from streamlearn.stream.source import DeadLetter
 from tests.stream.test_batch import BAD, ONE, LengthDecoder, records_of

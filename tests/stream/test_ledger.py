@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from streamlearn.errors import Reason
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.batch import Batch, Batcher
-from streamlearn.stream.ledger import Ledger
+from streamlearn.stream.batch import Batch, Batcher, Ledger
 from streamlearn.stream.record import Position, Record, TopicPartition
 from tests.doubles import example
 

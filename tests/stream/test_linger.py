@@ -1,6 +1,6 @@
 """The linger expires after a quiet time, measured with a clock that tests set."""
 
-from streamlearn.stream.linger import Linger
+from streamlearn.stream.intake import Linger
 
 
 class SetClock:

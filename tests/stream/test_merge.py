@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 
 from connectors.memory import MemorySource
 from streamlearn.events import Event
-from streamlearn.stream import merge
+from streamlearn.stream import intake as merge
 from streamlearn.stream.batch import PartitionRun, runs_of
-from streamlearn.stream.merge import Mark, Merger
+from streamlearn.stream.intake import Mark, Merger
 from streamlearn.stream.record import Gap, Record, TopicPartition
 from tests.stream.test_linger import SetClock
 

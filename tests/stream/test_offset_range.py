@@ -5,8 +5,7 @@ import re
 import pytest
 
 from streamlearn.errors import UsageError
-from streamlearn.stream.offset_range import PATTERN, OffsetRange
-from streamlearn.stream.record import RecordId, TopicPartition
+from streamlearn.stream.record import PATTERN, OffsetRange, RecordId, TopicPartition
 
 ORDERS = TopicPartition("orders", 0)
 

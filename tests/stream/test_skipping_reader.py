@@ -1,10 +1,8 @@
 """A stream without skipped records, and a position that moves past them."""
 
 from connectors.memory import MemoryDeadLetters, MemorySource, records_from
-from streamlearn.stream.intake import DeadLetterWriter
-from streamlearn.stream.offset_range import OffsetRange
-from streamlearn.stream.record import Position, TopicPartition
-from streamlearn.stream.skipping_reader import SkippingReader
+from streamlearn.stream.intake import DeadLetterWriter, SkippingReader
+from streamlearn.stream.record import OffsetRange, Position, TopicPartition
 
 ONE, TWO = TopicPartition("memory", 0), TopicPartition("memory", 1)
 

@@ -3,18 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from streamlearn.status.status import (
-    AdaptationStatus,
-    PartitionStatus,
-    Phase,
-    RegimeStatus,
-    Scoring,
-    ShiftStatus,
-    Status,
-)
+from streamlearn.status import AdaptationStatus, PartitionStatus, Phase, RegimeStatus, Scoring, ShiftStatus, Status
 from streamlearn.stream.record import TopicPartition
-from streamlearn.track.track_error import TrackError
-from streamlearn.track.tracked_sample import TrackedSample
+from streamlearn.track import TrackedSample, TrackError
 
 SHIFT = ShiftStatus("inputs", 1, 2, False, 1, 40, 38, 0.5, 0.2, None, None, 10, 100, 0.1, None)
 

@@ -2,8 +2,7 @@
 
 from itertools import pairwise
 
-from streamlearn.track.backlog import Backlog
-from streamlearn.track.tracked_sample import Note, Point, TrackedSample
+from streamlearn.track import Backlog, Note, Point, TrackedSample
 
 
 def sample(step: int, rewound_to: int | None = None, note: str = "") -> TrackedSample:

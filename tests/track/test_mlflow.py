@@ -7,11 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from streamlearn.settings import MlflowSettings
-from streamlearn.track.mlflow import MlflowTracker
-from streamlearn.track.mlflow_api import MlflowApi
-from streamlearn.track.track_error import TrackError
-from streamlearn.track.track_file import TrackFile
-from streamlearn.track.tracked_sample import Note, Point, TrackedSample
+from streamlearn.track import MlflowApi, MlflowTracker, Note, Point, TrackedSample, TrackError, TrackFile
 
 from .mlflow_stub import MlflowStub
 

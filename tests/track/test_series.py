@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from streamlearn.status.status import Scoring
-from streamlearn.track.series import SeriesReader
-from streamlearn.track.tracked_sample import Point, TrackedSample
+from streamlearn.status import Scoring
+from streamlearn.track import Point, SeriesReader, TrackedSample
 
 from .kit import SHIFT, status
 

@@ -14,9 +14,7 @@ from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import masked_crc32c
 
 from streamlearn.errors import ConfigError
-from streamlearn.track.tensorboard import TensorBoardTracker
-from streamlearn.track.track_error import TrackError
-from streamlearn.track.tracked_sample import Note, Point, TrackedSample
+from streamlearn.track import Note, Point, TensorBoardTracker, TrackedSample, TrackError
 
 SAMPLE = TrackedSample(12, 17.5, (Point("loss/batch", 12, 2.0), Point("holdout_loss/regime_1", 9, 3.0)))
 

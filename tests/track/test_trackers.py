@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from streamlearn.status.board import Board, Clock
-from streamlearn.status.status import Phase, Status
-from streamlearn.track import tracker_thread
-from streamlearn.track.track_file import TrackFile, forget_run
-from streamlearn.track.tracked_sample import TrackedSample
-from streamlearn.track.tracker import Tracker
-from streamlearn.track.trackers import Trackers
+from streamlearn import track as tracker_thread
+from streamlearn.status import Board, Clock, Phase, Status
+from streamlearn.track import TrackedSample, Tracker, Trackers, TrackFile, forget_run
 
 from .kit import ListTracker, status
 

@@ -54,7 +54,7 @@ def record(event: str, args: tuple[Any, ...]) -> None:
 
 
 if __name__ == "__main__":
-    from streamlearn.commands.cli import main
+    from streamlearn.cli.main import main
 
     sys.addaudithook(record)
     sys.argv = ["streamlearn", *sys.argv[3:]]

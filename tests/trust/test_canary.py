@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from connectors.kafka.source import KafkaSource
 from connectors.open import open_source
-from streamlearn.commands.cli import app
+from streamlearn.cli.main import app
 from streamlearn.errors import ConfigError, SourceError
 from streamlearn.settings import Settings, fingerprint, load
 from streamlearn.stream.record import Position
@@ -148,8 +148,8 @@ def test_no_command_shows_a_secret(
         KAFKA + f"backbone: {{model: {backbone}}}\nadapter: {{num_heads: 4}}\nserve: {{port: 0, token_file: {token}}}\n"
     )
     monkeypatch.setenv("STREAMLEARN_SOURCE__KAFKA__SASL_PLAIN_PASSWORD", CANARY)
-    monkeypatch.setattr("streamlearn.commands.doctor.PATIENCE_S", 0.1)
-    monkeypatch.setattr("streamlearn.runtime.components.open_source", partial(open_source, start_timeout_s=0.1))
+    monkeypatch.setattr("streamlearn.cli.doctor.PATIENCE_S", 0.1)
+    monkeypatch.setattr("streamlearn.daemon.build.open_source", partial(open_source, start_timeout_s=0.1))
     done = CliRunner().invoke(app, [*command, "--config", str(config)])
     assert done.output or done.exception
     assert not shows(done.output)
@@ -168,7 +168,7 @@ def test_a_traceback_of_a_failed_start_shows_no_secret(
     def planted(settings: Settings, **_: Any) -> None:
         raise RuntimeError(f"planted, with {settings.source.kafka}")
 
-    monkeypatch.setattr("streamlearn.commands.run.Components", planted)
+    monkeypatch.setattr("streamlearn.cli.run.Components", planted)
     done = CliRunner().invoke(app, ["run", "--config", str(config)])
     assert "planted, with bootstrap_servers=" in str(done.exception)
     assert isinstance(done.exception, RuntimeError)

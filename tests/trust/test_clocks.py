@@ -11,14 +11,13 @@ from typing import Any
 import orjson
 import pytest
 
+from streamlearn.daemon import checkpoint as module
+from streamlearn.daemon.build import Components
+from streamlearn.daemon.loop import Daemon
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.runtime import checkpoint as module
-from streamlearn.runtime.components import Components
-from streamlearn.runtime.daemon import Daemon
-from streamlearn.serve.views import JobsView, status_view
+from streamlearn.serve.models import JobsView, status_view
 from streamlearn.settings import Settings
-from streamlearn.status.board import Board, Clock
-from streamlearn.status.status import Phase, Status
+from streamlearn.status import Board, Clock, Phase, Status
 from tests.doubles import tiny_backbone
 
 from .rules import ROOT, SOURCES, uses
@@ -205,7 +204,7 @@ def test_a_snapshot_is_due_by_the_monotonic_clock(
     calm = settings("due")
     calm = calm.model_copy(update={"snapshot": calm.snapshot.model_copy(update={"every_records": 10_000})})
     now = 0.0
-    monkeypatch.setattr("streamlearn.runtime.daemon.time.monotonic", lambda: now)
+    monkeypatch.setattr("streamlearn.daemon.loop.time.monotonic", lambda: now)
     components = Components(calm)
     try:
         daemon = Daemon(components, Board(Status(Phase.STARTING), Clock(wall=jumping)), JobQueue(1))

@@ -10,7 +10,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connectors.files.row_file import FileRow, RowError, RowFile
+from connectors.rows import FileRow, RowError, RowFile
 
 ROWS: Sequence[dict[str, Any]] = [
     {"question": f"q {number}, or\nnot?", "answer": f"a{number}"} for number in range(600)

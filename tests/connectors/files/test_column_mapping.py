@@ -6,9 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from connectors.files.column_mapping import ColumnMapping
-from connectors.files.column_text import ColumnText
-from connectors.files.row_file import FileRow, Place, RowError
+from connectors.rows import ColumnMapping, ColumnText, FileRow, Place, RowError
 from streamlearn.errors import UsageError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.parse import parse

@@ -6,8 +6,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from connectors.files.dataset_folder import data_files
-from connectors.files.open_files import open_files
+from connectors.rows import data_files, open_files
 from streamlearn.errors import SourceError, UsageError
 
 from .kit import save_to_disk, values, write_jsonl, write_parquet

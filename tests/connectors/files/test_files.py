@@ -7,9 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from connectors.files.csv_file import CsvFile
-from connectors.files.open_files import open_file
-from connectors.files.row_file import FileRow, RowError
+from connectors.rows import CsvFile, FileRow, RowError, open_file
 from streamlearn.errors import SourceError, UsageError
 
 from .kit import ROWS, values, write_arrow, write_csv, write_jsonl, write_parquet

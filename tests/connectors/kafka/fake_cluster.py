@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from kafka.errors import KafkaError, KafkaTimeoutError
 
-from connectors.dead_letter_headers import record_of
+from connectors.dead_letters import record_of
+from connectors.kafka.admin import Topic
 from connectors.kafka.clients import to_kafka
-from connectors.kafka.topics import Topic
 from streamlearn.stream.record import RecordId, TopicPartition
 
 PARTITION = TopicPartition("dead", 0)

@@ -2,9 +2,8 @@
 
 from types import SimpleNamespace
 
-from connectors.dead_letter_headers import PREFIX
-from connectors.kafka.dead_letter_log import REPLAY_OF, _dead_letter, replay_of
-from connectors.stored_dead_letter import DeadLetterId
+from connectors.dead_letters import PREFIX, DeadLetterId
+from connectors.kafka.dead_letters import REPLAY_OF, _dead_letter, replay_of
 from streamlearn.stream.record import RecordId, TopicPartition
 
 PLACE = [(f"{PREFIX}topic", b"a"), (f"{PREFIX}partition", b"0"), (f"{PREFIX}offset", b"7")]

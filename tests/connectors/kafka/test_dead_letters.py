@@ -3,9 +3,8 @@
 import pytest
 from structlog.testing import capture_logs
 
-from connectors.kafka.dead_letter_log import KafkaDeadLetterLog
-from connectors.kafka.dead_letters import KafkaDeadLetters
-from connectors.stored_dead_letter import StoredDeadLetter
+from connectors.dead_letters import StoredDeadLetter
+from connectors.kafka.dead_letters import KafkaDeadLetterLog, KafkaDeadLetters
 from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.events import Event
 from streamlearn.settings import KafkaSettings

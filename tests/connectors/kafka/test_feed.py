@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.files.record_files import FeedRecord
-from connectors.files.row_file import Place
 from connectors.kafka.feed import FeedResult, feed
+from connectors.rows import FeedRecord, Place
 from streamlearn.errors import SourceError
 from tests.broker import Broker
 

@@ -8,14 +8,14 @@ from kafka.errors import LeaderNotAvailableError
 from structlog.testing import capture_logs
 
 from connectors.kafka.clients import CLIENT_ERRORS
-from connectors.kafka.dead_letters import KafkaDeadLetters
-from connectors.kafka.source import KafkaSource
-from connectors.kafka.topic_reader import (
+from connectors.kafka.dead_letters import (
+    KafkaDeadLetters,
     available_beginning_offsets,
     available_end_offsets,
     beginning_offsets,
     end_offsets,
 )
+from connectors.kafka.source import KafkaSource
 from streamlearn.errors import DeadLetterError, OffsetGapError, Reason, SourceError
 from streamlearn.events import Event
 from streamlearn.stream.record import Position, Record, TopicPartition

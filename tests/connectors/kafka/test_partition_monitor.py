@@ -1,6 +1,6 @@
 """The partition monitor."""
 
-from connectors.kafka.partition_monitor import PartitionMonitor
+from connectors.kafka.source import PartitionMonitor
 from streamlearn.stream.record import Record, TopicPartition
 from tests.connectors.kafka.kit import SteppingClock, settings
 

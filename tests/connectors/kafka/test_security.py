@@ -8,12 +8,11 @@ import pytest
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from connectors.files.record_files import FeedRecord
-from connectors.files.row_file import Place
+from connectors.kafka.clients import explain_failures, secure_options
 from connectors.kafka.dead_letters import KafkaDeadLetters
 from connectors.kafka.feed import feed
-from connectors.kafka.security import explain_failures, secure_options
 from connectors.kafka.source import KafkaSource
+from connectors.rows import FeedRecord, Place
 from streamlearn.errors import CredentialsError, DeadLetterError, Reason, SourceError
 from streamlearn.events import Event
 from streamlearn.settings import KafkaSettings

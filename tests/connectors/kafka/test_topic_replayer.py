@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from connectors.kafka.dead_letter_log import REPLAY_OF, KafkaDeadLetterLog
-from connectors.kafka.dead_letters import KafkaDeadLetters
+from connectors.dead_letters import Repair, StoredDeadLetter
+from connectors.kafka.dead_letters import REPLAY_OF, KafkaDeadLetterLog, KafkaDeadLetters
 from connectors.kafka.topic_replayer import KafkaTarget, TopicReplayer
-from connectors.replay_ledger import ReplayLedger
-from connectors.replayer import LedgerReplayer
-from connectors.stored_dead_letter import Repair, StoredDeadLetter
+from connectors.replay import LedgerReplayer, ReplayLedger
 from streamlearn.errors import DeadLetterError, Reason, UsageError
 from streamlearn.stream.record import Record, TopicPartition
 from streamlearn.stream.source import DeadLetter

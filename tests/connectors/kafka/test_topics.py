@@ -3,7 +3,7 @@
 import pytest
 from kafka.admin import ACLOperation
 
-from connectors.kafka.topics import Topic, check_identity, identity_of, topic_of
+from connectors.kafka.admin import Topic, check_identity, identity_of, topic_of
 from streamlearn.errors import OffsetGapError
 from tests.connectors.kafka.kit import settings
 

@@ -12,10 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from streamlearn.adapters.routing_context import routing_context
-from streamlearn.adapters.sequences import NO_REGIME
-from streamlearn.commands.restored_model import RestoredModel, restored_model
-from streamlearn.learner.packing import pack
+from streamlearn.adapters.context import NO_REGIME, routing_context
+from streamlearn.cli.offline import RestoredModel, restored_model
+from streamlearn.learner.loss import pack
 from streamlearn.settings.file import load as load_settings
 from streamlearn.stream.decode import Example
 from tests.fleet.exact.learned_run import LearnedRun

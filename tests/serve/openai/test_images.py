@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from streamlearn.backbone.load import load, outline
-from streamlearn.openai_api.conversation import conversation_of
-from streamlearn.openai_api.request_fields import ChatMessage
+from streamlearn.openai_api import ChatMessage, conversation_of
 from streamlearn.settings import BackboneSettings, StreamSettings
 from streamlearn.stream.decode import Decoder
 from tests.vision import as_base64, make_image, tiny_vision_backbone

@@ -9,11 +9,10 @@ import openai
 import orjson
 import pytest
 
-from streamlearn.adaptation.requested import UnknownRegimeError
 from streamlearn.errors import Reason, RecordError
 from streamlearn.jobs.queue import GenerateJob, Sampling, Ticket
-from streamlearn.status.answered_by import Route
-from streamlearn.status.status import Phase, Status
+from streamlearn.regimes.requested import UnknownRegimeError
+from streamlearn.status import Phase, Route, Status
 from tests.serve.doubles import ADAPTATION, KNOWN, RUNNING, SETTINGS, TOKEN, UNKNOWN, Daemon, finish
 
 TEXT: dict[str, Any] = {"model": "streamlearn", "prompt": "hello", "max_tokens": 3}

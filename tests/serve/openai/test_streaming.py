@@ -12,9 +12,8 @@ import orjson
 import pytest
 
 from streamlearn.errors import SnapshotError
-from streamlearn.http import connection
-from streamlearn.jobs.generation_stream import GenerationStart, GenerationStream
-from streamlearn.jobs.queue import GenerateJob, Ticket
+from streamlearn.http import server as connection
+from streamlearn.jobs.queue import GenerateJob, GenerationStart, GenerationStream, Ticket
 from tests.serve.doubles import KNOWN, Daemon, finish
 from tests.serve.test_app import raw_post, wait_until
 

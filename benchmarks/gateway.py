@@ -1,0 +1,176 @@
+"""What the gateway adds to a request, and how fast it starts.
+
+A stub answers at once, in a process of its own; so does the gateway. Requests arrive at a fixed rate, whether earlier
+ones are answered or not, in turns straight to the stub and through the gateway, with the prompts of the bundled sample.
+
+Between two requests nothing is to be done, and on a virtual machine an idle processor takes up to a millisecond to
+wake, for each process on the way. A server that has other work does not see that; `keep_awake` measures as there.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.sample_publication import publish_sample, sample_records, served_models
+from benchmarks.stub_upstream import free_port
+
+ROUNDS = 10
+STARTS = 5
+START_S = 60.0
+POLL_S = 0.01
+PERCENTILES = (50, 95, 99)
+_SPIN = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
+_COMMAND = [sys.executable, "-m", "streamlearn", "gateway"]
+
+
+def report(*, seconds: float, requests_per_s: float, keep_awake: bool, as_json: bool) -> None:
+    """Measure and print."""
+    with _awake() if keep_awake else nullcontext():
+        figures = {"kept_awake": keep_awake, **measure(seconds=seconds, requests_per_s=requests_per_s)}
+    if as_json:
+        print(orjson.dumps(figures, option=orjson.OPT_INDENT_2).decode())  # noqa: T201
+        return
+    table = Table(title=f"{figures['requests_per_s']:g} requests a second, {figures['requests']} each, milliseconds")
+    for column in ("", *(f"p{each}" for each in PERCENTILES)):
+        table.add_column(column, justify="right" if column else "left")
+    for name in ("direct", "gateway", "added"):
+        table.add_row(name, *(f"{figures[name][f'p{each}_ms']:.2f}" for each in PERCENTILES))
+    console = Console()
+    console.print(table)
+    console.print(
+        f"answers after {figures['live_s']:.2f} s and is ready after {figures['ready_s']:.2f} s, medians of {STARTS} "
+        f"starts; torch {'is' if figures['torch'] else 'is not'} loaded; {figures['failed']} requests failed"
+    )
+
+
+def measure(*, seconds: float, requests_per_s: float) -> dict[str, Any]:
+    """Figures as `--json` prints them; `seconds` is the time of requests through the gateway."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        publication = publish_sample(folder)
+        with _stub(sorted(served_models(publication))) as upstream:
+            starts = [_start_once(folder, upstream) for _ in range(STARTS)]
+            with _gateway(folder, upstream) as (process, gateway):
+                _wait(process, gateway, "/readyz")
+                urls = {"direct": (upstream, publication.adapters[0]), "gateway": (gateway, publication.name)}
+                taken, failed = asyncio.run(_in_turns(urls, seconds / ROUNDS, requests_per_s))
+                torch = "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
+    quantiles = {name: np.percentile(times, PERCENTILES) * 1e3 for name, times in taken.items()}
+    quantiles["added"] = quantiles["gateway"] - quantiles["direct"]
+    return {
+        "requests_per_s": requests_per_s,
+        "requests": len(taken["gateway"]),
+        "failed": failed,
+        **{name: _named(values) for name, values in quantiles.items()},
+        "live_s": round(median(live for live, _ in starts), 3),
+        "ready_s": round(median(ready for _, ready in starts), 3),
+        "torch": torch,
+    }
+
+
+async def _in_turns(
+    urls: dict[str, tuple[str, str]], seconds: float, requests_per_s: float
+) -> tuple[dict[str, list[float]], int]:
+    """Seconds per request, by where it was sent, and how many failed; the first turn of each is not counted."""
+    prompts = [record["prompt"] for record in sample_records()]
+    taken: dict[str, list[float]] = {name: [] for name in urls}
+    failed = 0
+    async with httpx.AsyncClient(timeout=30.0, trust_env=False) as client:
+        for turn in range(ROUNDS + 1):
+            for name, (url, model) in urls.items():
+                number = round(seconds * requests_per_s)
+                first = turn * number % len(prompts)
+                found = await _turn(client, url, model, (prompts + prompts)[first : first + number], seconds)
+                if turn:
+                    taken[name] += [each for each in found if each is not None]
+                    failed += found.count(None)
+    return taken, failed
+
+
+async def _turn(
+    client: httpx.AsyncClient, url: str, model: str, prompts: Sequence[str], seconds: float
+) -> list[float | None]:
+    """Send the prompts evenly over `seconds`; seconds each took, None for one that failed."""
+
+    async def one(prompt: str) -> float | None:
+        began = time.perf_counter()
+        body = {"model": model, "prompt": prompt, "max_tokens": 16}
+        answer = await client.post(f"{url}/v1/completions", json=body)
+        return time.perf_counter() - began if answer.status_code == 200 else None
+
+    start, waiting = time.perf_counter(), []
+    for index, prompt in enumerate(prompts):
+        await asyncio.sleep(max(0.0, start + index * seconds / len(prompts) - time.perf_counter()))
+        waiting.append(asyncio.ensure_future(one(prompt)))
+    return list(await asyncio.gather(*waiting))
+
+
+def _start_once(folder: Path, upstream: str) -> tuple[float, float]:
+    """Seconds from the start of a gateway until it answers, and until it is ready."""
+    began = time.monotonic()
+    with _gateway(folder, upstream) as (process, url):
+        return _wait(process, url, "/livez") - began, _wait(process, url, "/readyz") - began
+
+
+def _wait(process: "subprocess.Popen[bytes]", url: str, path: str) -> float:
+    """The time at which the path is answered with 200."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(url + path, trust_env=False).status_code == 200:
+                return time.monotonic()
+        except httpx.TransportError:
+            time.sleep(POLL_S)
+    raise RuntimeError(f"the gateway did not answer {path} within {START_S:g} s; exit code {process.poll()}")
+
+
+@contextmanager
+def _awake() -> Iterator[None]:
+    """No processor goes idle: on each a process runs that gives way to any other at once."""
+    spinning = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in os.sched_getaffinity(0)]  # noqa: S603
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def _gateway(folder: Path, upstream: str) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
+    port = free_port()
+    command = [*_COMMAND, "--published", str(folder), "--upstream", upstream, "--port", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:  # noqa: S603 - this command
+        try:
+            yield process, f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def _stub(models: Sequence[str]) -> Iterator[str]:
+    command = [sys.executable, "-m", "benchmarks.stub_upstream", *models]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: S603 - this module
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
+
+
+def _named(values: Iterable[float]) -> dict[str, float]:
+    return {f"p{each}_ms": round(float(value), 3) for each, value in zip(PERCENTILES, values, strict=True)}

@@ -1,0 +1,80 @@
+"""Training a method in the daemon, in this process, without task boundaries."""
+
+from pathlib import Path
+
+from benchmarks.learn.evaluator import Evaluator, SlotsOf
+from benchmarks.learn.lower_layers import reuse_lower_layers
+from benchmarks.learn.recorder import RunRecorder
+from benchmarks.learn.suite import Suite
+from benchmarks.learn.trained_method import Progress, TrainedMethod
+from streamlearn.daemon.build import Components
+from streamlearn.daemon.loop import Daemon
+from streamlearn.jobs.queue import JobQueue
+from streamlearn.learner.learner import Step
+from streamlearn.regimes.regimes import Adaptation
+from streamlearn.regimes.statistics import ShiftReport
+from streamlearn.settings import Settings
+from streamlearn.shift.features import input_of
+from streamlearn.snapshot.parts import SnapshotInfo
+from streamlearn.status import Board, Clock, Phase, Status
+from streamlearn.stream.batch import Batch
+
+
+def train_in_daemon(suite: Suite, settings: Settings, progress: Progress, reuse: Path | None = None) -> TrainedMethod:
+    """Run the daemon over the suite's stream and evaluate it at the end of each segment.
+
+    `reuse`: see `lower_layers`.
+    """
+    components = Components(settings)
+    reuse_lower_layers(components.model, reuse)
+    slots_of = slots_by_input(components.adaptation)
+    recorder = RunRecorder(suite, Evaluator(suite, components.decoder), progress)
+    observer = SegmentObserver(recorder, components, slots_of)
+    Daemon(components, Board(Status(Phase.STARTING), Clock()), JobQueue(1), observer=observer).run()
+    while len(recorder.matrix) < len(suite.segments):
+        recorder.evaluate(components.learner, slots_of)
+    components.close()
+    detection = {
+        "shifts": [report.to_json() for report in observer.reports],
+        "probe_seconds": components.adaptation.probe.seconds,
+    }
+    return TrainedMethod(recorder, components.model, slots_of, detection)
+
+
+def slots_by_input(adaptation: Adaptation) -> SlotsOf:
+    """Assign each test record the regime nearest to its input, as the daemon does for HTTP requests."""
+    return lambda _, examples: adaptation.slots_of([input_of(example) for example in examples])
+
+
+class SegmentObserver:
+    """Observer of the daemon that evaluates the learner after the last record of each segment."""
+
+    def __init__(self, recorder: RunRecorder, components: Components, slots_of: SlotsOf) -> None:
+        self.reports: list[ShiftReport] = []
+        self._recorder = recorder
+        self._components = components
+        self._slots_of = slots_of
+        suite = recorder.suite
+        self._ends = [*suite.boundaries, sum(len(segment.records) for segment in suite.segments)]
+
+    def on_start(self, status: Status) -> None:
+        """Ignore the start."""
+
+    def on_shift(self, entry: ShiftReport) -> None:
+        """Collect the report."""
+        self.reports.append(entry)
+
+    def on_snapshot(self, info: SnapshotInfo) -> None:
+        """Ignore the snapshot."""
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        """Record the step; a batch across a boundary counts towards the earlier segment.
+
+        The last segment is evaluated after the run, when the final batches have been trained on.
+        """
+        del batch, status
+        recorder = self._recorder
+        recorder.record(step)
+        done = self._components.adaptation.records
+        while len(recorder.matrix) < len(self._ends) - 1 and done >= self._ends[len(recorder.matrix)]:
+            recorder.evaluate(self._components.learner, self._slots_of)

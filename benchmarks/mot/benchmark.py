@@ -1,0 +1,71 @@
+"""The `bench mot` command: figures as JSON, as tables, and as a plot."""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.mot.compare import ComparisonSettings
+from benchmarks.mot.figures import figures
+from benchmarks.plot_option import drawing
+
+
+def report(*, num_seeds: int, as_json: bool, plot: Path | None) -> None:
+    """Run the comparison, draw it to `plot` if given, and print it.
+
+    Raises:
+        UsageError: the plot cannot be written; raised before anything is measured.
+    """
+    draw = None if plot is None else drawing(plot, "benchmarks.mot.plot")
+    result = figures(ComparisonSettings(seeds=range(num_seeds)))
+    if draw is not None:
+        draw(result)
+    if as_json:
+        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON is printed unformatted
+    else:
+        show(result, Console())
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Print the tables and the routing of MoT."""
+    for level, found in result["noise"].items():
+        console.print(table(level, found))
+        console.print(
+            f"Lowest possible loss without attention: {found['attention_free_floor']:.1e}. Share misrouted by a linear "
+            f"router with one direction per class: {found['misrouted_by_one_direction_a_class']:.1%}.",
+            highlight=False,
+        )
+        for seed, each in zip(result["setting"]["seeds"], found["models"]["mot"]["routing"], strict=True):
+            console.print(
+                f"MoT, seed {seed}: purity {each['purity_stage_1']:.1%} after stage I and {each['purity']:.1%} at the "
+                f"end, {each['used']} experts used, experts specialised in each class {each['specialised']}",
+                highlight=False,
+            )
+        console.print()
+
+
+def table(level: str, found: dict[str, Any]) -> Table:
+    """Build the table of one noise level; each fit is followed by its R^2."""
+    columns = ("step size", "final loss", "range", "error", "lowest loss", "stage I (normalised)", "plain descent")
+    shown = Table(f"{level} noise, {found['mixture']['noise']}", *columns, box=None, pad_edge=False)
+    for each in found["models"].values():
+        final = each["final_loss"]
+        shown.add_row(
+            each["title"],
+            f"{each['step_size']:g}",
+            f"{final['mean']:.1e}",
+            f"{final['lowest']:.0e} to {final['highest']:.0e}",
+            f"{each['final_error']:.2%}",
+            f"{each['lowest_loss']:.1e}",
+            both_fits(each["stage_1"]) if "stage_1" in each else "",
+            both_fits(each["descent"]),
+        )
+    return shown
+
+
+def both_fits(found: dict[str, Any]) -> str:
+    """Format both fits, for example `exp(-0.009 t) 1.00, t^-1.00 0.62`."""
+    exponential = f"exp(-{found['exponential_rate']:.4f} t) {found['exponential_r2']:.2f}"
+    return f"{exponential}, t^-{found['power_exponent']:.2f} {found['power_r2']:.2f}".replace("--", "+")

@@ -1,0 +1,99 @@
+"""Publications of the bundled sample's regimes, with the bundled tokenizer; their adapters are names only."""
+
+import gzip
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from benchmarks.sample import SAMPLE
+from streamlearn.publish import publication as routing_state
+from streamlearn.publish.publication import Publication, PublishedRegime, load_tokenizer
+from streamlearn.settings import ShiftSettings, StreamSettings
+from streamlearn.shift import monitor as state_arrays
+from streamlearn.shift.monitor import Monitor
+from streamlearn.stream.batch import Batch
+from streamlearn.stream.decode import Decoder
+
+NANO = Path(__file__).parents[1] / "backbone" / "nano"
+BACKBONE = "nano"
+
+Arrays = Mapping[str, NDArray[np.generic]]
+
+
+@cache
+def sample_records() -> tuple[dict[str, Any], ...]:
+    """The bundled records: three tasks, one after another."""
+    with gzip.open(SAMPLE) as lines:
+        return tuple(orjson.loads(line) for line in lines)
+
+
+@cache
+def sample_state() -> Arrays:
+    """The routing state after the bundled records; takes a second."""
+    tokenizer = load_tokenizer(NANO)
+    decoder = Decoder(tokenizer, StreamSettings(), len(tokenizer))
+    monitor = Monitor(ShiftSettings(), len(tokenizer), seed=0)
+    for record in sample_records():
+        monitor.update(Batch((), (decoder.decode_value(record),)))
+    monitor.flush()
+    return monitor.state()
+
+
+def publish_sample(
+    folder: Path,
+    version: int = 184,
+    *,
+    state: Arrays | None = None,
+    held_back: Collection[int] = (),
+    **changes: Any,
+) -> Publication:
+    """Write a publication, by default of the sample's state; everything that it names is complete before it is.
+
+    Args:
+        folder: The published folder.
+        version: Step of the snapshot that it claims to be from.
+        state: Another routing state.
+        held_back: Numbers of regimes without a published version.
+        changes: Other values of fields.
+    """
+    arrays = sample_state() if state is None else state
+    regimes = tuple(
+        PublishedRegime(
+            slot=slot,
+            number=profile.number,
+            label=None,
+            adapter=None if profile.number in held_back else f"streamlearn-regime-{profile.number}@{version}",
+        )
+        for slot, profile in enumerate(state_arrays.profiles_from_arrays(arrays))
+        if profile is not None
+    )
+    values: dict[str, Any] = {
+        "name": "streamlearn",
+        "sequence": 1,
+        "written_at": datetime(2026, 1, 31, 12, tzinfo=UTC),
+        "snapshot": f"{version:08}",
+        "backbone": BACKBONE,
+        "seed": 0,
+        "max_known_rejected": 0.01,
+        "routing": f"routing/{version}.safetensors",
+        "tokenizer": "tokenizer",
+        "regimes": regimes,
+    }
+    publication = Publication.model_validate(values | changes)
+    (folder / publication.routing).parent.mkdir(parents=True, exist_ok=True)
+    (folder / publication.routing).write_bytes(routing_state.to_bytes(arrays))
+    if not (folder / publication.tokenizer / "tokenizer.json").exists():
+        load_tokenizer(NANO).save_pretrained(folder / publication.tokenizer)
+    publication.write(folder)
+    return publication
+
+
+def served_models(*publications: Publication) -> set[str]:
+    """What a model server must serve for these publications."""
+    return {model for each in publications for model in (each.backbone, *each.adapters)}

@@ -1,0 +1,244 @@
+"""Streams of real tasks with known boundaries, for measuring shift detectors.
+
+Every stream is a function of its seed. Records are drawn from the tasks' training files in shuffled passes, so a task
+of 160 records can supply 10,000. Kinds:
+
+- abrupt: one new task after another;
+- gradual: the same, but the share of the next task rises from 0 to 1 over 200 records;
+- recurring: 5 tasks that come back, 8 to 15 boundaries;
+- interleaved_2, interleaved_3: two or three producers at a time that join and leave, mixed record by record;
+- stationary: 10,000 records of one task in random order;
+- autocorrelated: the same in an order that is common in files: grouped by source passage, in bursts of similar length,
+  or in chunks sorted by length.
+"""
+
+import gzip
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+
+from benchmarks.superni import to_record
+from streamlearn.backbone.load import load_tokenizer, outline
+from streamlearn.errors import UsageError
+from streamlearn.settings import BackboneSettings, StreamSettings
+from streamlearn.stream.decode import Decoder, Example
+
+Prompt = Literal["definition", "bare"]
+PROMPTS: tuple[Prompt, ...] = ("definition", "bare")
+RAMP = 200
+"""Length of a gradual change, in records."""
+RECURRING_TASKS = 5
+PASSAGE_CHARS = 60
+"""Records whose inputs share this many leading characters are taken to come from one source passage."""
+MIN_TASKS = 4
+"""Three interleaved producers and the one that joins after them."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Decoded records of one task."""
+
+    name: str
+    examples: Mapping[Prompt, Sequence[Example]]
+    passages: Sequence[int]
+    """Number of the source passage of each record."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A true change of the stream."""
+
+    at: int
+    """Ordinal, from 1, of the first record after the change."""
+    task: int | None
+    """The task that joins; None if a task only leaves, which a detector need not declare."""
+    returns: bool = False
+    """Whether the task was in the stream before."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An order of records, and its true boundaries."""
+
+    kind: str
+    prompt: Prompt
+    tasks: tuple[int, ...]
+    """The task of each record."""
+    records: tuple[int, ...]
+    """The number of each record within its task."""
+    boundaries: tuple[Boundary, ...] = ()
+
+    def examples(self, tasks: Sequence[Task]) -> Iterator[Example]:
+        """Yield the records."""
+        for task, record in zip(self.tasks, self.records, strict=True):
+            yield tasks[task].examples[self.prompt][record]
+
+
+def read_tasks(folder: Path, limit: int | None = None) -> tuple[list[Task], int]:
+    """Return every task of a folder laid out as in `bench/superni.py`, and the size of the vocabulary.
+
+    Raises:
+        UsageError: the folder holds fewer than `MIN_TASKS` tasks.
+    """
+    files = sorted(folder.glob("*.train.jsonl.gz"))
+    if len(files) < MIN_TASKS:
+        raise UsageError(
+            f"{folder} must hold at least {MIN_TASKS} task files NAME.train.jsonl.gz, found {len(files)}; set the "
+            "folder with --data"
+        )
+    decoder, vocab_size = text_decoder()
+    return [_read(file, decoder, limit) for file in files], vocab_size
+
+
+def text_decoder(backbone: Path | None = None) -> tuple[Decoder, int]:
+    """Return the decoder of the backbone in a folder, the bundled one for None, and the size of its vocabulary."""
+    shape = outline(BackboneSettings() if backbone is None else BackboneSettings(model=str(backbone.resolve())))
+    vocab_size = shape.config.get_text_config().vocab_size
+    return Decoder(load_tokenizer(shape), StreamSettings(), vocab_size), vocab_size
+
+
+def _read(file: Path, decoder: Decoder, limit: int | None) -> Task:
+    with gzip.open(file) as lines:
+        return to_task(file.name.split(".")[0], [orjson.loads(line) for line in lines][:limit], decoder)
+
+
+def to_task(name: str, rows: Sequence[Mapping[str, Any]], decoder: Decoder) -> Task:
+    """Decode rows in the layout of `bench/superni.py`."""
+    forms: Mapping[Prompt, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+        "definition": to_record,
+        "bare": lambda row: to_record(row) | {"prompt": row["input"]},
+    }
+    starts = [row["input"][:PASSAGE_CHARS] for row in rows]
+    numbers = {start: i for i, start in enumerate(dict.fromkeys(starts))}
+    return Task(
+        name,
+        {prompt: [decoder.decode_value(form(row)) for row in rows] for prompt, form in forms.items()},
+        [numbers[start] for start in starts],
+    )
+
+
+class Maker:
+    """Builder of the streams of one seed."""
+
+    def __init__(self, tasks: Sequence[Task], seed: int, *, stationary_records: int = 10_000) -> None:
+        self._tasks = tasks
+        self._seed = seed
+        self._stationary_records = stationary_records
+        self._rng = np.random.default_rng([seed, 0xD7])
+        self._waiting: dict[int, list[int]] = {}
+
+    def all(self, prompt: Prompt) -> list[Stream]:
+        """Build one stream of each kind."""
+        return [
+            self.abrupt(prompt),
+            self.gradual(prompt),
+            self.recurring(prompt),
+            self.interleaved(prompt, 2),
+            self.interleaved(prompt, 3),
+            self.stationary(prompt),
+            self.autocorrelated(prompt),
+        ]
+
+    def abrupt(self, prompt: Prompt) -> Stream:
+        """Build a stream of every task once."""
+        order = self._rng.permutation(len(self._tasks)).tolist()
+        return self._sequence("abrupt", prompt, order, ramp=0)
+
+    def gradual(self, prompt: Prompt) -> Stream:
+        """Build a stream of every task once, with each change spread over `RAMP` records."""
+        order = self._rng.permutation(len(self._tasks)).tolist()
+        return self._sequence("gradual", prompt, order, ramp=RAMP)
+
+    def recurring(self, prompt: Prompt) -> Stream:
+        """Build a stream of a few tasks that come back."""
+        chosen = self._rng.permutation(len(self._tasks))[: min(RECURRING_TASKS, len(self._tasks) - 1)].tolist()
+        order = list(chosen)
+        for _ in range(int(self._rng.integers(8, 16)) + 1 - len(chosen)):
+            order.append(int(self._rng.choice([task for task in chosen if task != order[-1]])))
+        return self._sequence("recurring", prompt, order, ramp=0)
+
+    def interleaved(self, prompt: Prompt, producers: int) -> Stream:
+        """Build a stream of at most `producers` tasks at a time, which join and leave one by one."""
+        order = self._rng.permutation(len(self._tasks))[: producers + 1].tolist()
+        joining = [order[: i + 1] for i in range(producers)]
+        phases = [*joining, *(order[i:] for i in range(1, producers + 1))]
+        tasks: list[int] = []
+        boundaries = []
+        seen: set[int] = set()
+        for phase in phases:
+            new = [task for task in phase if task not in seen]
+            if tasks:
+                arrival = new[0] if new else None
+                boundaries.append(Boundary(len(tasks) + 1, arrival))
+            seen |= set(phase)
+            tasks += self._rng.choice(phase, size=int(self._rng.integers(200, 400))).tolist()
+        return self._stream(f"interleaved_{producers}", prompt, tasks, boundaries)
+
+    def stationary(self, prompt: Prompt) -> Stream:
+        """Build a stream of one task in random order."""
+        task = int(self._rng.integers(len(self._tasks)))
+        return self._stream("stationary", prompt, [task] * self._stationary_records, [])
+
+    def autocorrelated(self, prompt: Prompt) -> Stream:
+        """Build a stream of one task in file-like order; the seed selects passages, bursts or sorted chunks."""
+        with_passages = [i for i, task in enumerate(self._tasks) if len(set(task.passages)) < 0.95 * len(task.passages)]
+        orders = [self._by_length_bursts, self._by_sorted_chunks]
+        if with_passages and self._seed % 3 == 0:
+            task, order = with_passages[self._seed // 3 % len(with_passages)], self._by_passage
+        else:
+            task, order = int(self._rng.integers(len(self._tasks))), orders[self._seed % 2]
+        records: list[int] = []
+        while len(records) < self._stationary_records:
+            records += order(task, prompt)
+        records = records[: self._stationary_records]
+        return Stream("autocorrelated", prompt, (task,) * len(records), tuple(records))
+
+    def _by_passage(self, task: int, prompt: Prompt) -> list[int]:
+        """Passages in random order, each with its records in sequence."""
+        del prompt
+        passages = np.array(self._tasks[task].passages)
+        rank = self._rng.permutation(passages.max() + 1)
+        return [int(record) for record in np.argsort(rank[passages], kind="stable")]
+
+    def _by_length_bursts(self, task: int, prompt: Prompt) -> list[int]:
+        """Bursts of 16 records of similar length, in random order."""
+        ordered = self._sorted(self._rng.permutation(self._size(task)), task, prompt)
+        bursts = [ordered[i : i + 16] for i in range(0, len(ordered), 16)]
+        return [record for i in self._rng.permutation(len(bursts)) for record in bursts[i]]
+
+    def _by_sorted_chunks(self, task: int, prompt: Prompt) -> list[int]:
+        """Chunks of 64 random records, each sorted by length."""
+        shuffled = self._rng.permutation(self._size(task))
+        chunks = [shuffled[i : i + 64] for i in range(0, len(shuffled), 64)]
+        return [record for chunk in chunks for record in self._sorted(chunk, task, prompt)]
+
+    def _sorted(self, records: Sequence[int] | np.ndarray[Any, Any], task: int, prompt: Prompt) -> list[int]:
+        return sorted((int(i) for i in records), key=lambda i: self._tasks[task].examples[prompt][i].prompt_length)
+
+    def _size(self, task: int) -> int:
+        return len(self._tasks[task].passages)
+
+    def _sequence(self, kind: str, prompt: Prompt, order: Sequence[int], *, ramp: int) -> Stream:
+        tasks: list[int] = []
+        boundaries = []
+        for i, task in enumerate(order):
+            if i:
+                boundaries.append(Boundary(len(tasks) + 1, task, returns=task in order[:i]))
+                share = (np.arange(ramp) + 0.5) / max(ramp, 1)
+                tasks += np.where(self._rng.random(ramp) < share, task, order[i - 1]).tolist()
+            tasks += [task] * int(self._rng.integers(100, 300))
+        return self._stream(kind, prompt, tasks, boundaries)
+
+    def _stream(self, kind: str, prompt: Prompt, tasks: Sequence[int], boundaries: Sequence[Boundary]) -> Stream:
+        records = tuple(self._draw(task) for task in tasks)
+        return Stream(kind, prompt, tuple(tasks), records, tuple(boundaries))
+
+    def _draw(self, task: int) -> int:
+        """The next record of a shuffled pass over the task."""
+        if not self._waiting.get(task):
+            self._waiting[task] = self._rng.permutation(self._size(task)).tolist()
+        return self._waiting[task].pop()

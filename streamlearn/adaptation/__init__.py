@@ -1,1 +1,0 @@
-"""What the daemon does about regimes: probe, consolidate, hold out records, measure forgetting."""

@@ -1,0 +1,59 @@
+"""The gateway command: one process with its HTTP endpoint, and an orderly end."""
+
+import threading
+from typing import Any
+
+from pydantic import ValidationError
+
+from streamlearn.daemon.process import StopSignals
+from streamlearn.errors import StreamlearnError, UsageError
+from streamlearn.events import Event, configure_logging, get_logger
+from streamlearn.gateway.app import GatewayConnection, create_app
+from streamlearn.http.guards import read
+from streamlearn.http.server import HttpServer
+from streamlearn.settings import GatewaySettings
+
+CHECK_S = 1.0
+"""How often the main thread looks whether the server still runs."""
+
+_log = get_logger("gateway")
+
+
+def gateway_settings(**options: Any) -> GatewaySettings:
+    """The options of the command, checked; a token file means that the token is required.
+
+    Raises:
+        UsageError: they cannot work together.
+    """
+    try:
+        return GatewaySettings(require_token=options.get("token_file") is not None, **options)
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, each['loc']))} {each['msg']}".strip() for each in error.errors()]
+        raise UsageError("; ".join(fault.replace("Value error, ", "") for fault in faults)) from error
+
+
+def run_gateway(settings: GatewaySettings, signals: StopSignals) -> None:
+    """Serve until one of `signals`, which must be installed, arrives; then finish the requests in flight.
+
+    Raises:
+        ConfigError: a token cannot be read, or the address cannot be bound.
+        StreamlearnError: the server ended by itself.
+    """
+    configure_logging("info")
+    stopping = threading.Event()
+
+    def stop(signal: str) -> None:
+        _log.info(Event.STOP_REQUESTED, signal=signal)
+        stopping.set()
+
+    token = read(settings.token_file) if settings.token_file is not None else ""
+    upstream_token = read(settings.upstream_token_file) if settings.upstream_token_file is not None else ""
+    app = create_app(settings, token=token, upstream_token=upstream_token)
+    server = HttpServer(app, settings, connection=GatewayConnection, grace_s=settings.stop_timeout_s)
+    signals.call_on_signal(stop)
+    with server:
+        _log.info(Event.GATEWAY_STARTED, published=str(settings.published), upstreams=settings.upstreams)
+        while not stopping.wait(CHECK_S):
+            if not server.is_running:
+                raise StreamlearnError("the HTTP server of the gateway ended by itself; see the log")
+    _log.info(Event.GATEWAY_STOPPED)

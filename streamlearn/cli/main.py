@@ -1,0 +1,354 @@
+"""The command line. Each command checks its arguments, calls one module and prints; heavy imports happen inside it."""
+
+import gc
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+
+from streamlearn import __version__
+from streamlearn.cli import bench, dead_letters
+from streamlearn.cli import controls as regimes
+from streamlearn.cli import controls as snapshots
+from streamlearn.cli.feed import feed
+from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out
+from streamlearn.daemon.process import StopSignals
+from streamlearn.distributed.share import find_rank
+from streamlearn.errors import StreamlearnError, UsageError
+from streamlearn.events import configure_logging
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # records are tokenized one by one; a pool only warns on fork
+
+app = typer.Typer(
+    help="Keep a frozen Hugging Face model learning from an endless stream of records.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+app.add_typer(snapshots.app_snapshots, name="snapshots")
+app.add_typer(regimes.app, name="regimes")
+app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(bench.app, name="bench")
+
+
+class ExportFormat(StrEnum):
+    """What `export` writes."""
+
+    PEFT = "peft"
+    GGUF = "gguf"
+
+
+_TYPER_USAGE_ERROR = 2  # sysexits.h says 64
+
+
+def main() -> None:
+    """Run the command line. A StreamlearnError ends it with one message and its exit code, never with a traceback."""
+    configure_logging("warning")  # to standard error; `run` applies the configuration's own level
+    try:
+        app()
+    except StreamlearnError as error:
+        err.print(f"streamlearn: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except SystemExit as finished:
+        sys.exit(UsageError.exit_code if finished.code == _TYPER_USAGE_ERROR else finished.code)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"streamlearn {__version__}", markup=False, highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command()
+def run(
+    config: ConfigOption,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; move existing snapshots aside.")] = False,
+    accept_config_change: Annotated[
+        bool,
+        typer.Option(
+            "--accept-config-change",
+            help="Resume even if settings that affect training differ from the snapshot's.",
+        ),
+    ] = False,
+    segment_by: Annotated[
+        str | None,
+        typer.Option(
+            "--segment-by",
+            metavar="KEY",
+            help="Split the closing table where this key of the records' meta changes. Training never reads it.",
+        ),
+    ] = None,
+    segment_by_alias: Annotated[str | None, typer.Option("--stretch-by", hidden=True)] = None,
+) -> None:
+    """Run the daemon: learn until the stream ends or a stop signal arrives.
+
+    SIGTERM, SIGINT and SIGHUP stop it after the current step. It then writes a snapshot and exits 0.
+    """
+    signals = StopSignals()
+    with signals.installed():  # before the import, which takes longer than the rest of a start
+        from streamlearn.cli.run import run_daemon  # noqa: PLC0415
+
+        run_daemon(
+            load_settings(config),
+            signals,
+            find_rank(os.environ),
+            fresh=fresh,
+            accept_config_change=accept_config_change,
+            segment_by=segment_by or segment_by_alias,
+        )
+    gc.freeze()  # otherwise the interpreter's last collection walks all imported modules: 1.7 s on every stop
+
+
+app.command()(feed)
+
+
+@app.command("eval")
+def evaluate(
+    file: Annotated[Path, typer.Argument(help="Records with reference answers (JSONL).", exists=True, dir_okay=False)],
+    config: ConfigOption,
+    snapshot: Annotated[
+        str | None,
+        typer.Option(help="Evaluate this snapshot (or `newest`) instead of the running daemon.", metavar="NAME"),
+    ] = None,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="Also generate answers and score exact match and ROUGE-L.")
+    ] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per generated answer.")] = 64,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure loss, perplexity and accuracy on a file of records.
+
+    Evaluates the running daemon, or a snapshot with --snapshot.
+    """
+    from streamlearn.cli import offline as evaluation  # noqa: PLC0415
+
+    settings = load_settings(config)
+    examples = evaluation.read_examples(file)
+    if snapshot is None:
+        result = evaluation.evaluate_daemon(settings, examples, generate=generate, max_new_tokens=max_new_tokens)
+    else:
+        result = evaluation.evaluate_snapshot(
+            settings, snapshot, examples, generate=generate, max_new_tokens=max_new_tokens
+        )
+    if as_json:
+        print(result.model_dump_json(indent=2))  # noqa: T201 - JSON must not pass through a renderer
+    else:
+        out.print(evaluation.table(result))
+
+
+@app.command("export")
+def export_regimes(
+    config: ConfigOption,
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder to write to.", metavar="FOLDER", file_okay=False)],
+    regime: Annotated[
+        list[int] | None, typer.Option(help="Number of a regime; may be repeated.", metavar="N", min=1)
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Export every regime.")] = False,
+    snapshot: Annotated[str, typer.Option(help="Name of the snapshot.", metavar="NAME")] = "newest",
+    form: Annotated[
+        ExportFormat, typer.Option("--format", help="A folder for PEFT and vLLM, or an adapter for llama.cpp.")
+    ] = ExportFormat.PEFT,
+    merge: Annotated[bool, typer.Option("--merge", help="Write backbone and adapter as one model folder.")] = False,
+    approximate: Annotated[
+        bool,
+        typer.Option(
+            "--approximate", help="Where tokens choose among experts, give each expert its mean weight instead."
+        ),
+    ] = False,
+    base_model: Annotated[
+        str | None,
+        typer.Option(help="Name of the backbone in the files. By default its hub id or folder.", metavar="NAME"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write regimes of a snapshot as plain LoRAs for PEFT, vLLM and llama.cpp.
+
+    Safe while a daemon is running. Each regime gets a folder of its own, with a model card that says what it is worth
+    on its hold-out records.
+    """
+    if bool(regime) == every:
+        raise UsageError("expected either --regime N or --all; `streamlearn status` lists the regimes")
+    if merge and form is not ExportFormat.PEFT:
+        raise UsageError("--merge writes a model folder of transformers; leave out --format")
+    from streamlearn.cli import offline as exporting  # noqa: PLC0415
+
+    exported = exporting.export(
+        load_settings(config),
+        snapshot=snapshot,
+        regimes=regime or [],
+        out=out_folder,
+        form="merged" if merge else form.value,
+        base=base_model,
+        approximate=approximate,
+    )
+    if as_json:
+        print(orjson.dumps(exported, option=orjson.OPT_INDENT_2).decode())  # noqa: T201
+    else:
+        out.print(exporting.table_export(exported))
+        out.print(f"written to {out_folder}", markup=False, highlight=False)
+
+
+@app.command()
+def gateway(
+    published: Annotated[
+        Path, typer.Option(help="The published folder.", show_default=False, metavar="FOLDER", file_okay=False)
+    ],
+    upstream: Annotated[
+        list[str], typer.Option(help="URL of a model server; may be repeated.", show_default=False, metavar="URL")
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address to bind; any other than loopback needs a token and TLS.", metavar="ADDRESS")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to bind; 0 takes a free one.", min=0, max=65535)] = 8084,
+    name: Annotated[
+        list[str] | None, typer.Option(help="A further name accepted in the Host header.", metavar="HOST")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the bearer token that clients must send.", metavar="FILE")
+    ] = None,
+    upstream_token_file: Annotated[
+        Path | None, typer.Option(help="File with the bearer token that the model servers require.", metavar="FILE")
+    ] = None,
+    allow_plaintext: Annotated[
+        bool, typer.Option("--allow-plaintext", help="Send that token over plain HTTP to other machines too.")
+    ] = False,
+    tls_certfile: Annotated[Path | None, typer.Option(help="PEM certificate chain.", metavar="FILE")] = None,
+    tls_keyfile: Annotated[Path | None, typer.Option(help="PEM private key.", metavar="FILE")] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that a model server may be silent while it answers.", min=1.0)
+    ] = 600.0,
+) -> None:
+    """Answer OpenAI requests by a fleet of model servers, each with its regime's adapter.
+
+    Needs no model and no torch. SIGTERM ends it once all requests in flight are answered.
+    """
+    signals = StopSignals()
+    with signals.installed():
+        from streamlearn.cli.gateway import gateway_settings, run_gateway  # noqa: PLC0415
+
+        run_gateway(
+            gateway_settings(
+                published=published,
+                upstreams=tuple(upstream),
+                host=host,
+                port=port,
+                names=tuple(name or ()),
+                token_file=token_file,
+                upstream_token_file=upstream_token_file,
+                allow_plaintext=allow_plaintext,
+                tls_certfile=tls_certfile,
+                tls_keyfile=tls_keyfile,
+                timeout_s=timeout,
+            ),
+            signals,
+        )
+
+
+@app.command()
+def status(config: ConfigOption, as_json: JsonOption = False) -> None:
+    """Show the running daemon's progress, regimes, shifts and forgetting."""
+    from streamlearn.cli import status as overview  # noqa: PLC0415
+
+    answers = overview.fetch(load_settings(config))
+    if as_json:
+        print(orjson.dumps(answers, option=orjson.OPT_INDENT_2).decode())  # noqa: T201
+    else:
+        out.print(overview.tables(answers))
+
+
+@app.command()
+def watch(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="The daemon of this configuration file.", metavar="FILE")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="The daemon at this address, instead of --config.", metavar="URL")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
+) -> None:
+    """Watch the running daemon: loss beside the backbone's, regimes along the stream, shifts, forgetting.
+
+    Ctrl-C ends it. While the daemon is away, it asks again every second.
+    """
+    from streamlearn.cli.watch import endpoint_of  # noqa: PLC0415
+    from streamlearn.cli.watch import watch as watch_daemon  # noqa: PLC0415
+
+    watch_daemon(endpoint_of(config, url), out, once=once)
+
+
+@app.command()
+def pause(config: ConfigOption) -> None:
+    """Take no step and read no record until `resume`, also after a restart.
+
+    The daemon goes on serving HTTP and writing snapshots. Without a running daemon, the next start is paused.
+    """
+    from streamlearn.cli.controls import carry_out  # noqa: PLC0415
+    from streamlearn.controls import Pause  # noqa: PLC0415
+
+    result = carry_out(load_settings(config), Pause())
+    what = "paused" if result.changed else "paused already"
+    out.print(f"{what}: no step is taken and no record is read until `streamlearn resume`", markup=False)
+
+
+@app.command()
+def resume(config: ConfigOption) -> None:
+    """Go on after `pause`."""
+    from streamlearn.cli.controls import carry_out  # noqa: PLC0415
+    from streamlearn.controls import Resume  # noqa: PLC0415
+
+    result = carry_out(load_settings(config), Resume())
+    out.print("resumed" if result.changed else "not paused: nothing to resume", markup=False)
+
+
+@app.command("check-config")
+def check_config(config: ConfigOption) -> None:
+    """Check a configuration without starting anything.
+
+    Exits 78 and names what is wrong if `run` would refuse it.
+    """
+    from streamlearn.cli.doctor import check_backbone  # noqa: PLC0415
+
+    settings = load_settings(config)
+    out.print(f"{config}: {check_backbone(settings)}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def doctor(config: ConfigOption, as_json: JsonOption = False) -> None:
+    """Check everything a start needs: model, state folder, disk, source, ports.
+
+    Changes nothing. Exits with the code that `run` would exit with. --json prints one object per finding.
+    """
+    from streamlearn.cli.doctor import Doctor, finding_row  # noqa: PLC0415
+
+    configure_logging("error")  # the findings report the rest
+    code = 0
+    for finding in Doctor(load_settings(config)).examine():
+        code = code or finding.exit_code
+        if as_json:
+            print(orjson.dumps(finding).decode())  # noqa: T201
+        else:
+            out.print(finding_row(finding))
+    raise typer.Exit(code)
+
+
+@app.command("version")
+def show_versions() -> None:
+    """Print the versions of streamlearn and of the packages that decide its results."""
+    from streamlearn.daemon.model import versions  # noqa: PLC0415
+
+    for name, version in {**versions(), "python": sys.version.split()[0]}.items():
+        out.print(f"{name} {version}", markup=False, highlight=False)

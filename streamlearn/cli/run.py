@@ -1,0 +1,197 @@
+"""The run command: one daemon process with its logging, HTTP endpoint and loop, and an orderly end."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+
+from streamlearn import controls as control_file
+from streamlearn.cli.progress import ProgressDisplay
+from streamlearn.controls import AuditLog
+from streamlearn.daemon.build import Components
+from streamlearn.daemon.launch import leading, run_follower
+from streamlearn.daemon.loop import Daemon
+from streamlearn.daemon.model import versions
+from streamlearn.daemon.process import ServiceManager, StopEarly, StopSignals, dump_stacks_on_abort
+from streamlearn.distributed.share import ProcessRank
+from streamlearn.errors import StreamlearnError
+from streamlearn.events import Event, configure_logging, get_logger
+from streamlearn.http.guards import obtain
+from streamlearn.http.server import HttpServer
+from streamlearn.jobs.queue import JobQueue
+from streamlearn.learner.evaluate import ExampleScore, run_to_end, score
+from streamlearn.openai_api import DEFAULT_NAME
+from streamlearn.serve.app import create_app
+from streamlearn.serve.health import health_app
+from streamlearn.serve.models import SnapshotRow
+from streamlearn.settings import Settings
+from streamlearn.snapshot.lock import StateLock
+from streamlearn.snapshot.store import SnapshotStore
+from streamlearn.status import HEARTBEAT_BOUND_S, Board, Clock, Phase, Status
+from streamlearn.stream.decode import Example
+
+_log = get_logger("daemon")
+
+
+def run_daemon(
+    settings: Settings,
+    signals: StopSignals,
+    place: ProcessRank,
+    *,
+    fresh: bool,
+    accept_config_change: bool,
+    segment_by: str | None = None,
+) -> None:
+    """Run until the stream ends or one of `signals`, which must be installed, arrives.
+
+    Args:
+        settings: The configuration.
+        signals: The stop signals.
+        place: This process among those of the run. All but the leader compute their shares of its steps.
+        fresh: Move existing snapshots aside.
+        accept_config_change: Resume though settings that affect training have changed.
+        segment_by: Key of the records' meta by which the closing table is divided.
+
+    Raises:
+        StreamlearnError: see errors.py; also published on the board.
+    """
+    if not place.leads:
+        run_follower(settings, place)
+        return
+    configure_logging(settings.log.level, settings.log.style)
+    dump_stacks_on_abort()
+    clock = Clock()
+    manager = ServiceManager.from_environment(os.environ)
+    loading = Status(Phase.STARTING, reason="the backbone is being loaded", started_at=clock.wall())
+    bound_s = HEARTBEAT_BOUND_S if place.size == 1 else min(HEARTBEAT_BOUND_S, settings.distributed.wait_s)
+    board = Board(loading, clock, bound_s=bound_s, on_publish=manager.on_publish)
+    jobs = JobQueue(settings.serve.queue_size)
+    _log.info(Event.DAEMON_STARTED, state=str(settings.state), versions=versions())
+    signals.raise_on_signal()
+    try:
+        # The lock comes first: a second daemon with this configuration would find the port in use and blame the port.
+        with (
+            StateLock(settings.state) as lock,
+            _health(settings, board),
+            _http(settings, board, jobs, clock) as endpoint,
+        ):
+            try:
+                with leading(settings, place, board) as leader:
+                    build = partial(
+                        Components,
+                        settings,
+                        fresh=fresh,
+                        accept_config_change=accept_config_change,
+                        lock=lock,
+                        leader=leader,
+                    )
+                    _train(build, board, jobs, signals, endpoint, segment_by)
+            except StreamlearnError as error:
+                board.publish(Status(Phase.FAILED, reason=str(error), started_at=board.read().started_at))
+                raise
+            finally:
+                jobs.close()
+    except StopEarly as stop:
+        _log.info(Event.DAEMON_STOPPED, reason=str(stop), records=0)
+    except StreamlearnError:
+        raise
+    except Exception as error:  # an internal one: the interpreter prints its traceback and exits 1
+        _log.critical(Event.DAEMON_FAILED, error=type(error).__name__, exit_code=1)
+        raise
+
+
+def _train(
+    build: Callable[[], Components],
+    board: Board,
+    jobs: JobQueue,
+    signals: StopSignals,
+    endpoint: str | None,
+    segment_by: str | None,
+) -> None:
+    """Train until the stream ends or a signal stops the loop, then print the closing tables."""
+    started = time.monotonic()
+    components = build()
+    _publish_identity(components, board)
+    display = ProgressDisplay(segment_by, endpoint)
+    try:
+        daemon = Daemon(components, board, jobs, observer=display)
+        signals.call_on_signal(daemon.stop)
+        if components.trackers is not None:
+            components.trackers.start(board)
+        daemon.run()
+        display.close()
+        seconds = round(time.monotonic() - started, 1)
+        _log.info(Event.DAEMON_STOPPED, records=board.read().records_trained, seconds=seconds)
+        compare = segment_by is not None and not daemon.stopped  # a stop must not wait for a comparison
+        if compare:
+            daemon.score_all()
+        frozen = partial(_score_frozen, components) if compare else None
+        display.report(board.read(), str(components.settings.state), frozen)
+    finally:
+        display.close()
+        components.close()
+
+
+def _score_frozen(components: Components, examples: Sequence[Example]) -> Sequence[ExampleScore]:
+    """Score the examples with the frozen backbone, without the adapter."""
+    learner = components.learner
+    with learner.model.disable_adapter():
+        work = score(learner.model, examples, learner.device, pack_tokens=components.settings.stream.batch_tokens)
+        return run_to_end(work)
+
+
+def _publish_identity(components: Components, board: Board) -> None:
+    """Publish which backbone, arithmetic, device and adapter the daemon uses."""
+    backbone = components.model.backbone
+    board.publish(
+        replace(
+            board.read(),
+            backbone=backbone.identity["model"],
+            dtype=backbone.arithmetic.name,
+            device=str(backbone.device),
+            preset=components.settings.adapter.preset,
+            versions=versions(),
+        )
+    )
+
+
+def _health(settings: Settings, board: Board) -> AbstractContextManager[object]:
+    """The listener for health probes, if it is configured."""
+    if settings.serve.health_port is None:
+        return nullcontext()
+    return HttpServer(health_app(board), settings.serve, health=True)
+
+
+@contextmanager
+def _http(settings: Settings, board: Board, jobs: JobQueue, clock: Clock) -> Iterator[str | None]:
+    """The HTTP endpoint, started before the backbone is loaded so that /readyz answers; yields its URL."""
+    if not settings.serve.enabled:
+        yield None
+        return
+    store = SnapshotStore(settings.state / "snapshots", keep=settings.snapshot.keep)
+
+    def rows() -> list[SnapshotRow]:
+        pins = control_file.read(settings.state).pins
+        return [
+            SnapshotRow(
+                name=info.name,
+                step=info.step,
+                written_at=info.created_at,
+                size_bytes=info.bytes,
+                pinned=info.name in pins,
+            )
+            for info in store.infos()
+        ]
+
+    name = DEFAULT_NAME if settings.publish is None else settings.publish.name  # as a fleet's gateway names them
+    audit = AuditLog(settings.state)
+    app = create_app(board, jobs, settings.serve, rows, clock, token=obtain(settings), audit=audit, model_name=name)
+    server = HttpServer(app, settings.serve)
+    server.start()
+    try:
+        host = f"[{settings.serve.host}]" if ":" in settings.serve.host else settings.serve.host
+        yield f"{'https' if settings.serve.tls_certfile else 'http'}://{host}:{server.port}"
+    finally:
+        server.stop()

@@ -1,0 +1,1 @@
+"""The running process: it reads, learns, saves and answers controls."""

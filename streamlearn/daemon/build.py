@@ -1,0 +1,184 @@
+"""From a configuration to a learner that stands where it stopped.
+
+Checks run in this order: the configuration by itself, the backbone's architecture, the state folder (unless the caller
+has locked it), the snapshot. Only then are weights loaded and the stream opened.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from connectors.open import open_dead_letters, open_source
+from streamlearn import track as tracking
+from streamlearn.adapters.check import check
+from streamlearn.adapters.presets import HeadLoraConfig
+from streamlearn.backbone.load import Outline, choose, device_of, identity, outline
+from streamlearn.controls import AuditLog, ControlFile, ControlState, Requester, Result, RollBack, StateControls
+from streamlearn.daemon.checkpoint import Checkpoint, Durable
+from streamlearn.daemon.model import Model, adapter_of, adapter_shape
+from streamlearn.distributed.processes import Leader
+from streamlearn.events import Event, get_logger
+from streamlearn.history import History
+from streamlearn.publish import publisher as publishing
+from streamlearn.settings import Settings, fingerprint, with_defaults
+from streamlearn.snapshot import compatibility
+from streamlearn.snapshot.crash_guard import CrashGuard
+from streamlearn.snapshot.journal import Journal
+from streamlearn.snapshot.lock import StateLock
+from streamlearn.snapshot.parts import Snapshot
+from streamlearn.snapshot.store import SnapshotStore
+from streamlearn.status import Clock
+from streamlearn.track import forget_run as forget_tracked_run
+
+_log = get_logger("daemon")
+
+
+class Components:
+    """Everything that the loop works with, built once.
+
+    `close` releases source, sink, journal and lock; safe to call twice. `lock` is that of the state folder where the
+    caller holds it, and remains held. `leader` shares out the steps among several processes. `clock` is that of
+    `Checkpoint`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        fresh: bool = False,
+        accept_config_change: bool = False,
+        lock: StateLock | None = None,
+        leader: Leader | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        config = adapter_of(settings)
+        shape = outline(settings.backbone)
+        self.settings = settings = with_defaults(settings, is_vision=shape.is_vision, per_regime=config.per_regime)
+        check(config, shape.linears, shape.tower_linears)
+        publishing.check(settings, config, shape)
+        tracking.check(settings)
+        with ExitStack() as opened:  # closes what was opened when a later check fails
+            # NumPy's threads keep a core busy for milliseconds after each product, into the next training step.
+            opened.enter_context(threadpool_limits(1, user_api="blas"))
+            if lock is None:
+                opened.enter_context(StateLock(settings.state))
+            self._open(opened, config, shape, fresh=fresh, accept=accept_config_change, leader=leader, clock=clock)
+            self.close = opened.pop_all().close
+
+    def _open(
+        self,
+        opened: ExitStack,
+        config: HeadLoraConfig,
+        shape: Outline,
+        *,
+        fresh: bool,
+        accept: bool,
+        leader: Leader | None,
+        clock: Callable[[], float],
+    ) -> None:
+        settings = self.settings
+        self._shape, self._config = shape, config
+        controls = ControlFile(settings.state)
+        self.store = SnapshotStore(
+            settings.state / "snapshots", keep=settings.snapshot.keep, pins=lambda: controls.state.pins
+        )
+        self.audit = AuditLog(settings.state)
+        self.journal = opened.enter_context(closing(Journal(settings.state / "journal.jsonl")))
+        self.crash_guard = opened.enter_context(closing(CrashGuard(settings.state)))
+        self.controls = StateControls(controls, self.store, self.journal)
+        if fresh:
+            self.store.set_aside()
+            self.journal.rewind(to_step=0)
+            self.crash_guard.forget()
+            publishing.forget_run(settings.state)
+            forget_tracked_run(settings.state)
+            self._forget_controls(controls.state)
+        else:
+            self._finish_rollback(controls.state)
+        snapshot = self.store.newest()
+        if snapshot is not None:
+            self.check_compatible(snapshot, accept=accept)
+        dtype = snapshot.manifest.dtype if snapshot is not None else None
+        if leader is not None:
+            dtype = dtype or choose(settings.backbone.dtype, device_of(settings.backbone)).name  # the same in all
+            leader.load(dtype)
+        mesh = None if leader is None else leader.mesh
+        self.model = Model(settings, shape, config, dtype, settings.state / "resting", mesh=mesh)
+        if leader is not None:
+            leader.lead(self.model.learner)
+        opened.callback(self.model.learner.cache.clear_folder)
+        self.learner = self.model.learner
+        self.decoder = self.model.decoder
+        self.adaptation = self.model.adaptation
+        tokenizer = self.model.backbone.tokenizer
+        self.publisher = publishing.open_publisher(settings, config, shape, self.learner, tokenizer)
+        if self.publisher is not None:
+            opened.enter_context(closing(self.publisher))
+        self.trackers = tracking.open_trackers(settings)
+        if self.trackers is not None:
+            opened.enter_context(closing(self.trackers))
+        sink = opened.enter_context(closing(open_dead_letters(settings)))
+        self.source = opened.enter_context(closing(open_source(settings.source)))
+        decoding = None
+        if self.model.backbone.vision is not None and _has_spare_core(self.model.backbone.device):
+            decoding = opened.enter_context(decoding_thread())
+        durable = Durable(self.store, self.journal, self.crash_guard, self.controls, sink, self.source)
+        self.history = History(Clock())
+        self.checkpoint = Checkpoint(
+            self.model, durable, settings, config, self.history, decoding=decoding, clock=clock
+        )
+        self.state = self.checkpoint.restore(snapshot)
+
+    def check_compatible(self, snapshot: Snapshot, *, accept: bool = True) -> None:
+        """Check that the run may go on from a snapshot with this configuration.
+
+        Raises:
+            SnapshotMismatchError: it may not, or only with `accept`.
+        """
+        settings = self.settings
+        backbone: dict[str, Any] = identity(settings.backbone, self._shape)
+        changes = compatibility.check(
+            snapshot.manifest, fingerprint(settings), backbone, adapter_shape(self._config), accept=accept
+        )
+        for change in changes:
+            _log.warning(Event.CONFIG_CHANGE_ACCEPTED, key=change.key, before=change.old, now=change.new)
+
+    def _forget_controls(self, before: ControlState) -> None:
+        """Forget the pins and skipped records of the run that was set aside; a pause goes on."""
+        arguments = {"pins": sorted(before.pins), "skip_records": list(map(str, before.skipped))}
+        self.controls.forget_run()
+        if any(arguments.values()):
+            message = "run --fresh: these no longer hold"
+            self.audit.write("forget", arguments, Requester.of_this_process(), Result.DONE, message=message)
+
+    def _finish_rollback(self, before: ControlState) -> None:
+        """Finish the rollback that the process before was killed in, if it was."""
+        if before.rolling_back_to is not None:
+            moved = self.controls.finish_rollback()
+            asked = RollBack(before.rolling_back_to, tuple(map(str, before.skipped)))
+            message = f"finished by the next start; moved aside: {', '.join(moved) or 'nothing more'}"
+            self.audit.write(asked.name, asked.arguments, Requester.of_this_process(), Result.DONE, message=message)
+
+
+@contextmanager
+def decoding_thread() -> Iterator[Executor]:
+    """A thread that decodes ahead; the end of the block waits for the record under way and drops what waits."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="decode")
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _has_spare_core(device: torch.device) -> bool:
+    """Whether another thread may run beside a step.
+
+    On a CPU where each core computes a share of every product, a thread that competes for one core delays them all.
+    """
+    return device.type != "cpu" or torch.get_num_threads() < len(os.sched_getaffinity(0))

@@ -1,0 +1,543 @@
+"""The loop: one thread, one turn per batch, each package in the order of the data's way.
+
+`Components` checks and builds everything; `Daemon.run` learns until the stream ends or a signal asks it to stop.
+"""
+
+import time
+from collections.abc import Callable, Collection, Generator
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Protocol
+
+from streamlearn.daemon.build import Components
+from streamlearn.daemon.control_runner import ControlRunner, RegimeChanges
+from streamlearn.daemon.process import return_freed_memory
+from streamlearn.daemon.status_publisher import Publisher
+from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError, StreamlearnError, UsageError
+from streamlearn.events import Event, get_logger
+from streamlearn.history import BatchOutcome, refusal_message
+from streamlearn.jobs.experts import experts
+from streamlearn.jobs.queue import ExpertsJob, JobQueue
+from streamlearn.jobs.results import ExpertsResult, SnapshotResult
+from streamlearn.jobs.runner import JobRunner
+from streamlearn.learner.learner import Step
+from streamlearn.regimes.holdout import BackboneComparison
+from streamlearn.regimes.regimes import OperatedRegimes
+from streamlearn.regimes.statistics import ShiftReport
+from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.monitor import AssignedBatch
+from streamlearn.snapshot.crash_guard import GuardedBatch
+from streamlearn.snapshot.files import is_disk_full
+from streamlearn.snapshot.parts import Snapshot, SnapshotInfo, snapshot_name
+from streamlearn.status import Board, Phase, SnapshotStatus, Status
+from streamlearn.stream.batch import Batch
+from streamlearn.stream.intake import FlushReason
+
+_log = get_logger("daemon")
+
+
+class Degradation:
+    """Failures that the daemon outlasts for a while, by what failed and since when.
+
+    >>> degradation = Degradation(60.0)
+    >>> degradation.failed("snapshot", StreamlearnError("no room"))
+    >>> degradation.reason
+    'snapshot: no room'
+    >>> degradation.recovered("snapshot")
+    >>> degradation.reason
+    ''
+    """
+
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """A failure that lasts for `limit_s` ends the process."""
+        self._limit_s = limit_s
+        self._clock = clock
+        self._since: dict[str, float] = {}
+        self._messages: dict[str, str] = {}
+
+    @property
+    def reason(self) -> str:
+        """What fails and why, for people; empty when nothing does."""
+        return "; ".join(f"{what}: {message}" for what, message in sorted(self._messages.items()))
+
+    def failed(self, what: str, error: StreamlearnError) -> None:
+        """Note a failure, new or repeated; only a new message is logged.
+
+        Raises:
+            StreamlearnError: `error` itself, when `what` has been failing for too long.
+        """
+        now = self._clock()
+        since = self._since.setdefault(what, now)
+        if now - since >= self._limit_s:
+            raise error
+        if self._messages.get(what) != str(error):
+            remaining_s = round(self._limit_s - (now - since))
+            _log.error(Event.DEGRADATION_STARTED, what=what, error=str(error), gives_up_in_s=remaining_s)
+        self._messages[what] = str(error)
+
+    def recovered(self, what: str) -> None:
+        """Note that it works; nothing happens when it never failed."""
+        since = self._since.pop(what, None)
+        if since is not None:
+            del self._messages[what]
+            _log.info(Event.DEGRADATION_ENDED, what=what, lasted_s=round(self._clock() - since, 1))
+
+
+RETRY_S = 10.0  # between attempts to write a snapshot, and what the journal lacks on a quiet stream
+MIN_SNAPSHOTS = 2  # kept even when the disk is full
+PUBLISH_POLL_S = 0.02  # between two looks at whether the publisher has something to score, at the end of the stream
+POLL_S = 0.2  # longest wait for records in one turn: a stop, a job or a due snapshot waits at most this long
+
+
+class Observer(Protocol):
+    """Called by the loop as it goes, in its thread: the progress display."""
+
+    def on_start(self, status: Status) -> None:
+        """The first record is about to be read."""
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        """A batch was trained on or refused; held-out records are not in it."""
+
+    def on_shift(self, report: ShiftReport) -> None:
+        """A shift was acted on, or the first regime was entered."""
+
+    def on_snapshot(self, info: SnapshotInfo) -> None:
+        """A snapshot is durable."""
+
+
+class Daemon:
+    """Owns the loop. `stop` may be called from a signal handler; everything else belongs to the thread of `run`."""
+
+    def __init__(
+        self, components: Components, board: Board, jobs: JobQueue, *, observer: Observer | None = None
+    ) -> None:
+        self.components = components
+        self.checkpoint = components.checkpoint
+        self.learner = components.learner
+        self.adaptation = components.adaptation
+        self.operated_regimes = OperatedRegimes(components.adaptation, components.learner, components.settings)
+        self.publisher = components.publisher
+        self.history = components.history
+        self.comparison = BackboneComparison(components.learner, components.settings.holdout)
+        self.state = components.state
+        self.board = board
+        self.observer = observer
+        self.controls = components.controls
+        self.control_runner = ControlRunner(components.controls, components.audit, self, self._newest_name)
+        self.job_runner = JobRunner(
+            jobs,
+            components.learner,
+            components.decoder,
+            components.adaptation.route,
+            self._experts,
+            self._snapshot_on_request,
+            self.control_runner.run,
+            pack_tokens=components.settings.stream.batch_tokens,
+        )
+        self.degradation = Degradation(components.settings.snapshot.max_age_s)
+        self._publisher = Publisher(
+            board,
+            components.source,
+            components.adaptation,
+            self.history,
+            components.publisher,
+            components.trackers,
+        )
+        self._stop_reason: str | None = None
+        self._saved_at = time.monotonic()
+        self._retry_at = self._saved_at
+        self._retry_journal_at = self._saved_at
+
+    def stop(self, reason: str) -> None:
+        """Ask the loop to end after the step under way."""
+        self._stop_reason = self._stop_reason or reason
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the loop was asked to end; false when the stream ended by itself."""
+        return self._stop_reason is not None
+
+    def run(self) -> None:
+        """Learn until asked to stop or until the stream ends, then write a last snapshot.
+
+        A new run writes a snapshot before its first record too, so that a rollback always has one. So does a run that
+        begins elsewhere than its snapshot says: see `save_start`.
+
+        Raises:
+            StreamlearnError: see errors.py; what is on disk by then is whole.
+        """
+        try:
+            self._run()
+        finally:
+            self.job_runner.close()
+
+    def _run(self) -> None:
+        self.save_start()
+        self.save_if_due()
+        self._publish(self._phase, ready=True)
+        if self.observer:
+            self.observer.on_start(self.board.read())
+        self._start_publishing()
+        while (assigned := self.next_batch()) is not None:
+            for shift in assigned.shifts:
+                self.enter(shift)
+            self.learn(assigned)
+            self.save_if_due()
+            self.serve_jobs()
+            self.adaptation.score_stalest(idle=False)
+            self._compare_with_backbone(idle=False)
+            self._score_versions(idle=False)
+        if self.stopped:
+            _log.info(Event.STOP_REQUESTED, reason=self._stop_reason)
+        self._publish(Phase.STOPPING, reason="the daemon is stopping")
+        self.save()
+        if not self.stopped:
+            self._finish_publishing()
+
+    def score_all(self) -> None:
+        """Score the hold-out records of every regime under the present weights, at the end of a finite stream."""
+        while self.adaptation.score_stalest(idle=True):
+            self.board.beat()
+        self._publish(self.board.read().phase)
+
+    def next_batch(self) -> AssignedBatch | None:
+        """stream/, shift/: the next batch with its regimes decided; None at the end of the stream or at a stop.
+
+        While none is ready, and while the daemon is paused, jobs are served and due snapshots written.
+        """
+        while not self.stopped:
+            if self.controls.paused:
+                self._rest()
+                continue
+            assigned = self.adaptation.next_batch()
+            if assigned is not None or not self._read():
+                return assigned
+        return None
+
+    def _read(self) -> bool:
+        """Pass one batch from the source to the look-ahead, or flush; use a pause for other work.
+
+        Returns False at the end of the stream, when nothing is left to train on.
+        """
+        intake = self.checkpoint.intake
+        batch = intake.next_batch(timeout_s=0.0 if self.job_runner.busy else POLL_S)
+        if batch is not None:
+            self.adaptation.look_ahead(batch)
+            return True
+        reason = intake.flush_due
+        if reason is not None and self._flush(reason):
+            return True
+        if reason is FlushReason.END:
+            _log.info(Event.SOURCE_EXHAUSTED, records=self.state.records)
+            return False
+        self._idle()
+        return True
+
+    def _flush(self, reason: FlushReason) -> bool:
+        """Make all that was read the next to train on, without waiting for more; return whether there was anything."""
+        intake = self.checkpoint.intake
+        compositions = [batch.runs for batch in self.adaptation.waiting]
+        compositions += [intake.open_runs] if intake.open_runs else []
+        if compositions:
+            fault = self.checkpoint.journal_flush(compositions)
+            self._note_journal(fault)
+            if fault is not None and reason is FlushReason.LINGER:  # a replay would not know of it
+                intake.postpone_flush()
+                return False
+            _log.info(Event.STREAM_FLUSHED, reason=reason, batches=len(compositions))
+        elif reason is not FlushReason.JOURNAL:
+            return False
+        for last in intake.flush():
+            self.adaptation.look_ahead(last)
+        self.adaptation.flush()
+        return True
+
+    def _idle(self, phase: Phase = Phase.IDLE) -> bool:
+        """Do other work than training; return whether more of it may wait."""
+        self._publish(phase, ready=True)
+        self.save_if_due()
+        self._retry_journal()
+        self.serve_jobs()
+        self._compare_with_backbone(idle=True)
+        return self.job_runner.busy or self._score_versions(idle=True) or self.adaptation.score_stalest(idle=True)
+
+    def _rest(self) -> None:
+        """Take no step and read no record for a moment, because the daemon is paused."""
+        if not self._idle(Phase.PAUSED):
+            time.sleep(POLL_S)
+
+    @property
+    def _phase(self) -> Phase:
+        return Phase.PAUSED if self.controls.paused else Phase.RUNNING
+
+    def pause_changed(self) -> None:
+        """Publish that the daemon was paused or resumed; a pause is no silence of the stream."""
+        self.checkpoint.intake.postpone_flush()
+        self._publish(self._phase, ready=True)
+
+    def enter(self, shift: Shift) -> None:
+        """probe/, consolidate/: hold on to the old regime, probe the new one, give it its experts."""
+        self._notify(self.adaptation.enter(shift, self.adaptation.upcoming(shift.slot)))
+        self.board.beat()
+
+    def learn(self, assigned: AssignedBatch) -> Step | None:
+        """learner/: one step, or none when no record of the batch is to be trained on; then the ledger."""
+        self._note_journal(self.checkpoint.journal(assigned.batch))
+        held_out = self.adaptation.hold_out(assigned)
+        frozen = self.adaptation.frozen(assigned) - held_out
+        measured = self._measure(assigned, frozen)
+        batch, slots = assigned.without(held_out | frozen)
+        step = self._train(batch, slots)
+        if step is not None and step.refusal is not None:
+            self._dead_letter(batch, step)
+        for report in self.adaptation.after_step(assigned, held_out, step, measured):
+            self._notify(report)
+        self.state.account(assigned.batch, step, held_out | frozen)
+        is_rolled_back = self.state.bad_in_a_row >= self.components.settings.learner.max_bad_batches
+        if is_rolled_back:
+            self._publish(Phase.RUNNING, ready=True)  # counters have what is taken back now
+            self._roll_back()
+        self._publish(Phase.RUNNING, ready=True, step=step)
+        if not is_rolled_back:
+            self._remember(assigned, batch, step)
+        if step is not None:
+            self.comparison.add(batch, step)
+        if step is not None and self.observer:
+            self.observer.on_step(batch, step, self.board.read())
+        return step
+
+    def _remember(self, assigned: AssignedBatch, trained: Batch, step: Step | None) -> None:
+        """history/: a point for the batch; `trained` is the part of it that the step was made from."""
+        outcome = BatchOutcome(
+            batch=assigned.batch,
+            shifts=assigned.shifts,
+            regimes=tuple(map(self.adaptation.numbers.get, assigned.slots)),
+            last_record=self.adaptation.records,
+            number=self.learner.number,
+            step=step,
+            refused=tuple(record.id for record in trained.records),
+        )
+        self.history.add(outcome, self.board.read())
+
+    def _compare_with_backbone(self, *, idle: bool) -> None:
+        """history/: the untouched backbone's loss of a record beside the model's, when time allows."""
+        pair = self.comparison.measure(idle=idle)
+        if pair is not None:
+            self.history.add_pair(pair)
+
+    def _measure(self, assigned: AssignedBatch, frozen: Collection[int]) -> dict[int, float]:
+        """Losses of the records at these indices, which are not trained on, in nats per learned token."""
+        if not frozen:
+            return {}
+        batch, slots = assigned.without(set(range(len(assigned.slots))) - set(frozen))
+        with self._guarded(batch) as guarded:
+            parts = len(batch.examples) if guarded.one_by_one else 1
+            losses = self.learner.measure(batch.examples, slots, parts=parts, on_record=guarded.on_record)
+        return dict(zip(sorted(frozen), losses, strict=True))
+
+    def _train(self, batch: Batch, slots: tuple[int, ...]) -> Step | None:
+        if not batch.examples:
+            self.learner.skip_step()
+            return None
+        with self._guarded(batch) as guarded:
+            parts = len(batch.examples) if guarded.one_by_one else 1
+            return self.learner.step(batch.examples, slots, parts=parts, on_record=guarded.on_record)
+
+    def _guarded(self, batch: Batch) -> AbstractContextManager[GuardedBatch]:
+        ids = [record.id for record in batch.records]
+        return self.components.crash_guard.training(self.learner.number + 1, ids)
+
+    def _note_journal(self, fault: SnapshotError | None) -> None:
+        if fault is not None:
+            self.degradation.failed("journal", fault)
+        else:
+            self.degradation.recovered("journal")
+
+    def _retry_journal(self) -> None:
+        """Write again what the journal lacks: on a quiet stream no batch comes that would."""
+        now = time.monotonic()
+        if self.checkpoint.journal_lags and now >= self._retry_journal_at:
+            self._retry_journal_at = now + RETRY_S
+            self._note_journal(self.checkpoint.retry_journal())
+
+    def _notify(self, report: ShiftReport) -> None:
+        if self.observer:
+            self.observer.on_shift(report)
+
+    def save_start(self) -> None:
+        """snapshot/: make where reading begins durable before the first record, unless the newest snapshot says so.
+
+        A new partition that begins at the end of its log would begin at a later one after a crash, and what came in
+        between would be lost.
+
+        Raises:
+            SnapshotError or DeadLetterError: it cannot be written.
+        """
+        if self.state.last_snapshot is None or self.state.moved_since_save:
+            self.save()
+
+    def save_if_due(self) -> None:
+        """snapshot/: by records or by time, when anything is new; at once after records were lost or regimes changed.
+
+        Otherwise a crash would meet the same gap again, and `offset.gap.policy: latest` would skip the records that
+        arrived since; what an operator decided would be forgotten. A failed snapshot is retried after `RETRY_S`.
+
+        Raises:
+            SnapshotError or DeadLetterError: it has been failing for `snapshot.max_age_s`.
+        """
+        settings, state, now = self.components.settings.snapshot, self.state, time.monotonic()
+        self.checkpoint.pass_gaps(state)
+        due = state.records_since_save >= settings.every_records
+        due = due or (now - self._saved_at >= settings.every_s and state.records_since_save > 0)
+        # Not right after a rollback: until the next regular snapshot a second rollback means divergence.
+        due = due or (state.moved_since_save and state.rolled_back_to is None) or state.changed_since_save
+        if not due or now < self._retry_at:
+            return
+        try:
+            self.save()
+        except (SnapshotError, DeadLetterError) as error:
+            self.degradation.failed("snapshot", error)
+            self._retry_at = time.monotonic() + RETRY_S
+            if is_disk_full(error):
+                self.components.store.prune(keep=MIN_SNAPSHOTS)
+
+    def save(self) -> SnapshotInfo:
+        """snapshot/: write one now; see `Checkpoint`."""
+        started = time.monotonic()
+        info = self.checkpoint.save(self.state)
+        self.degradation.recovered("snapshot")
+        return_freed_memory()
+        self._saved_at = time.monotonic()
+        written_at = datetime.fromisoformat(info.created_at).timestamp()
+        written = SnapshotStatus(info.name, info.step, written_at)
+        self.state.saved(written, self._saved_at - started)
+        self.history.add_snapshot(written, self.adaptation.records)
+        _log.info(
+            Event.SNAPSHOT_WRITTEN,
+            name=info.name,
+            bytes=info.bytes,
+            new_bytes=self.components.store.new_bytes,
+            seconds=round(self._saved_at - started, 3),
+        )
+        if self.observer:
+            self.observer.on_snapshot(info)
+        if self.publisher is not None:
+            self.publisher.notify(self.components.store.folder / info.name)
+        self._publish(self.board.read().phase, ready=self.board.read().ready)
+        return info
+
+    def serve_jobs(self) -> None:
+        """jobs/: queued requests and controls, within the time budget.
+
+        Raises:
+            SnapshotError: a control could not be completed, and the run must not go on.
+        """
+        if self.job_runner.busy:
+            seconds = self.job_runner.serve(self.components.settings.serve.eval_budget_s)
+            self.state.job_seconds = self.state.job_seconds.observe(seconds)
+        if self.control_runner.fault is not None:
+            raise self.control_runner.fault
+        self.board.beat()
+
+    def check_restorable(self, snapshot: Snapshot) -> None:
+        """Raise SnapshotMismatchError if the run cannot go on from this snapshot."""
+        self.components.check_compatible(snapshot)
+
+    def restore_newest(self) -> None:
+        """Go on from the newest snapshot, as the next start would."""
+        snapshot = self.components.store.newest()
+        assert snapshot is not None, "a new run writes a snapshot before its first record"
+        self.state = self.checkpoint.restore(snapshot)
+        self.comparison.clear()
+        self.save_start()
+        self._publish_versions_of(snapshot)
+        self._publish(self._phase, ready=True)
+
+    def change_regimes(self, change: Callable[[RegimeChanges], None]) -> None:
+        """Change regimes and write a snapshot; see `ControlledLoop`."""
+        name = snapshot_name(self.learner.number)
+        if name in self.controls.pins and name in self.components.store.names():
+            raise UsageError(
+                f"snapshot {name} must stay as it is because it is pinned, and the change would need a snapshot of the "
+                f"same step: unpin {name}, or let the daemon take a step first"
+            )
+        change(self.operated_regimes)
+        self.state.changed_since_save = True
+        try:
+            self.save()
+        except (SnapshotError, DeadLetterError) as error:
+            raise SnapshotError(
+                f"the change holds and must be in a snapshot to outlive the daemon, which cannot be written: {error}; "
+                "it is tried again, and /v1/status says `degraded` until it is written"
+            ) from error
+
+    def _newest_name(self) -> str | None:
+        return None if self.state.last_snapshot is None else self.state.last_snapshot.name
+
+    def _start_publishing(self) -> None:
+        """Publish the snapshot that the run goes on from: an earlier process may not have come to it."""
+        if self.publisher is not None and self.state.last_snapshot is not None:
+            self.publisher.withdraw_after(self.state.last_snapshot.step)
+            self.publisher.notify(self.components.store.folder / self.state.last_snapshot.name)
+            self.publisher.start()
+
+    def _publish_versions_of(self, snapshot: Snapshot) -> None:
+        """publish/: the run went back to this snapshot; versions of later ones are withdrawn."""
+        if self.publisher is not None:
+            self.publisher.withdraw_after(snapshot.manifest.step)
+            self.publisher.notify(snapshot.path)
+
+    def _score_versions(self, *, idle: bool) -> bool:
+        """publish/: one forward pass over hold-out records for a new version; return whether one was made."""
+        return self.publisher is not None and self.publisher.scoring.serve(idle=idle)
+
+    def _finish_publishing(self) -> None:
+        """Publish the last snapshot of a finite stream, as far as replicas answer."""
+        while self.publisher is not None and not (self.publisher.is_idle or self.stopped):
+            if not self._score_versions(idle=True):
+                time.sleep(PUBLISH_POLL_S)
+            self.board.beat()
+        self._publish(self.board.read().phase)
+
+    def _experts(self, job: ExpertsJob) -> Generator[None, None, ExpertsResult]:
+        pack_tokens = self.components.settings.stream.batch_tokens
+        return experts(job, self.learner, self.adaptation.expert_evidence(), pack_tokens=pack_tokens)
+
+    def _snapshot_on_request(self) -> SnapshotResult:
+        info = self.save()
+        return SnapshotResult(name=info.name, step=info.step)
+
+    def _dead_letter(self, batch: Batch, step: Step) -> None:
+        _log.error(Event.UPDATE_REFUSED, step=step.number, refusal=step.refusal, records=len(batch.records))
+        for record in batch.records:
+            self.checkpoint.dead_letters.send(record, Reason.NOT_FINITE_UPDATE, refusal_message(step))
+
+    def _roll_back(self) -> None:
+        """The weights themselves are suspect: restore the last snapshot, leave out the refused records, read on."""
+        snapshot = self.components.store.newest()
+        if snapshot is None or self.state.rolled_back_to == snapshot.name:
+            raise DivergedError(
+                f"{self.state.bad_in_a_row} batches in a row had a non-finite loss or gradient"
+                + (", again after a rollback" if snapshot else ", and every snapshot is gone")
+                + ": lower learner.lr, or look at the dead letters"
+            )
+        refused = frozenset(self.state.refused_since_save)
+        self.state = self.checkpoint.roll_back(snapshot, refused)
+        self.state.rolled_back_to = snapshot.name
+        self.comparison.clear()
+        self._publish_versions_of(snapshot)
+        _log.warning(Event.ROLLED_BACK, to=snapshot.name, left_out=len(refused))
+
+    def _publish(self, phase: Phase, *, ready: bool = False, reason: str = "", step: Step | None = None) -> None:
+        degraded, updates = self.degradation.reason, self.learner.number
+        self._publisher.publish(
+            self.state,
+            phase,
+            updates=updates,
+            learning_rate=self.learner.learning_rate,
+            ready=ready,
+            reason=reason,
+            degraded=degraded,
+            step=step,
+            requests=self.job_runner.requests,
+        )

@@ -1,0 +1,172 @@
+"""The loop's state as one published status, and the log line of a step."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from streamlearn.daemon.run_state import RunState
+from streamlearn.events import Event, get_logger
+from streamlearn.history import History
+from streamlearn.learner.learner import Step
+from streamlearn.publish.publisher import AdapterPublisher
+from streamlearn.regimes.regimes import Adaptation
+from streamlearn.status import AnsweredBy, Board, PartitionStatus, Phase, ProcessCounts, RequestCount, Status
+from streamlearn.stream.source import Source
+from streamlearn.track import Trackers
+
+
+class ProcessCounter:
+    """Adds up what the totals of a run grow by from one status to the next. Where they fall, in a rollback, nothing.
+
+    >>> from streamlearn.status.status import Phase
+    >>> counter = ProcessCounter()
+    >>> [counter.update(Status(Phase.RUNNING, step=step)).steps for step in (100, 103, 90, 91)]
+    [0, 3, 3, 4]
+    """
+
+    def __init__(self) -> None:
+        self._before: Status | None = None
+        self._counts = ProcessCounts()
+
+    def update(self, status: Status) -> ProcessCounts:
+        """The counts up to `status`; the first one has the totals that the process began with."""
+        before, self._before = self._before or status, status
+        counts = self._counts
+        self._counts = ProcessCounts(
+            steps=counts.steps + _growth(before.step, status.step),
+            records_trained=counts.records_trained + _growth(before.records_trained, status.records_trained),
+            records_held_out=counts.records_held_out + _growth(before.records_held_out, status.records_held_out),
+            tokens_trained=counts.tokens_trained + _growth(before.tokens_trained, status.tokens_trained),
+            update_refusals=counts.update_refusals + _growth(before.update_refusals, status.update_refusals),
+            dead_letters=_added(counts.dead_letters, before.dead_letters, status.dead_letters),
+            shifts=_added(counts.shifts, before.adaptation.num_shifts, status.adaptation.num_shifts),
+        )
+        return self._counts
+
+
+def _growth(before: int, now: int) -> int:
+    return max(0, now - before)
+
+
+def _added(counts: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int]) -> Mapping[str, int]:
+    return Counter(counts) + (Counter(now) - Counter(before))  # the difference keeps what is positive
+
+
+SPEED_WINDOW_S = 30.0  # tokens/s is an average over this time
+LOG_INTERVAL_S = 10.0  # one step per interval is logged at level info, every step at level debug
+
+_log = get_logger("daemon")
+
+
+class Throughput:
+    """Tokens per second over the last `SPEED_WINDOW_S`."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def update(self, now: float, tokens: int) -> float:
+        """The average up to `now`, when `tokens` have been trained on in all; fewer than before after a rollback."""
+        if self._marks and tokens < self._marks[-1][1]:
+            self._marks.clear()
+        self._marks.append((now, tokens))
+        while len(self._marks) > 2 and now - self._marks[0][0] > SPEED_WINDOW_S:
+            self._marks.popleft()
+        then, before = self._marks[0]
+        return (tokens - before) / (now - then) if now > then else 0.0
+
+
+class Publisher:
+    """Puts a new status on the board. Only the loop's thread calls it."""
+
+    def __init__(
+        self,
+        board: Board,
+        source: Source,
+        adaptation: Adaptation,
+        history: History,
+        versions: AdapterPublisher | None = None,
+        trackers: Trackers | None = None,
+    ) -> None:
+        self._board = board
+        self._source = source
+        self._adaptation = adaptation
+        self._history = history
+        self._versions = versions
+        self._trackers = trackers
+        self._throughput = Throughput()
+        self._counter = ProcessCounter()
+        self._logged_at = 0.0
+
+    def publish(
+        self,
+        state: RunState,
+        phase: Phase,
+        *,
+        updates: int,
+        learning_rate: float | None,
+        ready: bool,
+        reason: str,
+        degraded: str,
+        step: Step | None,
+        requests: Mapping[tuple[bool, AnsweredBy], int],
+    ) -> None:
+        """Publish the loop's state.
+
+        `updates` is the learner's step number, `step` the one just taken, if any; `requests` is `JobRunner.requests`.
+        """
+        before, now = self._board.read(), time.monotonic()
+        if self._trackers is not None and updates < before.step:
+            self._trackers.note_rewind(updates)
+        position = state.read_position
+        lag = self._source.lag(position)
+        adaptation = self._adaptation.status()
+        self._history.complete_rows(adaptation.regimes)
+        speed = self._throughput.update(now, state.tokens) if step is not None else before.tokens_per_s
+        status = replace(
+            before,
+            phase=phase,
+            ready=ready,
+            reason=reason,
+            degraded=degraded,
+            step=updates,
+            last_step_at=before.last_step_at if step is None or step.refusal is not None else now,
+            records_trained=sum(state.ledger.trained.values()),
+            records_held_out=state.ledger.held_out.total(),
+            tokens_trained=state.tokens,
+            tokens_per_s=0.0 if phase in (Phase.IDLE, Phase.PAUSED) else speed,
+            loss=state.loss,
+            loss_smoothed=state.loss_smoothed,
+            learning_rate=learning_rate,
+            dead_letters=dict(state.reasons),
+            update_refusals=state.refusals,
+            adaptation=adaptation,
+            history=self._history.status,
+            publication=None if self._versions is None else self._versions.status,
+            trackers=() if self._trackers is None else self._trackers.status,
+            partitions=tuple(PartitionStatus(origin, position[origin], lag.get(origin)) for origin in position),
+            snapshot=state.last_snapshot,
+            records_since_snapshot=state.records_since_save,
+            step_seconds=state.step_seconds,
+            snapshot_seconds=state.snapshot_seconds,
+            job_seconds=state.job_seconds,
+            requests=tuple(RequestCount(*how, number) for how, number in sorted(requests.items())),
+        )
+        status = replace(status, counts=self._counter.update(status))
+        self._board.publish(status)
+        if step is not None:
+            self._log_step(step, status, now)
+
+    def _log_step(self, step: Step, status: Status, now: float) -> None:
+        fields = {
+            "step": step.number,
+            "loss": round(step.loss, 4),
+            "smoothed": round(status.loss_smoothed or step.loss, 4),
+            "records": status.records_trained,
+            "tokens_per_s": round(status.tokens_per_s),
+        }
+        if now - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = now
+            _log.info(Event.STEP_TAKEN, **fields)
+        else:
+            _log.debug(Event.STEP_TAKEN, **fields)

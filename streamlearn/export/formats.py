@@ -1,0 +1,399 @@
+"""A plain LoRA as a folder that stock PEFT loads, and back."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import orjson
+import torch
+from numpy.typing import NDArray
+from peft import LoraConfig, TaskType
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from streamlearn import __version__
+from streamlearn.adapters.context import NO_REGIME, routing_context
+from streamlearn.errors import ConfigError, PublicationError, UsageError
+from streamlearn.export.lora import LoraMatrices, PlainLora, PlainLoraAdapter
+from streamlearn.learner.evaluate import groups
+from streamlearn.learner.learner import Learner
+from streamlearn.learner.loss import PackedBatch, pack, packed_logits
+from streamlearn.settings import BackboneSettings
+from streamlearn.stream.decode import Example
+
+# Shape suffixes: L learned tokens, V vocabulary.
+
+
+Logits = Callable[[Sequence[Example]], tuple[PackedBatch, Tensor]]
+"""Packs examples and returns the logits (L, V) that predict their learned tokens."""
+
+
+@dataclass(frozen=True)
+class HoldoutFigures:
+    """Means over the learned tokens of a regime's hold-out records."""
+
+    records: int
+    tokens: int
+    loss: float
+    """Of what was exported, nats per token."""
+    accuracy: float
+    daemon_loss: float
+    daemon_accuracy: float
+    backbone_loss: float
+    """Of the untouched backbone."""
+    backbone_accuracy: float
+    divergence: float
+    """KL divergence of what was exported from the daemon's answer, nats per token."""
+    largest_difference: float
+    """Of a logit, from the daemon's."""
+
+
+class DaemonModel:
+    """The daemon's model: under the adapter of a regime, untouched, or with a plain LoRA beside the backbone."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+
+    def adapted(self, slot: int) -> Logits:
+        """The logits under the regime in `slot`; `NO_REGIME` is the untouched backbone."""
+        return lambda examples: self._logits(examples, slot, None)
+
+    def with_lora(self, lora: PlainLora) -> Logits:
+        """The logits of the backbone with a plain LoRA, whose matrices are not copied."""
+        return lambda examples: self._logits(examples, NO_REGIME, PlainLoraAdapter(lora))
+
+    def _logits(
+        self, examples: Sequence[Example], slot: int, lora: PlainLoraAdapter | None
+    ) -> tuple[PackedBatch, Tensor]:
+        model = self._learner.model
+        packed = pack(examples, self._learner.device, [slot] * len(examples))
+        context = packed.context()
+        context.parallel_adapter = lora
+        with torch.no_grad(), routing_context(model, context):
+            return packed, packed_logits(model.get_base_model(), packed)
+
+
+def measure(
+    examples: Sequence[Example], daemon: Logits, backbone: Logits, exported: Logits, *, pack_tokens: int
+) -> HoldoutFigures:
+    """Score the records, of which there is at least one, three times, group by group."""
+    sums = torch.zeros(8, dtype=torch.float64)
+    largest = 0.0
+    for indices in groups(examples, pack_tokens):
+        group = [examples[i] for i in indices]
+        packed, exported_LV = exported(group)
+        daemon_LV, backbone_LV = daemon(group)[1], backbone(group)[1]
+        divergence_L = (
+            F.kl_div(exported_LV.log_softmax(-1), daemon_LV.log_softmax(-1), reduction="none", log_target=True)
+            .sum(-1)
+            .clamp_min(0.0)
+        )  # rounding alone may give less
+        scores = [figure for each in (exported_LV, daemon_LV, backbone_LV) for figure in _scores(each, packed)]
+        sums += torch.tensor([*scores, float(divergence_L.sum()), len(divergence_L)], dtype=torch.float64)
+        largest = max(largest, float((exported_LV - daemon_LV).abs().max()))
+    tokens = int(sums[-1])
+    loss, accuracy, daemon_loss, daemon_accuracy, backbone_loss, backbone_accuracy, divergence = sums[:-1] / tokens
+    return HoldoutFigures(
+        records=len(examples),
+        tokens=tokens,
+        loss=float(loss),
+        accuracy=float(accuracy),
+        daemon_loss=float(daemon_loss),
+        daemon_accuracy=float(daemon_accuracy),
+        backbone_loss=float(backbone_loss),
+        backbone_accuracy=float(backbone_accuracy),
+        divergence=float(divergence),
+        largest_difference=largest,
+    )
+
+
+def _scores(logits_LV: Tensor, packed: PackedBatch) -> tuple[float, int]:
+    """Summed loss, and number of tokens that were the most probable."""
+    loss = F.cross_entropy(logits_LV, packed.target_L, reduction="sum")
+    return float(loss), int((logits_LV.argmax(-1) == packed.target_L).sum())
+
+
+Format = Literal["peft", "gguf", "merged"]
+"""A folder that PEFT loads, an adapter of llama.cpp, or backbone and adapter as one model."""
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """The backbone, as users of the export find it."""
+
+    name: str
+    """A hub id or a folder."""
+    revision: str | None
+
+    @classmethod
+    def of(cls, settings: BackboneSettings, folder: Path, *, name: str | None = None) -> Self:
+        """The backbone's hub id, or the `folder` that it was loaded from; `name` replaces both."""
+        if name is not None:
+            return cls(name, None)
+        return cls(settings.model if settings.revision else str(folder), settings.revision)
+
+
+@dataclass(frozen=True)
+class ExportedRegime:
+    """One regime of one snapshot."""
+
+    name: str
+    """Of its folder, for example regime-3."""
+    regime: int | None
+    """Its number; None for the one adapter that all regimes share."""
+    label: str
+    """Its name, for people; empty without one."""
+    snapshot: str
+    written: str
+    """When the snapshot was, ISO 8601."""
+    records: int
+    """Of the regime, up to the snapshot."""
+    visits: int
+    """Times that the stream came to it."""
+    base: BaseModel
+    form: Format
+    dtype: str
+    """What the daemon computes in; a merged model is stored in it."""
+    computed_in: str
+    """The dtype in which `figures` were computed."""
+    rank: int
+    alpha: float
+    num_linears: int
+    is_approximate: bool
+    """Whether experts among which tokens choose were replaced by their mean."""
+    figures: HoldoutFigures | None
+    """None without hold-out records."""
+
+    @property
+    def fidelity(self) -> str:
+        """How it relates to the daemon's experts."""
+        if self.is_approximate:
+            return "approximate: each expert applies with its mean weight, where the daemon's tokens choose one"
+        if self.form == "merged" and self.dtype != "float32":
+            return f"rounded to {self.dtype}, the dtype of the backbone"
+        return "exact"
+
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+
+
+def write(folder: Path, lora: PlainLora, base: BaseModel) -> None:
+    """Write `adapter_config.json` and `adapter_model.safetensors`, in float32, into an existing folder."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, matrices in lora.layers.items():
+        tensors[f"{_PREFIX}{name}{_A}"] = matrices.A_ND
+        tensors[f"{_PREFIX}{name}{_B}"] = matrices.B_ON
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
+        target_modules=list(lora.layers),  # full names: a last part may match layers without an adapter too
+        lora_dropout=0.0,
+        bias="none",
+        task_type=TaskType.CAUSAL_LM,
+        base_model_name_or_path=base.name,
+        revision=base.revision,
+        inference_mode=True,
+    )
+    config.save_pretrained(folder)
+    _sort_modules(folder / CONFIG)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def read(folder: Path) -> PlainLora:
+    """Read what `write` wrote.
+
+    Raises:
+        PublicationError: a file is missing or damaged.
+    """
+    try:
+        config = orjson.loads((folder / CONFIG).read_bytes())
+        tensors = load_file(folder / WEIGHTS)
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        names = [name.removeprefix(_PREFIX).removesuffix(_A) for name in tensors if name.endswith(_A)]
+        layers = {
+            name: LoraMatrices(tensors[f"{_PREFIX}{name}{_A}"], tensors[f"{_PREFIX}{name}{_B}"]) for name in names
+        }
+    except (OSError, SafetensorError, orjson.JSONDecodeError, KeyError, ValueError) as error:
+        raise PublicationError(f"{folder}: expected a LoRA in PEFT's form, found: {error!r:.200}") from error
+    return PlainLora(layers, rank, alpha)
+
+
+def _sort_modules(file: Path) -> None:
+    """PEFT writes the target modules in the order of a set, which differs from one process to the next."""
+    config = orjson.loads(file.read_bytes())
+    config["target_modules"].sort()
+    file.write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+FILE = "adapter.gguf"
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "smollm3": "smollm3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma": "gemma",
+    "gemma3_text": "gemma3",
+}
+"""`model_type` of transformers -> architecture of llama.cpp."""
+_ROTATES_PAIRS = ("llama", "smollm3")
+"""Architectures for which llama.cpp rotates neighbouring features of queries and keys. Transformers rotates the halves
+of a head against each other, so the rows of these projections change places."""
+
+
+def check(config: Any) -> None:
+    """Check that a backbone of this configuration can be exported.
+
+    Raises:
+        UsageError: package gguf is missing.
+        ConfigError: llama.cpp has no such architecture, or it is not supported here.
+    """
+    if find_spec("gguf") is None:
+        raise UsageError("--format gguf needs package gguf: pip install 'streamlearn[gguf]'")
+    if config.model_type not in ARCHITECTURES:
+        raise ConfigError(
+            f"--format gguf: expected a backbone of type {', '.join(ARCHITECTURES)}, found {config.model_type}; use "
+            "--format peft, and convert_lora_to_gguf.py of llama.cpp"
+        )
+
+
+def write_gguf_adapter(folder: Path, lora: PlainLora, config: Any) -> None:
+    """Write `adapter.gguf`, in float32, into an existing folder. `config` is the backbone's, see `check`."""
+    import gguf  # noqa: PLC0415 - an optional dependency
+
+    name = ARCHITECTURES[config.model_type]
+    architecture = next(each for each, label in gguf.MODEL_ARCH_NAMES.items() if label == name)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(folder / FILE, name)
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(lora.alpha))
+    for linear, matrices in lora.layers.items():
+        B_ON = matrices.B_ON.numpy()
+        if name in _ROTATES_PAIRS and linear.endswith(("q_proj", "k_proj")):
+            heads = config.num_attention_heads if linear.endswith("q_proj") else config.num_key_value_heads
+            B_ON = _paired(B_ON, heads)
+        target = names.get_name(linear)
+        assert target is not None, f"llama.cpp has no tensor for {linear}"
+        writer.add_tensor(f"{target}.weight.lora_a", matrices.A_ND.numpy())
+        writer.add_tensor(f"{target}.weight.lora_b", B_ON)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _paired(B_ON: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Put feature i of the first half of each head before feature i of the second half.
+
+    >>> _paired(np.arange(4, dtype=np.float32)[:, None], 1)[:, 0].tolist()
+    [0.0, 2.0, 1.0, 3.0]
+    """
+    num, rank = B_ON.shape
+    return np.ascontiguousarray(B_ON.reshape(heads, 2, num // heads // 2, rank).swapaxes(1, 2).reshape(num, rank))
+
+
+_LIBRARY = {"peft": "peft", "gguf": "llama.cpp", "merged": "transformers"}
+
+
+def card(exported: ExportedRegime, figures: Sequence[str] | None = None) -> str:
+    """The text of the card; `figures` are lines that replace the hold-out figures of `exported`."""
+    what = "All regimes" if exported.regime is None else f"Regime {exported.regime}"
+    what += f" ({exported.label})" if exported.label else ""
+    return "\n".join(
+        [
+            "---",
+            f"base_model: {exported.base.name}",
+            f"base_model_relation: {'merge' if exported.form == 'merged' else 'adapter'}",
+            f"library_name: {_LIBRARY[exported.form]}",
+            "tags: [lora, streamlearn]",
+            "---",
+            f"# {what} of snapshot {exported.snapshot}",
+            "",
+            f"Learned from a stream of records by streamlearn {__version__}. A regime is what the learner found to be",
+            "one kind of records.",
+            "",
+            *_table(exported),
+            "",
+            *(_figures(exported) if figures is None else figures),
+            "## Use",
+            "",
+            *_usage(exported),
+            "",
+        ]
+    )
+
+
+def _table(exported: ExportedRegime) -> list[str]:
+    revision = f" at revision `{exported.base.revision}`" if exported.base.revision else ""
+    rows = {
+        "backbone": f"`{exported.base.name}`{revision}",
+        "snapshot": f"{exported.snapshot}, written {exported.written}",
+        "records": f"{exported.records:,} in {exported.visits} visit{'s' * (exported.visits != 1)}",
+        "LoRA": f"rank {exported.rank}, alpha {exported.alpha:g}, beside {exported.num_linears} linear layers",
+        "fidelity": exported.fidelity,
+    }
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
+
+
+def _figures(exported: ExportedRegime) -> list[str]:
+    figures = exported.figures
+    if figures is None:
+        return ["There were no hold-out records to measure it on.", ""]
+    return [
+        f"On {figures.records} hold-out records, which were never trained on ({figures.tokens:,} answer tokens):",
+        "",
+        "| | loss, nats per token | token accuracy |",
+        "|---|---|---|",
+        f"| this export | {figures.loss:.4f} | {figures.accuracy:.4f} |",
+        f"| the daemon | {figures.daemon_loss:.4f} | {figures.daemon_accuracy:.4f} |",
+        f"| untouched backbone | {figures.backbone_loss:.4f} | {figures.backbone_accuracy:.4f} |",
+        "",
+        f"Between this export and the daemon, computed in {exported.computed_in}: KL divergence "
+        f"{figures.divergence:.2g} nats per token, largest difference of a logit {figures.largest_difference:.2g}.",
+        "",
+    ]
+
+
+def _usage(exported: ExportedRegime) -> list[str]:
+    if exported.form == "gguf":
+        return ["```", "llama-cli -m BACKBONE.gguf --lora adapter.gguf", "```"]
+    if exported.form == "merged":
+        return [
+            "```python",
+            "from transformers import AutoModelForCausalLM",
+            "",
+            'model = AutoModelForCausalLM.from_pretrained("FOLDER")',
+            "```",
+        ]
+    return [
+        "```python",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM",
+        "",
+        f'backbone = AutoModelForCausalLM.from_pretrained("{exported.base.name}")',
+        'model = PeftModel.from_pretrained(backbone, "FOLDER")',
+        "```",
+        "",
+        "or",
+        "",
+        "```",
+        f"vllm serve {exported.base.name} --enable-lora --max-lora-rank {_rank_limit(exported.rank)} \\",
+        f"  --lora-modules {exported.name}=FOLDER",
+        "```",
+    ]
+
+
+def _rank_limit(rank: int) -> int:
+    """The smallest limit on the rank that vLLM accepts.
+
+    >>> _rank_limit(20), _rank_limit(32)
+    (32, 32)
+    """
+    return next((limit for limit in (8, 16, 32, 64, 128, 256, 320) if limit >= rank), 512)

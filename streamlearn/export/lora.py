@@ -1,0 +1,156 @@
+"""A regime's experts as one plain LoRA.
+
+    A = blockdiag(A_1, ..., A_H),  B = [B_1 ... B_H]                                                       (1)
+
+With one expert a head every gate is 1, and y = W x + (alpha / r) B A x is eq. (2) of `adapters.layer`: (1) is exact, of
+rank H R. Where tokens choose among K experts, no matrix does the same. The nearest one of this form gives every expert
+the same gate for all tokens:
+
+    A_m = [A_m1; ...; A_mK],  B_m = [g_m1 B_m1 ... g_mK B_mK]                                              (2)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from streamlearn.adapters.context import AdaptedLayer, RoutingDecision
+from streamlearn.adapters.presets import HeadLoraConfig
+from streamlearn.adapters.tuner import Bank, banks
+from streamlearn.learner.evaluate import run_to_end, score
+from streamlearn.learner.learner import Learner
+from streamlearn.stream.decode import Example
+
+# Shape suffixes: D in features, O out features, H heads, S = D / H slice, K experts a head, R rank, N = H R.
+
+
+_PREFIX = "base_model.model."
+_A, _B = ".head_lora_A", ".head_lora_B"
+
+
+@dataclass(frozen=True)
+class LoraMatrices:
+    """The matrices beside one linear, float32."""
+
+    A_ND: Tensor
+    B_ON: Tensor
+
+
+@dataclass(frozen=True)
+class PlainLora:
+    """A LoRA of one rank: y = W x + (alpha / rank) B A x in each of its layers."""
+
+    layers: Mapping[str, LoraMatrices]
+    """By the linear's name in the backbone, for example model.layers.0.mlp.up_proj."""
+    rank: int
+    alpha: float
+
+    @property
+    def scaling(self) -> float:
+        """Factor on B A x."""
+        return self.alpha / self.rank
+
+
+def plain_lora(weights: Mapping[str, Tensor], config: HeadLoraConfig) -> PlainLora:
+    """Build eq. (1).
+
+    Args:
+        weights: Of one adapter, by their names in a PEFT folder.
+        config: Its options, with one expert a head.
+    """
+    assert config.num_experts == 1, "where tokens choose among experts, `with_mean_gates` comes first"
+    rank = config.num_heads * config.r
+    layers = {
+        name.removeprefix(_PREFIX).removesuffix(_A): LoraMatrices(
+            torch.block_diag(*A_HKRS[:, 0].cpu()),  # type: ignore[no-untyped-call]
+            weights[name.removesuffix(_A) + _B].cpu().flatten(0, 2).T.contiguous(),
+        )
+        for name, A_HKRS in weights.items()
+        if name.endswith(_A)
+    }
+    return PlainLora(layers, rank, config.scaling * rank)
+
+
+def with_mean_gates(
+    weights: Mapping[str, Tensor], config: HeadLoraConfig, gates: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], HeadLoraConfig]:
+    """Build eq. (2).
+
+    Args:
+        weights: Of one adapter, by their names in a PEFT folder.
+        config: Its options.
+        gates: g (H, K) of each linear, by its name in the backbone.
+
+    Returns:
+        Weights and options of an adapter with one expert a head, of rank K R.
+    """
+    merged: dict[str, Tensor] = {}
+    for name, A_HKRS in weights.items():
+        if not name.endswith(_A):
+            continue
+        layer = name.removesuffix(_A)
+        B_HKRO, gate_HK = weights[layer + _B].cpu(), gates[layer.removeprefix(_PREFIX)].cpu()
+        merged[name] = A_HKRS.cpu().flatten(1, 2).unsqueeze(1)
+        merged[layer + _B] = (B_HKRO * gate_HK[:, :, None, None]).flatten(1, 2).unsqueeze(1)
+    rank = config.num_experts * config.r
+    one = replace(
+        config, num_experts=1, top_k=1, r=rank, alpha=config.scaling * rank, routes="tokens", noise=0.0, regimes=0
+    )
+    return merged, one
+
+
+class PlainLoraAdapter:
+    """Applies a plain LoRA, see `ParallelAdapter`."""
+
+    def __init__(self, lora: PlainLora) -> None:
+        self._lora = lora
+
+    def __call__(self, layer: AdaptedLayer, x_TD: Tensor, y: Tensor) -> Tensor:
+        """Add (alpha / rank) B A x in the dtype of `y`."""
+        matrices = self._lora.layers[layer.name]
+        A_ND, B_ON = matrices.A_ND.to(y), matrices.B_ON.to(y)
+        return y + self._lora.scaling * F.linear(F.linear(x_TD.to(y.dtype), A_ND), B_ON)
+
+
+# Shape suffixes: T tokens or sequences, H heads, K experts a head.
+
+
+class MeanGates:
+    """A routing hook that averages; whole sequences, where those are routed, count once each."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._num: dict[str, int] = {}
+
+    def __call__(self, layer: AdaptedLayer, decision: RoutingDecision) -> None:
+        """Add one layer's decisions in a pass."""
+        gate_HKT = decision.gate_HKT.float()
+        self._sums[layer.block] = self._sums.get(layer.block, 0.0) + gate_HKT.sum(-1)
+        self._num[layer.block] = self._num.get(layer.block, 0) + gate_HKT.shape[-1]
+
+    def of(self, block: str) -> Tensor | None:
+        """The mean (H, K) of what shares a router, see `AdaptedLayer.block`; None if nothing was routed there."""
+        return self._sums[block] / self._num[block] if self._num.get(block) else None
+
+
+def mean_gates(
+    learner: Learner, adapter: str, slot: int, examples: Sequence[Example], *, pack_tokens: int
+) -> Mapping[str, Tensor]:
+    """Measure the mean gates (H, K) of an adapter's linears, by name, over the records of the regime in `slot`.
+
+    In a vision tower nothing is routed if no record has an image. Experts there get equal gates: the mean of a router
+    that prefers none. An expert that was never trained adds nothing, whatever its gate.
+    """
+    means = MeanGates()
+    slots = [slot] * len(examples)
+    run_to_end(score(learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=slots, hooks=(means,)))
+    found = {bank.linear: (bank, means.of(bank.info.block)) for bank in banks(learner.model, adapter)}
+    return {linear: _equal(bank) if gate_HK is None else gate_HK for linear, (bank, gate_HK) in found.items()}
+
+
+def _equal(bank: Bank) -> Tensor:
+    """Equal gates (H, K) of sum 1 in each head."""
+    heads, experts = bank.A.shape[:2]
+    return torch.full((heads, experts), 1 / experts)

@@ -1,1 +1,0 @@
-"""The probe of a new regime: which stable experts resemble it, and which weights are important to it."""

@@ -1,0 +1,247 @@
+"""One vLLM server: which adapters it has loaded, and loading and unloading them while it runs."""
+
+import re
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+from streamlearn.errors import PublicationError, StreamlearnError
+from streamlearn.events import Event, get_logger
+from streamlearn.publish import publication as publication_file
+from streamlearn.publish.folder import ADAPTERS
+from streamlearn.publish.publication import Publication
+from streamlearn.settings import HubSettings
+from streamlearn.snapshot.parts import list_tree
+from streamlearn.status import ReplicaStatus
+
+ASK_S = 5.0
+"""Time for a question that needs no weights."""
+
+
+class ReplicaAwayError(StreamlearnError):
+    """The server does not answer; it is asked again later."""
+
+
+class ReplicaRefusedError(StreamlearnError):
+    """The server answers, and refuses; the message is its own."""
+
+
+class Replica:
+    """A client of one server. Every method blocks until the server answers, and may be called from any one thread."""
+
+    def __init__(self, url: str, *, key: str | None, timeout_s: float) -> None:
+        self.url = url
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._timeout_s = timeout_s
+        # A proxy named in the environment must not receive the key.
+        self._client = httpx.Client(base_url=url, headers=headers, trust_env=False)
+
+    def loaded(self) -> frozenset[str]:
+        """Ask for the names of all models: the backbone's, and those of the loaded adapters.
+
+        Raises:
+            ReplicaAwayError: it does not answer.
+            ReplicaRefusedError: its answer is not that of an OpenAI-compatible server.
+        """
+        answer = self._request("GET", "/v1/models", timeout_s=ASK_S)
+        try:
+            return frozenset(str(model["id"]) for model in answer.json()["data"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ReplicaRefusedError(f"{self.url}/v1/models: expected a list of models, found {error!r}") from error
+
+    def load(self, name: str, folder: str) -> None:
+        """Load an adapter from a folder that the server sees; it is complete when this returns.
+
+        Raises:
+            ReplicaAwayError: it does not answer.
+            ReplicaRefusedError: it cannot load the adapter.
+        """
+        self._request("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+
+    def unload(self, name: str) -> None:
+        """Unload an adapter. Raises like `load`."""
+        self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._client.close()
+
+    def _request(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> httpx.Response:
+        try:
+            answer = self._client.request(method, path, json=body, timeout=timeout_s or self._timeout_s)
+        except httpx.HTTPError as error:
+            raise ReplicaAwayError(f"{self.url}: no answer ({type(error).__name__}: {error})") from error
+        if answer.status_code >= 500:
+            raise ReplicaAwayError(f"{self.url}{path}: {answer.status_code} {answer.text[:200]}")
+        if answer.is_error:
+            raise ReplicaRefusedError(f"{self.url}{path}: {answer.status_code} {_message(answer)}")
+        return answer
+
+
+def _message(answer: httpx.Response) -> str:
+    """The server's own words, and what to do about those that every new user meets."""
+    text = answer.text[:500]
+    if "No adapter found" in text:
+        return f"{text}; the server must see publish.folder: set publish.vllm.folder to its path there"
+    if answer.status_code == httpx.codes.NOT_FOUND:
+        return f"{text}; start the server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora"
+    if "max_lora_rank" in text or "rank" in text:
+        return f"{text}; start the server with --max-lora-rank of at least the adapters' rank"
+    return text
+
+
+# All replicas: each is asked on its own, side by side, so that one that hangs delays no other.
+#
+# The threads are daemons: one that waits for a replica does not keep the process from ending.
+
+
+_log = get_logger("publish")
+
+Answer = TypeVar("Answer")
+
+
+class ReplicaSet:
+    """Replicas that should have the same adapters loaded. Only the publisher's thread calls it."""
+
+    def __init__(self, replicas: Sequence[Replica], folder_of: Callable[[str], str], name: str) -> None:
+        """Build the set.
+
+        Args:
+            replicas: The servers.
+            folder_of: Where they find the folder of a version.
+            name: First part of the names of our versions, NAME-regime-NUMBER@STEP; other adapters on a server are left
+                alone.
+        """
+        self._replicas = replicas
+        self._folder_of = folder_of
+        self._our_name = re.compile(rf"{re.escape(name)}-regime-[1-9][0-9]*@[0-9A-Za-z]+")
+        self.status: tuple[ReplicaStatus, ...] = tuple(ReplicaStatus(each.url, False, 0, 0) for each in replicas)
+
+    def fault_of_loading(self, names: Collection[str]) -> str | None:
+        """Load versions on every replica that answers, in addition to what it has.
+
+        Returns why requests cannot be sent to them: no replica answers, or one refuses. None if they can, or if there
+        is no replica to load them.
+        """
+        if not (names and self._replicas):
+            return None
+        faults = _side_by_side(lambda replica: self._load(replica, names), self._replicas)
+        refused = [str(fault) for fault in faults if isinstance(fault, ReplicaRefusedError)]
+        if refused:
+            return refused[0]
+        return None if None in faults else f"no replica answers; {faults[0]}"
+
+    def reconcile(self, wanted: Collection[str], draining: Collection[str] = ()) -> None:
+        """Give each replica what it lacks of `wanted`, and unload what is ours and neither wanted nor draining."""
+        before = self.status
+        self.status = tuple(_side_by_side(lambda replica: self._reconcile(replica, wanted, draining), self._replicas))
+        for old, new in zip(before, self.status, strict=True):
+            if new.is_up and not old.is_up:
+                _log.info(Event.REPLICA_REACHED, url=new.url, loaded=new.loaded, wanted=new.wanted)
+            elif old.is_up and not new.is_up:
+                _log.warning(Event.REPLICA_LOST, url=new.url, fault=new.fault)
+            elif new.fault is not None and new.fault != old.fault:
+                _log.warning(Event.REPLICA_REFUSED, url=new.url, fault=new.fault)
+
+    def close(self) -> None:
+        """Close all connections. A replica that is being asked is not waited for."""
+        for replica in self._replicas:
+            replica.close()
+
+    def _load(self, replica: Replica, names: Collection[str]) -> StreamlearnError | None:
+        try:
+            loaded = replica.loaded()
+            for name in names:
+                if name not in loaded:
+                    replica.load(name, self._folder_of(name))
+        except (ReplicaAwayError, ReplicaRefusedError) as error:
+            return error
+        return None
+
+    def _reconcile(self, replica: Replica, wanted: Collection[str], draining: Collection[str]) -> ReplicaStatus:
+        loaded: frozenset[str] = frozenset()
+        try:
+            loaded = replica.loaded()
+            for name in sorted(set(wanted) - loaded):
+                replica.load(name, self._folder_of(name))
+                loaded |= {name}
+            for name in sorted(filter(self._our_name.fullmatch, loaded - {*wanted, *draining})):
+                replica.unload(name)
+        except ReplicaAwayError as error:
+            return ReplicaStatus(replica.url, False, 0, len(wanted), str(error))
+        except ReplicaRefusedError as error:
+            return ReplicaStatus(replica.url, True, len(loaded & set(wanted)), len(wanted), str(error))
+        return ReplicaStatus(replica.url, True, len(wanted), len(wanted))
+
+
+def _side_by_side(ask: Callable[[Replica], Answer], replicas: Sequence[Replica]) -> list[Answer]:
+    """Ask each replica in a thread of its own, and wait for all answers."""
+    answers: list[Future[Answer]] = [Future() for _ in replicas]
+    for replica, answer in zip(replicas, answers, strict=True):
+        threading.Thread(target=_answer, args=(ask, replica, answer), name="publish-replica", daemon=True).start()
+    return [answer.result() for answer in answers]
+
+
+def _answer(ask: Callable[[Replica], Answer], replica: Replica, answer: Future[Answer]) -> None:
+    try:
+        answer.set_result(ask(replica))
+    except Exception as error:  # noqa: BLE001 - it is raised where the answer is waited for
+        answer.set_exception(error)
+
+
+class HubRepository:
+    """A client of one repository. Its files are those of the published folder, less what is not published any more."""
+
+    def __init__(self, settings: HubSettings, token: str, *, endpoint: str | None = None) -> None:
+        """`endpoint` is the hub's address, by default the public one or `HF_ENDPOINT`."""
+        self._settings = settings
+        self._api = HfApi(endpoint=endpoint, token=token)
+        self._is_created = False
+
+    def upload(self, folder: Path, publication: Publication) -> None:
+        """Commit a publication: new versions, its routing state and tokenizer; versions it does not name are removed.
+
+        Raises:
+            PublicationError: the hub does not answer or refuses.
+        """
+        repository = self._settings.repository
+        try:
+            if not self._is_created:
+                self._api.create_repo(repository, private=self._settings.private, exist_ok=True)
+                self._is_created = True
+            there = set(self._api.list_repo_files(repository))
+            here = _files(folder, publication)
+            self._api.create_commit(
+                repository,
+                [
+                    *(CommitOperationAdd(name, path) for name, path in here.items() if _is_new(name, there)),
+                    *(CommitOperationDelete(name) for name in sorted(there - here.keys()) if _is_ours(name)),
+                ],
+                commit_message=f"Publication {publication.sequence}, snapshot {publication.snapshot}",
+            )
+        except Exception as error:  # what the client raises without an answer depends on its release
+            found = f"{type(error).__name__}: {error}"
+            raise PublicationError(f"{repository}: expected to commit to the hub, found: {found}") from error
+
+
+def _files(folder: Path, publication: Publication) -> dict[str, Path]:
+    """What a publication consists of, by name in the folder."""
+    names = [publication.tokenizer, *(f"{ADAPTERS}/{version}" for version in publication.adapters)]
+    files = {f"{name}/{part}": path for name in names for part, path in list_tree(folder / name)[0].items()}
+    for name in (publication.routing, publication_file.FILE):
+        files[name] = folder / name
+    return files
+
+
+def _is_new(name: str, there: set[str]) -> bool:
+    """Whether a file must be sent: all but `publication.json` never change."""
+    return name == publication_file.FILE or name not in there
+
+
+def _is_ours(name: str) -> bool:
+    return name.partition("/")[0] in (ADAPTERS, "routing") or name.startswith("tokenizer-")

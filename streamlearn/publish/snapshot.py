@@ -1,0 +1,123 @@
+"""A snapshot as the publisher reads it: each regime's weights and hold-out records, and the routing state.
+
+Everything comes from the files of the snapshot, so the thread that owns the model is not asked and cannot have moved
+on.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from streamlearn.adapters.presets import HeadLoraConfig, regime_adapter
+from streamlearn.errors import SnapshotDamagedError
+from streamlearn.export.lora import PlainLora, plain_lora
+from streamlearn.regimes.holdout import HoldoutReservoirs
+from streamlearn.settings import Settings
+from streamlearn.snapshot.parts import STATE, Snapshot, reading
+from streamlearn.stream.decode import Example
+
+_WEIGHTS = "adapter/{}/adapter_model.safetensors"
+_MONITOR, _HOLDOUTS = "regimes.monitor.", "regimes.holdouts."
+
+
+@dataclass(frozen=True)
+class RegimeOfSnapshot:
+    """One regime with an adapter of its own."""
+
+    slot: int
+    number: int
+    label: str | None
+    """The operator's name for it."""
+    weights_sha256: str
+    """Of the file with its weights."""
+    records: int
+    visits: int
+    is_suspected: bool
+    """Whether its answers may have changed, which is not confirmed yet."""
+    refused_return: int | None
+    """Number of the regime that its first records looked like; by their losses they were another's, or changed."""
+    approved_at: int | None
+    """Step at which an operator let it be published although its answers changed."""
+
+
+class SnapshotRegimes:
+    """The regimes of one snapshot. Its methods raise SnapshotError where a file is gone or damaged."""
+
+    def __init__(self, snapshot: Snapshot, settings: Settings, config: HeadLoraConfig) -> None:
+        self.snapshot = snapshot
+        self._settings = settings
+        self._config = config
+
+    @property
+    def step(self) -> int:
+        """Optimizer updates in it."""
+        return self.snapshot.manifest.step
+
+    @property
+    def labels(self) -> dict[int, str]:
+        """The operator's names, by number of the regime."""
+        controls = self.snapshot.manifest.components["regimes"].get("controls", {})
+        return {int(number): name for number, name in controls.get("names", {}).items()}
+
+    @property
+    def regimes(self) -> list[RegimeOfSnapshot]:
+        """Those that have learned something, by number."""
+        state, files = self.snapshot.manifest.components["regimes"], self.snapshot.manifest.files
+        visits = state["chronicle"]["presences"]
+        labels, approved = self.labels, state.get("controls", {}).get("approved", {})
+        suspected = {shift["regime"] for shift in state["suspected"]}
+        found = [
+            RegimeOfSnapshot(
+                slot=int(slot),
+                number=number,
+                label=labels.get(number),
+                weights_sha256=files[_WEIGHTS.format(regime_adapter(int(slot)))].sha256,
+                records=visits[slot]["records"],
+                visits=visits[slot]["visits"],
+                is_suspected=number in suspected,
+                refused_return=visits[slot].get("refused_return"),  # older snapshots: none was refused
+                approved_at=approved.get(str(number)),
+            )
+            for slot, number in state["numbers"].items()
+            if _WEIGHTS.format(regime_adapter(int(slot))) in files
+        ]
+        return sorted(found, key=lambda regime: regime.number)
+
+    def lora(self, slot: int) -> PlainLora:
+        """Read a regime's weights as a plain LoRA."""
+        return plain_lora(self.snapshot.weights(regime_adapter(slot)), self._config)
+
+    def holdouts(self, slot: int) -> dict[str, Example]:
+        """The hold-out records of a regime, by the digest of their tokens."""
+        return {digest(example): example for example in self._reservoirs.examples(slot)}
+
+    def routing_state(self) -> dict[str, NDArray[Any]]:
+        """Read the arrays of the monitor's state, by name."""
+        return self._arrays(_MONITOR)
+
+    @cached_property
+    def _reservoirs(self) -> HoldoutReservoirs:
+        settings = self._settings
+        reservoirs = HoldoutReservoirs(settings.holdout, regimes=settings.shift.max_regimes, seed=settings.seed)
+        reservoirs.load_state(self._arrays(_HOLDOUTS))
+        return reservoirs
+
+    def _arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
+        """Read the tensors whose names begin with `prefix`, and no others."""
+        path = self.snapshot.path / STATE
+        with reading(path), safe_open(path, framework="numpy") as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - not a dict
+            if not names:
+                raise SnapshotDamagedError(f"{path}: expected tensors named {prefix}*, found none")
+            return {name.removeprefix(prefix): np.array(file.get_tensor(name)) for name in names}
+
+
+def digest(example: Example) -> str:
+    """Identify a record by its tokens and labels."""
+    tokens = np.concatenate([example.input_ids, example.labels]).astype("<i4")
+    return hashlib.sha256(tokens.tobytes()).hexdigest()[:32]

@@ -1,0 +1,1 @@
+"""What is kept about each regime, and how a batch meets it: enter, hold out, train, measure, route."""

@@ -1,0 +1,231 @@
+"""Records that look like a known regime's, checked by their losses (`probe/return_check`) before they are trained on.
+
+A regime returns in two ways: the stream moves to it (a shift), or single records of other producers are assigned to it
+while the stream stays where it is (visits). Visits are checked where they begin: after `ABSENT` records without one of
+the regime's, by all of its records that had been read when the batch was decided. A replay may read less far ahead than
+the run did before training on a batch, but it decides each batch after the same record.
+
+What an entered shift was found from is believed: without it, the shift might not be found again.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import mannwhitneyu
+
+from streamlearn.baselines.transient import first_tokens
+from streamlearn.events import Event, get_logger
+from streamlearn.learner.evaluate import run_to_end
+from streamlearn.learner.learner import Learner
+from streamlearn.settings import Settings
+from streamlearn.shift.input_shift import RefusedRecord, RefusedReturn, Shift
+from streamlearn.shift.monitor import AssignedBatch
+from streamlearn.stream.decode import Example
+
+NUM_LOSSES = 32
+"""Losses kept per regime. More would be of records from before the adapter had learned what it knows now."""
+
+
+class RecentLosses:
+    """By slot, oldest first."""
+
+    def __init__(self) -> None:
+        self._losses: dict[int, deque[float]] = {}
+
+    def add(self, slot: int, loss: float) -> None:
+        """Add the loss of the newest record of the regime in a slot, nats per learned token."""
+        if math.isfinite(loss):
+            self._losses.setdefault(slot, deque(maxlen=NUM_LOSSES)).append(loss)
+
+    def of(self, slot: int) -> Sequence[float]:
+        """The losses of the regime in a slot; empty before its first record."""
+        return tuple(self._losses.get(slot, ()))
+
+    def forget(self, slot: int) -> None:
+        """Discard a slot's losses: they are another regime's, or of other answers."""
+        self._losses.pop(slot, None)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Arrays for a snapshot."""
+        return {str(slot): np.array(losses, dtype=np.float64) for slot, losses in self._losses.items()}
+
+    def load_state(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Restore what `state` returned; nothing for a snapshot from before they were kept."""
+        self._losses = {int(slot): deque(losses.tolist(), maxlen=NUM_LOSSES) for slot, losses in arrays.items()}
+
+
+# Whether records whose inputs look like a known regime's are its: their losses, beside the regime's own.
+#
+# The records are scored under the regime's adapter before anything is learned from them. Its own losses are those of
+# its
+# last records, each measured before it was trained on, so both are of records that the adapter has not seen. A return
+# is refused where the records' losses are higher by the one-sided rank test of Mann and Whitney (1947). The test asks
+# for no form of the distribution: losses of labels and of texts have none in common.
+
+
+@dataclass(frozen=True)
+class ReturnCheck:
+    """What the first records of a supposed return cost under the regime's adapter."""
+
+    losses: tuple[float, ...]
+    """Of each record, nats per learned token."""
+    own_losses: tuple[float, ...]
+    """Of the regime's last records."""
+
+    @property
+    def p_value(self) -> float:
+        """Probability of losses at least as high, if the records are the regime's; 1 where none can be compared.
+
+        >>> ReturnCheck((3.0, 4.0, 5.0), (0.5, 0.6, 0.7, 0.8)).p_value < 0.05 < ReturnCheck((0.6,), (0.5, 0.7)).p_value
+        True
+        """
+        if not (self.losses and self.own_losses):
+            return 1.0
+        return float(mannwhitneyu(self.losses, self.own_losses, alternative="greater").pvalue)
+
+
+def check_return(
+    learner: Learner, examples: Sequence[Example], slot: int, own_losses: Sequence[float], *, pack_tokens: int
+) -> ReturnCheck:
+    """Score the first records of a supposed return under the adapter of the regime in `slot`; changes nothing.
+
+    Args:
+        learner: Each regime has an adapter of its own.
+        examples: The records, at least one.
+        slot: Slot of the regime.
+        own_losses: Losses of the regime's last records, nats per learned token.
+        pack_tokens: Maximum tokens per forward pass.
+    """
+    work = learner.score(examples, [slot] * len(examples), pack_tokens=pack_tokens)
+    losses = tuple(each.loss_sum / each.tokens for each in run_to_end(work))
+    return ReturnCheck(losses, tuple(own_losses))
+
+
+ABSENT = 64
+"""Records without one of a regime after which its next ones are checked. While a regime's records keep coming, a change
+of their answers is the drift detector's to find."""
+
+_log = get_logger("shift")
+
+
+@dataclass(frozen=True)
+class Upcoming:
+    """What is known of the batch taken last, before it is trained on."""
+
+    assigned: AssignedBatch
+    first: int
+    """Ordinal of its first record."""
+    current: int | None
+    """Slot of the regime under way before it."""
+    numbers: Mapping[int, int]
+    """Of the regimes that were entered, by slot."""
+    last_records: Mapping[int, int]
+    """Ordinal of each regime's last record before it, by slot."""
+    examples_of: Callable[[int], Sequence[Example]]
+    """Returns the first records of the regime in a slot, from the batch on until the stream moves on."""
+    entered_until: int
+    """`Lookahead.entered_until`."""
+
+
+class ReturnChecks:
+    """Checks the returns and visits in the next batch to train on. What it refused is decided again by the monitor."""
+
+    def __init__(self, learner: Learner, settings: Settings) -> None:
+        self.losses = RecentLosses()
+        """What the regimes' own records cost."""
+        self._learner = learner
+        self._settings = settings
+        self._returns: list[Shift] = []
+        self._records: list[RefusedRecord] = []
+
+    def applies(self, shift: Shift, numbers: Mapping[int, int]) -> bool:
+        """Whether the losses of its first records decide about this shift; `numbers` are those of regimes by slot."""
+        return self._enabled and shift.known and numbers.get(shift.slot) == shift.regime
+
+    def refuse(self, upcoming: Upcoming) -> bool:
+        """Check a batch that is not trained on yet; return whether anything was refused in it that was not before."""
+        for shift in upcoming.assigned.shifts:
+            is_checked = self.applies(shift, upcoming.numbers) and shift.declared_at > upcoming.entered_until
+            examples = upcoming.examples_of(shift.slot) if is_checked else ()
+            # A shift that was found after a flush may come with a batch that has none of its records: it is believed.
+            check = self._check(shift.slot, examples) if examples else None
+            if check is not None:
+                self._returns.append(shift)
+                _log_refused(
+                    Event.RETURN_REFUSED, shift.regime, check, declared_at=shift.declared_at, onset=shift.onset
+                )
+                return True
+        return any(self._refuse_visits(slot, upcoming) for slot in self._visited(upcoming))
+
+    @property
+    def returns(self) -> tuple[RefusedReturn, ...]:
+        """The returns that were refused since the batch before."""
+        return tuple(RefusedReturn(shift.declared_at, shift.slot) for shift in self._returns)
+
+    @property
+    def records(self) -> tuple[RefusedRecord, ...]:
+        """The records that were refused since the batch before."""
+        return tuple(self._records)
+
+    def refused_at(self, declared_at: int) -> int | None:
+        """Number of the regime whose return was refused that was declared at this record; None: there is none."""
+        return next((each.regime for each in self._returns if each.declared_at == declared_at), None)
+
+    def clear(self) -> None:
+        """The batch is trained on, or will be decided again without what was refused."""
+        self._returns.clear()
+        self._records.clear()
+
+    @property
+    def _enabled(self) -> bool:
+        return self._learner.per_regime and self._settings.probe.max_returns_refused > 0
+
+    def _visited(self, upcoming: Upcoming) -> list[int]:
+        """Slots of known regimes that the batch has records of after a while without, and that no shift is to."""
+        if not self._enabled:
+            return []
+        present = {upcoming.current, *(shift.slot for shift in upcoming.assigned.shifts)}
+        others = [slot for slot in dict.fromkeys(upcoming.assigned.slots) if slot not in present]
+        return [
+            slot
+            for slot in others
+            if slot in upcoming.numbers and upcoming.first - upcoming.last_records.get(slot, upcoming.first) > ABSENT
+        ]
+
+    def _refuse_visits(self, slot: int, upcoming: Upcoming) -> bool:
+        """Check the visits to a regime. A record is refused once: what else assigns it to the regime is believed."""
+        visits = upcoming.assigned.records_of(slot, upcoming.first)
+        visits = [(ordinal, example) for ordinal, example in visits if ordinal > upcoming.entered_until]
+        new = [RefusedRecord(ordinal, slot) for ordinal, _ in visits]
+        new = [each for each in new if each not in self._records]
+        check = self._check(slot, [example for _, example in visits]) if new else None
+        if check is None:
+            return False
+        self._records += new
+        _log_refused(Event.VISIT_REFUSED, upcoming.numbers[slot], check, first_record=visits[0][0])
+        return True
+
+    def _check(self, slot: int, examples: Sequence[Example]) -> ReturnCheck | None:
+        """The losses of the first records, if they speak against the regime in `slot`."""
+        records = first_tokens(examples, self._settings.probe.similarity_tokens)
+        own, pack_tokens = self.losses.of(slot), self._settings.stream.batch_tokens
+        check = check_return(self._learner, records, slot, own, pack_tokens=pack_tokens)
+        return check if check.p_value < self._settings.probe.max_returns_refused else None
+
+
+def _log_refused(event: Event, regime: int, check: ReturnCheck, **found: int) -> None:
+    _log.info(
+        event,
+        regime=regime,
+        **found,
+        records=len(check.losses),
+        loss=round(fmean(check.losses), 4),
+        own_loss=round(fmean(check.own_losses), 4),
+        p_value=check.p_value,
+    )

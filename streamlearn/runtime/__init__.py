@@ -1,1 +1,0 @@
-"""The running daemon: the loop, what it is built from, checkpoints, signals and systemd."""

@@ -1,0 +1,796 @@
+"""Request bodies, snapshot listings and errors, as the OpenAPI document describes them."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Protocol, Self, TypeVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, StringConstraints, model_validator
+from pydantic.config import JsonDict
+
+from streamlearn.jobs.results import ApiModel
+from streamlearn.status import (
+    ANSWERED_BY,
+    SHIFT_KINDS,
+    AdaptationStatus,
+    Board,
+    Clock,
+    DeadLetterRow,
+    FallbackStatus,
+    HistoryPoint,
+    HistoryStatus,
+    Phase,
+    PublicationStatus,
+    RegimePublication,
+    RegimeSegment,
+    RegimeStatus,
+    ReplicaStatus,
+    RequestCount,
+    ShiftStatus,
+    SnapshotMark,
+    Status,
+)
+from streamlearn.stream.record import PATTERN
+
+
+def require_number(value: object) -> object:
+    """Return the value, which must not be a string or a boolean."""
+    if isinstance(value, bool | str):
+        raise ValueError("expected a number")
+    return value
+
+
+Responses = dict[int | str, dict[str, Any]]
+"""Descriptions of responses, by status."""
+
+PositiveCount = Annotated[int, Field(gt=0), BeforeValidator(require_number)]
+"""A positive integer; strings and booleans are not converted."""
+_GIVEN: JsonDict = {"not": {"type": "null"}}
+_ABSENT: JsonDict = {"type": "null"}
+
+
+class EvalRequest(ApiModel):
+    """Examples to evaluate the current model on. They do not affect training."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "examples": [
+                        {"prompt": "Capital of France?", "completion": " Paris"},
+                        {"text": "The Nile flows north."},
+                    ],
+                    "generate": True,
+                    "max_new_tokens": 16,
+                }
+            ]
+        }
+    )
+
+    examples: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    """Records, each {"text"}, {"prompt", "completion"}, {"messages": [...]} or {"input_ids", ["labels"]}."""
+    generate: StrictBool = False
+    """Also generate an answer to each example, for exact match and ROUGE-L."""
+    max_new_tokens: PositiveCount | None = None
+    """Maximum length of a generated answer, tokens; serve.max_new_tokens when absent."""
+
+
+class Message(ApiModel):
+    """One turn of a conversation."""
+
+    role: Annotated[str, StringConstraints(min_length=1)]
+    """For example system, user or assistant."""
+    content: str | tuple[dict[str, str], ...]
+    """Text, or a list of {"type": "image"} and {"type": "text", "text": ...} parts where it contains images."""
+
+
+_ONE_OF_TWO: JsonDict = {
+    "oneOf": [
+        {"required": ["prompt"], "properties": {"prompt": _GIVEN, "messages": _ABSENT}},
+        {"required": ["messages"], "properties": {"messages": _GIVEN, "prompt": _ABSENT}},
+    ]
+}
+
+
+class PromptRequest(ApiModel):
+    """Exactly one of a prompt to continue and a conversation to answer."""
+
+    model_config = ConfigDict(json_schema_extra=_ONE_OF_TWO)
+
+    prompt: Annotated[str, StringConstraints(min_length=1)] | None = None
+    """Text to continue."""
+    messages: Annotated[tuple[Message, ...], Field(min_length=1)] | None = None
+    """Conversation to answer."""
+    image: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """One or several JPEG, PNG or WebP images in base64. Each replaces an <image> of the prompt, or precedes it."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            found = "neither" if self.prompt is None else "both"
+            raise ValueError(f"expected exactly one of prompt and messages, found {found}")
+        return self
+
+
+class GenerateRequest(PromptRequest):
+    """Exactly one of a prompt to continue and a conversation to answer."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"prompt": "The capital of France is", "max_new_tokens": 8},
+                {"messages": [{"role": "user", "content": "Capital of France?"}]},
+            ],
+            **_ONE_OF_TWO,
+        }
+    )
+
+    max_new_tokens: PositiveCount | None = None
+    """Maximum number of tokens to generate; serve.max_new_tokens when absent."""
+
+
+class RouteRequest(ApiModel):
+    """Prompts whose regimes are asked for."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "prompts": [
+                        {"prompt": "The capital of France is"},
+                        {"messages": [{"role": "user", "content": "Capital of France?"}]},
+                    ]
+                }
+            ]
+        }
+    )
+
+    prompts: Annotated[tuple[PromptRequest, ...], Field(min_length=1)]
+    """As in a request to /v1/generate."""
+
+
+class RollbackRequest(ApiModel):
+    """What a rollback leaves out."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"skip_records": ["orders:0:118..122"]}]})
+
+    skip_records: Annotated[
+        tuple[Annotated[str, StringConstraints(pattern=PATTERN, max_length=300)], ...], Field(max_length=60)
+    ] = ()
+    """Offsets that are never trained on, each TOPIC:PARTITION:FROM..TO with both ends included; FROM..TO is enough
+    where the stream has one partition."""
+
+
+class RenameRequest(ApiModel):
+    """A name for a regime."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "refunds"}]})
+
+    name: Annotated[str, StringConstraints(max_length=64)]
+    """The new name."""
+
+
+class SnapshotRow(ApiModel):
+    """A snapshot on disk."""
+
+    name: str
+    """Name of its folder."""
+    step: int
+    """Optimizer updates in it."""
+    written_at: datetime
+    """When it became durable."""
+    size_bytes: int | None = None
+    """Size of all its files; null when unknown."""
+    pinned: bool = False
+    """Whether it is kept from being pruned."""
+
+
+class SnapshotList(ApiModel):
+    """Snapshots on disk, newest first."""
+
+    snapshots: tuple[SnapshotRow, ...]
+    """The snapshots."""
+
+
+class ErrorDetail(ApiModel):
+    """Description of an error."""
+
+    code: str
+    """Stable identifier for programs, for example queue_full."""
+    message: str
+    """What was expected, what was found, and where."""
+    hint: str
+    """What to do."""
+
+
+class ErrorBody(ApiModel):
+    """Body of every error response."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "error": {
+                        "code": "queue_full",
+                        "message": "at most 8 jobs may be queued, found 8",
+                        "hint": "retry after the seconds in Retry-After",
+                    }
+                }
+            ]
+        }
+    )
+
+    error: ErrorDetail
+    """The error."""
+
+
+JOB_ERRORS: Responses = {
+    400: {"model": ErrorBody, "description": "Invalid JSON, an unusable record, or a Host that is not allowed."},
+    401: {"model": ErrorBody, "description": "The bearer token is missing or wrong."},
+    403: {"model": ErrorBody, "description": "The Origin header names a foreign site."},
+    413: {"model": ErrorBody, "description": "The body is larger than serve.max_body_bytes."},
+    415: {"model": ErrorBody, "description": "The content type is not application/json."},
+    422: {"model": ErrorBody, "description": "A field is missing, unknown or out of range; the message names it."},
+    500: {"model": ErrorBody, "description": "The job failed inside the daemon."},
+    503: {"model": ErrorBody, "description": "The queue is full or the daemon is not ready; see Retry-After."},
+    504: {"model": ErrorBody, "description": "The job did not finish in time and was cancelled."},
+}
+"""Errors of every job."""
+
+CONTROL_ERRORS: Responses = {
+    **{status: JOB_ERRORS[status] for status in (401, 403, 413, 415, 422)},
+    400: {"model": ErrorBody, "description": "Invalid JSON, or a Host that is not allowed."},
+    409: {"model": ErrorBody, "description": "The control is refused, and nothing was changed; the message says why."},
+    500: {"model": ErrorBody, "description": "The control failed inside the daemon; the message says what holds."},
+    503: {"model": ErrorBody, "description": "Too many controls wait, or the daemon is not ready; see Retry-After."},
+    504: {
+        "model": ErrorBody,
+        "description": "Not begun in time, and cancelled; or not finished in time, and completed later.",
+    },
+}
+"""Errors of every control."""
+
+
+class Liveness(ApiModel):
+    """The daemon is alive."""
+
+    alive: bool
+    """Always true; otherwise the response is a 503."""
+    heartbeat_age_s: float
+    """Time since the training loop last reported."""
+    heartbeat_bound_s: float
+    """Maximum age of the last report in this phase."""
+
+
+class Readiness(ApiModel):
+    """The daemon accepts jobs."""
+
+    ready: bool
+    """Always true; otherwise the response is a 503."""
+    phase: Phase
+    """What the training loop is doing."""
+    step: int
+    """Optimizer updates made."""
+
+
+class LossView(ApiModel):
+    """Prequential loss: each batch is scored before its update. Nats per token."""
+
+    last: float | None
+    """Loss of the last batch."""
+    smoothed: float | None
+    """Smoothed over recent batches."""
+
+
+class PartitionView(ApiModel):
+    """Training progress of one partition."""
+
+    topic: str
+    """Topic, or the file of a JSONL source."""
+    partition: int
+    """Number of the partition."""
+    position: int
+    """Offset of the next record to train on."""
+    lag: int | None
+    """Records between the position and the end of the log; null when unknown."""
+
+
+class SnapshotView(ApiModel):
+    """The newest durable snapshot."""
+
+    name: str
+    """Name of its folder."""
+    step: int
+    """Optimizer updates in it."""
+    written_at: datetime
+    """When it became durable."""
+    age_s: float
+    """Time since then."""
+
+
+class JobsView(ApiModel):
+    """The job queue: evaluations, generations, expert usage, snapshots."""
+
+    waiting: int
+    """Queued jobs."""
+    capacity: int
+    """Maximum number of queued jobs."""
+
+
+class ForgettingView(ApiModel):
+    """Forgetting on the hold-out records: each regime's accuracy now compared with earlier."""
+
+    average_forgetting: float | None
+    """Mean over past regimes of best accuracy since the segment ended minus accuracy now; null before a scoring."""
+    backward_transfer: float | None
+    """Mean over past regimes of accuracy now minus accuracy at the end of the segment; null before a scoring."""
+    loss_by_regime: dict[str, float]
+    """Hold-out loss of each regime at its newest scoring, nats per learned token, by regime number."""
+
+
+class RequestsView(ApiModel):
+    """Prompts and examples of finished evaluations and generations of this process."""
+
+    known: int
+    """That a regime explained."""
+    unknown: int
+    """That no regime explained."""
+    answered_by: dict[str, int]
+    """Number by what answered: regime, adapter (where routing does not depend on regimes), mean or
+    backbone."""
+    unknown_answered_by: dict[str, int]
+    """The part of them that no regime explained; regime is then the nearest, or the one that was asked for."""
+
+
+class RegimesView(ApiModel):
+    """Remembered regimes by number, and forgetting."""
+
+    current: int | None
+    """Number of the regime that the stream is in."""
+    average_forgetting: float | None
+    """Mean over past regimes of best accuracy since the segment ended minus accuracy now; null before a scoring."""
+    backward_transfer: float | None
+    """Mean over past regimes of accuracy now minus accuracy at the end of the segment; null before a scoring."""
+    regimes: tuple[RegimeStatus, ...]
+    """Remembered regimes."""
+
+
+class ShiftsView(ApiModel):
+    """Detected shifts, oldest first; only the newest of a long history."""
+
+    total: dict[str, int]
+    """Shifts ever detected, by kind; the first regime is not counted."""
+    shifts: tuple[ShiftStatus, ...]
+    """The newest shifts. The first entry of a run is its first regime, with `previous` null."""
+
+
+class PublicationView(ApiModel):
+    """What is published of each regime, what was held back and why, and the replicas."""
+
+    enabled: bool
+    """Whether the configuration has a section `publish`; if not, the rest is empty."""
+    sequence: int | None
+    """Number of the newest publication; null before the first."""
+    snapshot: str | None
+    """Snapshot that its routing state is from."""
+    written_at: datetime | None
+    """When it was written."""
+    regimes: tuple[RegimePublication, ...]
+    """By number."""
+    replicas: tuple[ReplicaStatus, ...]
+    """In the order of publish.vllm.replicas."""
+    published: int
+    """Versions published by this process."""
+    held_back: dict[str, int]
+    """Versions held back by this process, by reason."""
+    fault: str | None
+    """Why the newest snapshot could not be published yet; null when nothing is wrong."""
+
+
+class StatusView(ApiModel):
+    """The daemon at one moment. Counts are over the learner's lifetime, across restarts."""
+
+    phase: Phase
+    """What the training loop is doing."""
+    ready: bool
+    """Whether the daemon accepts jobs."""
+    reason: str | None
+    """Why the daemon is not ready; null when it is."""
+    degraded: str | None
+    """What cannot be written (snapshots, dead letters, journal) although learning continues; null when nothing."""
+    started_at: datetime
+    """Start of the process."""
+    heartbeat_age_s: float
+    """Time since the training loop last reported."""
+    step: int
+    """Optimizer updates made."""
+    records_trained: int
+    """Records trained on."""
+    records_held_out: int
+    """Records kept out of training to measure forgetting."""
+    records_dead_lettered: int
+    """Unusable records, all reasons together."""
+    dead_letters: dict[str, int]
+    """Unusable records, by reason."""
+    update_refusals: int
+    """Updates skipped because the loss or a gradient was not finite."""
+    tokens_trained: int
+    """Tokens of records trained on."""
+    tokens_per_s: float
+    """Recent training throughput."""
+    prequential_loss_nats: LossView
+    """Loss of each batch before its update, nats per token."""
+    current_regime: int | None
+    """Number of the regime that the stream is in; /v1/regimes lists all."""
+    num_regimes: int
+    """Number of remembered regimes."""
+    num_shifts: dict[str, int]
+    """Shifts ever detected, by kind; the first regime is not counted. /v1/shifts lists them."""
+    forgetting: ForgettingView
+    """Forgetting on the hold-out records."""
+    probe_seconds: float
+    """Time spent on probes by this process."""
+    holdout_seconds: float
+    """Training time spent on scoring hold-out records by this process; idle time is not counted."""
+    partitions: tuple[PartitionView, ...]
+    """Training progress per partition."""
+    last_snapshot: SnapshotView | None
+    """The newest durable snapshot; null before the first."""
+    step_seconds: float | None
+    """Duration of the last step."""
+    snapshot_write_seconds: float | None
+    """Duration of writing the last snapshot."""
+    jobs: JobsView
+    """The job queue."""
+    requests: RequestsView
+    """What was asked, and what answered it."""
+    unknown_requests: FallbackStatus
+    """What answers requests that no regime explains."""
+    backbone: str
+    """The frozen model."""
+    dtype: str
+    """Data type of the backbone."""
+    device: str
+    """Device of the model."""
+    adapter_preset: str
+    """Adapter preset."""
+    versions: dict[str, str]
+    """Versions of streamlearn, Python, torch and others."""
+
+
+def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
+    """Body of /v1/status, with ages as of now."""
+    status = board.read()
+    snapshot, adaptation = status.snapshot, status.adaptation
+    reason = board.why_not_ready()
+    return StatusView(
+        phase=status.phase,
+        ready=reason is None,
+        reason=reason,
+        degraded=status.degraded or None,
+        started_at=_utc(status.started_at),
+        heartbeat_age_s=round(board.heartbeat_age_s, 3),
+        step=status.step,
+        records_trained=status.records_trained,
+        records_held_out=status.records_held_out,
+        records_dead_lettered=status.records_dead_lettered,
+        dead_letters=dict(status.dead_letters),
+        update_refusals=status.update_refusals,
+        tokens_trained=status.tokens_trained,
+        tokens_per_s=round(status.tokens_per_s, 1),
+        prequential_loss_nats=LossView(last=status.loss, smoothed=status.loss_smoothed),
+        current_regime=adaptation.current and adaptation.current.number,
+        num_regimes=len(adaptation.regimes),
+        num_shifts=_totals(adaptation),
+        forgetting=ForgettingView(
+            average_forgetting=adaptation.average_forgetting,
+            backward_transfer=adaptation.backward_transfer,
+            loss_by_regime={str(each.number): each.now.loss for each in adaptation.regimes if each.now is not None},
+        ),
+        probe_seconds=round(adaptation.probe_seconds, 3),
+        holdout_seconds=round(adaptation.holdout_seconds, 3),
+        partitions=tuple(
+            PartitionView(topic=row.origin.topic, partition=row.origin.partition, position=row.position, lag=row.lag)
+            for row in status.partitions
+        ),
+        last_snapshot=snapshot
+        and SnapshotView(
+            name=snapshot.name,
+            step=snapshot.step,
+            written_at=_utc(snapshot.written_at),
+            age_s=round(max(0.0, clock.wall() - snapshot.written_at), 3),
+        ),
+        step_seconds=status.step_seconds.last_s,
+        snapshot_write_seconds=status.snapshot_seconds.last_s,
+        jobs=jobs,
+        requests=RequestsView(
+            known=sum(each.number for each in status.requests if each.known),
+            unknown=sum(each.number for each in status.requests if not each.known),
+            answered_by=_by_answer(status.requests),
+            unknown_answered_by=_by_answer(each for each in status.requests if not each.known),
+        ),
+        unknown_requests=adaptation.fallback,
+        backbone=status.backbone,
+        dtype=status.dtype,
+        device=status.device,
+        adapter_preset=status.preset,
+        versions=dict(status.versions),
+    )
+
+
+def regimes_view(status: Status) -> RegimesView:
+    """Body of /v1/regimes."""
+    adaptation = status.adaptation
+    return RegimesView(
+        current=adaptation.current and adaptation.current.number,
+        average_forgetting=adaptation.average_forgetting,
+        backward_transfer=adaptation.backward_transfer,
+        regimes=adaptation.regimes,
+    )
+
+
+def shifts_view(status: Status) -> ShiftsView:
+    """Body of /v1/shifts."""
+    return ShiftsView(total=_totals(status.adaptation), shifts=status.adaptation.shifts)
+
+
+def publication_view(status: Status) -> PublicationView:
+    """Body of /v1/publication."""
+    found = status.publication or PublicationStatus()
+    return PublicationView(
+        enabled=status.publication is not None,
+        sequence=found.sequence,
+        snapshot=found.snapshot,
+        written_at=None if found.written_at is None else _utc(found.written_at),
+        regimes=found.regimes,
+        replicas=found.replicas,
+        published=found.num_published,
+        held_back=dict(found.num_held_back),
+        fault=found.fault,
+    )
+
+
+def _by_answer(requests: Iterable[RequestCount]) -> dict[str, int]:
+    counts = Counter(dict.fromkeys(ANSWERED_BY, 0))
+    for each in requests:
+        counts[each.answered_by] += each.number
+    return dict(counts)
+
+
+def _totals(adaptation: AdaptationStatus) -> dict[str, int]:
+    return {kind: adaptation.num_shifts.get(kind, 0) for kind in SHIFT_KINDS}
+
+
+def _utc(seconds: float) -> datetime:
+    return datetime.fromtimestamp(round(seconds, 3), UTC)
+
+
+MAX_REGIMES = 8
+"""Regimes whose records are listed in a segment."""
+
+
+class PointColumns(ApiModel):
+    """One entry in each column for each point, oldest first. A point is one batch, or an older stretch of several.
+
+    Columns from `at` on depend on time as well as on the stream; the others are those of an uninterrupted run.
+    """
+
+    record: list[int]
+    """Ordinal of the newest record; the horizontal axis. Records are counted from 1 over all that were trained on or
+    held out, as in /v1/regimes and /v1/shifts."""
+    step: list[int]
+    """Step of the newest batch."""
+    batches: list[int]
+    """Number of batches."""
+    records: list[int]
+    """Number of records: trained on, held out, or measured because their regime is frozen."""
+    tokens: list[int]
+    """Tokens of records trained on."""
+    learned_tokens: list[int]
+    """Those of them that the loss is over."""
+    loss: list[float | None]
+    """Prequential loss: mean over the learned tokens before each update, nats per token; null where nothing was trained
+    on."""
+    refusals: list[int]
+    """Updates refused because the loss or a gradient was not finite."""
+    dead_letters: list[dict[str, int]]
+    """Unusable records, by reason."""
+    at: list[float]
+    """End of the newest batch, Unix time."""
+    tokens_per_s: list[float | None]
+    """Tokens over the time since the point before, waiting for records included."""
+    step_seconds: list[float]
+    """Mean duration of a batch's step."""
+    longest_step_seconds: list[float]
+    """Duration of the longest step."""
+    lag: list[int | None]
+    """Largest lag in records, all partitions together; null when unknown."""
+    requests: list[int]
+    """Prompts and examples of requests that were answered meanwhile."""
+    unexplained_requests: list[int]
+    """Those of them that no regime explained."""
+    sample_records: list[int]
+    """Records trained on whose loss was measured under the untouched backbone too: a sample of them."""
+    sample_tokens: list[int]
+    """Learned tokens of those records: the weights of means over several points."""
+    sample_loss: list[float | None]
+    """Prequential loss of those records, mean over their learned tokens, nats per token; null where there are none."""
+    backbone_loss: list[float | None]
+    """Loss of the same records under the untouched backbone."""
+    average_forgetting: list[float | None]
+    """Mean over past regimes of best accuracy since the segment ended minus accuracy then; null before a scoring."""
+    backward_transfer: list[float | None]
+    """Mean over past regimes of accuracy then minus accuracy at the end of the segment; null before a scoring."""
+
+    @classmethod
+    def of(cls, points: Sequence[HistoryPoint]) -> Self:
+        """The columns of these points."""
+        stream, run = [point.stream for point in points], [point.run for point in points]
+        return cls(
+            record=[each.record for each in stream],
+            step=[each.step for each in stream],
+            batches=[each.batches for each in stream],
+            records=[each.records for each in stream],
+            tokens=[each.tokens for each in stream],
+            learned_tokens=[each.learned_tokens for each in stream],
+            loss=[_mean(each.loss_sum, each.learned_tokens) for each in stream],
+            refusals=[each.refusals for each in stream],
+            dead_letters=[dict(each.dead_letters) for each in stream],
+            at=[round(each.ended_at, 3) for each in run],
+            tokens_per_s=[_mean(one.tokens, other.elapsed_s, 1) for one, other in zip(stream, run, strict=True)],
+            step_seconds=[_mean(other.step_s, one.batches) or 0.0 for one, other in zip(stream, run, strict=True)],
+            longest_step_seconds=[round(each.longest_step_s, 6) for each in run],
+            lag=[each.lag for each in run],
+            requests=[each.requests for each in run],
+            unexplained_requests=[each.unexplained for each in run],
+            sample_records=[each.sample_records for each in run],
+            sample_tokens=[each.sample_tokens for each in run],
+            sample_loss=[_mean(each.sample_loss_sum, each.sample_tokens) for each in run],
+            backbone_loss=[_mean(each.backbone_loss_sum, each.sample_tokens) for each in run],
+            average_forgetting=[each.average_forgetting for each in run],
+            backward_transfer=[each.backward_transfer for each in run],
+        )
+
+
+class SegmentView(ApiModel):
+    """A stretch of the stream in one regime; in a long history, several short ones together."""
+
+    regime: int
+    """Number of the regime that the stream was in; of several segments, that of the longest."""
+    first_record: int
+    """Its first record."""
+    last_record: int
+    """Its last record so far."""
+    first_step: int
+    """Step of the batch with its first record."""
+    last_step: int
+    """Step of the batch with its last record."""
+    joined: int
+    """Number of segments that it stands for."""
+    ended: bool
+    """Whether the stream left it; the newest segment goes on."""
+    records: dict[str, int]
+    """Records by number of the regime that each was assigned to, of up to eight regimes, most first. More than one
+    where producers are interleaved."""
+    accuracy: dict[str, float]
+    """A row of the accuracy matrix: hold-out accuracy of each regime when the segment ended, by number, as last scored
+    by then. The segment's own regime is scored for it, at the latest before it is trained on again. Empty while the
+    segment goes on: /v1/regimes has the present accuracies. Of many regimes, its own and the 31 largest."""
+
+    @classmethod
+    def of(cls, segment: RegimeSegment, *, ended: bool) -> Self:
+        """The view of a segment."""
+        return cls(
+            regime=segment.regime,
+            first_record=segment.first_record,
+            last_record=segment.last_record,
+            first_step=segment.first_step,
+            last_step=segment.last_step,
+            joined=segment.joined,
+            ended=ended,
+            records={str(number): count for number, count in segment.most_records(MAX_REGIMES)},
+            accuracy={str(number): round(accuracy, 6) for number, accuracy in segment.accuracy},
+        )
+
+
+class DeadLetterView(ApiModel):
+    """A record that became a dead letter; nothing of its content."""
+
+    topic: str
+    """Topic, or the file of a JSONL source."""
+    partition: int
+    """Number of the partition."""
+    offset: int
+    """Its offset."""
+    reason: str
+    """Why it is unusable."""
+    message: str
+    """The same for people."""
+    at: float
+    """When its batch was done, Unix time."""
+
+
+class SnapshotMarkView(ApiModel):
+    """A snapshot that was written."""
+
+    name: str
+    """Name of its folder."""
+    step: int
+    """Optimizer updates in it."""
+    record: int
+    """Ordinal of the newest record in it."""
+    written_at: float
+    """When it became durable, Unix time."""
+
+
+class HistoryView(ApiModel):
+    """The past of the run in bounded memory: at most 1,920 points and 384 segments, fewer for older records."""
+
+    cursor: str
+    """Pass it as `since` to get only what changed after this answer."""
+    complete: bool
+    """Whether this is the whole history, which replaces whatever the client has: always without `since`, and after a
+    start or a rollback of the daemon. If not, each series holds the rows that are new or changed. They replace the
+    client's points whose step is greater than `step - batches` of the first one here, and its segments that do not end
+    before the first one here; dead letters and snapshots are to be appended."""
+    points: PointColumns
+    """The series along the stream."""
+    segments: tuple[SegmentView, ...]
+    """Regimes along the stream, oldest first."""
+    dead_letters: tuple[DeadLetterView, ...]
+    """The newest 32 unusable records, oldest first; if not complete, those since the cursor."""
+    snapshots: tuple[SnapshotMarkView, ...]
+    """The newest 32 snapshots, oldest first; if not complete, those since the cursor."""
+
+
+class _Revised(Protocol):
+    @property
+    def revision(self) -> int: ...
+
+
+R = TypeVar("R", bound=_Revised)
+
+
+def history_view(history: HistoryStatus, since: str | None) -> HistoryView:
+    """Body of /v1/history; a cursor of another start or rollback, or none, gives all of it."""
+    known = _revision(history, since)
+    last = history.segments[-1] if history.segments else None
+    return HistoryView(
+        cursor=f"{history.origin}-{history.revision}",
+        complete=known is None,
+        points=PointColumns.of(_after(history.points, known)),
+        segments=tuple(SegmentView.of(each, ended=each is not last) for each in _after(history.segments, known)),
+        dead_letters=tuple(map(_dead_letter, _after(history.dead_letters, known))),
+        snapshots=tuple(map(_snapshot, _after(history.snapshots, known))),
+    )
+
+
+def _revision(history: HistoryStatus, cursor: str | None) -> int | None:
+    """The revision that a cursor names; None if it is not one of this history."""
+    origin, _, revision = (cursor or "").partition("-")
+    if origin != history.origin or not revision.isdecimal() or int(revision) > history.revision:
+        return None
+    return int(revision)
+
+
+def _after(rows: Iterable[R], known: int | None) -> list[R]:
+    return [row for row in rows if known is None or row.revision > known]
+
+
+def _dead_letter(row: DeadLetterRow) -> DeadLetterView:
+    return DeadLetterView(
+        topic=row.topic,
+        partition=row.partition,
+        offset=row.offset,
+        reason=row.reason,
+        message=row.message,
+        at=round(row.at, 3),
+    )
+
+
+def _snapshot(mark: SnapshotMark) -> SnapshotMarkView:
+    return SnapshotMarkView(name=mark.name, step=mark.step, record=mark.record, written_at=round(mark.written_at, 3))
+
+
+def _mean(total: float, number: float, digits: int = 6) -> float | None:
+    return round(total / number, digits) if number else None

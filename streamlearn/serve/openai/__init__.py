@@ -1,1 +1,0 @@
-"""OpenAI's paths, answered from the daemon's own weights."""

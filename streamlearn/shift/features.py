@@ -1,0 +1,154 @@
+"""Features of a record's input: a random Fourier embedding and hashed tokens. Label tokens are left out.
+
+    x = sum_t E[t] / |sum_t E[t]|,  phi(x) = sqrt(2/D) (cos w_i x, sin w_i x), i = 1 .. D/2                 (1)
+    b = (t mod B for every token; hash(position, t) mod B for the first 2 and the last 3)                   (2)
+
+phi holds D random Fourier features (Rahimi & Recht 2007) of the mean embedding x. |phi| = 1, and the mean of phi over
+records is a kernel mean embedding of their distribution (Gretton et al. 2012), which the change test compares. x has
+unit length, so no bandwidth is fitted to the stream: the kernel's width is sqrt(2), the distance of unrelated inputs.
+
+The buckets b, with the length, classify single records. A longer input is represented by its beginning and its end,
+where instructions usually are, and by evenly spaced tokens between them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamlearn.stream.decode import Example, Prompt
+from streamlearn.stream.encode import IGNORED
+from streamlearn.stream.images import RecordImage
+
+# Shape suffixes: B buckets, E embedding, D features, T tokens.
+
+
+NUM_BUCKETS = 4096
+NUM_FEATURES = 256
+EMBEDDING = 64
+HEAD, BETWEEN, TAIL = 96, 96, 64
+"""Maximum tokens used: from the beginning, the middle and the end."""
+KERNEL_WIDTH = 2**0.5
+FIRST, LAST = 2, 3
+"""Tokens that are also hashed with their position: at the beginning and at the end."""
+_GOLDEN = 0x9E3779B1  # 2^32 / golden ratio: neighbours land far apart
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Features:
+    """A record's features."""
+
+    phi_D: NDArray[np.float32]
+    """Eq. (1)."""
+    buckets: NDArray[np.uint16]
+    """Eq. (2)."""
+    log_length: float
+    """Natural logarithm of the number of tokens."""
+
+
+class Featurizer:
+    """A function from input tokens to features. It depends on the seed only."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng([seed, 0x5168])
+        self._embedding_BE = rng.standard_normal((NUM_BUCKETS, EMBEDDING), dtype=np.float32)
+        directions = rng.standard_normal((EMBEDDING, NUM_FEATURES // 2), dtype=np.float32)
+        self._directions_ED = directions / np.float32(KERNEL_WIDTH)
+
+    def featurize(self, tokens_T: NDArray[np.int32]) -> Features:
+        """Features of one input, which must not be empty."""
+        length = len(tokens_T)
+        placed = enumerate([*tokens_T[:FIRST].tolist(), *tokens_T[: -LAST - 1 : -1].tolist()], start=1)
+        edges = [((token * 31 + place) * _GOLDEN >> 16) % NUM_BUCKETS for place, token in placed]
+        if length > HEAD + BETWEEN + TAIL:
+            middle_T = tokens_T[HEAD + np.arange(BETWEEN) * (length - HEAD - TAIL) // BETWEEN]
+            tokens_T = np.concatenate([tokens_T[:HEAD], middle_T, tokens_T[-TAIL:]])
+        unigrams = (tokens_T % NUM_BUCKETS).astype(np.uint16)
+        sum_E = np.add.reduce(self._embedding_BE.take(unigrams, axis=0), axis=0)
+        angles = sum_E @ self._directions_ED / np.sqrt(sum_E @ sum_E)
+        phi_D = np.concatenate([np.cos(angles), np.sin(angles)]) * np.float32((2 / NUM_FEATURES) ** 0.5)
+        return Features(phi_D, np.concatenate([unigrams, np.array(edges, dtype=np.uint16)]), float(np.log(length)))
+
+
+def input_of(example: Example) -> NDArray[np.int32]:
+    """The tokens that are not learned; all tokens where everything is learned, as in plain text.
+
+    Placeholder tokens of an image carry no content, so its visual words replace them.
+    """
+    unlearned = example.input_ids[example.labels == IGNORED]
+    # Nothing predicts a first token, so it is never learned, not even in plain text.
+    tokens = unlearned if len(unlearned) > 1 else example.input_ids
+    return _with_visual_words(tokens, example.images)
+
+
+def input_of_prompt(prompt: Prompt) -> NDArray[np.int32]:
+    """The tokens of a prompt, with visual words in place of image placeholders."""
+    return _with_visual_words(np.array(prompt.ids, dtype=np.int32), prompt.images)
+
+
+def _with_visual_words(tokens: NDArray[np.int32], images: Sequence[RecordImage]) -> NDArray[np.int32]:
+    if not images:
+        return tokens
+    is_placeholder = np.isin(tokens, [token for image in images for token in set(image.inputs.token_ids)])
+    return np.concatenate([*(image.visual_words for image in images), tokens[~is_placeholder]])
+
+
+# Shape suffixes: B buckets.
+
+
+COMMON = 0.6
+"""A token is common where at least this share of the records have it."""
+HALVED_AT = 4096.0
+"""Records at which the counts are halved, so that old records fade."""
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentFrequency:
+    """Number of records with each token, out of `num_records`. A value: updates return a new one."""
+
+    records_B: NDArray[np.float32] = field(default_factory=lambda: np.zeros(NUM_BUCKETS, dtype=np.float32))
+    num_records: float = 0.0
+
+    def after(self, buckets: NDArray[np.uint16]) -> "DocumentFrequency":
+        """Return the counts with one more record."""
+        keep = 0.5 if self.num_records >= HALVED_AT else 1.0
+        records_B = self.records_B.copy() if keep == 1.0 else self.records_B * np.float32(keep)
+        add_record(records_B, buckets)
+        return DocumentFrequency(records_B, self.num_records * keep + 1.0)
+
+    def without(self, buckets: NDArray[np.uint16]) -> "DocumentFrequency":
+        """Return the counts without one record that was counted before."""
+        records_B = self.records_B.copy()
+        remove_record(records_B, buckets)
+        num_records = max(self.num_records - 1.0, 0.0)
+        # Outside of this range only if the counts were halved in between.
+        return DocumentFrequency(np.clip(records_B, 0.0, num_records, dtype=np.float32), num_records)
+
+    def merged(self, other: "DocumentFrequency") -> "DocumentFrequency":
+        """Return the sum of both counts."""
+        return DocumentFrequency(self.records_B + other.records_B, self.num_records + other.num_records)
+
+    @property
+    def expected(self) -> NDArray[np.float32]:
+        """Expected share of future records with each token (Jeffreys prior): never 0 or 1."""
+        expected_B: NDArray[np.float32] = (self.records_B + np.float32(0.5)) / np.float32(self.num_records + 1.0)
+        return expected_B
+
+
+def count_records(records: Iterable[NDArray[np.uint16]]) -> NDArray[np.float32]:
+    """Number of the records with each token."""
+    counts_B = np.zeros(NUM_BUCKETS, dtype=np.float32)
+    for buckets in records:
+        add_record(counts_B, buckets)
+    return counts_B
+
+
+def add_record(records_B: NDArray[np.float32], buckets: NDArray[np.uint16]) -> None:
+    """Count one more record with these tokens, in place."""
+    records_B[buckets] += np.float32(1.0)  # a repeated index is written repeatedly and counts once
+
+
+def remove_record(records_B: NDArray[np.float32], buckets: NDArray[np.uint16]) -> None:
+    """Count one record fewer with these tokens, in place."""
+    records_B[buckets] -= np.float32(1.0)

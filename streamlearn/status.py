@@ -1,0 +1,697 @@
+"""What the loop publishes about itself: one immutable status."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Literal
+
+from streamlearn.stream.record import TopicPartition
+
+FIELD_DOCS = {"use_attribute_docstrings": True}
+"""Pydantic configuration of rows that HTTP returns unchanged: docstrings become descriptions in OpenAPI."""
+
+
+# What is published about the past of the run: points, segments, the newest dead letters and snapshots.
+#
+# A row's `revision` is that of `HistoryStatus` when the row changed last, so a reader that knows a revision asks for
+# the rows after it. It never decreases along a series.
+
+
+Counts = tuple[tuple[str, int], ...]
+"""Numbers by name, sorted by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFigures:
+    """Sums over consecutive batches that depend on the stream only: a replay repeats them bit for bit."""
+
+    step: int
+    """Step of the newest batch."""
+    record: int
+    """Ordinal of the newest record; records are counted from 1 over all that were trained on or held out."""
+    batches: int = 1
+    records: int = 0
+    """Records that were trained on, held out, or only measured because their regime is frozen."""
+    tokens: int = 0
+    """Tokens of records trained on."""
+    learned_tokens: int = 0
+    """Those of them that the loss is over."""
+    loss_sum: float = 0.0
+    """Prequential loss, summed over the learned tokens, nats."""
+    refusals: int = 0
+    """Updates refused because the loss or a gradient was not finite."""
+    dead_letters: Counts = ()
+    """Unusable records, by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """Figures of the same batches that also depend on when they were taken: times, lag, requests, what was scored."""
+
+    ended_at: float
+    """End of the newest batch, Unix time."""
+    elapsed_s: float = 0.0
+    """Time since the batch before, waiting for records included; 0 for the first batch of a process."""
+    step_s: float = 0.0
+    """Duration of the steps."""
+    longest_step_s: float = 0.0
+    """Duration of the longest step."""
+    lag: int | None = None
+    """Largest lag, all partitions together; None when unknown."""
+    requests: int = 0
+    """Prompts and examples of requests that were answered meanwhile."""
+    unexplained: int = 0
+    """Those of them that no regime explained."""
+    sample_records: int = 0
+    """Records trained on whose loss was measured under the untouched backbone too."""
+    sample_tokens: int = 0
+    """Their learned tokens."""
+    sample_loss_sum: float = 0.0
+    """Their prequential loss, summed over their learned tokens, nats."""
+    backbone_loss_sum: float = 0.0
+    """That of the untouched backbone on the same tokens."""
+    average_forgetting: float | None = None
+    """At the end of the newest batch."""
+    backward_transfer: float | None = None
+    """At the end of the newest batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPoint:
+    """One batch, or consecutive batches together."""
+
+    stream: StreamFigures
+    run: RunFigures
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RegimeSegment:
+    """A stretch of the stream in one regime; in a long history, several that were joined."""
+
+    regime: int
+    """Number of the regime that the stream was in; of joined ones, that of the longest."""
+    first_record: int
+    last_record: int
+    first_step: int
+    last_step: int
+    joined: int = 1
+    """Number of segments that it stands for."""
+    records: tuple[tuple[int, int], ...] = ()
+    """Records by number of the regime that each was assigned to; once it ended, those with the most, most first."""
+    accuracy: tuple[tuple[int, float], ...] = ()
+    """Newest hold-out accuracy of each regime at the end of the segment, by number: a row of the accuracy matrix. Empty
+    while it goes on. Of many regimes, those with the most records."""
+    revision: int = 0
+
+    @property
+    def num_records(self) -> int:
+        """Its length."""
+        return self.last_record - self.first_record + 1
+
+    def most_records(self, number: int) -> tuple[tuple[int, int], ...]:
+        """The regimes with the most records, most first, and of equal ones the older first."""
+        return tuple(sorted(self.records, key=lambda row: (-row[1], row[0]))[:number])
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRow:
+    """A record that became a dead letter; nothing of its content."""
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+    message: str
+    """For people."""
+    at: float
+    """When its batch was done, Unix time."""
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotMark:
+    """A snapshot that was written."""
+
+    name: str
+    step: int
+    record: int
+    """Ordinal of the newest record in it."""
+    written_at: float
+    """Unix time."""
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryStatus:
+    """The history at one moment; every series is oldest first."""
+
+    origin: str = ""
+    """Another one after each start and rollback, because revisions begin again."""
+    revision: int = 0
+    points: tuple[HistoryPoint, ...] = ()
+    segments: tuple[RegimeSegment, ...] = ()
+    dead_letters: tuple[DeadLetterRow, ...] = ()
+    """The newest."""
+    snapshots: tuple[SnapshotMark, ...] = ()
+    """The newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessCounts:
+    """Counts that begin at zero with the process and never fall.
+
+    What is done again after a rollback counts again. The run's totals, which a snapshot keeps, are in `Status`.
+    """
+
+    steps: int = 0
+    records_trained: int = 0
+    records_held_out: int = 0
+    tokens_trained: int = 0
+    update_refusals: int = 0
+    dead_letters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """By reason."""
+    shifts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """By kind."""
+
+
+HELD_BACK = (
+    "too_few_records",
+    "worse_than_backbone",
+    "worse_than_published",
+    "answers_changed",
+    "not_loaded",
+)
+"""Why a version is not published, see `publish.gate.HeldBack`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegimePublication:
+    """What is published of a regime, and what the gate found about its newest version."""
+
+    __pydantic_config__ = FIELD_DOCS
+
+    number: int
+    """Number of the regime."""
+    version: str | None
+    """Name of the published version; null if there is none, and then the untouched backbone answers."""
+    held_back: str | None = None
+    """Why the newest version is not published: too_few_records, worse_than_backbone, worse_than_published,
+    answers_changed or not_loaded; null if it is."""
+    step: int | None = None
+    """Optimizer updates in the newest version that was tested; the figures below are of it."""
+    records: int | None = None
+    """Hold-out records of the comparison that decided."""
+    loss: float | None = None
+    """Mean loss over those records, nats per token."""
+    published_loss: float | None = None
+    """That of the published version on the same records; null if the regime had none."""
+    backbone_loss: float | None = None
+    """That of the untouched backbone on all hold-out records."""
+    p_value: float | None = None
+    """Smallest p-value of the tests that it is no worse; it is held back at or below publish.level."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One model server."""
+
+    __pydantic_config__ = FIELD_DOCS
+
+    url: str
+    is_up: bool
+    """Whether it answered when it was last asked."""
+    loaded: int
+    """Published versions that it has loaded."""
+    wanted: int
+    """Versions that it should have loaded."""
+    fault: str | None = None
+    """Why it is away, or what it refused; null when nothing is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationStatus:
+    """The newest publication, and what is under way."""
+
+    __pydantic_config__ = FIELD_DOCS
+
+    sequence: int | None = None
+    """Number of the newest publication; null before the first."""
+    snapshot: str | None = None
+    """Snapshot that its routing state is from."""
+    written_at: float | None = None
+    """Unix time."""
+    regimes: tuple[RegimePublication, ...] = ()
+    """By number."""
+    replicas: tuple[ReplicaStatus, ...] = ()
+    """In the order of publish.vllm.replicas."""
+    num_published: int = 0
+    """Versions published by this process."""
+    num_held_back: tuple[tuple[str, int], ...] = ()
+    """Versions held back by this process, by reason."""
+    fault: str | None = None
+    """Why the newest snapshot could not be published yet; null when nothing is wrong."""
+
+
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Inclusive upper bounds of the buckets, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Durations of one operation since the process started, as a histogram over `BUCKETS_S`.
+
+    >>> timing = Timing().observe(0.02).observe(0.3)
+    >>> timing.count, timing.total_s, timing.last_s
+    (2, 0.32, 0.3)
+    """
+
+    counts: tuple[int, ...] = (0,) * (len(BUCKETS_S) + 1)
+    """Observations per bucket, not cumulative; the last bucket has no upper bound."""
+    total_s: float = 0.0
+    """Sum of all durations."""
+    last_s: float | None = None
+    """The last duration; None before the first."""
+
+    @property
+    def count(self) -> int:
+        """Number of observations."""
+        return sum(self.counts)
+
+    def observe(self, seconds: float) -> "Timing":
+        """Return this timing with one more observation."""
+        bucket = bisect_left(BUCKETS_S, seconds)
+        counts = (*self.counts[:bucket], self.counts[bucket] + 1, *self.counts[bucket + 1 :])
+        return Timing(counts, self.total_s + seconds, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerStatus:
+    """One tracker, as seen by this process."""
+
+    __pydantic_config__ = FIELD_DOCS
+
+    name: str
+    """tensorboard or mlflow."""
+    step: int | None = None
+    """Newest step that was written; null before the first."""
+    pending: int = 0
+    """Samples that wait to be written."""
+    dropped: int = 0
+    """Samples that were left out because too many waited."""
+    failures: int = 0
+    """Failed attempts to write."""
+    fault: str | None = None
+    """Why the last attempt failed; null if it did not."""
+
+
+class Phase(StrEnum):
+    """What the training loop is doing."""
+
+    STARTING = "starting"
+    RESTORING = "restoring"
+    RUNNING = "running"
+    IDLE = "idle"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """Training progress of one partition."""
+
+    origin: TopicPartition
+    position: int
+    """Offset of the next record to train on."""
+    lag: int | None = None
+    """Records between the position and the end of the log; None when unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotStatus:
+    """The newest durable snapshot."""
+
+    name: str
+    step: int
+    written_at: float
+    """Unix time, so that it stays valid across a restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """One scoring of a regime's hold-out records."""
+
+    __pydantic_config__ = FIELD_DOCS
+
+    step: int
+    """Optimizer updates made before the scoring."""
+    loss: float
+    """Nats per learned token."""
+    accuracy: float
+    """Teacher-forced: share of learned tokens that were the most probable ones, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegimeStatus:
+    """A remembered regime. Records are counted from 1 over all that were trained on or held out."""
+
+    __pydantic_config__ = FIELD_DOCS
+
+    number: int
+    """Unique; never reused."""
+    slot: int
+    """Where its state is kept; reused after the regime is forgotten."""
+    name: str = ""
+    """Label for people; empty without one."""
+    frozen: bool = False
+    """Whether its records are measured and not trained on."""
+    current: bool = False
+    """Whether the stream is in this regime."""
+    visits: int = 0
+    """Number of segments of the stream in this regime."""
+    records: int = 0
+    """Records trained on, held out, or measured while it was frozen."""
+    first_record: int | None = None
+    """Its first record."""
+    last_record: int | None = None
+    """Its last record so far."""
+    prequential_loss: float | None = None
+    """Loss of its newest records before each was trained on, or while it was frozen, nats per learned token, smoothed
+    over up to 128 of them; null before one was measured since the regime began or its answers changed."""
+    holdout_records: int = 0
+    """Held-out records in its sample."""
+    history: tuple[Scoring, ...] = ()
+    """Scorings of the sample, oldest first; a long history is thinned out."""
+    best_accuracy: float | None = None
+    """Best accuracy since its last segment ended; null before that, and until it is scored for it."""
+    end_accuracy: float | None = None
+    """Accuracy at the end of its last segment; null before that, and until it is scored for it."""
+
+    @property
+    def now(self) -> Scoring | None:
+        """The newest scoring."""
+        return self.history[-1] if self.history else None
+
+
+SHIFT_KINDS = ("inputs", "answers")
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftStatus:
+    """A detected shift. The first regime is listed too, with `previous` null; it is not counted as a shift."""
+
+    __pydantic_config__ = FIELD_DOCS
+
+    kind: str
+    """inputs: the stream entered another regime; answers: the answers to the same inputs changed."""
+    number: int
+    """Position among the entries of its kind, from 1."""
+    regime: int
+    """The regime that was entered, or whose answers changed."""
+    known: bool
+    """Whether the regime had occurred before."""
+    previous: int | None
+    """The regime before the shift."""
+    declared_at: int
+    """Record at which the shift was declared."""
+    onset: int
+    """Estimated first record after the shift."""
+    statistic: float
+    """Test statistic."""
+    threshold: float
+    """Threshold of the test."""
+    parent: int | None
+    """Regime that was found to be two and was split; it goes on beside the new one. Null if the stream moved on."""
+    dropped: int | None
+    """Regime that was forgotten, or merged into another one, to make room."""
+    step: int
+    """Optimizer updates made before the shift."""
+    probe_tokens: int
+    """Tokens that the probe read; 0 when nothing was probed."""
+    probe_seconds: float
+    """Duration of the probe."""
+    mean_similarity: float | None
+    """Mean CKA of the transient expert with the stable experts; null when they were not compared."""
+    started_from: int | None = None
+    """Regime whose adapter was copied as the new one's start; null when it started from nothing."""
+    refused_return: int | None = None
+    """Known regime that the inputs look like; by its losses the new one is another. Null when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackStatus:
+    """What answers requests that no regime explains."""
+
+    __pydantic_config__ = FIELD_DOCS
+
+    setting: str
+    """serve.unknown: auto, mean, nearest or backbone."""
+    answered_by: str
+    """mean: the adapters of all regimes, averaged; nearest: the likeliest regime; backbone: the untouched
+    backbone."""
+    mean_loss: float | None
+    """Loss of the first records of new regimes, before anything is learned from them, under the mean of the adapters,
+    nats per token; null before it was measured, and where regimes have no adapters of their own."""
+    nearest_loss: float | None
+    """Loss of the same records under the likeliest known regime."""
+    backbone_loss: float | None
+    """Loss of the same records under the untouched backbone."""
+    regimes: int
+    """Number of those new regimes."""
+
+    @property
+    def losses(self) -> dict[str, float | None]:
+        """The mean losses by what answers."""
+        return {"mean": self.mean_loss, "nearest": self.nearest_loss, "backbone": self.backbone_loss}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCount:
+    """Inputs of requests that were routed alike."""
+
+    known: bool
+    """Whether a regime explained them."""
+    answered_by: str
+    """regime, adapter, mean or backbone."""
+    number: int
+
+
+ANSWERED_BY = ("regime", "adapter", "mean", "backbone")
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptationStatus:
+    """Regimes, shifts, and forgetting as measured on the hold-out records."""
+
+    regimes: tuple[RegimeStatus, ...] = ()
+    """Remembered regimes, by number."""
+    shifts: tuple[ShiftStatus, ...] = ()
+    """Oldest first; only the newest of a long history."""
+    num_shifts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Shifts ever detected, by kind; the first regime is not counted."""
+    average_forgetting: float | None = None
+    """Mean over past regimes of best accuracy since the segment ended minus accuracy now; None before a scoring."""
+    backward_transfer: float | None = None
+    """Mean over past regimes of accuracy now minus accuracy at the end of the segment."""
+    probe_seconds: float = 0.0
+    """Time spent on probes by this process."""
+    holdout_seconds: float = 0.0
+    """Training time spent on scoring hold-out records by this process; idle time is not counted."""
+    adapters_in_memory: int = 0
+    """Adapters that are not at rest in files; 1 where regimes share one."""
+    adapter_reads: int = 0
+    """Adapters read back from their files by this process."""
+    fallback: FallbackStatus = FallbackStatus("auto", "backbone", None, None, None, 0)
+    routes_by_regime: bool = True
+    """Whether a regime can be asked to answer."""
+
+    @property
+    def current(self) -> RegimeStatus | None:
+        """The regime that the stream is in; None before the first."""
+        return next((regime for regime in self.regimes if regime.current), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The daemon at one moment.
+
+    Counts are over the learner's lifetime: a restart continues them, and a crash or a rollback resets them to the
+    snapshot's values. Timings and `counts` are of this process.
+    """
+
+    phase: Phase
+    ready: bool = False
+    """Whether the daemon accepts jobs."""
+    reason: str = ""
+    """Why it is not ready, for people; empty when ready."""
+    degraded: str = ""
+    """What cannot be written although learning continues, for people; empty when nothing is wrong."""
+    started_at: float = 0.0
+    """Start of the process, Unix time."""
+    step: int = 0
+    """Optimizer updates made."""
+    last_step_at: float | None = None
+    """When this process made its last update, by the monotonic clock; None before the first."""
+    records_trained: int = 0
+    records_held_out: int = 0
+    """Records kept out of training: to measure forgetting, or because their regime is frozen."""
+    tokens_trained: int = 0
+    tokens_per_s: float = 0.0
+    """Recent training throughput."""
+    loss: float | None = None
+    """Prequential loss of the last batch, nats per token."""
+    loss_smoothed: float | None = None
+    """Prequential loss smoothed over recent batches, nats per token."""
+    learning_rate: float | None = None
+    """Learning rate of the newest update, after the warm-up and before the decay by each expert's own updates."""
+    dead_letters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Unusable records, by reason."""
+    update_refusals: int = 0
+    """Updates skipped because the loss or a gradient was not finite."""
+    counts: ProcessCounts = field(default_factory=ProcessCounts)
+    """What this process did; for counters, which must not fall."""
+    adaptation: AdaptationStatus = AdaptationStatus()
+    publication: PublicationStatus | None = None
+    """None unless regimes are published."""
+    history: HistoryStatus = field(default_factory=HistoryStatus)
+    """The past of the run, at most one batch behind."""
+    trackers: tuple[TrackerStatus, ...] = ()
+    """Experiment trackers."""
+    partitions: tuple[PartitionStatus, ...] = ()
+    snapshot: SnapshotStatus | None = None
+    records_since_snapshot: int = 0
+    """Records done since the newest snapshot."""
+    step_seconds: Timing = field(default_factory=Timing)
+    snapshot_seconds: Timing = field(default_factory=Timing)
+    job_seconds: Timing = field(default_factory=Timing)
+    """Pauses of training between two steps, spent on jobs."""
+    requests: tuple[RequestCount, ...] = ()
+    """Prompts and examples of finished requests, by how they were routed."""
+    backbone: str = ""
+    dtype: str = ""
+    device: str = ""
+    preset: str = ""
+    """Adapter preset."""
+    versions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Versions of streamlearn, Python, torch and others."""
+
+    @property
+    def records_dead_lettered(self) -> int:
+        """Unusable records, all reasons together."""
+        return sum(self.dead_letters.values())
+
+
+# The longest iteration of the loop is a step, a snapshot and the job budget, a few seconds each; ten times that.
+HEARTBEAT_BOUND_S = 60.0
+STARTING_BOUND_S = 600.0  # loading a backbone from a cold disk is one iteration: 16 GB at 30 MB/s
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Monotonic and wall time, in seconds; tests pass their own."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+
+
+class Board:
+    """The current status. One writer, any number of readers, no locks: replacing the status is atomic.
+
+    Every publication is also a heartbeat. While it waits or works without a change of status, the loop calls `beat`.
+    """
+
+    def __init__(
+        self,
+        status: Status,
+        clock: Clock,
+        *,
+        bound_s: float = HEARTBEAT_BOUND_S,
+        starting_bound_s: float = STARTING_BOUND_S,
+        on_publish: Callable[[Status], None] = lambda _: None,
+    ) -> None:
+        """`on_publish` is called on every publication and heartbeat, in the loop's thread."""
+        self._clock = clock
+        self._on_publish = on_publish
+        self._bound_s = bound_s
+        self._starting_bound_s = starting_bound_s
+        self.publish(status)
+
+    def publish(self, status: Status) -> None:
+        """Replace the status. What it refers to must not change afterwards; its mappings are copied."""
+        self._last_beat = self._clock.monotonic()  # first: the new phase may have the tighter bound
+        self._status = replace(
+            status,
+            dead_letters=MappingProxyType(dict(status.dead_letters)),
+            versions=MappingProxyType(dict(status.versions)),
+        )
+        self._on_publish(self._status)
+
+    def read(self) -> Status:
+        """The newest status."""
+        return self._status
+
+    def beat(self) -> None:
+        """Record a heartbeat without changing the status."""
+        self._last_beat = self._clock.monotonic()
+        self._on_publish(self._status)
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the last heartbeat."""
+        return self._clock.monotonic() - self._last_beat
+
+    @property
+    def heartbeat_bound_s(self) -> float:
+        """Maximum age of the last heartbeat in the current phase."""
+        starting = self._status.phase in (Phase.STARTING, Phase.RESTORING)
+        return self._starting_bound_s if starting else self._bound_s
+
+    @property
+    def alive(self) -> bool:
+        """Whether the daemon has not failed and its last heartbeat is recent enough."""
+        return self._status.phase is not Phase.FAILED and self.heartbeat_age_s <= self.heartbeat_bound_s
+
+    def why_not_alive(self) -> str | None:
+        """The reason for people; None while alive."""
+        if self._status.phase is Phase.FAILED:
+            return f"the daemon failed: {self._status.reason or 'see the log'}"
+        if not self.alive:
+            return (
+                f"the training loop must report every {self.heartbeat_bound_s:g} s, "
+                f"its last report is {self.heartbeat_age_s:.1f} s old"
+            )
+        return None
+
+    def why_not_ready(self) -> str | None:
+        """The reason for people; None while the daemon accepts jobs."""
+        status = self._status
+        not_alive = self.why_not_alive()
+        if not_alive is not None:
+            return not_alive
+        return None if status.ready else status.reason or f"the daemon is {status.phase}"
+
+
+AnsweredBy = Literal["regime", "adapter", "mean", "backbone"]
+"""What computes the answer: the likeliest regime's experts; the adapter, where routing does not depend on regimes; the
+mean of all regimes' adapters; or the untouched backbone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The likeliest regime of an input, and what answers it."""
+
+    __pydantic_config__ = FIELD_DOCS
+
+    regime: int | None
+    """Number of the likeliest regime, or of the requested one; null before the first record."""
+    score: float
+    """Share of the regimes' own records that are explained no better, 0 to 1 (a p-value)."""
+    known: bool
+    """Whether the regime explains the input: the score is at least serve.max_known_rejected."""
+    answered_by: AnsweredBy
+    """regime: its experts; adapter: all experts, where routing does not depend on regimes; mean: the adapters of all
+    regimes, averaged; backbone: no expert."""

@@ -1,1 +1,0 @@
-"""Experiment trackers: the run's series for TensorBoard and MLflow, read from the published status."""

@@ -1,0 +1,74 @@
+"""Continual-learning scores, calculated by hand."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.learn.scores import scores, skill
+
+
+def a_run(**changes: Any) -> dict[str, Any]:
+    """Segments a, b, c with 60, 20 and 20 records; u is never trained on."""
+
+    def known(**accuracies: float) -> dict[str, Any]:
+        return {task: {"accuracy": accuracy, "loss": 2 * accuracy} for task, accuracy in accuracies.items()}
+
+    return {
+        "segments": [{"tasks": [task], "records": n} for task, n in (("a", 60), ("b", 20), ("c", 20))],
+        "unseen": ["u"],
+        "answers": {
+            "a": {"after": [1.0, 0.5], "end": [0.0, 0.5]},
+            "b": {"after": [0.5, 0.0], "end": [1.0, 0.0]},
+            "c": {"after": [0.75, 0.75], "end": [0.75, 0.75]},
+            "u": {"after": None, "end": [0.0, 0.25]},
+        },
+        "teacher": [
+            known(a=0.5, b=0.25),
+            known(b=0.5, c=0.5),
+            known(a=0.25, b=0.5, c=0.75, u=0.125),
+        ],
+        "record_losses": [3.0] * 50 + [1.0] * 10 + [2.0] * 20 + [1.0] * 20,
+        "shuffled": False,
+        **changes,
+    }
+
+
+FROZEN = a_run(teacher=[{task: {"accuracy": 0.125, "loss": 3.0} for task in "abcu"}] * 3)
+
+
+def test_the_scores_are_those_of_their_equations() -> None:
+    """A and b ended before the last segment; b's gain is no negative forgetting."""
+    found = scores(a_run(), FROZEN)
+    assert pytest.approx((0.25 + 0.5 + 0.75) / 3) == found.AP
+    assert pytest.approx((0.75 + 0.25 + 0.75) / 3) == found.LA
+    assert pytest.approx((0.5 + 0) / 2) == found.AF
+    assert pytest.approx((-0.5 + 0.25) / 2) == found.BWT
+    assert pytest.approx(0.125) == found.ZST
+    assert pytest.approx((0.125 + 0.375) / 2) == found.FWT
+    assert (found.token_AP, found.token_loss) == (0.5, 1.0)
+    assert pytest.approx((150 + 10 + 40 + 20) / 100) == found.prequential_loss
+    assert pytest.approx((3 + 2 + 1) / 3) == found.first_50_loss
+
+
+def test_a_shuffled_stream_has_no_tasks_in_order() -> None:
+    """No learning accuracy, forgetting or transfer, and no segments' first records."""
+    answers = {task: {**each, "after": None} for task, each in a_run()["answers"].items()}
+    found = scores(a_run(answers=answers, shuffled=True), FROZEN)
+    assert found.AP is not None
+    assert (found.LA, found.AF, found.BWT, found.FWT, found.first_50_loss) == (None, None, None, None, None)
+
+
+def test_what_was_not_measured_is_none() -> None:
+    """A run without answers, and one segment."""
+    found = scores(a_run(answers={}, record_losses=[]))
+    assert (found.AP, found.LA, found.AF, found.ZST, found.FWT, found.prequential_loss) == (None,) * 6
+    one = a_run(segments=[{"tasks": ["a"], "records": 60}], teacher=[{"a": {"accuracy": 0.5, "loss": None}}])
+    assert scores({**one, "answers": {"a": {"after": [1.0], "end": [1.0]}}, "unseen": []}).AF is None
+    assert scores({**one, "answers": {}}).token_loss is None
+
+
+def test_skill_is_the_share_of_what_can_be_learned() -> None:
+    """Zero for the blind answer, one for the ceiling."""
+    assert skill(0.25, 0.25, 0.75) == 0
+    assert skill(0.5, 0.25, 0.75) == 0.5
+    assert skill(0.5, 0.5, 0.5) is None

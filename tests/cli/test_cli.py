@@ -1,0 +1,205 @@
+"""The command line as a newcomer meets it: help, version, completion, exit codes."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from streamlearn import __version__
+from streamlearn.cli import main as cli
+from streamlearn.cli.main import app, main
+from streamlearn.errors import ConfigError, SourceError, StreamlearnError
+
+COMMANDS = [
+    [],
+    ["run"],
+    ["feed"],
+    ["eval"],
+    ["status"],
+    ["watch"],
+    ["dead-letters"],
+    ["dead-letters", "list"],
+    ["dead-letters", "show"],
+    ["dead-letters", "export"],
+    ["dead-letters", "replay"],
+    ["export"],
+    ["gateway"],
+    ["snapshots"],
+    ["snapshots", "list"],
+    ["snapshots", "show"],
+    ["snapshots", "verify"],
+    ["snapshots", "pin"],
+    ["snapshots", "unpin"],
+    ["snapshots", "rollback"],
+    ["pause"],
+    ["resume"],
+    ["regimes"],
+    ["regimes", "list"],
+    ["regimes", "freeze"],
+    ["regimes", "unfreeze"],
+    ["regimes", "rename"],
+    ["regimes", "approve"],
+    ["regimes", "drop"],
+    ["check-config"],
+    ["doctor"],
+    ["version"],
+    ["bench"],
+    ["bench", "speed"],
+    ["bench", "distributed"],
+    ["bench", "flood"],
+    ["bench", "memory"],
+    ["bench", "quantization"],
+    ["bench", "gateway"],
+    ["bench", "detect"],
+    ["bench", "abstain"],
+    ["bench", "mixtures"],
+    ["bench", "regimes"],
+    ["bench", "returns"],
+    ["bench", "mot"],
+    ["bench", "learn"],
+    ["bench", "search"],
+    ["bench", "report"],
+]
+HEAVY = ("torch", "transformers", "pydantic_settings", "fastapi", "numpy", "kafka")
+
+
+def invoke(*arguments: str, width: int = 80) -> str:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": str(width), "TERMINAL_WIDTH": str(width)})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def names(group: Any, path: tuple[str, ...] = ()) -> list[list[str]]:
+    """Every command of the application, groups included."""
+    found = [list(path)]
+    for name, command in getattr(group, "commands", {}).items():
+        found += names(command, (*path, name))
+    return found
+
+
+def test_these_are_all_commands() -> None:
+    assert sorted(names(typer.main.get_command(app))) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_fits_80_columns_and_truncates_nothing(command: list[str]) -> None:
+    text = invoke(*command, "--help")
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_and_option_has_a_help_text(command: list[str]) -> None:
+    """Each is a sentence that ends with a period, so that two of them never run together."""
+    found: Any = typer.main.get_command(app)
+    for name in command:
+        found = found.commands[name]
+    assert found.help.strip().endswith((".", "}"))
+    for parameter in found.params:
+        if not getattr(parameter, "hidden", False):
+            assert parameter.help, parameter.name
+            assert parameter.help.endswith("."), parameter.name
+
+
+def test_version_is_one_line() -> None:
+    assert invoke("--version") == f"streamlearn {__version__}\n"
+
+
+def test_versions_name_what_decides_a_result() -> None:
+    lines = invoke("version").splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "streamlearn", "torch", "transformers", "peft", "kafka-python", "python",
+    ]  # fmt: skip
+
+
+def test_completion_can_be_installed() -> None:
+    """Options of typer; they stay below the fold of the help."""
+    text = invoke("--help")
+    assert "--install-completion" in text
+    assert "--show-completion" in text
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["bench", "--help"], ["run", "--help"]])
+def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
+    """They answer at once."""
+    script = (
+        f"import sys; sys.argv = ['streamlearn', *{arguments!r}]\n"
+        "from streamlearn.commands.cli import main\n"
+        "try: main()\n"
+        f"finally: print('heavy', [name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert ended.stdout.endswith("heavy []\n")
+
+
+@pytest.mark.parametrize("option", ["--segment-by", "--stretch-by"])
+def test_the_old_spelling_of_segment_by_works(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is not shown."""
+    config = tmp_path / "config.yaml"
+    config.write_text("source: {jsonl: {path: a.jsonl}}\n")
+    received: list[str] = []
+    monkeypatch.setattr("streamlearn.cli.run.run_daemon", lambda *_, segment_by, **__: received.append(segment_by))
+    invoke("run", "--config", str(config), option, "task")
+    assert received == ["task"]
+    assert (option in invoke("run", "--help")) is (option == "--segment-by")
+
+
+def test_a_packaged_configuration_needs_no_file_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--config packaged:NAME` reaches the settings as it is."""
+    assert "valid" in invoke("check-config", "--config", "packaged:quickstart")
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["streamlearn", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.mark.parametrize("arguments", [["nothing"], ["run"], ["run", "--config"], ["eval", "/nowhere", "-c", "x"]])
+def test_a_wrong_command_line_exits_64(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """EX_USAGE of sysexits.h; typer would exit with 2."""
+    assert run_main(monkeypatch, *arguments) == 64
+    assert "Error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("key: wrong, do this"), SourceError("nothing there"), StreamlearnError("x")]
+)
+def test_an_error_is_one_message_and_its_exit_code(
+    error: StreamlearnError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Never a traceback."""
+
+    def refuse(_: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "load_settings", refuse)
+    assert run_main(monkeypatch, "check-config", "--config", "x.yaml") == error.exit_code
+    printed = capsys.readouterr()
+    assert printed.err == f"streamlearn: {error}\n"
+    assert not re.search("Traceback", printed.out)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "expected either --regime N or --all"),
+        (["--all", "--regime", "1"], "expected either --regime N or --all"),
+        (["--all", "--merge", "--format", "gguf"], "--merge writes a model folder of transformers; leave out --format"),
+    ],
+)
+def test_an_export_without_a_clear_choice_is_refused(
+    options: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the configuration is read."""
+    assert run_main(monkeypatch, "export", "-c", "x.yaml", "--out", "x", *options) == 64
+    assert message in capsys.readouterr().err

@@ -1,0 +1,169 @@
+"""The live line and the closing tables: segments, their losses, and the detected shifts."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+
+import orjson
+import pytest
+from rich.console import Console
+
+from streamlearn.cli.progress import FIRST, LAST, LabelledSegments, ProgressDisplay, frozen_loss, mean_loss
+from streamlearn.learner.evaluate import ExampleScore
+from streamlearn.learner.learner import Step
+from streamlearn.regimes.statistics import ShiftReport
+from streamlearn.shift.input_shift import Shift
+from streamlearn.status import Phase, Status
+from streamlearn.stream.batch import Batch
+from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Record, TopicPartition
+from tests.doubles import example
+from tests.serve.doubles import ADAPTATION, RUNNING
+
+
+def batch(labels: list[str | None], learned: int = 3) -> Batch:
+    """Records whose meta names a task, or that have no meta."""
+    values = [orjson.dumps({"text": "x", **({"meta": {"task": label}} if label else {})}) for label in labels]
+    records = tuple(Record(TopicPartition("t", 0), offset, value) for offset, value in enumerate(values))
+    return Batch(records, tuple(example(range(8, 9 + learned)) for _ in labels))
+
+
+def step(losses: list[float]) -> Step:
+    return Step(1, 0.0, tuple(losses), tokens=10 * len(losses), learned_tokens=1, grad_norm=0.0, seconds=1.0)
+
+
+def test_a_segment_ends_where_the_label_changes() -> None:
+    """A returning label starts a new segment; a batch across a boundary is split between both."""
+    segments = LabelledSegments("task")
+    segments.add(batch(["a", "a"]), step([1, 1]))
+    segments.add(batch(["a", "b"]), step([1, 2]))
+    segments.add(batch(["a"]), step([1]))
+    assert [(row.label, row.records, row.steps, row.tokens) for row in segments.all] == [
+        ("a", 3, 2, 30),
+        ("b", 1, 1, 10),
+        ("a", 1, 1, 10),
+    ]
+
+
+def test_losses_are_means_over_learned_tokens() -> None:
+    """A record with three times the tokens counts three times; first and last use only their own records."""
+    segments = LabelledSegments("task")
+    segments.add(batch(["a"], learned=1), step([5.0]))
+    segments.add(batch(["a"], learned=3), step([1.0]))
+    assert mean_loss(segments.all[0].first) == pytest.approx((5 + 3) / 4)
+    for _ in range(LAST):
+        segments.add(batch(["a"]), step([7.0]))
+    assert mean_loss(segments.all[0].last) == pytest.approx(7.0)
+    assert mean_loss(segments.all[0].first) == pytest.approx((5 + 3 + 7 * 3 * (FIRST - 2)) / (1 + 3 + 3 * (FIRST - 2)))
+
+
+def test_without_a_key_or_a_label_the_run_is_one_segment() -> None:
+    """Without a key, records are not even parsed."""
+    cases: list[tuple[str | None, list[str | None]]] = [
+        (None, ["a", "b"]),
+        ("task", [None, None]),
+        ("other", ["a", "b"]),
+    ]
+    for key, labels in cases:
+        segments = LabelledSegments(key)
+        segments.add(batch(labels), step([1, 1]))
+        assert [row.label for row in segments.all] == ["stream"]
+
+
+def test_the_frozen_loss_is_over_the_same_records() -> None:
+    """The scorer gets the segment's examples in order, and its sums are divided by its tokens."""
+    segments = LabelledSegments("task")
+    segments.add(batch(["a", "a"], learned=2), step([1.0, 1.0]))
+    seen: list[Example] = []
+
+    def frozen(examples: Sequence[Example]) -> list[ExampleScore]:
+        seen.extend(examples)
+        return [ExampleScore(loss_sum=6.0, correct=0, tokens=2) for _ in examples]
+
+    assert frozen_loss(segments.all[0].first, frozen) == pytest.approx(3.0)
+    assert [len(example) for example in seen] == [3, 3]
+
+
+def report_of(regime: int, onset: int, *, known: bool = False) -> ShiftReport:
+    previous = None if onset == 1 else 1
+    return ShiftReport(Shift("inputs", 1, regime, 0, known, previous, onset + 5, onset, 1.0, 0.5), step=onset)
+
+
+def display_of(width: int = 100, key: str | None = None) -> tuple[ProgressDisplay, io.StringIO]:
+    """A display and the text that it prints to."""
+    display = ProgressDisplay(key, "http://127.0.0.1:8083")
+    text = io.StringIO()
+    display.console = Console(file=text, width=width)
+    return display, text
+
+
+def test_the_live_line_names_the_regime_and_counts_shifts() -> None:
+    """Both are absent before the first regime."""
+    display, _ = display_of()
+    assert "regime 3, 2 shifts" in display._line(Status(Phase.RUNNING, adaptation=ADAPTATION)).plain
+    one = replace(ADAPTATION, num_shifts={"inputs": 1})
+    assert "regime 3, 1 shift " in display._line(Status(Phase.RUNNING, adaptation=one)).plain + " "
+    assert "regime" not in display._line(Status(Phase.RUNNING)).plain
+
+
+def test_the_closing_report_lists_the_shifts() -> None:
+    """First record and regime of each, and AF and BWT if they are known."""
+    display, text = display_of()
+    for each in (report_of(1, 1), report_of(2, 91), report_of(1, 181, known=True)):
+        display.on_shift(each)
+    display.report(Status(Phase.STOPPING, adaptation=ADAPTATION), "state", None)
+    rows = [line.split() for line in text.getvalue().splitlines()]
+    assert [row for row in rows if {"inputs", "start"} & {*row}] == [
+        ["1", "start", "1", "new"],
+        ["91", "inputs", "2", "new"],
+        ["181", "inputs", "1", "known"],
+    ]
+    assert "average forgetting 0.2500, backward transfer -0.1250" in text.getvalue()
+
+
+def test_the_closing_report_leaves_out_what_is_unknown() -> None:
+    """Without a shift there is no table of shifts; with one regime there is no forgetting."""
+    display, text = display_of()
+    display.report(Status(Phase.STOPPING), "state", None)
+    assert "regime" not in text.getvalue()
+    display.on_shift(report_of(1, 1))
+    display.report(Status(Phase.STOPPING), "state", None)
+    assert "from" in text.getvalue().split()
+    assert "start" in text.getvalue()
+    assert "forgetting" not in text.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_closing_tables_fit_the_terminal(width: int) -> None:
+    """Headings and numbers of a long run are not truncated; less important columns are left out and named."""
+    display, text = display_of(width, "task")
+    for label in ("task639_multi_woz_user_utterance_generation", "b"):
+        for _ in range(3):
+            display.segments.add(batch(["x", "y"]), step([11.25, 2.5]))
+        display.segments.all[-1].label = label
+        display.segments.all[-1].records = 1_234_567
+    display.on_shift(report_of(1, 123_456_789))
+
+    def frozen(examples: Sequence[Example]) -> list[ExampleScore]:
+        return [ExampleScore(loss_sum=6.0, correct=0, tokens=2) for _ in examples]
+
+    display.report(Status(Phase.STOPPING, adaptation=ADAPTATION), "state", frozen)
+    lines = text.getvalue().splitlines()
+    assert "…" not in text.getvalue()
+    assert max(map(len, lines)) <= width
+    words = text.getvalue().split()
+    for heading in ("segment", "records", "loss", "frozen", "first", "last", "kind", "regime"):
+        assert heading in words
+    assert "1,234,567" in words
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_the_live_line_leaves_out_what_does_not_fit(width: int) -> None:
+    """Whole parts, from the right; the address is the first to go."""
+    display, _ = display_of(width, "task")
+    display.segments.add(batch(["a_long_label"]), step([1.0]))
+    line = display._line(replace(RUNNING, adaptation=ADAPTATION)).plain
+    assert len(line) <= width
+    assert line.startswith("step 42  336 records")
+    assert ("http://127.0.0.1:8083" in line) is (width == 200)
+    assert ("a_long_label" in line) is (width == 200)

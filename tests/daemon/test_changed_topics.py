@@ -1,0 +1,203 @@
+"""Topics that are added to a run, taken out, put back or compacted: each record is trained once, whatever dies."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+from structlog.testing import capture_logs
+
+from connectors.kafka.source import starting_offsets
+from connectors.memory import MemorySource, records_from
+from streamlearn.errors import SnapshotError
+from streamlearn.events import Event
+from streamlearn.learner.learner import Step
+from streamlearn.settings import Settings
+from streamlearn.status import Status
+from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Position, Record, TopicPartition
+from tests.daemon.test_daemon import DieAt, StopAfter, backbone, daemon_of, make, newest, opened, records
+
+__all__ = ["backbone", "make"]
+
+A, B = TopicPartition("a", 0), TopicPartition("b", 0)
+VALUES = records(40)
+Logs = dict[str, list[bytes]]
+"""The values in each topic that the run reads; compaction removed the empty ones."""
+
+
+class Topics(MemorySource):
+    """Topics that begin where Kafka's do, and what is produced after `seek`."""
+
+    def __init__(self, logs: Logs, start: str, produced: Sequence[Record]) -> None:
+        logged = [record for topic, values in logs.items() for record in records_from(values, topic)]
+        super().__init__([record for record in logged if record.value])
+        self._offset_start, self._produced = start, produced
+        self.seeks = 0
+        self.remembered: Mapping[str, str] | None = None
+        self._ids = {topic: f"id of {topic}" for topic in logs}
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """An id of each topic that is read."""
+        return self._ids
+
+    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
+        """Begin as `starting_offsets` says; the first time, more records are produced then."""
+        begins, ends = dict.fromkeys(self._ends, 0), dict(self._ends)
+        starts = starting_offsets(position, begins, ends, "latest" if self._offset_start == "latest" else "earliest")
+        super().seek(Position(starts), identity)
+        if not self.seeks:
+            self.append(*self._produced)
+        self.seeks += 1
+        self.remembered = identity
+        return Position(starts)
+
+
+class Trained(StopAfter):
+    """The records of all processes that were trained on, and what was published last."""
+
+    def __init__(self) -> None:
+        super().__init__(step=-1)
+        self.records: list[str] = []
+        self.status: Status | None = None
+        self.source: Topics | None = None
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        self.records += [f"{record.origin.topic}{record.offset}" for record in batch.records]
+        self.status = status
+
+
+class DiesAt(Trained):
+    """A process that dies after a step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self._last = step
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        super().on_step(batch, step, status)
+        DieAt(self._last).on_step(batch, step, status)
+
+
+def settings_of(make: Callable[..., Settings]) -> Settings:
+    """Those of a run that writes no snapshot between its start and its end."""
+    settings = make([])
+    snapshot = settings.snapshot.model_copy(update={"every_records": 1000})
+    return settings.model_copy(update={"snapshot": snapshot})
+
+
+Learn = Callable[..., Trained]
+
+
+@pytest.fixture
+def learn(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> Learn:
+    """Run one process over some topics; it dies after the step `dies_at`."""
+
+    def run(logs: Logs, start: str = "earliest", *, produced: Sequence[Record] = (), dies_at: int = 0) -> Trained:
+        source = Topics(logs, start, produced)
+        monkeypatch.setattr("streamlearn.daemon.build.open_source", lambda _: source)
+        trained = DiesAt(dies_at) if dies_at else Trained()
+        trained.source = source
+        with opened(settings_of(make)) as components:
+            daemon = daemon_of(components, trained)
+            if dies_at:
+                with pytest.raises(KeyboardInterrupt):
+                    daemon.run()
+            else:
+                daemon.run()
+        return trained
+
+    return run
+
+
+def test_where_a_new_topic_begins_is_durable_before_its_first_record(
+    learn: Learn, make: Callable[..., Settings]
+) -> None:
+    """With `latest`: after a crash it begins at the same record again, although its log has grown since."""
+    learn({"a": VALUES[:8]})
+    late = records_from(VALUES[20:28], "b", start=4)
+    first = learn({"a": VALUES[:8], "b": VALUES[:4]}, "latest", produced=late, dies_at=3)
+    assert first.records == ["b4", "b5", "b6", "b7"]
+    again = learn({"a": VALUES[:8], "b": [*VALUES[:4], *VALUES[20:28]]}, "latest")
+    assert again.records == [f"b{offset}" for offset in range(4, 12)]
+    snapshot = newest(make([]))
+    assert snapshot.manifest.position == Position({A: 8, B: 12})
+    assert snapshot.manifest.ledger == (("a", 0, 8, 0, 0), ("b", 0, 8, 0, 0))
+
+
+def test_no_record_of_a_new_topic_is_read_before_its_start_is_durable(
+    learn: Learn, make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that cannot be written the process ends, as a new run does."""
+    learn({"a": VALUES[:8]})
+
+    def fail(*_: object) -> None:
+        raise SnapshotError("no room")
+
+    monkeypatch.setattr("streamlearn.snapshot.store.SnapshotStore.save", fail)
+    source, trained = Topics({"a": VALUES[:8], "b": VALUES[8:12]}, "earliest", ()), Trained()
+    monkeypatch.setattr("streamlearn.daemon.build.open_source", lambda _: source)
+    with opened(settings_of(make)) as components, pytest.raises(SnapshotError, match="no room"):
+        daemon_of(components, trained).run()
+    assert trained.records == []
+
+
+def test_after_a_rollback_the_start_of_a_new_topic_is_durable_again(
+    make: Callable[..., Settings], learn: Learn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot that the run goes back to may be older than the topic."""
+    learn({"a": VALUES[:8]})
+    source = Topics({"a": VALUES[:8], "b": VALUES[8:12]}, "latest", ())
+    monkeypatch.setattr("streamlearn.daemon.build.open_source", lambda _: source)
+    with opened(settings_of(make)) as components:
+        daemon_of(components).restore_newest()
+    assert newest(make([])).manifest.position == Position({A: 8, B: 4})
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_topic_that_is_put_back_continues_where_it_was(
+    learn: Learn, make: Callable[..., Settings], start: str
+) -> None:
+    """Nothing of it is trained twice or skipped, and the topics that were read meanwhile are not moved."""
+    learn({"a": VALUES[:4], "b": VALUES[4:8]})
+    assert learn({"a": VALUES[8:16]}, start).records == ["a4", "a5", "a6", "a7"]
+    assert learn({"a": VALUES[8:16], "b": VALUES[16:24]}, start).records == ["b4", "b5", "b6", "b7"]
+    snapshot = newest(make([]))
+    assert snapshot.manifest.position == Position({A: 8, B: 8})
+    assert snapshot.manifest.ledger == (("a", 0, 8, 0, 0), ("b", 0, 8, 0, 0))
+
+
+def test_a_topic_that_is_not_read_is_remembered_and_not_reported(learn: Learn, make: Callable[..., Settings]) -> None:
+    """Its lag is unknown and its offset is not committed; its identity is compared when it is read again."""
+    learn({"a": VALUES[:4], "b": VALUES[4:8]})
+    trained = learn({"a": VALUES[8:16]})
+    assert trained.status is not None
+    assert trained.source is not None
+    assert [(row.origin, row.position, row.lag) for row in trained.status.partitions] == [(A, 8, 0)]
+    assert trained.source.commits[-1][0] == Position({A: 8})
+    assert newest(make([])).manifest.position == Position({A: 8, B: 4})
+    again = learn({"a": VALUES[8:16], "b": VALUES[16:24]})
+    assert again.source is not None
+    assert again.source.remembered == {"a": "id of a", "b": "id of b"}
+
+
+def test_journalled_records_of_a_topic_that_is_not_read_are_trained_when_it_is_put_back(learn: Learn) -> None:
+    """The order of their batches is dropped; each record is trained once in the run that the snapshots tell of."""
+    learn({"a": VALUES[:8], "b": VALUES[8:16]}, dies_at=3)
+    with capture_logs() as logs:
+        rest = learn({"a": VALUES[:8]})
+    (dropped,) = [entry for entry in logs if entry["event"] == Event.JOURNAL_TRUNCATED]
+    assert dropped["fault"] == "offset 0 of b-0 must be read again and its topic is not read"
+    assert rest.records == [f"a{offset}" for offset in range(8)]
+    assert learn({"a": VALUES[:8], "b": VALUES[8:16]}).records == [f"b{offset}" for offset in range(8)]
+
+
+def test_what_was_compacted_before_its_replay_is_left_out_and_the_rest_trained_once(
+    learn: Learn, make: Callable[..., Settings]
+) -> None:
+    """Two partitions: no record of the other waits for one that is gone."""
+    learn({"a": VALUES[:8], "b": VALUES[8:16]}, dies_at=3)
+    with capture_logs() as logs:
+        rest = learn({"a": [*VALUES[:7], b""], "b": VALUES[8:16]})
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == [Event.JOURNAL_TRUNCATED]
+    assert rest.records == [*(f"a{offset}" for offset in range(7)), *(f"b{offset}" for offset in range(8))]
+    assert newest(make([])).manifest.ledger == (("a", 0, 7, 0, 0), ("b", 0, 8, 0, 0))

@@ -1,0 +1,504 @@
+"""Controls of a running loop: what they stop, what they change, and what a death right after them leaves."""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from torch import Tensor
+
+import streamlearn.daemon.loop as daemon_module
+from connectors.dead_letters import FileDeadLetters
+from streamlearn.controls import (
+    Control,
+    ControlFile,
+    DropRegime,
+    FreezeRegime,
+    Pause,
+    Pin,
+    RenameRegime,
+    Requester,
+    Resume,
+    RollBack,
+    StateControls,
+    Unpin,
+)
+from streamlearn.daemon.build import Components
+from streamlearn.daemon.loop import Daemon
+from streamlearn.errors import DeadLetterError, Reason, SnapshotError, StreamlearnError, UsageError
+from streamlearn.jobs.queue import ControlJob, JobQueue
+from streamlearn.jobs.results import ControlResult, Result
+from streamlearn.learner.learner import Step
+from streamlearn.regimes.regimes import Adaptation
+from streamlearn.settings import Settings
+from streamlearn.shift.monitor import AssignedBatch
+from streamlearn.snapshot.store import SnapshotStore
+from streamlearn.status import Board, Clock, Phase, Status
+from streamlearn.stream.batch import Batch
+from tests.daemon.test_daemon import opened
+from tests.regimes.conftest import backbone, maker
+from tests.regimes.shifting_streams import Silent, differences, run, stream, tensors_of
+from tests.variants import variants
+
+__all__ = ["backbone"]
+
+ANN = Requester(user="ann@box")
+POISON = range(90, 130)
+"""Offsets of the records that should never have been in the stream."""
+EARLY, LATE, NOTICED = "00000010", "00000020", 45
+"""Snapshots at offsets 40 and 80; the second was written when records of the poison had been examined. The step at
+which the operator acts."""
+SKIP = RollBack(EARLY, (f"{POISON.start}..{POISON.stop - 1}",))
+
+
+def poisoned() -> list[bytes]:
+    """Records of two tasks, and between them some of a third."""
+    return [*clean()[:90], *stream("cities", per_task=len(POISON)), *clean()[90:]]
+
+
+def clean() -> list[bytes]:
+    return stream("animals", "sums")
+
+
+@pytest.fixture
+def make(tmp_path: Path, backbone: Path) -> Callable[..., Settings]:
+    """Settings of runs that keep every snapshot."""
+    build = maker(tmp_path, backbone)
+    return lambda lines, name="run", **sections: build(
+        lines, name, snapshot={"every_records": 40, "keep": 99}, **sections
+    )
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> dict[str, Tensor]:
+    """The end of a run whose stream never had the poison."""
+    return run(maker(tmp_path_factory.mktemp("clean"), backbone)(clean()))[0]
+
+
+@pytest.fixture(scope="module")
+def with_poison(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> dict[str, Tensor]:
+    """The end of a run that learned the poison."""
+    return run(maker(tmp_path_factory.mktemp("poisoned"), backbone)(poisoned()))[0]
+
+
+class Operator(Silent):
+    """Asks for controls after certain steps, each once."""
+
+    def __init__(self, plan: Mapping[int, Control]) -> None:
+        self.jobs = JobQueue(1)
+        self.answers: dict[str, Future[Result]] = {}
+        self._plan = dict(plan)
+
+    def ask(self, control: Control) -> Future[Result]:
+        self.answers[control.name] = self.jobs.submit(ControlJob(control, ANN))
+        return self.answers[control.name]
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        if step.number in self._plan:
+            self.ask(self._plan.pop(step.number))
+
+    def answer(self, name: str) -> ControlResult:
+        result = self.answers[name].result(timeout=0)
+        assert isinstance(result, ControlResult)
+        return result
+
+
+def daemon_of(components: Components, operator: Operator) -> Daemon:
+    return Daemon(components, Board(Status(Phase.STARTING), Clock()), operator.jobs, observer=operator)
+
+
+def operated(settings: Settings, plan: Mapping[int, Control]) -> tuple[dict[str, Tensor], Daemon, Operator]:
+    """Learn to the end while an operator acts; every tensor that the next step would depend on."""
+    with opened(settings) as components:
+        operator = Operator(plan)
+        daemon = daemon_of(components, operator)
+        daemon.run()
+        return tensors_of(components), daemon, operator
+
+
+def audit(settings: Settings) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in (settings.state / "audit.jsonl").read_bytes().splitlines()]
+
+
+def results(settings: Settings) -> list[tuple[str, str]]:
+    return [(line["control"], line["result"]) for line in audit(settings)]
+
+
+# --- pause ------------------------------------------------------------------------------------------------------------
+
+
+class Turns:
+    """Counts the turns of a paused loop instead of sleeping, and acts at some of them."""
+
+    def __init__(self, acts: Iterator[Callable[[], object]]) -> None:
+        self._acts = acts
+
+    def __call__(self, seconds: float) -> None:
+        next(self._acts)()
+
+
+def test_a_paused_daemon_takes_no_step_and_reads_no_record(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, without: dict[str, Tensor]
+) -> None:
+    """It serves jobs and says `paused`; once resumed it ends with the bits of a run that was never paused."""
+    settings = make(clean())
+    with opened(settings) as components:
+        operator = Operator({7: Pause()})
+        daemon = daemon_of(components, operator)
+        found: list[tuple[Phase, bool, int, int]] = []
+
+        def acts() -> Iterator[Callable[[], object]]:
+            monkeypatch.setattr(components.source, "poll", lambda **_: pytest.fail("read while paused"))
+            for _ in range(3):
+                status = daemon.board.read()
+                found.append((status.phase, status.ready, status.step, status.records_trained))
+                yield lambda: None
+            monkeypatch.undo()
+            yield lambda: operator.ask(Resume())
+
+        monkeypatch.setattr("streamlearn.daemon.loop.time.sleep", Turns(acts()))
+        daemon.run()
+        assert {(phase, ready, step) for phase, ready, step, _ in found} == {(Phase.PAUSED, True, 7)}
+        assert operator.answer("pause").paused
+        assert not operator.answer("resume").paused
+        assert differences(without, tensors_of(components)) == []
+    assert results(settings) == [("pause", "asked"), ("pause", "done"), ("resume", "asked"), ("resume", "done")]
+    assert audit(settings)[0]["who"] == {"user": "ann@box"}
+
+
+class Died(BaseException):
+    """The process was killed."""
+
+
+def test_a_pause_survives_the_process(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed as soon as the request is answered; the next start is ready and paused, and no step follows."""
+    settings = make(clean())
+
+    def die(_: float) -> None:
+        raise Died
+
+    monkeypatch.setattr("streamlearn.daemon.loop.time.sleep", die)
+    for plan in ({7: Pause()}, {}):
+        with opened(settings) as components:
+            daemon = daemon_of(components, Operator(plan))
+            with pytest.raises(Died):
+                daemon.run()
+            assert daemon.board.read().phase is Phase.PAUSED
+            assert daemon.board.read().ready
+    assert daemon.board.read().step == 0
+
+
+# --- pins -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pinned_snapshot_is_never_pruned(make: Callable[..., Settings]) -> None:
+    """Beyond `snapshot.keep`, also when the disk is full; unpinned, it goes with the next save."""
+    settings = make(clean())
+    settings = settings.model_copy(update={"snapshot": settings.snapshot.model_copy(update={"keep": 2})})
+    _, daemon, operator = operated(settings, {11: Pin(EARLY), 25: Pin("00000077")})
+    assert operator.answers["pin"].exception(timeout=0) is not None  # there is no 77
+    store = daemon.components.store
+    assert store.names()[0] == EARLY
+    store.prune(keep=1)
+    assert store.names() == [EARLY, store.names()[-1]]
+    assert [line["result"] for line in audit(settings)] == ["asked", "done", "asked", "refused"]
+    controls = ControlFile(settings.state)
+    assert controls.state.pins == {EARLY}
+    _, daemon, _ = operated(settings, {})
+    assert daemon.components.store.names()[0] == EARLY
+    assert ControlFile(settings.state).state.pins == {EARLY}
+
+
+def test_a_pin_does_not_keep_the_journal_of_everything_since(make: Callable[..., Settings]) -> None:
+    """A rollback to it cuts the journal at its step anyway."""
+    settings = make(clean())
+    settings = settings.model_copy(update={"snapshot": settings.snapshot.model_copy(update={"keep": 2})})
+    with opened(settings) as components:
+        daemon_of(components, Operator({11: Pin(EARLY)})).run()
+        newest = int(components.store.names()[-2])
+        assert all(entry.step >= newest for entry in components.journal.entries(after_step=0))
+
+
+# --- rollback ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_rollback_that_skips_records_ends_as_if_they_had_never_been(
+    make: Callable[..., Settings], without: dict[str, Tensor], with_poison: dict[str, Tensor]
+) -> None:
+    """Bit for bit; each of them is one dead letter, and the position is after the last record."""
+    settings = make(poisoned())
+    state, daemon, operator = operated(settings, {NOTICED: SKIP})
+    answer = operator.answer("rollback")
+    assert answer.moved_aside == ("00000040", "00000030", LATE)
+    assert answer.snapshot == EARLY
+    assert differences(without, state) == []
+    assert with_poison.keys() != without.keys() or differences(without, with_poison)
+    assert daemon.state.reasons == {Reason.SKIPPED: len(POISON)}
+    assert list(daemon.state.ledger.position.values()) == [len(poisoned())]
+    assert sum(daemon.state.ledger.rows()[0][2:]) == len(poisoned())
+    letters = (settings.state / "dead_letters.jsonl").read_bytes().splitlines()
+    offsets = [int(orjson.loads(line)["headers"]["__streamlearn.errors.offset"]) for line in letters]
+    assert offsets == list(POISON)
+    assert sorted(path.name for path in (settings.state / "snapshots").glob("rolled-back-*")) == [
+        "rolled-back-00000020",
+        "rolled-back-00000030",
+        "rolled-back-00000040",
+    ]
+
+
+def test_a_rollback_that_skips_nothing_repeats_the_run(
+    make: Callable[..., Settings], with_poison: dict[str, Tensor]
+) -> None:
+    """The same records end in the same bits."""
+    state, _, _ = operated(make(poisoned()), {NOTICED: RollBack(LATE)})
+    assert differences(with_poison, state) == []
+
+
+STEPS_OF_THE_PROTOCOL = {
+    "before it is decided": ("write", 1, "old"),
+    "while it is decided": ("rename", 1, "old"),
+    "once it is decided": ("rename", 2, "new"),
+    "while snapshots are moved": ("rename", 3, "new"),
+    "before the journal is cut": ("write", 2, "new"),
+    "once the journal is cut": ("write", 3, "new"),
+    "while it is noted as finished": ("rename", 6, "new"),
+}
+
+
+@pytest.mark.parametrize(
+    "where",
+    variants(
+        STEPS_OF_THE_PROTOCOL.keys(), short=["while it is decided", "once it is decided", "once the journal is cut"]
+    ),
+)
+def test_a_death_within_a_rollback_leaves_the_old_run_or_the_rolled_back_one(
+    make: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    without: dict[str, Tensor],
+    with_poison: dict[str, Tensor],
+    where: str,
+) -> None:
+    """Every tensor at the end is that of one or the other: of the rolled-back one as soon as it is decided."""
+    operation, number, outcome = STEPS_OF_THE_PROTOCOL[where]
+    settings = make(poisoned())
+    really = StateControls.roll_back
+
+    def dying(controls: StateControls, *args: Any) -> list[str]:
+        calls = iter(range(1, 99))
+        for files in (controls._file._files, controls._store.files, controls._journal._files):
+            inner = getattr(files, operation)
+
+            def counted(*args: Any, inner: Callable[..., None] = inner) -> None:
+                if next(calls) == number:
+                    raise Died
+                inner(*args)
+
+            monkeypatch.setattr(files, operation, counted)
+        return really(controls, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateControls, "roll_back", dying)
+        with pytest.raises(Died):
+            operated(settings, {NOTICED: SKIP})
+    monkeypatch.undo()
+    state, daemon, _ = operated(settings, {})
+    assert differences(with_poison if outcome == "old" else without, state) == []
+    skipped = {} if outcome == "old" else {Reason.SKIPPED: len(POISON)}
+    assert daemon.state.reasons == skipped
+    assert results(settings) == [("rollback", "asked"), *([] if outcome == "old" else [("rollback", "done")])]
+
+
+def test_a_death_after_a_rollback_repeats_nothing_of_the_old_run(
+    make: Callable[..., Settings], without: dict[str, Tensor]
+) -> None:
+    """Killed at the answer, and again while the skipped records are read."""
+    settings = make(poisoned())
+
+    class Dying(Operator):
+        def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+            super().on_step(batch, step, status)
+            if "rollback" in self.answers and self.answers["rollback"].done() and step.number == 23:
+                raise Died
+
+    with opened(settings) as components, pytest.raises(Died):
+        daemon_of(components, Dying({NOTICED: SKIP})).run()
+    state, daemon, _ = operated(settings, {})
+    assert differences(without, state) == []
+    assert len((settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == len(POISON)
+    assert daemon.state.reasons == {Reason.SKIPPED: len(POISON)}
+
+
+@pytest.mark.parametrize(
+    ("control", "message"),
+    [
+        (RollBack("00000011"), "expected the name of a snapshot"),
+        (RollBack("../../etc"), "expected the name of a snapshot"),
+        (RollBack(LATE, ("90..129",)), "had been examined for shifts.*roll back to 00000010"),
+        (RollBack(LATE, ("70..129",)), "trained up to offset 79.*roll back to 00000010"),
+        (RollBack(EARLY, ("0..9",)), "trained up to offset 39.*roll back to 00000000"),
+        (RollBack(EARLY, ("9..3",)), "FROM <= TO"),
+        (RollBack(EARLY, ("orders:0:90..129",)), "must be of a topic of this stream"),
+        (Unpin("00000011"), "expected the name of a snapshot"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_changes_nothing(
+    make: Callable[..., Settings], with_poison: dict[str, Tensor], control: Control, message: str
+) -> None:
+    """The message says why and what to do; the run goes on, and the refusal is in the audit log."""
+    settings = make(poisoned())
+    state, daemon, operator = operated(settings, {NOTICED: control})
+    with pytest.raises(UsageError, match=message):
+        operator.answer(control.name)
+    assert differences(with_poison, state) == []
+    assert results(settings) == [(control.name, "asked"), (control.name, "refused")]
+    assert daemon.controls.skipped == ()
+
+
+def test_a_rollback_that_cannot_be_finished_ends_the_process(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, without: dict[str, Tensor]
+) -> None:
+    """The disk fails once it is decided; the next start finishes it."""
+    settings = make(poisoned())
+
+    def failing(*_: object) -> list[str]:
+        raise SnapshotError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SnapshotStore, "move_newer_aside", failing)
+        with pytest.raises(SnapshotError, match="must be completed before the run goes on"):
+            operated(settings, {NOTICED: SKIP})
+    assert results(settings) == [("rollback", "asked"), ("rollback", "failed")]
+    state, _, _ = operated(settings, {})
+    assert differences(without, state) == []
+
+
+def test_fresh_forgets_pins_and_skipped_records_and_stays_paused(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They belong to the run that is set aside; the audit log has them."""
+    settings = make(poisoned())
+    operated(settings, {15: Pin(EARLY), NOTICED: SKIP})
+    with opened(settings, fresh=True) as components:
+        assert (components.controls.skipped, set(components.controls.pins)) == ((), set())
+    last = audit(settings)[-1]
+    assert (last["control"], last["arguments"]) == (
+        "forget",
+        {"pins": [EARLY], "skip_records": ["stream.jsonl:0:90..129"]},
+    )
+
+
+# --- regimes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("control", "holds"),
+    [
+        (FreezeRegime(1), lambda adaptation: adaptation.controls.frozen == {1}),
+        (RenameRegime(1, "zoo"), lambda adaptation: adaptation.controls.names == {1: "zoo"}),
+        (DropRegime(1), lambda adaptation: 1 not in adaptation.numbers.values()),
+    ],
+)
+def test_a_changed_regime_is_durable_when_it_is_answered(
+    make: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    control: Control,
+    holds: Callable[[Adaptation], bool],
+) -> None:
+    """A snapshot of the same step has it: killed right after the answer, the next start finds it changed."""
+    settings, operator = make(clean()), Operator({10: control})
+    with opened(settings) as components:
+        next_batch = components.adaptation.next_batch
+
+        def next_or_die() -> AssignedBatch | None:
+            if control.name in operator.answers:
+                assert operator.answers[control.name].done(), "answered before the next batch"
+                raise Died
+            assert not components.adaptation.numbers or not holds(components.adaptation)
+            return next_batch()
+
+        monkeypatch.setattr(components.adaptation, "next_batch", next_or_die)
+        with pytest.raises(Died):
+            daemon_of(components, operator).run()
+    assert operator.answer(control.name).snapshot == "00000010"
+    with opened(settings) as components:
+        assert components.state.last_snapshot is not None
+        assert components.state.last_snapshot.name == "00000010"
+        assert holds(components.adaptation)
+
+
+class Outage(Operator):
+    """Renames a regime while nothing can be saved, and notes what is published meanwhile."""
+
+    BEGIN, END = 12, 14
+
+    def __init__(self) -> None:
+        super().__init__({self.BEGIN: RenameRegime(1, "beasts")})
+        self.step = 0
+        self.degraded: dict[int, str] = {}
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        super().on_step(batch, step, status)
+        self.step = step.number
+        self.degraded[step.number] = status.degraded
+
+    def failing(self, real: Callable[..., Any], error: StreamlearnError) -> Callable[..., Any]:
+        """`real`, which raises the error during the outage."""
+
+        def call(*args: Any) -> Any:
+            if self.BEGIN <= self.step < self.END:
+                raise error
+            return real(*args)
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (FileDeadLetters, "flush", DeadLetterError("dead letters cannot be flushed: no broker")),
+        (SnapshotStore, "save", SnapshotError("no space left")),
+    ],
+)
+def test_a_change_of_a_regime_outlasts_an_outage(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: StreamlearnError
+) -> None:
+    """The client is told; the daemon goes on, degraded, and saves the change as soon as it can."""
+    settings, operator = make(clean()), Outage()
+    monkeypatch.setattr(daemon_module, "RETRY_S", 0.0)
+    monkeypatch.setattr(owner, name, operator.failing(getattr(owner, name), error))
+    with opened(settings) as components:
+        daemon_of(components, operator).run()
+        saved = components.store.manifest("00000014")
+    with pytest.raises(SnapshotError, match=f"the change holds .*{error}"):
+        operator.answer("rename")
+    assert results(settings) == [("rename", "asked"), ("rename", "failed")]
+    assert str(error) in operator.degraded[operator.END]
+    assert operator.degraded[operator.END + 1] == ""
+    assert saved.components["regimes"]["controls"]["names"] == {"1": "beasts"}
+
+
+def test_an_unknown_regime_is_refused(make: Callable[..., Settings]) -> None:
+    settings = make(clean())
+    _, _, operator = operated(settings, {10: FreezeRegime(7)})
+    with pytest.raises(UsageError, match="found 7"):
+        operator.answer("freeze")
+    assert results(settings) == [("freeze", "asked"), ("freeze", "refused")]
+
+
+def test_a_pinned_snapshot_is_not_replaced_by_a_change_of_its_step(make: Callable[..., Settings]) -> None:
+    """What was pinned would be lost."""
+    settings = make(clean())
+
+    class Both(Operator):
+        def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+            if step.number == 10:
+                self.ask(Pin(EARLY))
+                self.ask(FreezeRegime(1))
+
+    with opened(settings) as components:
+        operator = Both({})
+        daemon_of(components, operator).run()
+    with pytest.raises(UsageError, match="unpin 00000010, or let the daemon take a step first"):
+        operator.answer("freeze")

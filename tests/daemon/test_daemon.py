@@ -1,0 +1,509 @@
+"""The whole loop in this process: a tiny backbone, a file as its stream, real snapshots."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import orjson
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+
+import streamlearn.learner.learner as learner_module
+from connectors.jsonl import JsonlSource
+from streamlearn.daemon.build import Components
+from streamlearn.daemon.checkpoint import source_identity
+from streamlearn.daemon.loop import Daemon
+from streamlearn.errors import DivergedError, SnapshotError, SnapshotMismatchError, StateLockedError
+from streamlearn.events import Event
+from streamlearn.jobs.queue import EvalJob, JobQueue, QueueClosedError
+from streamlearn.learner.learner import Step
+from streamlearn.learner.loss import PackedLoss, packed_loss
+from streamlearn.regimes.statistics import ShiftReport
+from streamlearn.settings import Settings, SourceSettings
+from streamlearn.snapshot.parts import Snapshot, SnapshotInfo
+from streamlearn.snapshot.store import SnapshotStore
+from streamlearn.status import Board, Clock, Phase, Status
+from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Gap, Position, Record
+from tests.broker import Broker
+from tests.doubles import tiny_backbone
+from tests.learners import state_of
+
+PER_BATCH = 4
+RUBBISH = b"{not json"
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_backbone(tmp_path_factory.mktemp("backbone"))
+
+
+@pytest.fixture
+def make(tmp_path: Path, backbone: Path) -> Callable[..., Settings]:
+    """Settings over a file of lines; `name` tells runs apart."""
+
+    def build(lines: list[bytes], name: str = "run", **learner: Any) -> Settings:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "stream.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+        return Settings.model_validate(
+            {
+                "state": folder / "state",
+                "source": {"jsonl": {"path": folder / "stream.jsonl"}},
+                "stream": {"max_tokens": 32, "batch_tokens": 32 * PER_BATCH, "batch_records": PER_BATCH},
+                "backbone": {"model": str(backbone), "dtype": "float32"},
+                "adapter": {"num_heads": 4},
+                "learner": {"lr": 1e-2, **learner},
+                "holdout": {"every_records": 0},
+                "snapshot": {"every_records": 3 * PER_BATCH},
+            }
+        )
+
+    return build
+
+
+def records(count: int, **meta: Any) -> list[bytes]:
+    """Distinct usable records."""
+    return [
+        orjson.dumps({"prompt": f"say {i}", "completion": f" {i * i}", "meta": {**meta, "i": i}}) for i in range(count)
+    ]
+
+
+@contextmanager
+def opened(settings: Settings, **options: Any) -> Iterator[Components]:
+    components = Components(settings, **options)
+    try:
+        yield components
+    finally:
+        components.close()
+
+
+def daemon_of(components: Components, observer: Any = None) -> Daemon:
+    return Daemon(components, Board(Status(Phase.STARTING), Clock()), JobQueue(1), observer=observer)
+
+
+def run(settings: Settings, observer: Any = None, **options: Any) -> tuple[dict[str, Tensor], Daemon]:
+    """Learn to the end; everything that a next step would depend on, and the daemon."""
+    with opened(settings, **options) as components:
+        daemon = daemon_of(components, observer)
+        daemon.run()
+        snapshot = components.store.newest()
+        assert snapshot is not None
+        weights = {f"{bank.name}.{n}": p.detach().clone() for bank in _banks(components) for n, p in bank.items()}
+        return {**state_of(components.learner), **components.adaptation.state(), **weights}, daemon
+
+
+def _banks(components: Components) -> list[Any]:
+    return [_Named(group.name, group.parameters) for group in components.learner.optimizer.groups]
+
+
+class _Named(dict[str, Any]):
+    def __init__(self, name: str, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.name = name
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    """Bit for bit."""
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def without_numbers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A refused batch has a step number and passes the detector, a rejected record has not; the rest must be equal."""
+    return {name: tensor for name, tensor in state.items() if not name.startswith(("learner.counts", "regimes."))}
+
+
+class StopAfter:
+    """Asks the daemon to stop at a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.daemon: Daemon | None = None
+
+    def on_start(self, status: Status) -> None:
+        pass
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        if step.number == self.step:
+            assert self.daemon is not None
+            self.daemon.stop("the test")
+
+    def on_shift(self, entry: ShiftReport) -> None:
+        pass
+
+    def on_snapshot(self, info: SnapshotInfo) -> None:
+        pass
+
+
+def test_every_record_is_trained_or_set_aside(make: Callable[..., Settings]) -> None:
+    """The ledger adds up, the position is after the last line, the bad lines are dead letters."""
+    lines = records(21)
+    lines[5:5] = [RUBBISH, b'{"text": 7}']
+    settings = make(lines)
+    _, daemon = run(settings)
+    (row,) = daemon.state.ledger.rows()
+    assert row[2:] == (21, 2, 0)
+    assert list(daemon.state.ledger.position.values()) == [23]
+    assert daemon.state.reasons == {"not_json": 1, "bad_type": 1}
+    assert len((settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 2
+    status = daemon.board.read()
+    assert (status.records_trained, status.records_dead_lettered, status.step) == (21, 2, 6)
+
+
+def test_a_stop_and_a_restart_change_no_bit(make: Callable[..., Settings]) -> None:
+    """Stopped after any step, the next process ends where an uninterrupted one ends, and replays nothing."""
+    lines = records(30)
+    lines[9:9] = [RUBBISH]
+    lines[25:25] = [RUBBISH]  # decoded, and its dead letter written, before the stop at record 17
+    whole, _ = run(make(lines, "whole"))
+    settings = make(lines, "halves")
+    with opened(settings) as components:
+        hook = StopAfter(4)
+        hook.daemon = daemon_of(components, hook)
+        hook.daemon.run()
+        assert components.learner.number == 4
+    halves, daemon = run(settings)
+    assert daemon.state.ledger.rows()[0][2:4] == (30, 2)
+    assert len((settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 2
+    assert_same(whole, halves)
+
+
+def test_a_stop_ends_the_job_that_is_unfinished(make: Callable[..., Settings]) -> None:
+    """Its client is told so, and does not wait for an answer that never comes."""
+    settings = make(records(30))
+    brief = settings.serve.model_copy(update={"eval_budget_s": 1e-4})  # one piece of a job after each step
+    with opened(settings.model_copy(update={"serve": brief})) as components:
+        hook, jobs = StopAfter(4), JobQueue(1)
+        hook.daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs, observer=hook)
+        future = jobs.submit(EvalJob(tuple({"text": f"text {i}"} for i in range(40)), generate=True, max_new_tokens=64))
+        hook.daemon.run()
+    with pytest.raises(QueueClosedError, match="before it finished this job"):
+        future.result(0)
+
+
+class DieAt(StopAfter):
+    """Interrupts the loop as if the process had been killed."""
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        if step.number == self.step:
+            raise KeyboardInterrupt
+
+
+def die(settings: Settings, step: int) -> None:
+    """Run until after `step`, and die without a snapshot of it."""
+    with opened(settings) as components, pytest.raises(KeyboardInterrupt):
+        daemon_of(components, DieAt(step)).run()
+
+
+def test_a_death_between_snapshots_changes_no_bit(make: Callable[..., Settings]) -> None:
+    """Two deaths, the second while steps lost in the first are repeated."""
+    lines = records(30)
+    lines[9:9] = [RUBBISH]
+    whole, _ = run(make(lines, "whole"))
+    settings = make(lines, "deaths")
+    die(settings, 5)
+    die(settings, 4)
+    state, daemon = run(settings)
+    assert daemon.state.ledger.rows()[0][2:4] == (30, 1)
+    assert len((settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 1
+    assert_same(whole, state)
+
+
+@pytest.mark.parametrize("last", [4, 5, 6])
+def test_the_journal_stays_whole_when_batches_change(make: Callable[..., Settings], last: int) -> None:
+    """After an accepted change of the batch size every step has one line, in order, with the new batches."""
+    settings = make(records(30))
+    die(settings, last)
+    stream = settings.stream.model_copy(update={"batch_records": 3})
+    smaller = settings.model_copy(update={"stream": stream})
+    with opened(smaller, accept_config_change=True) as components:
+        first = components.learner.number
+        daemon_of(components).run()
+        entries = components.journal.entries(after_step=first)
+        assert [entry.step for entry in entries] == list(range(first + 1, components.learner.number + 1))
+        assert sum(run.num_records for entry in entries for run in entry.runs) == 30 - first * PER_BATCH
+
+
+class Expiring(JsonlSource):
+    """A file whose first lines expire, like a topic's, and that has an identity."""
+
+    begins = 0
+    identity: Mapping[str, str] = {"stream.jsonl": "7f"}
+    remembered: ClassVar[list[Mapping[str, str] | None]] = []
+
+    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
+        self.remembered.append(identity)
+        return super().seek(Position({self._origin: max(self.begins, position.get(self._origin, 0))}))
+
+
+@pytest.fixture
+def expiring(monkeypatch: pytest.MonkeyPatch) -> type[Expiring]:
+    """Every source opened is such a file."""
+    monkeypatch.setattr(Expiring, "remembered", [])
+    monkeypatch.setattr("streamlearn.daemon.build.open_source", lambda settings: Expiring(settings.jsonl))
+    return Expiring
+
+
+def newest(settings: Settings) -> Snapshot:
+    """The newest snapshot of a finished run."""
+    snapshot = SnapshotStore(settings.state / "snapshots", keep=2).newest()
+    assert snapshot is not None
+    return snapshot
+
+
+def test_what_expired_before_its_replay_is_left_out_and_the_rest_trained_once(
+    make: Callable[..., Settings], expiring: type[Expiring], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Journalled batches that cannot be read again are dropped; the state is that of a stream without those lines."""
+    lines = records(30)
+    without, _ = run(make([*lines[:12], *lines[17:]], "without"))
+    settings = make(lines)
+    die(settings, 5)  # the last snapshot covers 12 lines
+    monkeypatch.setattr(expiring, "begins", 17)
+    with capture_logs() as logs:
+        die(settings, 4)
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == [Event.JOURNAL_TRUNCATED]
+    assert list(newest(settings).manifest.position.values()) == [17]  # the decision is durable before the next record
+    with capture_logs() as logs:
+        state, daemon = run(settings)
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == []
+    assert daemon.state.ledger.rows()[0][2] == 30 - (17 - 12)
+    assert list(daemon.state.ledger.position.values()) == [30]
+    assert_same(without, state)
+
+
+class Overtaken(Expiring):
+    """Loses lines 12 to 16 while it is read."""
+
+    gaps: Sequence[Gap] = ()
+
+    def poll(self, *, max_records: int, timeout_s: float) -> Sequence[Record]:
+        polled = super().poll(max_records=max_records, timeout_s=timeout_s)
+        if any(record.offset == 12 for record in polled):
+            self.gaps = [Gap(self._origin, 12, 17)]
+        return [record for record in polled if not 12 <= record.offset < 17]
+
+
+def test_what_expired_while_it_was_read_is_left_out_for_good(
+    make: Callable[..., Settings], expiring: type[Expiring], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once everything before the gap is trained, the position moves past it: the next process replays exactly."""
+    lines = records(30)
+    without, _ = run(make([*lines[:12], *lines[17:]], "without"))
+    settings = make(lines)
+    monkeypatch.setattr("streamlearn.daemon.build.open_source", lambda settings: Overtaken(settings.jsonl))
+    die(settings, 4)
+    assert list(newest(settings).manifest.position.values()) == [17]
+    monkeypatch.setattr("streamlearn.daemon.build.open_source", lambda settings: expiring(settings.jsonl))
+    with capture_logs() as logs:
+        state, daemon = run(settings)
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == []
+    assert daemon.state.ledger.rows()[0][2] == 25
+    assert_same(without, state)
+
+
+def test_a_snapshot_remembers_which_stream_it_was(make: Callable[..., Settings], expiring: type[Expiring]) -> None:
+    """The next process passes it to the source, which decides."""
+    settings = make(records(8))
+    run(settings)
+    run(settings)
+    assert expiring.remembered == [{}, {"stream.jsonl": "7f"}]
+
+
+def test_a_snapshot_that_remembers_no_stream_is_accepted(make: Callable[..., Settings]) -> None:
+    """Earlier releases did not store it."""
+    settings = make(records(8))
+    run(settings)
+    snapshot = newest(settings)
+    before = snapshot.manifest.model_copy(update={"components": {"stream": {"letters_ahead": []}}})
+    assert source_identity(replace(snapshot, manifest=before)) == {}
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("leaked_sockets")
+def test_a_partition_that_expired_holds_up_no_other(
+    make: Callable[..., Settings], broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its journalled records are gone; the others are trained all the same, and the ledger adds up."""
+    topic = broker.new_topic(partitions=2)
+    for partition in (0, 1):
+        broker.produce(topic, records(60), partition)
+    kafka = broker.settings(topic, offset_gap_policy="earliest")
+    settings = make([]).model_copy(update={"source": SourceSettings(kafka=kafka)})
+    die(settings, 5)
+    before = newest(settings).manifest.position
+    one, other = before
+    broker.delete_records(topic, 0, before=60)
+    lost = 60 - before[one]
+    last = 3 + (120 - sum(before.values()) - lost - settings.shift.lookahead_records) // PER_BATCH
+    with opened(settings) as components:
+        hook = StopAfter(last)
+        hook.daemon = daemon_of(components, hook)
+        hook.daemon.run()
+        ledger = hook.daemon.state.ledger
+    assert lost > 0
+    assert (ledger.trained[one] + lost, ledger.trained[other]) == (ledger.position[one], ledger.position[other])
+    assert ledger.position[one] == 60
+    assert ledger.trained.total() == last * PER_BATCH
+
+
+def test_nothing_that_learns_reads_meta(make: Callable[..., Settings]) -> None:
+    """Different meta, equal bits."""
+    first, _ = run(make(records(20, task="a"), "a"))
+    second, _ = run(make(records(20, task="b", more=[1, 2, {"x": None}]), "b"))
+    assert_same(first, second)
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Make the loss of every packed batch that contains a certain text NaN."""
+    real = packed_loss
+
+    def poisoned(model: Any, row: Any) -> PackedLoss:
+        loss = real(model, row)
+        hit = text in model.spell(row.input_ids[0].tolist())
+        return PackedLoss(loss.mean * float("nan"), loss.token_L, loss.correct_L) if hit else loss
+
+    monkeypatch.setattr(learner_module, "packed_loss", poisoned)
+
+
+def run_poisoned(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Tensor], Daemon]:
+    real_init = Components.__init__
+
+    def init(self: Components, *args: Any, **kwargs: Any) -> None:
+        real_init(self, *args, **kwargs)
+        self.learner.forward.spell = self.model.backbone.tokenizer.decode
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Components, "__init__", init)
+        poison(patch, "poison")
+        return run(settings)
+
+
+def test_a_refused_update_sets_its_batch_aside(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch of a non-finite loss becomes dead letters; the weights are as if its records had been unusable."""
+    lines = records(24)
+    bad = [orjson.dumps({"prompt": f"poison {i}", "completion": " x"}) for i in range(PER_BATCH)]
+    lines[8:8] = bad
+    state, daemon = run_poisoned(make(lines, "poisoned"), monkeypatch)
+    assert daemon.state.reasons == {"not_finite_update": PER_BATCH}
+    assert daemon.state.ledger.rows()[0][2:4] == (24, PER_BATCH)
+    clean, _ = run(make([*records(24)[:8], *[RUBBISH] * PER_BATCH, *records(24)[8:]], "clean"))
+    assert_same(without_numbers(state), without_numbers(clean))
+
+
+def test_a_row_of_refused_updates_rolls_back(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    """After max_bad_batches in a row the last snapshot is restored, the records left out, the rest trained once."""
+    lines = records(40)
+    bad = [orjson.dumps({"prompt": f"poison {i}", "completion": " x"}) for i in range(3 * PER_BATCH)]
+    lines[20:20] = bad
+    settings = make(lines, "poisoned", max_bad_batches=3)
+    state, daemon = run_poisoned(settings, monkeypatch)
+    assert daemon.state.ledger.rows()[0][2:4] == (40, 3 * PER_BATCH)
+    assert len((settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 3 * PER_BATCH
+    status = daemon.board.read()
+    assert (status.update_refusals, status.counts.update_refusals) == (1, 3), "the snapshot has one, no counter falls"
+    assert status.counts.dead_letters == {"not_finite_update": (3 + 2) * PER_BATCH}, "refused, and left out once more"
+    clean, _ = run(make([*records(40)[:20], *[RUBBISH] * 3 * PER_BATCH, *records(40)[20:]], "clean"))
+    assert_same(without_numbers(state), without_numbers(clean))
+
+
+@pytest.mark.parametrize("after", [0, 4, 8])
+def test_a_rollback_near_the_end_reads_the_rest_again(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """The source was exhausted at the third refusal; what the snapshot does not cover is read again."""
+    lines = records(20 + after)
+    lines[20:20] = [orjson.dumps({"prompt": f"poison {i}", "completion": " x"}) for i in range(3 * PER_BATCH)]
+    _, daemon = run_poisoned(make(lines, "poisoned", max_bad_batches=3), monkeypatch)
+    assert daemon.state.ledger.rows()[0][2:4] == (20 + after, 3 * PER_BATCH)
+
+
+def test_divergence_after_a_rollback_ends_the_run(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second row of refusals before the next snapshot ends the run with advice."""
+    bad = [orjson.dumps({"prompt": f"poison {i}", "completion": " x"}) for i in range(8 * PER_BATCH)]
+    with pytest.raises(DivergedError, match=r"again after a rollback: lower learner\.lr"):
+        run_poisoned(make(bad, max_bad_batches=2), monkeypatch)
+
+
+def test_a_changed_configuration_is_refused_until_accepted(make: Callable[..., Settings]) -> None:
+    """The message names key, both values and the ways out; with the flag the run continues."""
+    run(make(records(8)))
+    changed = make(records(16), lr=2e-2)
+    with pytest.raises(SnapshotMismatchError, match=r"learner\.lr is 0\.02 here and 0\.01 in the snapshot.*--fresh"):
+        run(changed)
+    _, daemon = run(changed, accept_config_change=True)
+    assert daemon.state.ledger.rows()[0][2] == 16
+
+
+@pytest.mark.parametrize("preset", ["streamlearn", "cp-moe"])
+def test_a_run_continues_with_more_regimes(make: Callable[..., Settings], preset: str) -> None:
+    """As if there had been as many from the start: a slot that was never used changes nothing."""
+
+    def ended(name: str, *limits: int) -> dict[str, Tensor]:
+        for count, limit in zip((16, 32), limits, strict=True):
+            settings = make(records(count), name=name)
+            settings = settings.model_copy(
+                update={
+                    "shift": settings.shift.model_copy(update={"max_regimes": limit}),
+                    "adapter": settings.adapter.model_copy(update={"preset": preset}),
+                }
+            )
+            state, _ = run(settings, accept_config_change=True)
+        return state
+
+    grown, whole = ended("grown", 4, 9), ended("whole", 9, 9)
+    assert grown.keys() == whole.keys()
+    assert [name for name in grown if not torch.equal(grown[name], whole[name])] == []
+
+
+def test_another_adapter_shape_is_never_accepted(make: Callable[..., Settings]) -> None:
+    """Weights of another shape mean nothing."""
+    run(make(records(8)))
+    settings = make(records(8))
+    other = settings.model_copy(update={"adapter": settings.adapter.model_copy(update={"rank": 2})})
+    with pytest.raises(SnapshotMismatchError, match="--fresh"):
+        run(other, accept_config_change=True)
+
+
+def test_fresh_sets_the_old_state_aside(make: Callable[..., Settings]) -> None:
+    """A fresh run begins at the first record; the old snapshots are still on disk."""
+    settings = make(records(8))
+    run(settings)
+    _, daemon = run(settings, fresh=True)
+    assert daemon.state.ledger.rows()[0][2] == 8
+    assert len([path for path in settings.state.iterdir() if path.is_dir()]) == 2
+
+
+def test_one_state_folder_has_one_daemon(make: Callable[..., Settings]) -> None:
+    """The second is refused before it loads anything."""
+    settings = make(records(8))
+    with opened(settings), pytest.raises(StateLockedError, match="locked by process"):
+        Components(settings)
+
+
+def test_a_failed_snapshot_does_not_stop_learning(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run continues, and the last snapshot covers everything."""
+    settings = make(records(40))
+    with opened(settings) as components:
+        real, calls = components.store.save, []
+
+        def save(*args: Any) -> SnapshotInfo:
+            calls.append(args)
+            if len(calls) == 2:
+                raise SnapshotError("no space left")
+            return real(*args)
+
+        monkeypatch.setattr(components.store, "save", save)
+        daemon_of(components).run()
+        newest = components.store.newest()
+    assert newest is not None
+    assert newest.manifest.ledger[0].trained == 40

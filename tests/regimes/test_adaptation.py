@@ -1,0 +1,431 @@
+"""Shifts through the whole loop: found, probed, entered, and shown."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+
+from streamlearn.baselines.consolidate import Consolidator
+from streamlearn.daemon.build import Components
+from streamlearn.daemon.loop import Daemon
+from streamlearn.events import Event
+from streamlearn.jobs.queue import ExpertsJob, JobQueue
+from streamlearn.jobs.results import ExpertsResult
+from streamlearn.learner import evaluate as evaluation
+from streamlearn.learner.learner import Step
+from streamlearn.learner.loss import PackedBatch, PackedLoss, packed_loss
+from streamlearn.regimes import regime_probe
+from streamlearn.regimes.regimes import CONFIRM_RECORDS
+from streamlearn.regimes.route import RoutedInput
+from streamlearn.regimes.start import HeadStart, measure_head_start
+from streamlearn.regimes.statistics import ShiftReport
+from streamlearn.settings import Settings
+from streamlearn.shift.drift import ConceptDriftDetector
+from streamlearn.shift.features import input_of
+from streamlearn.shift.input_shift import Shift
+from streamlearn.status import Board, Clock, Phase, Status
+from streamlearn.stream.batch import Batch
+from streamlearn.stream.decode import Example
+from tests.daemon.test_daemon import daemon_of, opened
+from tests.regimes.shifting_streams import PER_TASK, SHAPES, Silent, differences, mixed, run, stream
+from tests.variants import variants
+
+
+def test_regimes_are_found_entered_and_recognised(make: Callable[..., Settings]) -> None:
+    """Three tasks and the return of the first: three new regimes, one recognised, each from its first record on."""
+    _, components = run(make(stream("animals", "sums", "cities", "animals")))
+    entries = list(components.adaptation.reports)
+    assert [(e.shift.regime, e.shift.known) for e in entries] == [(1, False), (2, False), (3, False), (1, True)]
+    assert [e.shift.onset for e in entries] == [1, PER_TASK + 1, 2 * PER_TASK + 1, 3 * PER_TASK + 1]
+    assert [bool(e.probe_tokens) for e in entries] == [False, True, True, False]
+    assert components.adaptation.current == 0
+
+
+def test_every_record_is_trained_once_or_held_out_once(make: Callable[..., Settings]) -> None:
+    """Buffering for a probe loses nothing and repeats nothing."""
+    _, components = run(make(stream("animals", "sums")))
+    ((_, _, trained, dead, held_out),) = components.state.ledger.rows()
+    assert (trained + held_out, dead) == (2 * PER_TASK, 0)
+    assert held_out == 2 * (PER_TASK // 20)
+    assert [len(components.adaptation.holdouts.examples(slot)) for slot in (0, 1)] == [PER_TASK // 20] * 2
+
+
+def test_each_regime_trains_an_adapter_of_its_own(make: Callable[..., Settings]) -> None:
+    """Both are trained, and the second starts from the first only if that explains its first records better."""
+    _, components = run(make(stream("animals", "sums")))
+    assert {bank.adapter for bank in components.learner.banks} == {"regime0", "regime1"}
+    assert all(bank.B.any() for bank in components.learner.banks)
+    first, second = components.adaptation.reports
+    assert first.started_from is None
+    assert second.started_from in (None, 1)
+
+
+def test_a_regime_starts_from_the_adapter_that_explains_it_best(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the weights of the regime with the lowest loss, and reported as such."""
+    starts: list[dict[str, bool]] = []
+    open_regime = Consolidator.open
+
+    def opened_with(self: Consolidator, slot: int, *args: Any, start: int | None = None) -> None:
+        open_regime(self, slot, *args, start=start)
+        if start is not None:
+            banks = {(bank.adapter, bank.linear): bank for bank in self._learner.banks}
+            pairs = [
+                (bank, banks[f"regime{start}", linear])
+                for (name, linear), bank in banks.items()
+                if name == f"regime{slot}"
+            ]
+            starts.append(
+                {bank.linear: torch.equal(bank.A, other.A) and torch.equal(bank.B, other.B) for bank, other in pairs}
+            )
+
+    def measured(
+        learner: Any, examples: Sequence[Example], known: Sequence[int], averaged: tuple[int, ...], *, pack_tokens: int
+    ) -> HeadStart:
+        found = measure_head_start(learner, examples, known, averaged, pack_tokens=pack_tokens)
+        assert set(found.losses) == set(known) == set(averaged)
+        return replace(found, losses={slot: 0.1 + abs(slot - 1) for slot in known}, backbone_loss=5.0)
+
+    monkeypatch.setattr(Consolidator, "open", opened_with)
+    monkeypatch.setattr(regime_probe, "measure_head_start", measured)
+    _, components = run(make(stream("animals", "sums", "cities")))
+    assert [report.started_from for report in components.adaptation.reports] == [None, 1, 2]
+    assert [all(each.values()) for each in starts] == [True, True]
+    assert all(starts)
+
+
+@pytest.mark.parametrize(("shape", "regimes"), [("adapter of its own", 2), ("cp-moe", 2), ("one adapter", 0)])
+def test_what_answers_the_unknown_is_measured_when_a_regime_begins(
+    make: Callable[..., Settings], shape: str, regimes: int
+) -> None:
+    """By the first records of every regime but the first; a mean needs adapters, and a choice needs regimes."""
+    _, components = run(make(stream("animals", "sums", "cities"), **SHAPES[shape]))
+    status = components.adaptation.fallback.status
+    measured = {name for name, loss in status.losses.items() if loss is not None}
+    expected = {"adapter of its own": {"mean", "nearest", "backbone"}, "cp-moe": {"nearest", "backbone"}}
+    assert (status.regimes, measured) == (regimes, expected.get(shape, set()))
+
+
+@pytest.mark.parametrize("preset", variants(["streamlearn", "cp-moe"], short=["streamlearn"]))
+def test_a_split_regime_starts_from_the_adapter_of_both(make: Callable[..., Settings], preset: str) -> None:
+    """The stream stays in the old regime, nothing is probed, and each regime has its own hold-out records."""
+    shape = {"holdout": {"every_records": 4}, "stream": {"max_tokens": 256, "batch_tokens": 512}}
+    settings = make(mixed(160), adapter={"preset": preset, "num_heads": 1}, **shape)
+    _, components = run(settings)
+    adaptation = components.adaptation
+    first, split = adaptation.reports
+    assert (split.shift.parent, split.shift.previous, split.shift.known) == (1, 1, False)
+    assert split.started_from == (1 if preset == "streamlearn" else None)
+    assert (first.probe_tokens, split.probe_tokens) == (0, 0)
+    assert (adaptation.current, adaptation.undivided) == (0, [])
+    lengths = [{len(each) for each in adaptation.holdouts.examples(slot)} for slot in (0, 1)]
+    assert all(lengths)
+    assert not lengths[0] & lengths[1]
+
+
+class Asking(Silent):
+    """Asks after each step what answers an input of the first task, by routing and by every regime's number."""
+
+    def __init__(self, components: Components) -> None:
+        self.routed: list[tuple[bool, RoutedInput]] = []
+        """Whether the state was settled, and the answer."""
+        self._components = components
+        self._inputs: list[Any] = []
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        """Ask."""
+        adaptation = self._components.adaptation
+        self._inputs = self._inputs or [input_of(batch.examples[0])]
+        for number in adaptation.numbers.values():
+            [found] = adaptation.route(self._inputs, number)
+            assert found.route.regime == number
+        self.routed += [(adaptation.is_settled, each) for each in adaptation.route(self._inputs)]
+
+
+def test_requests_are_answered_while_a_regime_is_entered(make: Callable[..., Settings]) -> None:
+    """It has a number before anything is known of its inputs; nothing of the regime that it replaces answers for it."""
+    settings = make(stream("animals", "sums", "cities"), shift={"max_regimes": 2})
+    with opened(settings) as components:
+        asking = Asking(components)
+        daemon_of(components, asking).run()
+    replaced = [found for settled, found in asking.routed if not settled and found.route.regime in (None, 3)]
+    assert replaced
+    assert not any(found.route.known for found in replaced)
+    assert {found.route.answered_by for found in replaced} <= {"backbone", "mean"}
+    assert [found.route.regime for settled, found in asking.routed[:20] if settled] == [1] * 20
+
+
+def test_a_held_out_record_without_a_finite_loss_stops_no_snapshot(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have been a dead letter, and is left out of the score."""
+    lines = stream("animals", per_task=60)
+    value = orjson.loads(lines[19])
+    lines[19] = orjson.dumps({**value, "prompt": "poison " + value["prompt"]})
+    with opened(make(lines)) as components, capture_logs() as logs:
+        spell = components.model.backbone.tokenizer.decode
+
+        def poisoned(model: Any, packed: PackedBatch) -> PackedLoss:
+            loss = packed_loss(model, packed)
+            hit = "poison" in spell(packed.input_ids[0].tolist())
+            return PackedLoss(loss.mean, loss.token_L * float("nan"), loss.correct_L) if hit else loss
+
+        monkeypatch.setattr(evaluation, "packed_loss", poisoned)
+        daemon_of(components).run()
+        assert components.adaptation.records == 60
+        assert components.store.names()[-1] == components.store.infos()[-1].name
+        assert components.store.infos()[-1].position.offsets != components.store.infos()[0].position.offsets
+    assert Event.DEGRADATION_STARTED not in [event["event"] for event in logs]
+    assert Event.HOLDOUT_NOT_FINITE in [event["event"] for event in logs]
+
+
+def test_without_detection_the_stream_is_one_regime(make: Callable[..., Settings]) -> None:
+    """`shift.enabled: false` declares the first regime and no other."""
+    _, components = run(make(stream("animals", "sums"), shift={"enabled": False}))
+    assert [e.shift.regime for e in components.adaptation.reports] == [1]
+
+
+def test_a_request_is_routed_by_the_regime_it_resembles(make: Callable[..., Settings]) -> None:
+    """Single inputs are assigned to a regime without a segment around them."""
+    lines = stream("animals", "sums")
+    _, components = run(make(lines))
+    values = [orjson.loads(line) for line in (lines[3], lines[PER_TASK + 3], lines[5])]
+    inputs = [components.decoder.prompt(value["prompt"]).ids for value in values]
+    assert components.adaptation.slots_of([torch.tensor(ids, dtype=torch.int32).numpy() for ids in inputs]) == [0, 1, 0]
+
+
+def test_the_status_shows_both_regimes_and_their_shift(make: Callable[..., Settings]) -> None:
+    """After two tasks: records add up to the stream, the first regime is past and scored, AF is a number.
+
+    The first regime's adapter rests since its last record, and so do its scores.
+    """
+    with opened(make(stream("animals", "sums"))) as components:
+        daemon = daemon_of(components)
+        daemon.run()
+        daemon.score_all()
+        status = daemon.board.read()
+        last_step = components.learner.number
+    found = status.adaptation
+    assert [(r.number, r.current, r.visits) for r in found.regimes] == [(1, False, 1), (2, True, 1)]
+    assert [r.records for r in found.regimes] == [PER_TASK, PER_TASK]
+    assert [(r.first_record, r.last_record) for r in found.regimes] == [(1, PER_TASK), (PER_TASK + 1, 2 * PER_TASK)]
+    assert [r.holdout_records for r in found.regimes] == [PER_TASK // 20] * 2
+    assert status.records_held_out == 2 * (PER_TASK // 20)
+    assert status.records_trained == 2 * (PER_TASK - PER_TASK // 20)
+    first, second = found.regimes
+    assert first.end_accuracy is not None
+    assert second.end_accuracy is None
+    assert first.now is not None
+    assert second.now is not None
+    assert found.shifts[-1].step <= first.now.step <= second.now.step == last_step
+    assert first.best_accuracy == max(first.end_accuracy, first.now.accuracy)
+    assert second.best_accuracy is None
+    assert found.average_forgetting == first.best_accuracy - first.now.accuracy
+    assert found.average_forgetting >= 0
+    assert found.backward_transfer == first.now.accuracy - first.end_accuracy
+    assert found.num_shifts == {"inputs": 1}  # the first regime is entered without a shift
+    first_regime, probed = found.shifts
+    assert (first_regime.previous, first_regime.probe_tokens, first_regime.mean_similarity) == (None, 0, None)
+    assert (probed.kind, probed.regime, probed.known, probed.previous) == ("inputs", 2, False, 1)
+    assert probed.onset == PER_TASK + 1
+    assert probed.probe_tokens >= 300
+    assert probed.mean_similarity is None  # there is nothing to compare a transient expert with
+    assert found.probe_seconds == probed.probe_seconds > 0
+    assert found.holdout_seconds > 0
+
+
+def test_the_status_is_the_same_after_a_restart(make: Callable[..., Settings]) -> None:
+    """The manifest and the snapshot's tensors hold all of it but the seconds, which are per process."""
+    settings = make(stream("animals", "sums", "animals"))
+    _, components = run(settings)
+    with opened(settings) as again:
+        after, before = again.adaptation.status(), components.adaptation.status()
+        assert after.regimes == before.regimes
+        assert [(r.number, r.visits, r.current) for r in after.regimes] == [(1, 2, True), (2, 1, False)]
+        assert after.shifts == before.shifts
+        assert after.num_shifts == before.num_shifts == {"inputs": 2}
+        assert (after.average_forgetting, after.backward_transfer) == (
+            before.average_forgetting,
+            before.backward_transfer,
+        )
+        assert (after.probe_seconds, after.holdout_seconds) == (0.0, 0.0)
+
+
+def test_the_load_is_the_same_after_a_restart(make: Callable[..., Settings]) -> None:
+    """Tokens that each expert was trained on are part of a snapshot."""
+    settings = make(stream("animals"), adapter={"preset": "mh-moe"})
+    _, components = run(settings)
+    with opened(settings) as again:
+        load, before = again.adaptation.statistics.load, components.adaptation.statistics.load
+        assert load
+        assert differences(dict(load), dict(before)) == []
+
+
+@pytest.mark.parametrize("preset", variants(["mh-moe", "lora"], short=["mh-moe"]))
+def test_load_adds_up_to_every_token_trained(make: Callable[..., Settings], preset: str) -> None:
+    """With top-1, each head of each bank routes every token of a step to one expert; without a router none is counted.
+
+    Neither probes nor hold-out scorings count, nor batches of which every record was kept out.
+    """
+    shape = {"adapter": {"preset": preset, "num_heads": 4 if preset == "mh-moe" else 1}}
+    _, components = run(
+        make(stream("animals", "sums"), stream={"batch_records": 1}, holdout={"every_records": 5}, **shape)
+    )
+    assert components.learner.updates < components.learner.number
+    load = components.adaptation.statistics.load
+    assert set(load) == ({bank.name for bank in components.learner.banks} if preset == "mh-moe" else set())
+    for load_HK in load.values():
+        assert load_HK.sum(1).tolist() == [components.state.tokens] * 4
+
+
+def test_a_refused_update_is_no_load(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens routed in a step without an update were not trained on."""
+    lines = stream("animals", per_task=12)
+    shape = {"adapter": {"preset": "mh-moe"}, "holdout": {"every_records": 0}, "learner": {"max_bad_batches": 2}}
+    with opened(make(lines, **shape)) as components:
+        really, refused = components.learner._clip, []
+
+        def clip() -> Tensor:
+            norm = really()
+            if components.learner.number == 2:
+                refused.append(norm)
+                return torch.full_like(norm, torch.nan)
+            return norm
+
+        monkeypatch.setattr(components.learner, "_clip", clip)
+        daemon_of(components).run()
+        assert refused
+        assert components.adaptation.statistics.load
+        for load_HK in components.adaptation.statistics.load.values():
+            assert load_HK.sum(1).tolist() == [components.state.tokens] * 4
+
+
+def test_changed_answers_are_a_shift_of_their_own_kind(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted separately and passed to the observer; scores from before it are dropped."""
+    declared: list[Shift] = []
+
+    def heed(self: ConceptDriftDetector, slot: int, regime: int, ordinal: int, losses: Sequence[float]) -> list[Shift]:
+        if ordinal < 60 or declared:
+            return []
+        declared.append(Shift("answers", 1, regime, slot, True, regime, ordinal, ordinal, 1.5, 0.0))
+        return declared
+
+    monkeypatch.setattr(ConceptDriftDetector, "update", heed)
+    with opened(make(stream("animals", per_task=2 * PER_TASK))) as components:
+        collector = Collector()
+        daemon = daemon_of(components, collector)
+        daemon.run()
+        daemon.score_all()
+        found = daemon.board.read().adaptation
+    assert [entry.shift.kind for entry in collector.entries] == ["inputs", "answers"]
+    assert found.num_shifts == {"inputs": 0, "answers": 1}
+    shift = found.shifts[-1]
+    assert (shift.kind, shift.regime, shift.previous, shift.known) == ("answers", 1, 1, True)
+    (regime,) = found.regimes
+    assert (regime.records, regime.visits) == (2 * PER_TASK, 1)
+    assert 0 < regime.holdout_records < 2 * PER_TASK // 20
+    assert regime.history
+    assert all(scoring.step > shift.step for scoring in regime.history)
+
+
+def test_experts_of_a_running_daemon(make: Callable[..., Settings]) -> None:
+    """Each regime's hold-out tokens are routed among its own experts, through the queue and the loop."""
+    with opened(make(stream("animals", "sums"), adapter={"num_experts": 2})) as components:
+        jobs = JobQueue(1)
+        daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs)
+        daemon.run()
+        future = jobs.submit(ExpertsJob("layers.0."))
+        while not future.done():  # each call works for `serve.eval_budget_s` at most
+            daemon.serve_jobs()
+        result = future.result()
+        holdouts = components.adaptation.holdouts
+        tokens = [sum(map(len, holdouts.examples(slot))) for slot in (0, 1)]
+    assert isinstance(result, ExpertsResult)
+    assert (result.holdout_records, result.unmeasured) == (2 * (PER_TASK // 20), None)
+    assert all("layers.0." in layer.layer for layer in result.layers)
+    assert [layer.owner for layer in result.layers] == [1] * 3 + [2] * 3
+    for layer in result.layers:
+        (own,) = layer.regimes
+        assert own.regime == layer.owner
+        assert own.holdout_tokens is not None
+        assert [sum(row) for row in own.holdout_tokens] == [tokens[own.regime - 1]] * 4
+
+
+class Collector(Silent):
+    """One that keeps the shifts it receives."""
+
+    def __init__(self) -> None:
+        self.entries: list[ShiftReport] = []
+
+    def on_shift(self, entry: ShiftReport) -> None:
+        self.entries.append(entry)
+
+
+def test_scorings_and_shifts_are_logged(make: Callable[..., Settings]) -> None:
+    """A shift at info, a scoring at debug: with the regime's number and what it found."""
+    with capture_logs() as events, opened(make(stream("animals", "sums"))) as components:
+        daemon = daemon_of(components)
+        daemon.run()
+        daemon.score_all()
+    regime_events = (Event.FIRST_REGIME_ENTERED, Event.SHIFT_DETECTED)
+    shifts = [event for event in events if event["event"] in regime_events]
+    scorings = [event for event in events if event["event"] == Event.HOLDOUT_SCORED]
+    assert [event["event"] for event in shifts] == list(regime_events)
+    assert [(event["regime"], event["log_level"]) for event in shifts] == [(1, "info"), (2, "info")]
+    assert {event["log_level"] for event in scorings} == {"debug"}
+    (ended,) = (event for event in scorings if event["at_end"])
+    assert (ended["regime"], ended["records"]) == (1, PER_TASK // 20)
+    assert 0 <= ended["accuracy"] <= 1
+    assert ended["loss"] > 0
+
+
+def test_a_regime_that_returns_is_scored_before_it_is_trained_on(make: Callable[..., Settings]) -> None:
+    """Without time for scores: the one at its segment's end is made at the last moment, with the weights of the end."""
+    settings = make(stream("animals", "sums", "animals"), holdout={"time_share": 0.0})
+    with capture_logs() as events:
+        _, components = run(settings)
+    (ended,) = (event for event in events if event["event"] == Event.HOLDOUT_SCORED and event["at_end"])
+    left, returned = [report.step for report in components.adaptation.reports][1:]
+    assert (ended["regime"], ended["records"]) == (1, PER_TASK // 20)
+    assert left < ended["step"] == returned
+    regime = components.adaptation.status().regimes[0]
+    assert [point.step for point in regime.history] == [returned]
+
+
+def suspicion(slot: int, regime: int, at: int) -> Shift:
+    return Shift(
+        "answers", 1, regime, slot, known=True, previous=regime, declared_at=at, onset=at, statistic=1, threshold=0
+    )
+
+
+@pytest.mark.parametrize("explained", [True, False])
+def test_a_shift_of_the_answers_waits_for_a_shift_of_the_inputs(make: Callable[..., Settings], explained: bool) -> None:
+    """A rise of the loss right before new inputs is due to them; without them the regime is released after the wait."""
+    settings = make(stream("animals", "sums" if explained else "animals"))
+    with opened(settings) as components:
+        adaptation = components.adaptation
+        raised: list[int] = []
+
+        def rise(slot: int, regime: int, ordinal: int, losses: Any) -> list[Shift]:
+            if ordinal == PER_TASK - 4 and not raised:
+                raised.append(ordinal)
+                return [suspicion(slot, regime, ordinal)]
+            return []
+
+        adaptation.answer_shifts.detector.update = rise  # type: ignore[method-assign]
+        daemon_of(components).run()
+        answers = [entry.shift for entry in adaptation.reports if entry.shift.kind == "answers"]
+        if explained:
+            assert answers == []
+        else:
+            assert [shift.regime for shift in answers] == [1]
+            assert answers[0].declared_at >= PER_TASK - 4 + CONFIRM_RECORDS
+        assert adaptation.answer_shifts.suspected == []

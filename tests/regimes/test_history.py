@@ -1,0 +1,141 @@
+"""The history of real runs: what it adds up to, and that neither a death nor a rollback empties or falsifies it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from streamlearn.daemon.loop import Daemon
+from streamlearn.settings import Settings
+from streamlearn.status import HistoryStatus
+from tests.daemon.test_daemon import RUBBISH, daemon_of, die, opened
+from tests.regimes.shifting_streams import stream
+
+
+def lines() -> list[bytes]:
+    """Two tasks, the first of which returns, and two dead letters."""
+    found = stream("animals", "sums", "animals", per_task=60)
+    found[130:130] = [RUBBISH]
+    found[20:20] = [RUBBISH]
+    return found
+
+
+def finished(settings: Settings) -> Daemon:
+    """Learn to the end."""
+    with opened(settings) as components:
+        daemon = daemon_of(components)
+        daemon.run()
+        return daemon
+
+
+def of_the_stream(history: HistoryStatus) -> tuple[Any, ...]:
+    """Everything in it that does not depend on time: accuracies of other regimes than the one that ended do."""
+    segments = [
+        replace(each, revision=0, accuracy=tuple(row for row in each.accuracy if row[0] == each.regime))
+        for each in history.segments
+    ]
+    letters = [replace(each, revision=0, at=0.0) for each in history.dead_letters]
+    marks = [(mark.name, mark.step, mark.record) for mark in history.snapshots]
+    return [point.stream for point in history.points], segments, letters, marks
+
+
+def test_two_deaths_leave_the_history_of_an_uninterrupted_run(make: Callable[..., Settings]) -> None:
+    """Bit for bit, in everything that depends on the stream."""
+    whole = finished(make(lines(), "whole")).history.status
+    settings = make(lines(), "deaths")
+    die(settings, 17)
+    die(settings, 31)
+    assert of_the_stream(finished(settings).history.status) == of_the_stream(whole)
+    assert [each.regime for each in whole.segments] == [1, 2, 1]
+    assert [bool(each.accuracy) for each in whole.segments] == [True, True, False]
+
+
+def test_it_adds_up_to_the_ledger(make: Callable[..., Settings]) -> None:
+    """Every record is in one point and one segment, every dead letter is counted and named."""
+    daemon = finished(make(lines()))
+    history, [(_, _, trained, dead, held_out)] = daemon.history.status, daemon.state.ledger.rows()
+    streams = [point.stream for point in history.points]
+    assert sum(each.records for each in streams) == trained + held_out == streams[-1].record
+    assert sum(each.tokens for each in streams) == daemon.state.tokens
+    assert sum(number for each in streams for _, number in each.dead_letters) == dead == 2
+    assert [(row.offset, row.reason) for row in history.dead_letters] == [(20, "not_json"), (131, "not_json")]
+    assert all("must be JSON" in row.message or "not JSON" in row.message for row in history.dead_letters)
+    assert all(one.last_record + 1 == other.first_record for one, other in pairwise(history.segments))
+    by_regime = [dict(each.records) for each in history.segments]
+    assert [sum(counts.values()) for counts in by_regime] == [each.num_records for each in history.segments]
+    onsets = [report.shift.onset for report in daemon.adaptation.reports]
+    assert [each.first_record for each in history.segments] == onsets
+
+
+def test_a_restart_goes_on_with_the_same_points(make: Callable[..., Settings]) -> None:
+    """Times and comparisons too; only the cursor is another."""
+    settings = make(lines())
+    before = finished(settings).history.status
+    with opened(settings) as components:
+        after = components.history.status
+        assert [replace(each, revision=0) for each in before.points] == [*after.points]
+        assert (after.origin, after.revision) != (before.origin, before.revision)
+        assert after.snapshots[-1].name == before.snapshots[-1].name
+
+
+def test_a_rollback_restores_the_history_of_the_snapshot(make: Callable[..., Settings]) -> None:
+    """What came after it is gone, and is not counted twice when the records are read again."""
+    settings = make(lines())
+    with opened(settings) as components:
+        daemon = daemon_of(components)
+        daemon.run()
+        whole = of_the_stream(daemon.history.status)
+        earlier = components.store.names()[-2]
+        components.store.move_newer_aside(earlier)
+        components.journal.rewind(to_step=int(earlier))
+        daemon.restore_newest()
+        assert daemon.board.read().history.points[-1].stream.step == int(earlier)
+        assert daemon.history.status.snapshots[-1].name == earlier
+        daemon.run()
+        assert of_the_stream(daemon.history.status) == whole
+
+
+def test_the_backbone_s_loss_is_that_of_the_backbone(make: Callable[..., Settings]) -> None:
+    """On the sampled records, whose loss under the model is the step's; it changes no bit of what is learned."""
+    weights, samples = [], []
+    for name, share in (("none", 0.0), ("much", 0.5)):
+        daemon = finished(make(lines(), name, holdout={"time_share": share}))
+        learner = daemon.learner
+        weights.append([w for adapter in sorted(learner.revisions) for w in learner.weights(adapter).values()])
+        samples.append([point.run for point in daemon.history.status.points if point.run.sample_records])
+    none, much = samples
+    assert not none
+    assert sum(run.sample_records for run in much) > 5
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+    learned = sum(run.sample_loss_sum for run in much) < sum(run.backbone_loss_sum for run in much)
+    assert learned, "the model learned these tasks, the backbone did not"
+
+
+def test_before_anything_is_learned_both_losses_are_equal(make: Callable[..., Settings]) -> None:
+    """A new adapter changes nothing, so the first record's pair is of the same function."""
+    with opened(make(lines())) as components:
+        daemon = daemon_of(components)
+        batch = None
+        while batch is None:
+            daemon.adaptation.look_ahead(components.checkpoint.intake.next_batch(timeout_s=0.0))  # type: ignore[arg-type]
+            batch = daemon.adaptation.next_batch()
+        for shift in batch.shifts:
+            daemon.enter(shift)
+        daemon.learn(batch)
+        daemon._compare_with_backbone(idle=True)
+        [point] = daemon.history.status.points
+        assert point.run.sample_records == 1
+        assert point.run.backbone_loss_sum == pytest.approx(point.run.sample_loss_sum, rel=1e-5)
+
+
+def test_the_history_costs_no_memory_without_records(make: Callable[..., Settings]) -> None:
+    """A loop that only waits publishes the same immutable value again and again."""
+    with opened(make(lines())) as components:
+        daemon = daemon_of(components)
+        daemon._idle()
+        first = daemon.board.read().history
+        daemon._idle()
+        assert daemon.board.read().history is first is daemon.history.status
