@@ -28,7 +28,7 @@ from connectors.dead_letters import DeadLetterId, Repair, StoredDeadLetter, pars
 from connectors.jsonl import read_lines
 from connectors.open import open_replayer, read_dead_letters
 from connectors.replay import Replayer
-from streamlearn.cli.status import FittedColumn, FittedTable
+from streamlearn.cli.status import Cell, render_table
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import Settings, StreamSettings
 from streamlearn.stream.parse import parse
@@ -549,16 +549,15 @@ def table(dead_letters: Sequence[StoredDeadLetter], total: int) -> RenderableTyp
     if not dead_letters:
         return "no dead letters" if not total else f"none of {total} dead letters is selected"
     left_out = total - len(dead_letters)
-    return FittedTable(
-        [
-            FittedColumn("record", [each.where for each in dead_letters], 9, is_text=True),
-            FittedColumn("time (UTC)", [_shown_time(each) for each in dead_letters], 1, is_text=True),
-            FittedColumn("reason", [each.reason for each in dead_letters], 9, is_text=True),
-            FittedColumn("bytes", [_bytes(each) for each in dead_letters]),
-            FittedColumn("message", [_message(each) for each in dead_letters], 8, is_text=True),
-        ],
-        caption=f"The newest {len(dead_letters)}; {left_out} older ones are left out." if left_out > 0 else "",
-    )
+    columns: dict[str, Cell[StoredDeadLetter]] = {
+        "record": lambda letter: letter.where,
+        "time (UTC)": _shown_time,
+        "reason": lambda letter: letter.reason,
+        "bytes": _bytes,
+        "message": _message,
+    }
+    caption = f"The newest {len(dead_letters)}; {left_out} older ones are left out." if left_out > 0 else ""
+    return render_table(dead_letters, columns, text=("record", "time (UTC)", "reason", "message"), caption=caption)
 
 
 def readable(value: bytes | None) -> str | None:
