@@ -362,7 +362,7 @@ def test_a_rollback_that_cannot_be_finished_ends_the_process(
 
     with monkeypatch.context() as patch:
         patch.setattr(SnapshotStore, "move_newer_aside", failing)
-        with pytest.raises(SnapshotError, match="must be completed before the run goes on"):
+        with pytest.raises(SnapshotError, match="must be completed before the run continues"):
             operated(settings, {NOTICED: SKIP})
     assert results(settings) == [("rollback", "asked"), ("rollback", "failed")]
     state, _, _ = operated(settings, {})
