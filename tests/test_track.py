@@ -299,7 +299,13 @@ class _Handler(BaseHTTPRequestHandler):
         if call == "experiments/get-by-name":
             return {"experiment": {"experiment_id": "1", "name": "mine", "lifecycle_stage": "active"}}
         if call == "runs/create":
-            run = {"status": "RUNNING", "metrics": [], "tags": {}, "params": {}, "name": body.get("run_name")}
+            run: dict[str, Any] = {
+                "status": "RUNNING",
+                "metrics": [],
+                "tags": {},
+                "params": {},
+                "name": body.get("run_name"),
+            }
             runs[f"run{len(runs)}"] = run
             run["tags"] = {tag["key"]: tag["value"] for tag in body["tags"]}
             return {"run": _run(list(runs)[-1])}
