@@ -195,7 +195,7 @@ def _commit() -> str | None:
     git = shutil.which("git")
     if git is not None:
         root = Path(__file__).parents[2]
-        head = subprocess.run([git, "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S603
+        head = subprocess.run([git, "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
         if head.returncode == 0:
             return head.stdout.strip()
     return os.environ.get(COMMIT_VARIABLE)

@@ -11,9 +11,9 @@ import orjson
 import typer
 
 from streamlearn import __version__
-from streamlearn.cli import dead_letters
 from streamlearn.cli import controls as regimes
 from streamlearn.cli import controls as snapshots
+from streamlearn.cli import dead_letters
 from streamlearn.cli.feed import feed
 from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out
 from streamlearn.daemon.process import StopSignals
