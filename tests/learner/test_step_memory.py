@@ -17,7 +17,7 @@ from streamlearn.cli.doctor import StepMemory, can_estimate, step_memory
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_loss
 from streamlearn.settings import AdapterSettings, Settings
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 
 def largest_batch(settings: Settings, vocab_size: int) -> list[Example]:
