@@ -26,7 +26,6 @@ COMMANDS = [
     ["dead-letters", "list"],
     ["dead-letters", "show"],
     ["dead-letters", "export"],
-    ["dead-letters", "replay"],
     ["export"],
     ["gateway"],
     ["snapshots"],
@@ -113,7 +112,7 @@ def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     """They answer at once."""
     script = (
         f"import sys; sys.argv = ['streamlearn', *{arguments!r}]\n"
-        "from streamlearn.commands.cli import main\n"
+        "from streamlearn.cli.main import main\n"
         "try: main()\n"
         f"finally: print('heavy', [name for name in {HEAVY!r} if name in sys.modules])\n"
     )
