@@ -24,7 +24,6 @@
     ├── ExampleError                  a client's request fails; it corrects the example          -
     ├── UnknownRegimeError            a client's request fails; it names another regime          -
     ├── PublishingStoppedError        the daemon stops; tested again after the next start        -
-    ├── TrackError                    an experiment tracker is not written; tried again          -
     ├── ReplicaAwayError              a model server does not answer; asked again later          -
     ├── ReplicaRefusedError           a model server refuses an adapter; shown in the status     -
     ├── MeasurementError              a bench command's process failed; its output is quoted     exit 70

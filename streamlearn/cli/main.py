@@ -11,7 +11,7 @@ import orjson
 import typer
 
 from streamlearn import __version__
-from streamlearn.cli import bench, controls, dead_letters
+from streamlearn.cli import controls, dead_letters
 from streamlearn.cli.feed import feed
 from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out
 from streamlearn.daemon.process import StopSignals
@@ -32,7 +32,6 @@ controls.add_controls(app)
 app.add_typer(controls.snapshots, name="snapshots")
 app.add_typer(controls.regimes, name="regimes")
 app.add_typer(dead_letters.app, name="dead-letters")
-app.add_typer(bench.app, name="bench")
 
 
 class ExportFormat(StrEnum):

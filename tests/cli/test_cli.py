@@ -25,7 +25,6 @@ COMMANDS = [
     ["dead-letters", "list"],
     ["dead-letters", "show"],
     ["dead-letters", "export"],
-    ["dead-letters", "replay"],
     ["export"],
     ["gateway"],
     ["snapshots"],
@@ -47,22 +46,6 @@ COMMANDS = [
     ["check-config"],
     ["doctor"],
     ["version"],
-    ["bench"],
-    ["bench", "speed"],
-    ["bench", "distributed"],
-    ["bench", "flood"],
-    ["bench", "memory"],
-    ["bench", "quantization"],
-    ["bench", "gateway"],
-    ["bench", "detect"],
-    ["bench", "abstain"],
-    ["bench", "mixtures"],
-    ["bench", "regimes"],
-    ["bench", "returns"],
-    ["bench", "mot"],
-    ["bench", "learn"],
-    ["bench", "search"],
-    ["bench", "report"],
 ]
 HEAVY = ("torch", "transformers", "pydantic_settings", "fastapi", "numpy", "kafka")
 
@@ -123,7 +106,7 @@ def test_completion_can_be_installed() -> None:
     assert "--show-completion" in text
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["bench", "--help"], ["run", "--help"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
 def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     """They answer at once."""
     script = (
