@@ -19,7 +19,7 @@ import torch
 from benchmarks.resident_memory import peak_mib
 from benchmarks.sample import SAMPLE
 from connectors.jsonl import JsonlSource
-from streamlearn.adapters.presets import OBJECTIVES, resolve
+from streamlearn.adapters.presets import PRESETS, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.daemon.process import return_freed_memory
@@ -71,7 +71,7 @@ def run(kind: Quantization, seed: int, records: int, backbone: str | None) -> di
         attach(loaded.model, resolve(AdapterSettings(preset=PRESET)), seed),
         LearnerSettings(lr=LEARNING_RATES[True]),
         loaded.device,
-        objective=OBJECTIVES[PRESET],
+        objective=PRESETS[PRESET].objective,
     )
     learner.add_regime(0, seed)
     before = _score(learner, scored)
