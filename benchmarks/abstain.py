@@ -38,7 +38,7 @@ from streamlearn.shift.features import input_of
 from streamlearn.shift.input_shift import Assignment
 from streamlearn.shift.monitor import Monitor
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 TRAIN_RECORDS = 80
 """Maximum records of a task in the stream."""

@@ -42,7 +42,7 @@ from streamlearn.settings import ShiftSettings
 from streamlearn.shift.input_shift import InputShiftDetector, Shift
 from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 WITHIN = 64
 PERIOD = 200

@@ -21,7 +21,7 @@ from streamlearn.daemon.process import return_freed_memory, return_freed_tensors
 from streamlearn.events import configure_logging
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import Settings, with_defaults
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 STEPS = 2
 """The second has the optimizer's moments from its start."""

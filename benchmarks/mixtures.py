@@ -34,7 +34,7 @@ from benchmarks.streams import PROMPTS, Prompt
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.monitor import Monitor
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 MIXED = (2, 3, 5, 10, 20)
 BURSTS = (4, 8, 16, 32, 64)

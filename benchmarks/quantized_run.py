@@ -33,8 +33,8 @@ from streamlearn.settings import (
     StreamSettings,
 )
 from streamlearn.settings.settings import LEARNING_RATES
-from streamlearn.stream.decode import Decoder, Example
-from streamlearn.stream.record import Position
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Example, Position
 
 SCORED = SAMPLE.with_name("superni.test.jsonl.gz")
 NUM_SCORED = 32

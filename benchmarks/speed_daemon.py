@@ -27,7 +27,7 @@ from streamlearn.settings import JsonlSettings, LogSettings, ProbeSettings, Sett
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import Board, Clock, Phase, Status
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from streamlearn.adapters.presets import objective
 from streamlearn.backbone.load import outline
 from streamlearn.daemon.model import Model, adapter_of
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.decode import Decoder, Example
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Example
 
 
 def train_baseline(

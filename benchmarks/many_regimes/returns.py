@@ -24,7 +24,7 @@ from streamlearn.events import configure_logging
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 BATCH_RECORDS = 8
 COLUMNS = ("records", "regimes", "recognised", "taken_for_known", "purity")

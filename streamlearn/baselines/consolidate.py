@@ -43,7 +43,7 @@ from streamlearn.baselines.transient import ProbeReport
 from streamlearn.learner.importance import RANK_DIM
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import ConsolidateSettings
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 # Shape suffixes: H heads, K experts a head, N regime slots.
 

@@ -17,7 +17,7 @@ from streamlearn.adapters.context import (
 )
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_loss
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 from tests.doubles import random_examples
 from tests.learners import MakeLearner
 

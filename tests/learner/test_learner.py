@@ -10,14 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamlearn.adapters import PRESETS
-from streamlearn.adapters import context as routing_context
+from streamlearn.adapters.context import routing_context
 from streamlearn.adapters.presets import regime_adapter
 from streamlearn.adapters.tuner import SHARED
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_loss
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
-from streamlearn.stream.encode import IGNORED
+from streamlearn.stream.record import IGNORED, Example
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, restore, same, snapshot
 
