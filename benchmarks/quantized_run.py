@@ -16,8 +16,7 @@ from typing import Any
 import orjson
 import torch
 
-from benchmarks.resident_memory import peak_mib
-from benchmarks.sample import SAMPLE
+from benchmarks.measuring import SAMPLE, peak_mib
 from connectors.jsonl import JsonlSource
 from streamlearn.adapters.presets import PRESETS, resolve
 from streamlearn.adapters.tuner import attach
