@@ -25,7 +25,6 @@
     ├── UnknownRegimeError            a client's request fails; it names another regime          -
     ├── LayerError                    a client's request fails; it corrects the layer's name     -
     ├── PublishingStoppedError        the daemon stops; tested again after the next start        -
-    ├── TrackError                    an experiment tracker is not written; tried again          -
     ├── ReplicaAwayError              a model server does not answer; asked again later          -
     ├── ReplicaRefusedError           a model server refuses an adapter; shown in the status     -
     ├── MeasurementError              a bench command's process failed; its output is quoted     exit 70

@@ -58,4 +58,4 @@ def test_exit_codes_are_those_of_the_classes() -> None:
         "UnknownRegimeError",
     }
     of_publishing = {"PublishingStoppedError", "ReplicaAwayError", "ReplicaRefusedError"}
-    assert never == {"RecordError", "TrackError", *of_clients, *of_publishing}
+    assert never == {"RecordError", *of_clients, *of_publishing}
