@@ -28,6 +28,7 @@ from streamlearn.settings import (
     BackboneSettings,
     JsonlSettings,
     LearnerSettings,
+    PresetName,
     Quantization,
     StreamSettings,
 )
