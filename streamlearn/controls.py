@@ -22,8 +22,7 @@ from streamlearn.snapshot.journal import Journal
 from streamlearn.snapshot.manifest import Manifest
 from streamlearn.snapshot.parts import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import OffsetRange, Position, TopicPartition
+from streamlearn.stream.record import Batch, OffsetRange, Position, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ import pytest
 
 from connectors.jsonl import JsonlSource
 from connectors.kafka.source import KafkaSource
-from connectors.memory import MemorySource, records_from
 from streamlearn.errors import OffsetGapError
 from streamlearn.settings import JsonlSettings
 from streamlearn.stream.record import Position, Record, RecordId, TopicPartition
 from streamlearn.stream.source import Source
+from tests.memory import MemorySource, records_from
 
 if TYPE_CHECKING:
     from tests.broker import Broker
