@@ -15,6 +15,7 @@ from benchmarks.resident_memory import peak_mib, resident_mib
 from streamlearn.adapters.presets import objective
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
+from streamlearn.baselines.consolidate import hooks_for
 from streamlearn.cli.doctor import step_memory
 from streamlearn.daemon.model import adapter_of
 from streamlearn.daemon.process import return_freed_memory, return_freed_tensors
@@ -47,7 +48,8 @@ def run(sections: dict[str, Any]) -> dict[str, Any]:
     backbone = load(settings.backbone, shape)
     dtype, wanted = backbone.arithmetic.dtype, objective(settings)
     estimate = step_memory(settings, shape, config, dtype=dtype, on_cpu=True, adapters=1, process=before)
-    learner = Learner(attach(backbone.model, config, 0), settings.learner, backbone.device, objective=wanted)
+    learner = Learner(attach(backbone.model, config, 0), settings.learner, backbone.device, router_lr=wanted.router_lr)
+    learner.hooks = hooks_for(learner, settings)
     batch = largest_batch(settings, backbone.vocab_size)
     slots = [0] * len(batch) if learner.routes_by_regime else None
     return_freed_memory()

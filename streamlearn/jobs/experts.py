@@ -18,11 +18,11 @@ from torch import Tensor
 from streamlearn.adapters.context import AdaptedLayer, RoutingDecision
 from streamlearn.adapters.presets import slot_of
 from streamlearn.adapters.tuner import SHARED, Bank
-from streamlearn.baselines.consolidate import ExpertEvidence
 from streamlearn.jobs.queue import ExpertsJob, LayerError
 from streamlearn.jobs.results import ExpertsOfRegime, ExpertsResult, LayerExperts
 from streamlearn.learner.evaluate import score
 from streamlearn.learner.learner import Learner
+from streamlearn.regimes.regimes import ExpertEvidence
 from streamlearn.stream.decode import Example
 
 # Shape suffixes: T tokens, H heads, K experts a head, N regime slots, G remembered regimes, C compositions.
@@ -53,7 +53,7 @@ def experts(
             f"layer: expected part of the name of an adapted layer, found {job.layer!r}; the {len(learner.banks)} "
             f"adapted layers are {learner.banks[0].linear} to {learner.banks[-1].linear}"
         )
-    layers = [_from_training(bank, learner, evidence) for bank in chosen]  # before the first yield: all of one step
+    layers = [_from_training(bank, evidence) for bank in chosen]  # before the first yield: all of one step
     slots = [slot for slot in sorted(evidence.numbers, key=evidence.numbers.__getitem__) if evidence.holdouts[slot]]
     examples = [example for slot in slots for example in evidence.holdouts[slot]]
     unmeasured = _reason_unmeasured(examples, routed=bool(evidence.load))
@@ -91,7 +91,7 @@ def _reason_unmeasured(examples: Sequence[Example], *, routed: bool) -> str | No
     return None
 
 
-def _from_training(bank: Bank, learner: Learner, evidence: ExpertEvidence) -> LayerExperts:
+def _from_training(bank: Bank, evidence: ExpertEvidence) -> LayerExperts:
     """What needs no forward pass."""
     load_HK, similarity_HKN = evidence.load.get(bank.name), evidence.similarity.get(bank.name)
     owner = None if bank.adapter == SHARED else evidence.numbers.get(slot_of(bank.adapter))
@@ -100,7 +100,7 @@ def _from_training(bank: Bank, learner: Learner, evidence: ExpertEvidence) -> La
         owner=owner,
         load=None if load_HK is None else load_HK.tolist(),
         share=None if load_HK is None else (load_HK / load_HK.sum(1, keepdim=True).clamp_min(1)).tolist(),
-        importance=_mean_importance(bank, learner.anchors.importance()),
+        importance=_mean_importance(bank, evidence.importance),
         regimes=tuple(
             ExpertsOfRegime(
                 regime=number, similarity=None if similarity_HKN is None else _if_any(similarity_HKN[:, :, slot])

@@ -12,12 +12,12 @@ from streamlearn.adapters.context import AdaptedLayer, RoutingDecision
 from streamlearn.adapters.presets import resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
-from streamlearn.baselines.consolidate import ExpertEvidence
 from streamlearn.jobs.experts import BUCKETS, COMPOSITIONS, experts
 from streamlearn.jobs.queue import ExpertsJob, LayerError
 from streamlearn.jobs.results import ExpertsResult, LayerExperts
 from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
+from streamlearn.regimes.regimes import ExpertEvidence
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings
 from streamlearn.stream.decode import Example
 from tests.doubles import random_examples, tiny_backbone
@@ -40,13 +40,15 @@ def learner_of(backbone: Path, **adapter: Any) -> Learner:
     return Learner(model, LearnerSettings(lr=1e-4), loaded.device, clock=lambda: 0.0)
 
 
-def evidence(learner: Learner, holdouts: Any = HOLDOUTS, *, routed: bool = True) -> ExpertEvidence:
+def evidence(
+    learner: Learner, holdouts: Any = HOLDOUTS, *, routed: bool = True, importance: Any = None
+) -> ExpertEvidence:
     shapes = {bank.name: bank.A.shape[:2] for bank in learner.banks}
     load = {name: torch.arange(shape.numel()).view(shape) for name, shape in shapes.items()}
     similarity = {name: torch.zeros(*shape, 2) for name, shape in shapes.items()}
     for similarity_HKN in similarity.values():
         similarity_HKN[:, :, 1] = 0.25
-    return ExpertEvidence(NUMBERS, load if routed else {}, similarity, holdouts)
+    return ExpertEvidence(NUMBERS, load if routed else {}, similarity, importance or {}, holdouts)
 
 
 def described(learner: Learner, layer: str | None = None, **kwargs: Any) -> ExpertsResult:
@@ -147,13 +149,10 @@ def test_importance_is_the_mean_over_an_experts_weights(backbone: Path) -> None:
     """Over A and B together, weighted by their sizes."""
     learner = learner_of(backbone, preset="mh-moe", num_heads=4)
     bank = learner.banks[0]
-    with_anchors = Learner(
-        learner.model, LearnerSettings(lr=1e-4), learner.device, objective=type(learner.objective)(anchor_strength=1.0)
-    )
-    importance = with_anchors.anchors.importance()
+    importance = {f"{bank.name}.{part}": torch.zeros_like(p) for part, p in (("A", bank.A), ("B", bank.B))}
     importance[f"{bank.name}.A"][2, 1] = 3.0
     importance[f"{bank.name}.B"][2, 1] = 5.0
-    layer = first(described(with_anchors))
+    layer = first(described(learner, importance=importance))
     size_A, size_B = bank.A[2, 1].numel(), bank.B[2, 1].numel()
     assert layer.importance is not None
     assert layer.importance[2] == pytest.approx([0, (3 * size_A + 5 * size_B) / (size_A + size_B), 0, 0])

@@ -15,7 +15,6 @@ from torch import Tensor
 from streamlearn.adapters.presets import resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import Backbone, load, outline
-from streamlearn.baselines.consolidate import ExpertEvidence
 from streamlearn.controls import Control
 from streamlearn.errors import AdapterGoneError, Reason, RecordError, SnapshotError
 from streamlearn.events import Event
@@ -37,6 +36,7 @@ from streamlearn.jobs.results import ControlResult, EvalResult, ExpertsResult, G
 from streamlearn.jobs.runner import JobRunner
 from streamlearn.learner.cache import PinnedWeights
 from streamlearn.learner.learner import Learner
+from streamlearn.regimes.regimes import ExpertEvidence
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Decoder
@@ -99,7 +99,7 @@ class Environment:
     def _experts(self, job: ExpertsJob) -> Generator[None, None, ExpertsResult]:
         load = {bank.name: torch.ones(bank.A.shape[:2], dtype=torch.long) for bank in self.learner.banks}
         similarity = {bank.name: torch.zeros(*bank.A.shape[:2], 1) for bank in self.learner.banks}
-        evidence = ExpertEvidence({0: 1}, load, similarity, {0: random_examples([5, 7, 4])})
+        evidence = ExpertEvidence({0: 1}, load, similarity, {}, {0: random_examples([5, 7, 4])})
         return experts(job, self.learner, evidence, pack_tokens=1, clock=lambda: self.now)
 
     def _save(self) -> SnapshotResult:
