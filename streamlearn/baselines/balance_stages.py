@@ -25,8 +25,8 @@ Stages, Mixture-of-Transformers (MoT) Algorithm 1 with eq. 8, 9 and 10:
     stage II, steps T1+1..T2    attention experts only, plain gradients                                     (6)
     stage III, from T2+1 on     MLP experts only, plain gradients                                           (7)
 
-Routers are trained in all stages. The paper takes a gradient step along (5). Here AdamW receives (5) and rescales it, so
-normalizing affects the weighting between steps and not the step size.
+Routers are trained in all stages. The paper takes a gradient step along (5). Here AdamW receives (5) and rescales it,
+so normalizing affects the weighting between steps and not the step size.
 """
 # Shape suffixes: T tokens, P tokens of one adapter, B records of the batch, H heads, K experts a head, M samples.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamlearn.adapters import SHAPES
-from streamlearn.adapters import context as routing_context
+from streamlearn.adapters.context import routing_context
 from streamlearn.adapters.presets import regime_adapter
 from streamlearn.adapters.tuner import SHARED
 from streamlearn.learner.learner import Learner
