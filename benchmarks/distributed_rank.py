@@ -29,7 +29,7 @@ from streamlearn.events import configure_logging
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 STEPS = 60
 SKIPPED = 20

@@ -16,8 +16,7 @@ from typing import Any
 import orjson
 import torch
 
-from benchmarks.resident_memory import peak_mib
-from benchmarks.sample import SAMPLE
+from benchmarks.measuring import SAMPLE, peak_mib
 from connectors.jsonl import JsonlSource
 from streamlearn.adapters.presets import OBJECTIVES, resolve
 from streamlearn.adapters.tuner import attach
@@ -33,8 +32,8 @@ from streamlearn.settings import (
     StreamSettings,
 )
 from streamlearn.settings.settings import LEARNING_RATES
-from streamlearn.stream.decode import Decoder, Example
-from streamlearn.stream.record import Position
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Example, Position
 
 SCORED = SAMPLE.with_name("superni.test.jsonl.gz")
 NUM_SCORED = 32

@@ -21,8 +21,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from benchmarks.host_reads import counting_host_reads
 from benchmarks.looped_experts import loop_over_experts
-from benchmarks.resident_memory import peak_mib, resident_mib
-from benchmarks.sample import SAMPLE
+from benchmarks.measuring import SAMPLE, peak_mib, resident_mib
 from connectors.jsonl import JsonlSource
 from streamlearn.adapters.check import activated_parameters, linear_shapes
 from streamlearn.adapters.presets import OBJECTIVES, HeadLoraConfig, resolve

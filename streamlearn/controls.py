@@ -236,7 +236,7 @@ class AuditLog:
             SnapshotError: it could not be written.
         """
         line = {
-            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),  # noqa: TID251 - for people
             "id": number or secrets.token_hex(8),
             "who": who.to_json(),
             "control": control,

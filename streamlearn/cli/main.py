@@ -11,9 +11,9 @@ import orjson
 import typer
 
 from streamlearn import __version__
-from streamlearn.cli import bench, dead_letters
 from streamlearn.cli import controls as regimes
 from streamlearn.cli import controls as snapshots
+from streamlearn.cli import dead_letters
 from streamlearn.cli.feed import feed
 from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out
 from streamlearn.daemon.process import StopSignals
@@ -33,7 +33,6 @@ app = typer.Typer(
 app.add_typer(snapshots.app_snapshots, name="snapshots")
 app.add_typer(regimes.app, name="regimes")
 app.add_typer(dead_letters.app, name="dead-letters")
-app.add_typer(bench.app, name="bench")
 
 
 class ExportFormat(StrEnum):

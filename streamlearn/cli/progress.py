@@ -20,8 +20,7 @@ from streamlearn.regimes.statistics import ShiftReport
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import AdaptationStatus, Status
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
-from streamlearn.stream.encode import IGNORED
+from streamlearn.stream.record import IGNORED, Example
 
 FIRST, LAST = 2, 50
 """Records over which a segment's first and last loss are averaged: most is learned from the first few."""

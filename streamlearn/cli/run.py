@@ -30,7 +30,7 @@ from streamlearn.settings import Settings
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import HEARTBEAT_BOUND_S, Board, Clock, Phase, Status
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 _log = get_logger("daemon")
 

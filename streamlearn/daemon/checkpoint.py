@@ -274,7 +274,7 @@ class Checkpoint:
         ahead = self.dead_letters.ahead_of(state.ledger.position)
         return ManifestDraft(
             step=model.learner.number,
-            created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),  # noqa: TID251 - for people
             position=state.ledger.position,
             ledger=tuple(state.ledger.rows()),
             dead_letter_mark=dict(durable.sink.mark()),

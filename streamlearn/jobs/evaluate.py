@@ -20,7 +20,8 @@ from streamlearn.regimes.requested import Requested
 from streamlearn.regimes.route import RoutedInput
 from streamlearn.shift.features import input_of
 from streamlearn.status import Route
-from streamlearn.stream.decode import Decoder, Example
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Example
 
 
 class RouteInputs(Protocol):

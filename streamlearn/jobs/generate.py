@@ -11,7 +11,8 @@ from streamlearn.jobs.results import GenerateResult
 from streamlearn.learner.generate import NucleusSampler, TokenChoice, decode, most_likely
 from streamlearn.learner.learner import Learner
 from streamlearn.shift.features import input_of_prompt
-from streamlearn.stream.decode import Decoder, Prompt
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Prompt
 
 MAX_STRINGS = 4
 MAX_CHARS = 256

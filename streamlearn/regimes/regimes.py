@@ -37,7 +37,7 @@ from streamlearn.shift.input_shift import NO_SLOT, MonitorState, Shift
 from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.status import AdaptationStatus
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 CONFIRM_RECORDS = 64
 """Records that a suspected shift of the answers waits for confirmation. A shift of the inputs that is declared late, or

@@ -12,7 +12,7 @@ from streamlearn.learner.evaluate import ExampleScore, run_to_end, score
 from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack
-from streamlearn.stream.decode import Prompt
+from streamlearn.stream.record import Prompt
 from tests.doubles import random_examples
 from tests.learner.reference import train
 from tests.learners import MakeLearner

@@ -13,7 +13,7 @@ from torch import Tensor
 from streamlearn.adapters.context import AdaptedLayer, RoutingContext, RoutingDecision, routing_context
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_loss
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 from tests.doubles import random_examples
 from tests.learners import MakeLearner
 

@@ -18,7 +18,8 @@ from streamlearn.learner.evaluate import prompt_of, run_to_end, score
 from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
-from streamlearn.stream.decode import Decoder, Example
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Example
 from tests.vision import FAMILIES, as_base64, make_image, tiny_vision_backbone
 
 CPU = torch.device("cpu")

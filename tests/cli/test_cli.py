@@ -26,7 +26,6 @@ COMMANDS = [
     ["dead-letters", "list"],
     ["dead-letters", "show"],
     ["dead-letters", "export"],
-    ["dead-letters", "replay"],
     ["export"],
     ["gateway"],
     ["snapshots"],
@@ -48,22 +47,6 @@ COMMANDS = [
     ["check-config"],
     ["doctor"],
     ["version"],
-    ["bench"],
-    ["bench", "speed"],
-    ["bench", "distributed"],
-    ["bench", "flood"],
-    ["bench", "memory"],
-    ["bench", "quantization"],
-    ["bench", "gateway"],
-    ["bench", "detect"],
-    ["bench", "abstain"],
-    ["bench", "mixtures"],
-    ["bench", "regimes"],
-    ["bench", "returns"],
-    ["bench", "mot"],
-    ["bench", "learn"],
-    ["bench", "search"],
-    ["bench", "report"],
 ]
 HEAVY = ("torch", "transformers", "pydantic_settings", "fastapi", "numpy", "kafka")
 
@@ -124,12 +107,12 @@ def test_completion_can_be_installed() -> None:
     assert "--show-completion" in text
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["bench", "--help"], ["run", "--help"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
 def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     """They answer at once."""
     script = (
         f"import sys; sys.argv = ['streamlearn', *{arguments!r}]\n"
-        "from streamlearn.commands.cli import main\n"
+        "from streamlearn.cli.main import main\n"
         "try: main()\n"
         f"finally: print('heavy', [name for name in {HEAVY!r} if name in sys.modules])\n"
     )

@@ -15,8 +15,7 @@ from streamlearn.regimes.statistics import ShiftReport
 from streamlearn.shift.input_shift import Shift
 from streamlearn.status import Phase, Status
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
-from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.stream.record import Example, Record, TopicPartition
 from tests.doubles import example
 from tests.serve.doubles import ADAPTATION, RUNNING
 

@@ -19,7 +19,7 @@ from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.regimes import ExpertEvidence
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 from tests.doubles import random_examples, tiny_backbone
 
 NUMBERS = {0: 7, 1: 4}  # slot -> number, in another order than the slots

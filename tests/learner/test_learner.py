@@ -16,8 +16,7 @@ from streamlearn.adapters.tuner import SHARED
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_loss
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
-from streamlearn.stream.encode import IGNORED
+from streamlearn.stream.record import IGNORED, Example
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, restore, same, snapshot
 

@@ -11,7 +11,7 @@ from benchmarks.learn.segments import batches
 from streamlearn.baselines.consolidate import BaselineHooks
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import Settings
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 FFN_SHARE = 1 / 6
 """Stage I's share of a segment's steps."""
