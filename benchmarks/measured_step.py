@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from benchmarks.resident_memory import peak_mib, resident_mib
+from benchmarks.measuring import peak_mib, resident_mib
 from streamlearn.adapters.presets import objective
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
@@ -22,7 +22,7 @@ from streamlearn.daemon.process import return_freed_memory, return_freed_tensors
 from streamlearn.events import configure_logging
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import Settings, with_defaults
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 STEPS = 2
 """The second has the optimizer's moments from its start."""

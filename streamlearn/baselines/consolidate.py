@@ -39,7 +39,7 @@ from streamlearn.baselines.transient import ProbeReport, probe
 from streamlearn.learner.learner import AuxiliaryLoss, Hooks, Learner, Probe
 from streamlearn.learner.loss import PackedBatch
 from streamlearn.settings import ConsolidateSettings, LearnerSettings, ProbeSettings, Settings
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 NO_SLOT = -1
 

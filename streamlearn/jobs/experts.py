@@ -23,7 +23,7 @@ from streamlearn.jobs.results import ExpertsOfRegime, ExpertsResult, LayerExpert
 from streamlearn.learner.evaluate import score
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.regimes import ExpertEvidence
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 # Shape suffixes: T tokens, H heads, K experts a head, N regime slots, G remembered regimes, C compositions.
 
