@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.measuring import SAMPLE, peak_mib
 from connectors.jsonl import JsonlSource
-from streamlearn.adapters.presets import OBJECTIVES, resolve
+from streamlearn.adapters.presets import PRESETS, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.daemon.process import return_freed_memory
@@ -70,7 +70,7 @@ def run(kind: Quantization, seed: int, records: int, backbone: str | None) -> di
         attach(loaded.model, resolve(AdapterSettings(preset=PRESET)), seed),
         LearnerSettings(lr=LEARNING_RATES[True]),
         loaded.device,
-        router_lr=OBJECTIVES[PRESET].router_lr,
+        router_lr=PRESETS[PRESET].objective.router_lr,
     )
     learner.add_regime(0, seed)
     before = _score(learner, scored)

@@ -224,9 +224,6 @@ class BaselineHooks(Hooks):
         for omega in self.pending.values():
             omega.zero_()
 
-    def similarity(self) -> Mapping[str, Tensor]:
-        return self._similarity
-
     def importance(self) -> Mapping[str, Tensor]:
         return {} if self.anchors is None else self.anchors.importance
 

@@ -163,14 +163,6 @@ class Hooks:
     def drop(self, slot: int) -> None:
         """Forget the regime in `slot`."""
 
-    def similarity(self) -> Mapping[str, Tensor]:
-        """Return the CKA of each slot's regime with each expert when it was probed, (H, K, N) by bank."""
-        return {}
-
-    def importance(self) -> Mapping[str, Tensor]:
-        """Return the importance of each weight, by parameter (`BANK.A`, `BANK.B`)."""
-        return {}
-
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of a snapshot, not copied."""
         return {}

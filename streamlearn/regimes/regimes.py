@@ -11,7 +11,7 @@ What an operator does between two steps is in `operated_regimes`.
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,22 +43,6 @@ CONFIRM_RECORDS = 64
 """Records that a suspected shift of the answers waits for confirmation. A shift of the inputs that is declared late, or
 whose first records were assigned to other regimes, raises losses too; when one is declared within these records, it is
 the cause, and the answers have not changed."""
-
-
-@dataclass(frozen=True)
-class ExpertEvidence:
-    """What is known about experts besides their weights, for `/v1/experts`; tensors by bank."""
-
-    numbers: Mapping[int, int]
-    """Slot of each remembered regime -> its number."""
-    load: Mapping[str, Tensor]
-    """Tokens that each expert was trained on, (H, K)."""
-    similarity: Mapping[str, Tensor]
-    """CKA that each slot's probe measured, (H, K, N)."""
-    importance: Mapping[str, Tensor]
-    """Importance of each weight, by parameter (`BANK.A`, `BANK.B`)."""
-    holdouts: Mapping[int, Sequence[Example]]
-    """Hold-out records by slot."""
 
 
 class AnswerShifts:
@@ -352,16 +336,6 @@ class Adaptation:
             adapter_reads=self._learner.cache.num_reads,
             fallback=self.fallback.status,
             routes_by_regime=self._learner.routes_by_regime,
-        )
-
-    def expert_evidence(self) -> ExpertEvidence:
-        """What is known about the experts beside their weights: load, similarity, hold-out records."""
-        return ExpertEvidence(
-            numbers=dict(self.numbers),
-            load=self.statistics.load,
-            similarity=self._learner.hooks.similarity(),
-            importance=self._learner.hooks.importance(),
-            holdouts={slot: self.holdouts.examples(slot) for slot in self.numbers},
         )
 
     def _open(self, report: ShiftReport, examples: Sequence[Example], *, parent: int | None = None) -> ShiftReport:

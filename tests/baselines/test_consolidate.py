@@ -28,7 +28,7 @@ def train(learner: Learner, slot: int, seeds: range = range(4)) -> None:
 def report(learner: Learner, similarity: float = 0.5, importance: float = 0.0) -> ProbeReport:
     return ProbeReport(
         {bank.name: torch.full(bank.A.shape[:2], similarity) for bank in learner.banks},
-        {name: torch.full_like(omega, importance) for name, omega in learner.hooks.importance().items()},
+        {name: torch.full_like(omega, importance) for name, omega in hooks_of(learner).importance().items()},
         (),
         0,
     )
@@ -44,7 +44,7 @@ def penalty(learner: Learner) -> float:
 
 
 def total(learner: Learner) -> float:
-    return sum(float(omega.sum()) for omega in learner.hooks.importance().values())
+    return sum(float(omega.sum()) for omega in hooks_of(learner).importance().values())
 
 
 def test_closing_anchors_the_shared_experts(make_learner: MakeLearner) -> None:
@@ -56,7 +56,7 @@ def test_closing_anchors_the_shared_experts(make_learner: MakeLearner) -> None:
     train(learner, 0)
     made.leave(0)
     for bank in learner.banks:
-        omega_A, omega_B = (learner.hooks.importance()[f"{bank.name}.{part}"] for part in "AB")
+        omega_A, omega_B = (hooks_of(learner).importance()[f"{bank.name}.{part}"] for part in "AB")
         assert omega_B.any()
         mass_HK = omega_A.flatten(2).sum(2) + omega_B.flatten(2).sum(2)
         torch.testing.assert_close(made.store.mass[bank.name][:, :, 0], mass_HK)
@@ -76,7 +76,7 @@ def test_a_strong_anchor_keeps_shared_experts_closer(make_learner: MakeLearner) 
         begin(learner, 0)
         train(learner, 0)
         made.leave(0)
-        omega = {name: value.clone() for name, value in learner.hooks.importance().items()}
+        omega = {name: value.clone() for name, value in hooks_of(learner).importance().items()}
         old = {b.name: b.B.detach().clone() for b in learner.banks}
         train(learner, 0, range(50, 56))
         moved = [(omega[f"{b.name}.B"] * (b.B.detach() - old[b.name]).square()).sum() for b in learner.banks]
@@ -101,10 +101,10 @@ def test_transient_importance_is_added_when_the_regime_ends_weighted_by_cka(make
     begin(learner, 0, report(learner, similarity=0.25, importance=2.0))
     assert total(learner) == 0.0
     made.leave(0)
-    for omega in learner.hooks.importance().values():
+    for omega in hooks_of(learner).importance().values():
         torch.testing.assert_close(omega, torch.full_like(omega, 0.5))
     made.leave(0)  # no probe since
-    assert all((omega == 0.5).all() for omega in learner.hooks.importance().values())
+    assert all((omega == 0.5).all() for omega in hooks_of(learner).importance().values())
 
 
 def test_releasing_a_regime_removes_its_share_of_the_importance(make_learner: MakeLearner) -> None:
@@ -116,13 +116,13 @@ def test_releasing_a_regime_removes_its_share_of_the_importance(make_learner: Ma
         begin(learner, slot)
         train(learner, slot)
         made.leave(slot)
-    before = {name: omega.clone() for name, omega in learner.hooks.importance().items()}
+    before = {name: omega.clone() for name, omega in hooks_of(learner).importance().items()}
     mass = {name: mass_HKN.clone() for name, mass_HKN in made.store.mass.items()}
     made.release(0)
     for bank in learner.banks:
         kept_HK = 1 - mass[bank.name][:, :, 0] / mass[bank.name].sum(2).clamp_min(1e-30)
         name = f"{bank.name}.B"
-        torch.testing.assert_close(learner.hooks.importance()[name], before[name] * kept_HK[:, :, None, None])
+        torch.testing.assert_close(hooks_of(learner).importance()[name], before[name] * kept_HK[:, :, None, None])
         assert 0 < kept_HK.min() < kept_HK.max() < 1
         assert not made.store.mass[bank.name][:, :, 0].any()
 

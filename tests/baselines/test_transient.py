@@ -222,7 +222,7 @@ def test_importance_is_optional(make_learner: MakeLearner, accumulation: str) ->
     found = probed(learner, importance="transient").importance
     for bank in learner.banks:
         for name in (f"{bank.name}.A", f"{bank.name}.B"):
-            assert found[name].shape == learner.hooks.importance()[name].shape
+            assert found[name].shape == hooks_of(learner).importance()[name].shape
     assert all((omega >= 0).all() for omega in found.values())
     assert any(omega.any() for omega in found.values())
 

@@ -9,7 +9,7 @@ from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.start import HeadStart, measure_head_start
 from tests.doubles import random_examples
-from tests.learners import MakeLearner, make_learner, snapshot, tiny
+from tests.learners import MakeLearner, hooks_of, make_learner, snapshot, tiny
 
 __all__ = ["make_learner", "tiny"]  # fixtures
 
@@ -90,7 +90,7 @@ def test_a_regime_with_an_adapter_of_its_own_changes_no_other(make_learner: Make
     learner.add_regime(1, 2)
     train(learner, 1)
     assert all(torch.equal(value, weights(learner, 0)[name]) for name, value in first.items())
-    assert learner.hooks.importance() == {}
+    assert hooks_of(learner).importance() == {}
 
 
 def test_a_reused_slot_starts_anew(make_learner: MakeLearner) -> None:

@@ -81,7 +81,7 @@ def test_importance_anchors_one_lora_at_shifts(tiny_profile: Profile, tmp_path: 
     """Entering a regime adds a penalty to every parameter of the single expert, without a probe."""
     method = replace(METHODS["importance"], baseline=METHODS["lora-per-task"].baseline)
     learner = run(method, tiny_profile, tmp_path).model.learner
-    assert all(bool(omega.any()) for omega in learner.hooks.importance().values())
+    assert all(bool(omega.any()) for omega in hooks_of(learner).importance().values())
     assert all(set(group.holds) == {"A", "B"} for group in learner.optimizer.groups)
 
 
