@@ -28,6 +28,7 @@ from streamlearn.settings import (
     BackboneSettings,
     JsonlSettings,
     LearnerSettings,
+    PresetName,
     Quantization,
     StreamSettings,
 )
@@ -38,7 +39,7 @@ from streamlearn.stream.record import Example, Position
 SCORED = SAMPLE.with_name("superni.test.jsonl.gz")
 NUM_SCORED = 32
 BATCH_RECORDS = 8
-PRESET = "streamlearn"
+PRESET: PresetName = "streamlearn"
 
 
 def read_examples(file: Path, backbone: Backbone) -> list[Example]:
