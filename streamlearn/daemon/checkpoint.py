@@ -265,7 +265,7 @@ class Checkpoint:
             self._settings.stream,
             known=known,
             journalled=[BatchEnd(RecordId(run.origin, run.next_offset - 1), flush) for run, flush in ends],
-            skipped=durable.controls.skipped,
+            skipped=durable.controls.state.skipped,
             given_up={**dict.fromkeys(refused, _REFUSED), **dict.fromkeys(guard.given_up, _KILLED)},
             decoding=guard.decoding,
             ahead=self._decoding,
