@@ -266,7 +266,7 @@ class Intake:
         """Return the records that are ready, at most up to the next journalled flush."""
         if not self._waiting and not self._at_journalled_flush():
             self._waiting.extend(self._poll(max_records, timeout_s))
-        records = []
+        records: list[Record] = []
         while self._waiting and len(records) < max_records and not self._at_journalled_flush():
             records.append(self._waiting.popleft())
         return records

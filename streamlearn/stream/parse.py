@@ -1,11 +1,12 @@
 """Parsing of a record's bytes to a JSON object and its fields: bounded and strict; the only error is a RecordError.
 
-The standard library parses, in one pass. Its hooks refuse what it would accept: duplicate keys, NaN and infinities, and
-integers beyond 64 bits. The tree is then walked once for its depth, the sizes of lists and strings, and lone surrogates.
+The standard library parses in one pass. Its hooks refuse what it would accept: duplicate keys, NaN and infinities, and
+integers beyond 64 bits. Then the tree is walked once: depth, sizes of lists and strings, lone surrogates.
 """
 
 import json
 import math
+from collections import Counter
 from typing import Any, NoReturn
 
 from streamlearn.errors import Reason, RecordError
@@ -127,8 +128,7 @@ def _check_string(text: str, where: str, limits: StreamSettings) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for number, key in enumerate(keys) if key in keys[:number])
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise RecordError(Reason.DUPLICATE_KEY, f"the keys of an object must be unique, found {twice[:80]!r} twice")
     return values
 
