@@ -161,7 +161,6 @@ def export_regimes(
     form: Annotated[
         ExportFormat, typer.Option("--format", help="A folder for PEFT and vLLM, or an adapter for llama.cpp.")
     ] = ExportFormat.PEFT,
-    merge: Annotated[bool, typer.Option("--merge", help="Write backbone and adapter as one model folder.")] = False,
     approximate: Annotated[
         bool,
         typer.Option(
@@ -181,8 +180,6 @@ def export_regimes(
     """
     if bool(regime) == every:
         raise UsageError("expected either --regime N or --all; `streamlearn status` lists the regimes")
-    if merge and form is not ExportFormat.PEFT:
-        raise UsageError("--merge writes a model folder of transformers; leave out --format")
     from streamlearn.cli import offline as exporting  # noqa: PLC0415
 
     exported = exporting.export(
@@ -190,7 +187,7 @@ def export_regimes(
         snapshot=snapshot,
         regimes=regime or [],
         out=out_folder,
-        form="merged" if merge else form.value,
+        form=form.value,
         base=base_model,
         approximate=approximate,
     )

@@ -177,7 +177,7 @@ def export(
             format does not know the backbone.
     """
     with restored_model(settings, snapshot, same_dtype=False) as restored:
-        found = BaseModel.of(restored.settings.backbone, restored.shape.folder, name=base)
+        found = BaseModel.from_settings(restored.settings.backbone, restored.shape.folder, name=base)
         options = ExportOptions(out, form, found, approximate=approximate)
         exporter = Exporter(
             restored.model.learner,
@@ -192,15 +192,14 @@ def export(
 
 def table_export(exported: Sequence[ExportedRegime]) -> FittedTable:
     """One row per folder; losses are on the hold-out records."""
-    figures = [each.figures for each in exported]
+    losses = [regime.losses for regime in exported]
     return FittedTable(
         [
-            FittedColumn("folder", [each.name for each in exported], 9, is_text=True),
-            FittedColumn("records", [f"{each.records:,}" for each in exported], 2),
-            FittedColumn("rank", [str(each.rank) for each in exported], 1),
-            FittedColumn("hold-out", [str(each.records) if each else "0" for each in figures], 3),
-            FittedColumn("loss", [f"{each.loss:.3f}" if each else "-" for each in figures], 8),
-            FittedColumn("backbone's", [f"{each.backbone_loss:.3f}" if each else "-" for each in figures], 7),
-            FittedColumn("KL", [f"{each.divergence:.1e}" if each else "-" for each in figures], 6),
+            FittedColumn("folder", [regime.name for regime in exported], 9, is_text=True),
+            FittedColumn("records", [f"{regime.records:,}" for regime in exported], 2),
+            FittedColumn("rank", [str(regime.rank) for regime in exported], 1),
+            FittedColumn("hold-out", [str(loss.records) if loss else "0" for loss in losses], 3),
+            FittedColumn("loss", [f"{loss.exported:.3f}" if loss else "-" for loss in losses], 8),
+            FittedColumn("backbone's", [f"{loss.backbone:.3f}" if loss else "-" for loss in losses], 7),
         ]
     )
