@@ -14,7 +14,7 @@ from connectors.jsonl import read_lines
 from streamlearn.adapters.check import check
 from streamlearn.backbone.load import Outline, identity, outline
 from streamlearn.cli.client import Endpoint, understood
-from streamlearn.cli.status import FittedColumn, FittedTable
+from streamlearn.cli.status import Cell, render_table
 from streamlearn.daemon.model import Model, adapter_of, adapter_shape
 from streamlearn.errors import ConfigError, SnapshotError, UsageError
 from streamlearn.export.export import Exporter, ExportOptions
@@ -190,16 +190,14 @@ def export(
         return [exporter.export(slot) for slot in exporter.slots(regimes)]
 
 
-def table_export(exported: Sequence[ExportedRegime]) -> FittedTable:
+def table_export(exported: Sequence[ExportedRegime]) -> Table:
     """One row per folder; losses are on the hold-out records."""
-    losses = [regime.losses for regime in exported]
-    return FittedTable(
-        [
-            FittedColumn("folder", [regime.name for regime in exported], 9, is_text=True),
-            FittedColumn("records", [f"{regime.records:,}" for regime in exported], 2),
-            FittedColumn("rank", [str(regime.rank) for regime in exported], 1),
-            FittedColumn("hold-out", [str(loss.records) if loss else "0" for loss in losses], 3),
-            FittedColumn("loss", [f"{loss.exported:.3f}" if loss else "-" for loss in losses], 8),
-            FittedColumn("backbone's", [f"{loss.backbone:.3f}" if loss else "-" for loss in losses], 7),
-        ]
-    )
+    columns: dict[str, Cell[ExportedRegime]] = {
+        "folder": lambda regime: regime.name,
+        "records": lambda regime: f"{regime.records:,}",
+        "rank": lambda regime: str(regime.rank),
+        "hold-out": lambda regime: str(regime.losses.records) if regime.losses else "0",
+        "loss": lambda regime: f"{regime.losses.exported:.3f}" if regime.losses else "-",
+        "backbone's": lambda regime: f"{regime.losses.backbone:.3f}" if regime.losses else "-",
+    }
+    return render_table(exported, columns, text=("folder",))
