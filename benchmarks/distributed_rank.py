@@ -28,8 +28,7 @@ from streamlearn.distributed.share import Channel, find_rank
 from streamlearn.events import configure_logging
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 STEPS = 60
 SKIPPED = 20
@@ -47,7 +46,9 @@ def make_learner(folder: str | None, dtype: Dtype) -> Learner:
     if folder is not None:
         settings = settings.model_copy(update={"model": folder})
     model = attach(load(settings, outline(settings)).model, resolve(AdapterSettings()), seed=0)
-    learner = Learner(model, LearnerSettings(lr=1e-3), torch.device("cpu"), objective=PRESETS["streamlearn"].objective)
+    learner = Learner(
+        model, LearnerSettings(lr=1e-3), torch.device("cpu"), router_lr=PRESETS["streamlearn"].objective.router_lr
+    )
     for slot in range(TASKS):
         learner.add_regime(slot, seed=slot)
     return learner

@@ -32,8 +32,7 @@ from streamlearn.status import (
     Scoring,
     SnapshotStatus,
 )
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import TopicPartition
+from streamlearn.stream.record import Batch, TopicPartition
 from tests.history.outcomes import (
     PER_BATCH,
     STATUS,
