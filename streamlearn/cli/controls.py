@@ -26,7 +26,7 @@ from streamlearn.controls import (
     Unpin,
 )
 from streamlearn.errors import StateLockedError, UsageError
-from streamlearn.jobs.results import ControlResult
+from streamlearn.jobs.queue import ControlResult
 from streamlearn.jobs.runner import control_result
 from streamlearn.settings import Settings
 from streamlearn.snapshot.journal import Journal
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from streamlearn.controls import Control
-    from streamlearn.jobs.results import ControlResult
+    from streamlearn.jobs.queue import ControlResult
     from streamlearn.snapshot.parts import SnapshotInfo
     from streamlearn.snapshot.store import SnapshotStore
 

@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
@@ -16,9 +16,7 @@ from streamlearn.daemon.status_publisher import Publisher
 from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.history import BatchOutcome, refusal_message
-from streamlearn.jobs.experts import experts
-from streamlearn.jobs.queue import ExpertsJob, JobQueue
-from streamlearn.jobs.results import ExpertsResult, SnapshotResult
+from streamlearn.jobs.queue import JobQueue, SnapshotResult
 from streamlearn.jobs.runner import JobRunner
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.holdout import BackboneComparison
@@ -129,7 +127,6 @@ class Daemon:
             components.learner,
             components.decoder,
             components.adaptation.route,
-            self._experts,
             self._snapshot_on_request,
             self.control_runner.run,
             pack_tokens=components.settings.stream.batch_tokens,
@@ -498,10 +495,6 @@ class Daemon:
                 time.sleep(PUBLISH_POLL_S)
             self.board.beat()
         self._publish(self.board.read().phase)
-
-    def _experts(self, job: ExpertsJob) -> Generator[None, None, ExpertsResult]:
-        pack_tokens = self.components.settings.stream.batch_tokens
-        return experts(job, self.learner, self.adaptation.expert_evidence(), pack_tokens=pack_tokens)
 
     def _snapshot_on_request(self) -> SnapshotResult:
         info = self.save()

@@ -13,7 +13,8 @@ from typing import Self
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from streamlearn.http.guards import SAFE_METHODS, ApiError
+from streamlearn.http.guards import SAFE_METHODS
+from streamlearn.http.responses import ApiError
 
 
 @dataclass(frozen=True, slots=True)

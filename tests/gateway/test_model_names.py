@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.sample_publication import publish_sample
 from streamlearn.gateway.publication import ModelNames, RoutedPrompt, Target
-from streamlearn.http.guards import ApiError
+from streamlearn.http.responses import ApiError
 
 SERVED = ("nano", "streamlearn-regime-1@184", "streamlearn-regime-2@100", "streamlearn-regime-x@1", "other")
 

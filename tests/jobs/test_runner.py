@@ -33,7 +33,7 @@ from streamlearn.jobs.queue import (
     Sampling,
     SnapshotJob,
 )
-from streamlearn.jobs.results import ControlResult, EvalResult, ExpertsResult, GenerateResult, SnapshotResult
+from streamlearn.jobs.queue import ControlResult, EvalResult, ExpertsResult, GenerateResult, SnapshotResult
 from streamlearn.jobs.runner import JobRunner
 from streamlearn.learner.cache import PinnedWeights
 from streamlearn.learner.learner import Learner

@@ -15,7 +15,7 @@ from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.events import Event
 from streamlearn.jobs.queue import ExpertsJob, JobQueue
-from streamlearn.jobs.results import ExpertsResult
+from streamlearn.jobs.queue import ExpertsResult
 from streamlearn.learner import evaluate as evaluation
 from streamlearn.learner.learner import Step
 from streamlearn.learner.loss import PackedBatch, PackedLoss, packed_loss

@@ -12,7 +12,7 @@ from streamlearn.baselines.consolidate import Consolidator
 from streamlearn.baselines.transient import probe
 from streamlearn.daemon.loop import Daemon
 from streamlearn.jobs.queue import ExpertsJob, JobQueue
-from streamlearn.jobs.results import ExpertsResult, Result
+from streamlearn.jobs.queue import ExpertsResult, Result
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.regimes import regime_probe
 from streamlearn.regimes.holdout import HoldoutReservoirs

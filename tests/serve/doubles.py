@@ -4,39 +4,29 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
-import httpx
-import orjson
+import httpx2
 
-from streamlearn.controls import NAME, AuditLog
 from streamlearn.errors import Reason
-from streamlearn.http.server import HttpServer
+from streamlearn.http.server import HttpServer, Listener
 from streamlearn.jobs.queue import (
     ControlJob,
+    ControlResult,
     EvalJob,
-    ExpertsJob,
+    EvalResult,
+    ExampleResult,
     GenerateJob,
+    GenerateResult,
     GenerationStart,
     JobQueue,
     RouteJob,
-    Ticket,
-)
-from streamlearn.jobs.results import (
-    ControlResult,
-    EvalResult,
-    ExampleResult,
-    ExpertsResult,
-    GenerateResult,
-    LayerExperts,
     RouteResult,
     SnapshotResult,
+    Ticket,
 )
-from streamlearn.openai_api import DEFAULT_NAME
 from streamlearn.serve.app import create_app
 from streamlearn.serve.models import SnapshotRow
+from streamlearn.serve.openai import DEFAULT_NAME
 from streamlearn.settings import ServeSettings
 from streamlearn.status import (
     AdaptationStatus,
@@ -232,19 +222,6 @@ def finish(ticket: Ticket, route: Route = KNOWN) -> None:
         )
     elif isinstance(job, RouteJob):
         ticket.finish(RouteResult(step=42, routes=(UNKNOWN,) * len(job.prompts), seconds=0.01))
-    elif isinstance(job, ExpertsJob):
-        layer = LayerExperts(layer=job.layer or "all", load=[[3, 1]], share=[[0.75, 0.25]], importance=None, regimes=())
-        ticket.finish(
-            ExpertsResult(
-                step=42,
-                layers=(layer,),
-                holdout_records=0,
-                holdout_tokens=0,
-                compositions=16,
-                unmeasured="no record was held out yet",
-                seconds=0.01,
-            )
-        )
     else:
         ticket.finish(SnapshotResult(name="0000000000000042", step=42))
 
@@ -284,8 +261,6 @@ class Daemon:
         self.board = Board(RUNNING, self.time.clock())
         self.jobs = JobQueue(settings.queue_size)
         self.rows: Sequence[SnapshotRow] = ()
-        self._folder = TemporaryDirectory(prefix="streamlearn-audit-")
-        self.audit = AuditLog(Path(self._folder.name))
         clock = self.time.clock()
         app = create_app(
             self.board,
@@ -294,20 +269,13 @@ class Daemon:
             lambda: self.rows,
             clock,
             token=TOKEN,
-            audit=self.audit,
             model_name=model_name,
             job_deadline_s=job_deadline_s,
         )
-        self.server = HttpServer(app, settings)
+        self.server = HttpServer(app, Listener.for_requests(settings))
         self.server.start()
         self.loop = Loop(self.jobs)
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.server.port}", timeout=5.0, headers=AUTHORIZED)
-
-    @property
-    def refusals(self) -> list[dict[str, Any]]:
-        """The lines of the audit log since the last reset."""
-        path = Path(self._folder.name) / NAME
-        return [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{self.server.port}", timeout=5.0, headers=AUTHORIZED)
 
     def reset(self) -> None:
         """Restore the initial state without a restart."""
@@ -316,7 +284,6 @@ class Daemon:
         self.loop.respond = finish
         self.loop.paused.clear()
         self.rows = (row(40), row(42), row(41))
-        (Path(self._folder.name) / NAME).unlink(missing_ok=True)
 
     def stop(self) -> None:
         """Stop in the same order as the daemon."""
@@ -324,7 +291,6 @@ class Daemon:
         self.loop.stop()
         self.jobs.close()
         self.server.stop()
-        self._folder.cleanup()
 
 
 def row(step: int) -> SnapshotRow:

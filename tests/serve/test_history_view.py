@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-import httpx
+import httpx2
 
 from streamlearn.cli.watch import HistoryCopy
 from streamlearn.history import BackbonePair, History
@@ -49,7 +49,7 @@ def test_a_copy_that_is_kept_up_to_date_equals_the_whole() -> None:
     assert copy.dead_letters == list(whole.dead_letters)
 
 
-def test_an_answer_at_the_newest_cursor_is_empty(daemon: Daemon, client: httpx.Client) -> None:
+def test_an_answer_at_the_newest_cursor_is_empty(daemon: Daemon, client: httpx2.Client) -> None:
     """And one after a batch holds that batch."""
     history = history_of(200)
     daemon.board.publish(replace(RUNNING, history=history.status))
@@ -67,7 +67,7 @@ def test_an_answer_at_the_newest_cursor_is_empty(daemon: Daemon, client: httpx.C
     assert [each["name"] for each in after["snapshots"]] == ["00000201"]
 
 
-def test_a_cursor_that_means_nothing_gets_all(daemon: Daemon, client: httpx.Client) -> None:
+def test_a_cursor_that_means_nothing_gets_all(daemon: Daemon, client: httpx2.Client) -> None:
     """Of an earlier process, of before a rollback, of a later revision, or none at all."""
     history = history_of(5)
     daemon.board.publish(replace(RUNNING, history=history.status))
@@ -79,7 +79,7 @@ def test_a_cursor_that_means_nothing_gets_all(daemon: Daemon, client: httpx.Clie
     assert client.get("/v1/history", params={"since": "9" * 65}).status_code == 422
 
 
-def test_before_the_first_record_every_series_is_empty(client: httpx.Client) -> None:
+def test_before_the_first_record_every_series_is_empty(client: httpx2.Client) -> None:
     """While the backbone is loaded, too."""
     answer = HistoryView.model_validate(client.get("/v1/history").json())
     assert (answer.complete, answer.points.record, answer.segments) == (True, [], ())
