@@ -38,7 +38,7 @@ from streamlearn.shift.features import input_of
 from streamlearn.shift.input_shift import Assignment
 from streamlearn.shift.monitor import Monitor
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 TRAIN_RECORDS = 80
 """Maximum records of a task in the stream."""
@@ -103,7 +103,7 @@ def report(*, data: Path, others: Path, backbone: Path | None, as_json: bool, qu
     """Measure and print the metrics of each number of tasks; `quick` makes few, short streams."""
     result = measure(data, others, backbone, quick=quick)
     if as_json:
-        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON must not be wrapped
+        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
     else:
         Console().print(table(result))
 

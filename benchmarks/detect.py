@@ -42,7 +42,7 @@ from streamlearn.settings import ShiftSettings
 from streamlearn.shift.input_shift import InputShiftDetector, Shift
 from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 WITHIN = 64
 PERIOD = 200
@@ -142,7 +142,7 @@ def report(
     if answers:
         result["answers"] = concept.measure_all(data, range(1 if quick else min(seeds, CONCEPT_SEEDS)))
     if as_json:
-        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON must not be wrapped
+        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
     else:
         console = Console(width=TABLE_WIDTH)
         console.print(table(result))

@@ -22,16 +22,14 @@ from typing import Any
 
 import orjson
 
+from benchmarks.measuring import SAMPLE, peak_mib
 from benchmarks.record_damage import CHARACTERS, DAMAGES, Damage, JsonRecord, damage_tree, giant, giants
-from benchmarks.resident_memory import peak_mib
-from benchmarks.sample import SAMPLE
 from benchmarks.superni import to_record
 from streamlearn.backbone.load import load, outline
 from streamlearn.errors import RecordError
 from streamlearn.settings import BackboneSettings, StreamSettings
-from streamlearn.stream.decode import Decoder, Example
-from streamlearn.stream.encode import IGNORED
-from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import IGNORED, Example, Record, TopicPartition
 
 PER_FILE, MAX_ORIGINAL_BYTES = 20, 1200
 """Originals per task file and their maximum size; small, because a million of them are decoded."""

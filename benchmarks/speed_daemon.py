@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from benchmarks.sample import SAMPLE
+from benchmarks.measuring import SAMPLE
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon, Observer
 from streamlearn.jobs.queue import JobQueue
@@ -27,7 +27,7 @@ from streamlearn.settings import JsonlSettings, LogSettings, ProbeSettings, Sett
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import Board, Clock, Phase, Status
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 
 @dataclass(frozen=True)

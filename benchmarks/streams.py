@@ -25,7 +25,8 @@ from benchmarks.superni import to_record
 from streamlearn.backbone.load import load_tokenizer, outline
 from streamlearn.errors import UsageError
 from streamlearn.settings import BackboneSettings, StreamSettings
-from streamlearn.stream.decode import Decoder, Example
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Example
 
 Prompt = Literal["definition", "bare"]
 PROMPTS: tuple[Prompt, ...] = ("definition", "bare")

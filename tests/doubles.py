@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from streamlearn.stream.decode import Example
-from streamlearn.stream.encode import IGNORED
+from streamlearn.stream.record import IGNORED, Example
 
 if TYPE_CHECKING:
     import torch

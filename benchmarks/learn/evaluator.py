@@ -10,7 +10,8 @@ from streamlearn.adapters.context import Slot
 from streamlearn.learner.evaluate import prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
-from streamlearn.stream.decode import Decoder, Example
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Example
 
 PACK_TOKENS = 4096
 MAX_NEW_TOKENS = 96

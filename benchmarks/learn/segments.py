@@ -7,8 +7,7 @@ from dataclasses import replace
 from benchmarks.learn.suite import Json, Suite, TaskSegment
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.batch import Batcher
-from streamlearn.stream.decode import Example
-from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.stream.record import Example, Record, TopicPartition
 
 
 def batches(examples: Sequence[Example], settings: StreamSettings) -> Iterator[Sequence[Example]]:

@@ -24,7 +24,7 @@ from streamlearn.events import configure_logging
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 BATCH_RECORDS = 8
 COLUMNS = ("records", "regimes", "recognised", "taken_for_known", "purity")
@@ -53,7 +53,7 @@ def report(
     rows = [measure_learned(each, backbone, seed) if learned else measure(each) for each in streams]
     result = {"tasks": tasks, "seed": seed, "prompts": prompts, "learned": learned, "returns": rows}
     if as_json:
-        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON is printed unformatted
+        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
     else:
         Console().print(table(result))
 

@@ -25,7 +25,7 @@ from PIL import Image
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from streamlearn.errors import ConfigError
-from streamlearn.stream.images import ImageInputs
+from streamlearn.stream.record import ImageInputs
 
 _VIDEO = "video_processor"  # needs torchvision, and records have no videos
 _MARKER = "\N{PILCROW SIGN}"

@@ -27,7 +27,7 @@ from streamlearn.learner.learner import INTEGRALS, Learner
 from streamlearn.learner.loss import pack, packed_loss
 from streamlearn.learner.optimizer import Group, MaskedAdamW
 from streamlearn.settings import ConsolidateSettings, LearnerSettings, ProbeSettings
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 # CKA similarity of a transient expert to every stable expert of a bank, accumulated over chunks of tokens.
 #

@@ -2,13 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
 from streamlearn import controls as control_file
 from streamlearn.cli.progress import ProgressDisplay
+from streamlearn.controls import AuditLog
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.launch import leading, run_follower
 from streamlearn.daemon.loop import Daemon
@@ -20,7 +21,6 @@ from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.http.guards import obtain_token
 from streamlearn.http.server import HttpServer, Listener
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.learner.evaluate import ExampleScore, run_to_end, score
 from streamlearn.serve.app import create_app
 from streamlearn.serve.health import health_app
 from streamlearn.serve.models import SnapshotRow
@@ -29,7 +29,6 @@ from streamlearn.settings import Settings
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import HEARTBEAT_BOUND_S, Board, Clock, Phase, Status
-from streamlearn.stream.decode import Example
 
 _log = get_logger("daemon")
 
@@ -123,22 +122,12 @@ def _train(
         display.close()
         seconds = round(time.monotonic() - started, 1)
         _log.info(Event.DAEMON_STOPPED, records=board.read().records_trained, seconds=seconds)
-        compare = segment_by is not None and not daemon.stopped  # a stop must not wait for a comparison
-        if compare:
+        if segment_by is not None and not daemon.stopped:  # a stop must not wait for the last scores
             daemon.score_all()
-        frozen = partial(_score_frozen, components) if compare else None
-        display.report(board.read(), str(components.settings.state), frozen)
+        display.report(board.read(), str(components.settings.state))
     finally:
         display.close()
         components.close()
-
-
-def _score_frozen(components: Components, examples: Sequence[Example]) -> Sequence[ExampleScore]:
-    """Score the examples with the frozen backbone, without the adapter."""
-    learner = components.learner
-    with learner.model.disable_adapter():
-        work = score(learner.model, examples, learner.device, pack_tokens=components.settings.stream.batch_tokens)
-        return run_to_end(work)
 
 
 def _publish_identity(components: Components, board: Board) -> None:
@@ -185,7 +174,9 @@ def _http(settings: Settings, board: Board, jobs: JobQueue, clock: Clock) -> Ite
         ]
 
     name = DEFAULT_NAME if settings.publish is None else settings.publish.name  # as a fleet's gateway names them
-    app = create_app(board, jobs, settings.serve, rows, clock, token=obtain_token(settings), model_name=name)
+    audit = AuditLog(settings.state)
+    token = obtain_token(settings)
+    app = create_app(board, jobs, settings.serve, rows, clock, token=token, audit=audit, model_name=name)
     server = HttpServer(app, Listener.for_requests(settings.serve))
     server.start()
     try:

@@ -9,8 +9,9 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
 
+from streamlearn.controls import Control
 from streamlearn.daemon.build import Components
-from streamlearn.daemon.control_runner import ControlRunner, RegimeChanges
+from streamlearn.daemon.control_runner import ControlRunner
 from streamlearn.daemon.process import return_freed_memory
 from streamlearn.daemon.status_publisher import Publisher
 from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError, StreamlearnError, UsageError
@@ -121,7 +122,15 @@ class Daemon:
         self.board = board
         self.observer = observer
         self.controls = components.controls
-        self.control_runner = ControlRunner(components.controls, components.audit, self, self._newest_name)
+        self.control_runner = ControlRunner(
+            components.controls,
+            components.audit,
+            newest=self._newest_name,
+            pause_changed=self.pause_changed,
+            change_regimes=self.change_regimes,
+            check_restorable=self.check_restorable,
+            restore_newest=self.restore_newest,
+        )
         self.job_runner = JobRunner(
             jobs,
             components.learner,
@@ -203,7 +212,7 @@ class Daemon:
         While none is ready, and while the daemon is paused, jobs are served and due snapshots written.
         """
         while not self.stopped:
-            if self.controls.paused:
+            if self.controls.state.paused:
                 self._rest()
                 continue
             assigned = self.adaptation.next_batch()
@@ -265,7 +274,7 @@ class Daemon:
 
     @property
     def _phase(self) -> Phase:
-        return Phase.PAUSED if self.controls.paused else Phase.RUNNING
+        return Phase.PAUSED if self.controls.state.paused else Phase.RUNNING
 
     def pause_changed(self) -> None:
         """Publish that the daemon was paused or resumed; a pause is no silence of the stream."""
@@ -450,15 +459,20 @@ class Daemon:
         self._publish_versions_of(snapshot)
         self._publish(self._phase, ready=True)
 
-    def change_regimes(self, change: Callable[[RegimeChanges], None]) -> None:
-        """Change regimes and write a snapshot; see `ControlledLoop`."""
+    def change_regimes(self, control: Control) -> None:
+        """Apply a control of a regime and write a snapshot.
+
+        Raises:
+            UsageError: the change is refused.
+            SnapshotError: the snapshot could not be written; the change holds, and the next snapshot will have it.
+        """
         name = snapshot_name(self.learner.number)
-        if name in self.controls.pins and name in self.components.store.names():
+        if name in self.controls.state.pins and name in self.components.store.names():
             raise UsageError(
                 f"snapshot {name} must stay as it is because it is pinned, and the change would need a snapshot of the "
                 f"same step: unpin {name}, or let the daemon take a step first"
             )
-        change(self.operated_regimes)
+        getattr(self.operated_regimes, control.verb)(*control.arguments.values())
         self.state.changed_since_save = True
         try:
             self.save()

@@ -34,7 +34,7 @@ from streamlearn.distributed.share import (
 from streamlearn.errors import RankLostError
 from streamlearn.learner.evaluate import ExampleScore, groups
 from streamlearn.learner.learner import Learner, PassTotals
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 
 class Leader:

@@ -31,8 +31,7 @@ from streamlearn.learner.learner import Learner, PassTotals
 from streamlearn.learner.loss import pack, packed_loss
 from streamlearn.learner.memory import is_out_of_memory
 from streamlearn.learner.optimizer import parameters_of
-from streamlearn.stream.decode import Example
-from streamlearn.stream.encode import IGNORED
+from streamlearn.stream.record import IGNORED, Example
 
 # Passes that compute nothing of use, where the backbone is divided among processes (`backbone.shard`).
 #

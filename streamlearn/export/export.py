@@ -25,7 +25,7 @@ from streamlearn.regimes.regimes import Adaptation
 from streamlearn.settings import Settings
 from streamlearn.snapshot.manifest import Manifest
 from streamlearn.snapshot.parts import snapshot_name
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 # Shape suffixes: L learned tokens, V vocabulary.
 

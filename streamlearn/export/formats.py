@@ -24,7 +24,7 @@ from streamlearn.learner.evaluate import groups
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import PackedBatch, pack, packed_logits
 from streamlearn.settings import BackboneSettings
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 # Shape suffixes: L learned tokens, V vocabulary.
 

@@ -21,7 +21,7 @@ from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.adapters.tuner import Bank, banks
 from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 # Shape suffixes: D in features, O out features, H heads, S = D / H slice, K experts a head, R rank, N = H R.
 

@@ -129,8 +129,9 @@ class Guard:
             self._check(request)
         except ApiError as error:
             peer = request.client.host if request.client is not None else None
-            _log.warning(Event.REQUEST_REFUSED, code=error.code, message=str(error), peer=peer)
-            await error.response(scope["path"])(scope, receive, send)
+            path: str = scope["path"]
+            _log.warning(Event.REQUEST_REFUSED, path=path[:100], code=error.code, message=str(error), peer=peer)
+            await error.response(path)(scope, receive, send)
             return
         await self.app(scope, receive, send)
 

@@ -19,7 +19,8 @@ from streamlearn.learner.learner import Learner
 from streamlearn.regimes.requested import Requested
 from streamlearn.regimes.route import RoutedInput
 from streamlearn.shift.features import input_of_prompt
-from streamlearn.stream.decode import Decoder, Prompt
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Prompt
 
 RouteInputs = Callable[[Sequence[NDArray[np.int32]], Requested], list[RoutedInput]]
 """Finds what answers each input; raises UnknownRegimeError if the requested regime cannot answer."""

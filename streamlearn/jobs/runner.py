@@ -40,7 +40,8 @@ from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
 from streamlearn.shift.features import input_of, input_of_prompt
 from streamlearn.status import AnsweredBy, Route
-from streamlearn.stream.decode import Decoder, Example
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Example
 
 _log = get_logger("jobs")
 
@@ -259,11 +260,11 @@ def control_result(
 ) -> ControlResult:
     """What holds after a control."""
     return ControlResult(
-        control=control.name,
+        control=control.verb,
         changed=changed,
-        paused=controls.paused,
-        pinned=tuple(sorted(controls.pins)),
-        skipped_records=tuple(map(str, controls.skipped)),
+        paused=controls.state.paused,
+        pinned=tuple(sorted(controls.state.pins)),
+        skipped_records=tuple(map(str, controls.state.skipped)),
         moved_aside=tuple(moved),
         snapshot=newest,
     )

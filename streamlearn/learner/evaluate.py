@@ -14,8 +14,7 @@ import torch
 
 from streamlearn.adapters.context import ParallelAdapter, RoutingHook, Slot, routing_context
 from streamlearn.learner.loss import pack, packed_loss
-from streamlearn.stream.decode import Example, Prompt
-from streamlearn.stream.encode import IGNORED
+from streamlearn.stream.record import IGNORED, Example, Prompt
 
 _R = TypeVar("_R")
 

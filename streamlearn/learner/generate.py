@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from streamlearn.adapters.context import RoutingContext, RoutingDecision, Sequences, Slot, routing_context
 from streamlearn.backbone.attention import Records
 from streamlearn.learner.loss import arguments, joined_features, positions, vision_units
-from streamlearn.stream.decode import Prompt
+from streamlearn.stream.record import Prompt
 
 # How the next token is chosen from the logits: the most likely one, or a sample.
 #

@@ -34,7 +34,7 @@ from streamlearn.learner.loss import PackedBatch, PackedLoss, pack, packed_loss
 from streamlearn.learner.memory import checkpoint_layers, slices, with_oom_retry
 from streamlearn.learner.optimizer import Group, MaskedAdamW, load_state_dict, parameters_of, state_dict
 from streamlearn.settings import Accumulation, LearnerSettings
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 
 @dataclass

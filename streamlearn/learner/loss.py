@@ -14,9 +14,7 @@ from torch.nn import functional as F
 from streamlearn.adapters.context import RoutingContext, RoutingHook, Sequences, Slot
 from streamlearn.backbone.attention import Records
 from streamlearn.backbone.checks import gathered, hidden_states, plain_head
-from streamlearn.stream.decode import Example, Prompt
-from streamlearn.stream.encode import IGNORED
-from streamlearn.stream.images import RecordImage
+from streamlearn.stream.record import IGNORED, Example, Prompt, RecordImage
 
 # Packing: the records of a batch in one sequence, without padding.
 #

@@ -18,7 +18,7 @@ from streamlearn.publish.publication import Version
 from streamlearn.publish.snapshot import RegimeOfSnapshot, SnapshotRegimes
 from streamlearn.regimes.holdout import TimeBudget
 from streamlearn.status import RegimePublication
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 # Hold-out records scored by the thread that owns the model, for the thread that publishes.
 #

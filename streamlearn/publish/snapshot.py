@@ -19,7 +19,7 @@ from streamlearn.export.lora import PlainLora, plain_lora
 from streamlearn.regimes.holdout import HoldoutReservoirs
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import STATE, Snapshot, reading
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 _WEIGHTS = "adapter/{}/adapter_model.safetensors"
 _MONITOR, _HOLDOUTS = "regimes.monitor.", "regimes.holdouts."

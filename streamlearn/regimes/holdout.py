@@ -23,7 +23,7 @@ from streamlearn.learner.learner import Learner, Step
 from streamlearn.settings import HoldoutSettings
 from streamlearn.status import Scoring
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 Arrays = Mapping[str, NDArray[Any]]
 

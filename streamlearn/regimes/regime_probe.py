@@ -20,7 +20,7 @@ from streamlearn.settings import Settings
 from streamlearn.shift.features import input_of
 from streamlearn.shift.input_shift import MonitorState, Shift
 from streamlearn.shift.monitor import Monitor
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 
 class Probed(NamedTuple):

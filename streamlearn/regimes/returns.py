@@ -26,7 +26,7 @@ from streamlearn.learner.learner import Learner
 from streamlearn.settings import Settings
 from streamlearn.shift.input_shift import RefusedRecord, RefusedReturn, Shift
 from streamlearn.shift.monitor import AssignedBatch
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 NUM_LOSSES = 32
 """Losses kept per regime. More would be of records from before the adapter had learned what it knows now."""

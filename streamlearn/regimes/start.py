@@ -21,7 +21,7 @@ from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.settings.serving import Unknown
 from streamlearn.status import FallbackStatus
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 # What a new regime's adapter starts from: a copy of a known regime's, or nothing.
 #

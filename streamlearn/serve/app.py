@@ -9,6 +9,7 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from starlette.responses import Response
 
 from streamlearn import __version__
+from streamlearn.controls import AuditLog
 from streamlearn.http.guards import guards
 from streamlearn.jobs.queue import (
     EvalJob,
@@ -23,7 +24,7 @@ from streamlearn.jobs.queue import (
     SnapshotResult,
 )
 from streamlearn.serve import metrics
-from streamlearn.serve.controls import ControlRoutes
+from streamlearn.serve.controls import control_routes
 from streamlearn.serve.errors import install_error_handlers, require_at_most, wait_for_result
 from streamlearn.serve.health import health_routes, require_ready
 from streamlearn.serve.models import (
@@ -80,6 +81,7 @@ def create_app(
     clock: Clock,
     *,
     token: str,
+    audit: AuditLog,
     model_name: str = DEFAULT_NAME,
     job_deadline_s: float = JOB_DEADLINE_S,
 ) -> FastAPI:
@@ -92,6 +94,7 @@ def create_app(
         snapshots: Lists the snapshots on disk; called in a worker thread.
         clock: Monotonic and wall time.
         token: The bearer token.
+        audit: Gets a line for each control with the token that is refused before the loop begins it.
         model_name: Name of the model for OpenAI's clients; regimes are `NAME-regime-3`.
         job_deadline_s: Time until a job is cancelled.
     """
@@ -109,7 +112,7 @@ def create_app(
     app.include_router(health_routes(board))
     app.include_router(_monitoring_routes(board, jobs, snapshots, clock))
     app.include_router(_job_routes(board, jobs, settings, job_deadline_s))
-    app.include_router(ControlRoutes(board, jobs, job_deadline_s).router)
+    app.include_router(control_routes(board, jobs, audit, job_deadline_s))
     app.include_router(openai_routes(board, jobs, settings, clock, model_name, job_deadline_s))
     app.include_router(page_routes(lambda: _list_endpoints(app)))
     _document_limits(app, settings)

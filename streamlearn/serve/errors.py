@@ -16,7 +16,7 @@ from starlette.types import Receive
 
 from streamlearn.errors import AdapterGoneError, RecordError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
-from streamlearn.http.guards import QUERY_PATHS, SAFE_METHODS, is_json, wrong_content_type
+from streamlearn.http.guards import is_json, wrong_content_type
 from streamlearn.http.responses import ApiError, internal_error
 from streamlearn.jobs.queue import ExampleError, QueueClosedError, QueueFullError, Result
 from streamlearn.regimes.requested import UnknownRegimeError
@@ -53,11 +53,7 @@ def install_error_handlers(
         return internal_error()  # uvicorn logs the traceback
 
     async def respond(request: Request, error: Exception) -> Response:
-        answer, path = api_error(request, error), request.scope["path"]
-        if request.method not in SAFE_METHODS and path not in QUERY_PATHS:
-            peer = request.client.host if request.client is not None else None
-            _log.warning(Event.REQUEST_REFUSED, path=path[:100], code=answer.code, message=str(answer), peer=peer)
-        return answer.response(path)
+        return api_error(request, error).response(request.scope["path"])
 
     for kind in (ApiError, HTTPException, RequestValidationError, StreamlearnError, Exception):
         app.add_exception_handler(kind, respond)

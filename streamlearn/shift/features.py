@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from streamlearn.stream.decode import Example, Prompt
-from streamlearn.stream.encode import IGNORED
-from streamlearn.stream.images import RecordImage
+from streamlearn.stream.record import IGNORED, Example, Prompt, RecordImage
 
 # Shape suffixes: B buckets, E embedding, D features, T tokens.
 

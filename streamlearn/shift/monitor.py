@@ -36,7 +36,7 @@ from streamlearn.shift.input_shift import (
 from streamlearn.shift.memory import ADDED_SCALARS, SCALARS, RegimeMemory, RegimeProfile, SampledRecord, SavedProfiles
 from streamlearn.shift.routing import RequestClassifier
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from streamlearn.errors import Reason
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.decode import Example
-from streamlearn.stream.record import Position, Record, RecordId, TopicPartition
+from streamlearn.stream.record import Example, Position, Record, RecordId, TopicPartition
 
 MAX_DEAD_LETTERED = 1000
 """Maximum number of dead-lettered records per batch."""

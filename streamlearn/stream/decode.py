@@ -16,18 +16,17 @@ first.
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.encode import IGNORED, Encoder, Message
-from streamlearn.stream.images import ImagePlaceholders, RecordImage, VisionProcessor, with_image_parts
+from streamlearn.stream.encode import Encoder, Message
+from streamlearn.stream.images import ImagePlaceholders, VisionProcessor, record_image, with_image_parts
 from streamlearn.stream.parse import json_type, parse, read_integers, read_list, read_string
-from streamlearn.stream.record import Record
+from streamlearn.stream.record import IGNORED, Example, Prompt, Record, RecordImage
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 ROLES = get_args(Role)
@@ -42,48 +41,6 @@ _FORM_OF = {
 }
 _KNOWN = (*_FORM_OF, "image", "meta", "sample_type")
 _WITH_IMAGES = ("prompt + completion", "messages")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Example:
-    """One decoded record: `labels[t]` is the token at `t` itself, or -100 where nothing is learned."""
-
-    input_ids: NDArray[np.int32]
-    labels: NDArray[np.int32]
-    sample_type: str | None = None
-    """LoRAMoE's type of the sample; None when the record has none."""
-    images: tuple[RecordImage, ...] = ()
-    """The record's images, in order."""
-    image_starts: tuple[int, ...] = ()
-    """Index of each image's first token."""
-    positions: NDArray[np.int64] | None = None
-    """(P, T) positions of the tokens; None if they are 0, 1, 2, ..."""
-
-    def __len__(self) -> int:
-        return len(self.input_ids)
-
-    @property
-    def prompt_length(self) -> int:
-        """Index of the first label."""
-        return int(np.argmax(self.labels != IGNORED))
-
-    @property
-    def num_learned(self) -> int:
-        """Tokens with a label that another token can predict."""
-        return int(np.count_nonzero(self.labels[1:] != IGNORED))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Prompt:
-    """The input of a generation."""
-
-    ids: list[int]
-    images: tuple[RecordImage, ...] = ()
-    positions: NDArray[np.int64] | None = None
-    """See `Example.positions`."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 class _Draft(NamedTuple):
@@ -161,7 +118,7 @@ class Decoder:
     def restored(self, example: Example, data: Sequence[bytes]) -> Example:
         """Return an example with its images, given their bytes."""
         assert self._placeholders.vision is not None, "only a decoder with vision stores images"
-        images = tuple(RecordImage(each, self._placeholders.vision, self._settings) for each in data)
+        images = tuple(record_image(each, self._placeholders.vision, self._settings) for each in data)
         ids: list[int] = example.input_ids.tolist()
         image_starts: list[int] = []
         end = 0

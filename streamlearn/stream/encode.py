@@ -17,8 +17,6 @@ from tokenizers import Encoding, Tokenizer
 
 from streamlearn.errors import ConfigError, Reason, RecordError
 
-IGNORED = -100
-"""Label of a token that is not learned."""
 Message = dict[str, Any]
 """`role`, and `content`: a string, or parts {"type": "image"} and {"type": "text", "text": ...}."""
 _FIXED_DATE = "{% macro strftime_now(format) %}01 Jan 2026{% endmacro %}"  # a replay must not depend on the date

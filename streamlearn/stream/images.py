@@ -10,7 +10,6 @@ import binascii
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Protocol
 
@@ -20,8 +19,9 @@ from PIL import Image, ImageFile, ImageOps
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.encode import IGNORED, Encoder, Message
+from streamlearn.stream.encode import Encoder, Message
 from streamlearn.stream.parse import json_type
+from streamlearn.stream.record import IGNORED, ImageInputs, RecordImage
 
 # Decoding of an image from the bytes in a record; the only error is a RecordError.
 #
@@ -115,16 +115,6 @@ _BASE = np.array([1, _LEVELS, _LEVELS**2])  # combines the levels of a cell's th
 _SALT = 7919
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageInputs:
-    """What a backbone's processor computes from one image."""
-
-    token_ids: tuple[int, ...]
-    """The tokens that replace the image's placeholder."""
-    features: Mapping[str, NDArray[np.generic]]
-    """Keyword arguments of the forward pass."""
-
-
 class VisionProcessor(Protocol):
     """A backbone's processor of images."""
 
@@ -142,42 +132,11 @@ class VisionProcessor(Protocol):
         """Return the positions (P, T) of a record's tokens; None if they are 0, 1, 2, ..."""
 
 
-class RecordImage:
-    """One image of a record. The constructor raises RecordError if the bytes are not a usable image."""
-
-    def __init__(self, data: bytes, vision: VisionProcessor, limits: StreamSettings, where: str = "image") -> None:
-        self.data = data
-        self._vision, self._limits = vision, limits
-        image = open_image(data, where, limits)
-        self.visual_words = visual_words(image)
-        """A coarse description of the image as a few integers, for shift detection."""
-        self._inputs: ImageInputs | None = vision.inputs(image)
-
-    @classmethod
-    def from_base64(cls, text: object, where: str, vision: VisionProcessor, limits: StreamSettings) -> "RecordImage":
-        """Decode an image as a record holds it."""
-        return cls(decode_base64(text, where), vision, limits, where)
-
-    @property
-    def extent(self) -> int:
-        """Length of the pixel values along the axis of concatenation: images, tiles or patches."""
-        return int(self.inputs.features["pixel_values"].shape[self.axes["pixel_values"]])
-
-    @property
-    def inputs(self) -> ImageInputs:
-        """The model's inputs, computed again after `drop_inputs`."""
-        if self._inputs is None:
-            self._inputs = self._vision.inputs(open_image(self.data, "image", self._limits))
-        return self._inputs
-
-    @property
-    def axes(self) -> Mapping[str, int]:
-        """See `VisionProcessor.axes`."""
-        return self._vision.axes
-
-    def drop_inputs(self) -> None:
-        """Keep only the bytes until the inputs are needed again."""
-        self._inputs = None
+def record_image(data: bytes, vision: VisionProcessor, limits: StreamSettings, where: str = "image") -> RecordImage:
+    """Decode an image of a record. Raises RecordError if the bytes are not a usable image."""
+    image = open_image(data, where, limits)
+    words, inputs = visual_words(image), vision.inputs(image)
+    return RecordImage(data, words, vision.axes, inputs, lambda: vision.inputs(open_image(data, "image", limits)))
 
 
 def visual_words(image: Image.Image) -> NDArray[np.int32]:
@@ -250,9 +209,10 @@ class ImagePlaceholders:
         limit = self._limits.max_images
         if not 1 <= len(items) <= limit:
             raise RecordError(Reason.TOO_LARGE, f"image must hold 1 to {limit} images (max_images), found {len(items)}")
+        places = [f"image[{i}]" for i in range(len(items))] if is_list else ["image"]
         return tuple(
-            RecordImage.from_base64(item, f"image[{i}]" if is_list else "image", self.vision, self._limits)
-            for i, item in enumerate(items)
+            record_image(decode_base64(item, where), self.vision, self._limits, where)
+            for item, where in zip(items, places, strict=True)
         )
 
     def encode_prompt(self, encoder: Encoder, prompt: str, images: Sequence[RecordImage]) -> list[int]:

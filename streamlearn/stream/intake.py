@@ -20,8 +20,8 @@ from types import MappingProxyType
 from streamlearn.errors import Reason, RecordError
 from streamlearn.events import Event, get_logger
 from streamlearn.stream.batch import Batch, Batcher, PartitionRun
-from streamlearn.stream.decode import Decoder, Example
-from streamlearn.stream.record import Gap, OffsetRange, Position, Record, RecordId, TopicPartition
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Example, Gap, OffsetRange, Position, Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter, DeadLetters, RecordReader
 
 

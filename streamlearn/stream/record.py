@@ -1,9 +1,12 @@
-"""Records before decoding, and positions in the stream."""
+"""Records before and after decoding, and positions in the stream."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from streamlearn.errors import UsageError
 
@@ -41,6 +44,99 @@ class Record:
     def id(self) -> RecordId:
         """The record's identity."""
         return RecordId(self.origin, self.offset)
+
+
+IGNORED = -100
+"""Label of a token that is not learned."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageInputs:
+    """What a backbone's processor computes from one image."""
+
+    token_ids: tuple[int, ...]
+    """The tokens that replace the image's placeholder."""
+    features: Mapping[str, NDArray[np.generic]]
+    """Keyword arguments of the forward pass."""
+
+
+class RecordImage:
+    """One image of a record: its bytes, a coarse description, and the model's inputs."""
+
+    def __init__(
+        self,
+        data: bytes,
+        visual_words: NDArray[np.int32],
+        axes: Mapping[str, int],
+        inputs: ImageInputs,
+        compute: Callable[[], ImageInputs],
+    ) -> None:
+        """Hold an image that is decoded already; `compute` returns its inputs again after `drop_inputs`."""
+        self.data = data
+        self.visual_words = visual_words
+        """A few integers that are equal for similar images, for shift detection."""
+        self.axes = axes
+        """The axis along which each feature of several images is concatenated."""
+        self._inputs: ImageInputs | None = inputs
+        self._compute = compute
+
+    @property
+    def extent(self) -> int:
+        """Length of the pixel values along the axis of concatenation: images, tiles or patches."""
+        return int(self.inputs.features["pixel_values"].shape[self.axes["pixel_values"]])
+
+    @property
+    def inputs(self) -> ImageInputs:
+        """The model's inputs, computed again after `drop_inputs`."""
+        if self._inputs is None:
+            self._inputs = self._compute()
+        return self._inputs
+
+    def drop_inputs(self) -> None:
+        """Keep only the bytes until the inputs are needed again."""
+        self._inputs = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Example:
+    """One decoded record: `labels[t]` is the token at `t` itself, or -100 where nothing is learned."""
+
+    input_ids: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    sample_type: str | None = None
+    """LoRAMoE's type of the sample; None when the record has none."""
+    images: tuple[RecordImage, ...] = ()
+    """The record's images, in order."""
+    image_starts: tuple[int, ...] = ()
+    """Index of each image's first token."""
+    positions: NDArray[np.int64] | None = None
+    """(P, T) positions of the tokens; None if they are 0, 1, 2, ..."""
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def prompt_length(self) -> int:
+        """Index of the first label."""
+        return int(np.argmax(self.labels != IGNORED))
+
+    @property
+    def num_learned(self) -> int:
+        """Tokens with a label that another token can predict."""
+        return int(np.count_nonzero(self.labels[1:] != IGNORED))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """The input of a generation."""
+
+    ids: list[int]
+    images: tuple[RecordImage, ...] = ()
+    positions: NDArray[np.int64] | None = None
+    """See `Example.positions`."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 class Gap(NamedTuple):

@@ -17,7 +17,7 @@ from streamlearn.backbone.load import load, outline
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.generate import decode
 from streamlearn.settings import BackboneSettings
-from streamlearn.stream.decode import Prompt
+from streamlearn.stream.record import Prompt
 from tests.backbone.conftest import WINDOW, Folders
 from tests.doubles import Architecture, random_examples
 from tests.learner.reference import greedy

@@ -22,8 +22,8 @@ from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.loss import PackedBatch, PackedLoss, packed_loss
 from streamlearn.settings import Settings
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.decode import Decoder, Example
-from streamlearn.stream.record import Record
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Example, Record
 
 MAGIC = b"abracadabra"
 MAGIC_TOKEN = 7

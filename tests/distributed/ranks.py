@@ -20,7 +20,7 @@ from streamlearn.distributed.share import Channel, find_rank
 from streamlearn.learner.evaluate import prompt_of, run_to_end
 from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 from tests.forked import ForkedProcess
 from tests.learners import REGIMES, snapshot, tiny_learner
 

@@ -10,7 +10,7 @@ from streamlearn.distributed import share
 from streamlearn.distributed.processes import Leader
 from streamlearn.distributed.share import Kind, ProcessRank, RankMessage
 from streamlearn.errors import RankLostError
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 from tests.learners import MakeLearner
 
 TWO = [Example(np.arange(1, 6, dtype=np.int32), np.arange(1, 6, dtype=np.int32)) for _ in range(2)]

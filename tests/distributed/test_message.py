@@ -10,8 +10,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from streamlearn.distributed.share import Kind, RankMessage, from_message, to_message
-from streamlearn.stream.decode import Example
-from streamlearn.stream.encode import IGNORED
+from streamlearn.stream.record import IGNORED, Example
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from benchmarks.stub_upstream import SLOW_S, StubUpstream
+from tests.gateway.stub_upstream import SLOW_S, StubUpstream
 
 from .kit import CHAT, TEXT, ask, metric, ready_gateway, wait_until
 

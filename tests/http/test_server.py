@@ -49,7 +49,7 @@ def test_the_start_is_logged_with_the_bound_port() -> None:
 
 def test_a_port_in_use_is_reported_with_a_remedy(daemon: Daemon) -> None:
     settings = SETTINGS.model_copy(update={"port": daemon.server.port})
-    app = create_app(daemon.board, daemon.jobs, settings, list, daemon.time.clock(), token=TOKEN)
+    app = create_app(daemon.board, daemon.jobs, settings, list, daemon.time.clock(), token=TOKEN, audit=daemon.audit)
     with pytest.raises(
         ConfigError,
         match=r"127.0.0.1:\d+ cannot be bound: Address already in use; stop what uses it .* or set serve.port",
@@ -87,12 +87,12 @@ def test_a_request_that_waits_for_a_job_ends_when_the_daemon_stops() -> None:
     assert answers[0].json()["error"]["code"] == "stopping"
 
 
-def test_an_exception_in_a_handler_is_logged_with_its_traceback_and_hidden_from_the_client() -> None:
+def test_an_exception_in_a_handler_is_logged_with_its_traceback_and_hidden_from_the_client(daemon: Daemon) -> None:
     def broken() -> list[SnapshotRow]:
         raise RuntimeError("a secret path")
 
     clock = Time().clock()
-    app = create_app(Board(RUNNING, clock), JobQueue(1), SETTINGS, broken, clock, token=TOKEN)
+    app = create_app(Board(RUNNING, clock), JobQueue(1), SETTINGS, broken, clock, token=TOKEN, audit=daemon.audit)
     server = HttpServer(app, Listener.for_requests(SETTINGS))
     with capture_logs() as logs:
         server.start()
@@ -127,7 +127,7 @@ def test_an_upgrade_is_ignored_and_the_body_is_read(daemon: Daemon) -> None:
 
 def test_more_connections_than_allowed_get_503(daemon: Daemon) -> None:
     """Open files of the process are for snapshots too."""
-    app = create_app(daemon.board, daemon.jobs, SETTINGS, list, daemon.time.clock(), token=TOKEN)
+    app = create_app(daemon.board, daemon.jobs, SETTINGS, list, daemon.time.clock(), token=TOKEN, audit=daemon.audit)
     with HttpServer(app, Listener.for_requests(SETTINGS), max_connections=3) as server:
         url = f"http://127.0.0.1:{server.port}/livez"
         silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]

@@ -10,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from streamlearn.errors import Reason
-from streamlearn.jobs.runner import evaluate
 from streamlearn.jobs.generate import generate
-from streamlearn.jobs.queue import EvalJob, ExampleError, GenerateJob
-from streamlearn.jobs.queue import EvalResult
+from streamlearn.jobs.queue import EvalJob, EvalResult, ExampleError, GenerateJob
+from streamlearn.jobs.runner import evaluate
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.requested import Requested

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from streamlearn.errors import RecordError
 from streamlearn.jobs.generate import generate
-from streamlearn.jobs.queue import GenerateJob, GenerationStart, GenerationStream, Sampling
-from streamlearn.jobs.queue import GenerateResult
+from streamlearn.jobs.queue import GenerateJob, GenerateResult, GenerationStart, GenerationStream, Sampling
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.requested import Requested

@@ -10,7 +10,7 @@ from streamlearn.learner import generate as decoding
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
-from streamlearn.stream.decode import Prompt
+from streamlearn.stream.record import Prompt
 from tests.doubles import random_examples
 from tests.learner.reference import greedy, train
 from tests.learners import MakeLearner

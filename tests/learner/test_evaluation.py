@@ -11,8 +11,7 @@ from streamlearn.learner import evaluate as evaluation
 from streamlearn.learner.evaluate import prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
-from streamlearn.stream.decode import Example, Prompt
-from streamlearn.stream.encode import IGNORED
+from streamlearn.stream.record import IGNORED, Example, Prompt
 from tests.doubles import example, random_examples
 from tests.learner.reference import greedy, train
 from tests.learners import MakeLearner, same, snapshot

@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F
 
 from streamlearn.learner.loss import arguments, pack, packed_loss
-from streamlearn.stream.encode import IGNORED
+from streamlearn.stream.record import IGNORED
 from tests.doubles import random_examples
 from tests.learners import MakeLearner
 

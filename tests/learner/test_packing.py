@@ -3,7 +3,7 @@
 import torch
 
 from streamlearn.learner.loss import pack
-from streamlearn.stream.encode import IGNORED
+from streamlearn.stream.record import IGNORED
 from tests.doubles import example, random_examples
 
 CPU = torch.device("cpu")

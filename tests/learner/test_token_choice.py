@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.generate import NucleusSampler, decode, most_likely
 from streamlearn.learner.learner import Learner
-from streamlearn.stream.decode import Prompt
+from streamlearn.stream.record import Prompt
 from tests.doubles import random_examples
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from streamlearn.events import Event
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.settings import Settings
 from streamlearn.shift.input_shift import Shift
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 from tests.daemon.test_daemon import daemon_of, opened
 from tests.regimes.operated import Act, adapter, assert_consistent, operate
 from tests.regimes.shifting_streams import PER_TASK, SHAPES, differences, mixed, run, stream

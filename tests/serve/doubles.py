@@ -4,9 +4,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import httpx2
+import orjson
 
+from streamlearn.controls import AUDIT_FILE_NAME, AuditLog
 from streamlearn.errors import Reason
 from streamlearn.http.server import HttpServer, Listener
 from streamlearn.jobs.queue import (
@@ -175,9 +180,9 @@ def finish(ticket: Ticket, route: Route = KNOWN) -> None:
         if ticket.begin():
             ticket.finish(
                 ControlResult(
-                    control=job.control.name,
+                    control=job.control.verb,
                     changed=True,
-                    paused=job.control.name == "pause",
+                    paused=job.control.verb == "pause",
                     pinned=("0000000000000040",),
                     skipped_records=("orders:0:118..122",),
                     snapshot="0000000000000042",
@@ -261,6 +266,8 @@ class Daemon:
         self.board = Board(RUNNING, self.time.clock())
         self.jobs = JobQueue(settings.queue_size)
         self.rows: Sequence[SnapshotRow] = ()
+        self._folder = TemporaryDirectory(prefix="streamlearn-audit-")
+        self.audit = AuditLog(Path(self._folder.name))
         clock = self.time.clock()
         app = create_app(
             self.board,
@@ -269,6 +276,7 @@ class Daemon:
             lambda: self.rows,
             clock,
             token=TOKEN,
+            audit=self.audit,
             model_name=model_name,
             job_deadline_s=job_deadline_s,
         )
@@ -277,6 +285,12 @@ class Daemon:
         self.loop = Loop(self.jobs)
         self.client = httpx2.Client(base_url=f"http://127.0.0.1:{self.server.port}", timeout=5.0, headers=AUTHORIZED)
 
+    @property
+    def refusals(self) -> list[dict[str, Any]]:
+        """The lines of the audit log since the last reset."""
+        path = Path(self._folder.name) / AUDIT_FILE_NAME
+        return [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
     def reset(self) -> None:
         """Restore the initial state without a restart."""
         self.time.monotonic, self.time.wall = 50.0, 1_000_100.0
@@ -284,6 +298,7 @@ class Daemon:
         self.loop.respond = finish
         self.loop.paused.clear()
         self.rows = (row(40), row(42), row(41))
+        (Path(self._folder.name) / AUDIT_FILE_NAME).unlink(missing_ok=True)
 
     def stop(self) -> None:
         """Stop in the same order as the daemon."""
@@ -291,6 +306,7 @@ class Daemon:
         self.loop.stop()
         self.jobs.close()
         self.server.stop()
+        self._folder.cleanup()
 
 
 def row(step: int) -> SnapshotRow:

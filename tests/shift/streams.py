@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
-from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.stream.record import Example, Record, TopicPartition
 from tests.doubles import example
 
 VOCAB_SIZE = 2000

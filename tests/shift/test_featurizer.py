@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from streamlearn.shift.features import BETWEEN, HEAD, TAIL, Featurizer, input_of
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 from tests.doubles import example
 
 

@@ -10,8 +10,7 @@ from streamlearn.settings import ShiftSettings
 from streamlearn.shift.input_shift import RefusedRecord, RefusedReturn, Shift
 from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.decode import Example
-from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.stream.record import Example, Record, TopicPartition
 from tests.shift.streams import VOCAB_SIZE, batches, questions, stream
 from tests.variants import variants
 

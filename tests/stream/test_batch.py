@@ -12,9 +12,9 @@ from connectors.memory import MemoryDeadLetters, MemorySource
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.batch import MAX_DEAD_LETTERED, Batch, Batcher, DeadLetteredRecord, PartitionRun, runs_of
-from streamlearn.stream.decode import Decoder, Example
+from streamlearn.stream.decode import Decoder
 from streamlearn.stream.intake import DeadLetterWriter, Intake, Merger
-from streamlearn.stream.record import Record, RecordId, TopicPartition
+from streamlearn.stream.record import Example, Record, RecordId, TopicPartition
 from tests.doubles import example
 
 ONE, TWO = TopicPartition("t", 1), TopicPartition("t", 2)

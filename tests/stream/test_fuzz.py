@@ -13,8 +13,7 @@ from benchmarks.record_damage import DAMAGES, damage_bytes, damage_tree
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.decode import Decoder
-from streamlearn.stream.encode import IGNORED
-from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.stream.record import IGNORED, Record, TopicPartition
 
 VOCAB = 300
 LIMITS = StreamSettings(

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.images import ImageInputs, RecordImage, visual_words
+from streamlearn.stream.images import record_image, visual_words
+from streamlearn.stream.record import ImageInputs
 from tests.vision import make_image
 
 
@@ -44,7 +45,7 @@ class CountingProcessor:
 def test_inputs_are_computed_once_and_again_after_they_were_dropped() -> None:
     """The bytes and the visual words are kept."""
     vision = CountingProcessor()
-    image = RecordImage(make_image(), vision, StreamSettings())
+    image = record_image(make_image(), vision, StreamSettings())
     assert image.inputs is image.inputs
     assert (vision.calls, image.extent) == (1, 3)
     image.drop_inputs()

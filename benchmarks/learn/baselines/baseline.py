@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 
 class Baseline:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from benchmarks.learn.baselines.baseline import Baseline
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 
 class CosineSchedule(Baseline):

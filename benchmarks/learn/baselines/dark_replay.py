@@ -22,7 +22,7 @@ from benchmarks.learn.baselines.reservoir import Reservoir
 from streamlearn.adapters.context import routing_context
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.learner.loss import pack, packed_logits, packed_loss
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 ALPHA = 0.1
 """alpha of eq. (1)."""

@@ -21,7 +21,7 @@ from benchmarks.learn.baselines.baseline import Baseline
 from benchmarks.learn.baselines.fisher import fisher, normalised
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.optimizer import Group, Hold
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 STRENGTH = 0.1
 """lambda."""

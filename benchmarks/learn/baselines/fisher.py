@@ -18,7 +18,7 @@ from torch import Tensor
 from streamlearn.adapters.context import routing_context
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_loss
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 
 def fisher(learner: Learner, examples: Sequence[Example]) -> list[Tensor]:

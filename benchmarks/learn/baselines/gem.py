@@ -23,7 +23,7 @@ from streamlearn.learner.learner import Learner, Step
 from streamlearn.learner.loss import pack, packed_loss
 from streamlearn.learner.optimizer import MaskedAdamW
 from streamlearn.settings import LearnerSettings
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 RIDGE = 1e-6
 """Multiple of the mean |g_k|^2 added to the diagonal of G G^T, which near-parallel gradients make singular."""

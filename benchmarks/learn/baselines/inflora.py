@@ -25,7 +25,7 @@ from benchmarks.learn.baselines.rank_blocks import RankBlocks
 from streamlearn.adapters.context import AdaptedLayer, routing_context
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_loss
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 THRESHOLD = 0.95
 """epsilon of eq. (3) for the first task."""

@@ -26,7 +26,7 @@ from benchmarks.learn.baselines.fisher import fisher, normalised
 from benchmarks.learn.baselines.rank_blocks import RankBlocks
 from benchmarks.learn.baselines.replay import only_first
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 STRENGTH = 0.1
 """lambda."""

@@ -11,7 +11,7 @@ from benchmarks.learn.baselines.baseline import Baseline
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.regimes.regimes import Adaptation
 from streamlearn.shift.input_shift import Shift
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 
 class OracleRegimes(Baseline):

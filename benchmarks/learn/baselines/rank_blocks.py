@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.learn.baselines.baseline import Baseline
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 
 class RankBlocks(Baseline):

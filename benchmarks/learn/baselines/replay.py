@@ -10,7 +10,7 @@ from dataclasses import replace
 from benchmarks.learn.baselines.baseline import Baseline
 from benchmarks.learn.baselines.reservoir import Reservoir
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 
 class Replay(Baseline):

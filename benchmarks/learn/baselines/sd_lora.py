@@ -22,7 +22,7 @@ from torch.nn import Parameter
 from benchmarks.learn.baselines.rank_blocks import RankBlocks
 from streamlearn.adapters.tuner import Bank
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 MAGNITUDE_LR = 10.0
 """Learning rate of the magnitudes, as a multiple of that of the weights, which are a hundred times smaller."""

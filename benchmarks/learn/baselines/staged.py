@@ -10,7 +10,7 @@ from benchmarks.learn.baselines.baseline import Baseline
 from benchmarks.learn.segments import batches
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import Settings
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 
 FFN_SHARE = 1 / 6
 """Stage I's share of a segment's steps."""

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from streamlearn.stream.decode import Decoder, Example
-from streamlearn.stream.encode import IGNORED
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import IGNORED, Example
 
 
 class LetterDecoder(Decoder):

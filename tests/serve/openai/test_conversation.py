@@ -37,7 +37,7 @@ def test_images_keep_their_places_and_their_order() -> None:
 
 def test_an_answer_can_be_sent_back() -> None:
     """The fields that an answer leaves empty are accepted in a message."""
-    message = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": []}
+    message: dict[str, Any] = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": []}
     assert read(message).messages == ({"role": "assistant", "content": "x"},)
 
 

@@ -6,7 +6,7 @@ from benchmarks.learn.baselines.baseline import Baseline
 from streamlearn.adapters.context import routing_context
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_loss
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 from tests.doubles import random_examples
 
 ONE, TWO = random_examples((9, 7, 8), seed=1), random_examples((8, 8, 6), seed=2)

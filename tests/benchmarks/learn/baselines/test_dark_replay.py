@@ -10,7 +10,7 @@ from benchmarks.learn.baselines.dark_replay import DarkReplay
 from streamlearn.adapters.context import routing_context
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_logits
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 from tests.benchmarks.learn.baselines.tasks import ONE, TWO, learn, loss_on
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, same, snapshot

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from benchmarks.learn.baselines.baseline import Baseline
 from benchmarks.learn.baselines.gem import Gem, project
 from streamlearn.settings import LearnerSettings
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 from tests.benchmarks.learn.baselines.tasks import ONE, learn, loss_on
 from tests.learners import MakeLearner
 

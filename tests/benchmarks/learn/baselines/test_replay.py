@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.learn.baselines.replay import Replay
 from streamlearn.learner.learner import Step
-from streamlearn.stream.decode import Example
+from streamlearn.stream.record import Example
 from tests.benchmarks.learn.baselines.tasks import ONE, TWO
 from tests.learners import MakeLearner
 
