@@ -47,7 +47,9 @@ def make_learner(folder: str | None, dtype: Dtype) -> Learner:
     if folder is not None:
         settings = settings.model_copy(update={"model": folder})
     model = attach(load(settings, outline(settings)).model, resolve(AdapterSettings()), seed=0)
-    learner = Learner(model, LearnerSettings(lr=1e-3), torch.device("cpu"), objective=PRESETS["streamlearn"].objective)
+    learner = Learner(
+        model, LearnerSettings(lr=1e-3), torch.device("cpu"), router_lr=PRESETS["streamlearn"].objective.router_lr
+    )
     for slot in range(TASKS):
         learner.add_regime(slot, seed=slot)
     return learner

@@ -179,7 +179,7 @@ def export(
             format does not know the backbone.
     """
     with restored_model(settings, snapshot, same_dtype=False) as restored:
-        found = BaseModel.of(restored.settings.backbone, restored.shape.folder, name=base)
+        found = BaseModel.from_settings(restored.settings.backbone, restored.shape.folder, name=base)
         options = ExportOptions(out, form, found, approximate=approximate)
         exporter = Exporter(
             restored.model.learner,
@@ -198,9 +198,8 @@ def table_export(exported: Sequence[ExportedRegime]) -> Table:
         "folder": lambda regime: regime.name,
         "records": lambda regime: f"{regime.records:,}",
         "rank": lambda regime: str(regime.rank),
-        "hold-out": lambda regime: str(regime.figures.records) if regime.figures else "0",
-        "loss": lambda regime: f"{regime.figures.loss:.3f}" if regime.figures else "-",
-        "backbone's": lambda regime: f"{regime.figures.backbone_loss:.3f}" if regime.figures else "-",
-        "KL": lambda regime: f"{regime.figures.divergence:.1e}" if regime.figures else "-",
+        "hold-out": lambda regime: str(regime.losses.records) if regime.losses else "0",
+        "loss": lambda regime: f"{regime.losses.exported:.3f}" if regime.losses else "-",
+        "backbone's": lambda regime: f"{regime.losses.backbone:.3f}" if regime.losses else "-",
     }
     return render_table(exported, columns, text=("folder",))
