@@ -45,12 +45,7 @@ from streamlearn.errors import (
     StateLockedError,
     StreamlearnError,
 )
-<<<<<<< HEAD
 from streamlearn.http.guards import obtain_token, token_path
-from streamlearn.learner.loss import CPU_LOGITS, GPU_LOGITS
-=======
-from streamlearn.http.guards import obtain_token, token_path
->>>>>>> main
 from streamlearn.publish import publisher as publishing
 from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot import compatibility

@@ -3,9 +3,9 @@
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
 
 from streamlearn import __version__
@@ -30,6 +30,7 @@ from streamlearn.serve.health import health_routes, require_ready
 from streamlearn.serve.models import (
     JOB_ERRORS,
     EvalRequest,
+    HistoryBody,
     HistoryView,
     JobsView,
     PromptRequest,
@@ -40,14 +41,13 @@ from streamlearn.serve.models import (
     SnapshotList,
     SnapshotRow,
     StatusView,
-    history_view,
     publication_view,
     regimes_view,
     shifts_view,
     status_view,
 )
 from streamlearn.serve.openai import DEFAULT_NAME, openai_routes
-from streamlearn.serve.page import is_page_request, page_routes
+from streamlearn.serve.page import is_page_request, page_routes, with_etag
 from streamlearn.settings import ServeSettings
 from streamlearn.status import Board, Clock
 
@@ -68,9 +68,6 @@ steps, before any job, and responds once it is durable. All need the bearer toke
 the paths of OpenAI's API `{"error": {"message", "type", "param", "code"}}`."""
 
 _Responses = dict[int | str, dict[str, Any]]
-_Since = Annotated[
-    str | None, Query(max_length=64, description="The `cursor` of an earlier answer; without it, the whole history.")
-]
 
 
 def create_app(
@@ -143,6 +140,7 @@ def _monitoring_routes(
 ) -> APIRouter:
     routes = APIRouter(tags=["monitoring"])
     registry = metrics.registry(board, jobs, clock)
+    history = HistoryBody(board, clock)
     text: _Responses = {
         200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text format."}
     }
@@ -167,10 +165,15 @@ def _monitoring_routes(
         """Shifts of the stream, oldest first: onset, test statistic, regime entered, cost and result of its probe."""
         return shifts_view(board.read())
 
-    @routes.get("/v1/history", summary="Series along the stream", responses={422: JOB_ERRORS[422]})
-    async def read_history(since: _Since = None) -> HistoryView:
-        """Loss and the untouched backbone's, speed, lag, forgetting, dead letters and regimes along the stream."""
-        return history_view(board.read().history, since)
+    @routes.get(
+        "/v1/history",
+        response_model=HistoryView,
+        summary="Series along the stream",
+        responses={304: {"description": "The content is that of the ETag in If-None-Match."}},
+    )
+    async def read_history(request: Request) -> Response:
+        """Loss beside the untouched backbone's, speed, lag, forgetting, dead letters and regimes along the stream."""
+        return with_etag(request, history.read(), "application/json")
 
     @routes.get("/v1/publication", summary="Published versions")
     async def read_publication() -> PublicationView:
