@@ -15,7 +15,7 @@ from streamlearn.adapters.presets import PRESETS, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
 from streamlearn.learner.cache import AdapterCache
-from streamlearn.learner.learner import Learner
+from streamlearn.learner.learner import Compute, Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings
 from tests.doubles import tiny_backbone
 
@@ -33,6 +33,7 @@ class MakeLearner(Protocol):
         seed: int = 0,
         changes: Mapping[str, Any] | None = None,
         cache: AdapterCache | None = None,
+        compute: Compute | None = None,
         **settings: Any,
     ) -> Learner: ...
 
@@ -55,6 +56,7 @@ def tiny_learner(
     changes: Mapping[str, Any] | None = None,
     cache: AdapterCache | None = None,
     mesh: DeviceMesh | None = None,
+    compute: Compute | None = None,
     **settings: Any,
 ) -> Learner:
     """A learner on the tiny backbone in a folder; see `MakeLearner`, and `load` about `mesh`."""
@@ -71,6 +73,7 @@ def tiny_learner(
         objective=merged,
         integrate=merged.anchor_strength > 0,
         cache=cache,
+        compute=compute,
     )
     for slot in range(REGIMES if learner.per_regime else 0):
         learner.add_regime(slot, seed + slot)
