@@ -48,8 +48,8 @@ def make_learner(folder: str | None, dtype: Dtype, compute: Compute | None = Non
     if folder is not None:
         settings = settings.model_copy(update={"model": folder})
     model = attach(load(settings, outline(settings)).model, resolve(AdapterSettings()), seed=0)
-    objective = PRESETS["streamlearn"].objective
-    learner = Learner(model, LearnerSettings(lr=1e-3), torch.device("cpu"), objective=objective, compute=compute)
+    router_lr = PRESETS["streamlearn"].objective.router_lr
+    learner = Learner(model, LearnerSettings(lr=1e-3), torch.device("cpu"), router_lr=router_lr, compute=compute)
     for slot in range(TASKS):
         learner.add_regime(slot, seed=slot)
     return learner

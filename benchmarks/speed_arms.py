@@ -200,7 +200,7 @@ def _streamlearn_step(model: Any, regimes: int, resting: Path) -> Callable[[Batc
         attach(model, resolve(settings), seed=0),
         LearnerSettings(lr=1e-4),
         torch.device("cpu"),
-        objective=PRESETS["streamlearn"].objective,
+        router_lr=PRESETS["streamlearn"].objective.router_lr,
         cache=AdapterCache(resting, settings.max_in_memory),
     )
     for slot in range(regimes):

@@ -23,7 +23,6 @@
     ├── AdapterGoneError              a client's request fails; it may be repeated               -
     ├── ExampleError                  a client's request fails; it corrects the example          -
     ├── UnknownRegimeError            a client's request fails; it names another regime          -
-    ├── LayerError                    a client's request fails; it corrects the layer's name     -
     ├── PublishingStoppedError        the daemon stops; tested again after the next start        -
     ├── ReplicaAwayError              a model server does not answer; asked again later          -
     ├── ReplicaRefusedError           a model server refuses an adapter; shown in the status     -

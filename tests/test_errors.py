@@ -54,7 +54,6 @@ def test_exit_codes_are_those_of_the_classes() -> None:
         "QueueClosedError",
         "AdapterGoneError",
         "ExampleError",
-        "LayerError",
         "UnknownRegimeError",
     }
     of_publishing = {"PublishingStoppedError", "ReplicaAwayError", "ReplicaRefusedError"}
