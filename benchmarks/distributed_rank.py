@@ -29,8 +29,7 @@ from streamlearn.distributed.processes import Leader, follow, wait_for_load
 from streamlearn.events import configure_logging
 from streamlearn.learner.learner import Compute, Learner, PassTotals
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 STEPS = 60
 SKIPPED = 20

@@ -5,13 +5,14 @@ record from it on is read again after a restart, and the same batches are formed
 make single files durable; the order among them is decided here and nowhere else.
 
     RESTORE, at start and by a rollback
-      1. Weights, optimizer, detectors, ledger and history are those of the snapshot; a new run has none.
+      1. Weights, optimizer, detectors and ledger are those of the snapshot; a new run has none. The history is cut at
+         the snapshot's step.
       2. Dead letters already in the sink for records after its position are recalled, so that none is sent twice.
       3. The source is positioned by the snapshot. The consumer group's offset is never read. Where a partition that the
          snapshot does not name begins is durable before its first record is read: the loop saves first. A partition
          that is not read at present keeps its position for the time when it is read again.
-      4. Batches journalled after the snapshot are formed again in the same order and flushed at the same places, then
-         new ones.
+      4. A stream of one partition is flushed again where the journal says so, and the batches after the snapshot are
+         formed again as they were. Of several partitions each record is read once; the batches may differ.
 
     FLUSH, when the source is quiet or exhausted
       5. The compositions of all batches that were read, and that the stream is flushed after them, are durable in the
@@ -31,7 +32,7 @@ make single files durable; the order among them is decided here and nowhere else
          dead letters when they are read again.
 
     ROLL BACK, when an operator asks
-     12. See `StateControls`; then the newest snapshot is restored (1 to 4). The reader leaves out skipped records from
+     12. See `StateControls`; then the newest snapshot is restored (1 to 4). The intake leaves out skipped records from
          then on: they become dead letters, and the position moves past them.
 
 A crash between any two steps repeats work and loses none: after 5 the flush is repeated by 4, after 7 the letters are
@@ -40,7 +41,7 @@ recalled by 2, after 8 the commit and the removals are repeated by the next save
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -53,21 +54,19 @@ from streamlearn.daemon.model import Model, adapter_shape, versions
 from streamlearn.daemon.run_state import RunState
 from streamlearn.errors import Reason, SnapshotError
 from streamlearn.events import Event, get_logger
-from streamlearn.history import History, history_part, load_history
+from streamlearn.history import History
 from streamlearn.settings import Settings, fingerprint
 from streamlearn.snapshot.crash_guard import MAX_CRASHES, CrashGuard
 from streamlearn.snapshot.journal import Journal, JournalEntry
 from streamlearn.snapshot.manifest import ManifestDraft
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.batch import Batch, Batcher, PartitionRun
-from streamlearn.stream.intake import DeadLetterWriter, Intake, Mark, Merger, SkippingReader
-from streamlearn.stream.record import Position, RecordId, TopicPartition
+from streamlearn.stream.intake import BatchEnd, Intake
+from streamlearn.stream.record import Batch, PartitionRun, Position, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetters, Source
 
 _REFUSED = (Reason.NOT_FINITE_UPDATE, "its update was refused before the rollback")
 _KILLED = (Reason.KILLED_PROCESS, f"the process died of it {MAX_CRASHES} times")
-_POLLED_BATCHES = 8  # records taken from the source at a time, in full batches
 _log = get_logger("checkpoint")
 
 
@@ -88,9 +87,6 @@ class Checkpoint:
 
     intake: Intake
     """Batches from the restored position on; a new one after each restore."""
-    reader: SkippingReader
-    """What the intake reads from; a new one after each restore, as the next."""
-    dead_letters: DeadLetterWriter
 
     def __init__(
         self,
@@ -132,21 +128,20 @@ class Checkpoint:
         """
         durable = self._durable
         state = self._model.restore(snapshot) if snapshot is not None else RunState()  # 1.
-        load_history(self._history, snapshot)
+        self._history.restore(None if snapshot is None else snapshot.manifest.step)
         if state.last_snapshot is not None:  # it was written before it could hold itself
             self._history.add_snapshot(state.last_snapshot, self._model.adaptation.records)
         # 2. A new run begins at the sink's end: what an earlier run left there is not its own.
         durable.sink.flush()
         mark = snapshot.manifest.dead_letter_mark if snapshot is not None else durable.sink.mark()
         ahead = dead_letters_ahead(snapshot) if snapshot is not None else []
-        self.dead_letters = DeadLetterWriter(durable.sink, [*durable.sink.recall(mark), *ahead])
+        known = [*durable.sink.recall(mark), *ahead]
         position = self._seek(state, snapshot)  # 3.
         self._read_ahead = position if snapshot is None else read_ahead.read_ahead(snapshot.manifest)
-        self.reader = SkippingReader(durable.source, position, durable.controls.state.skipped, self.dead_letters)
         # 4.
         entries = self._replayable(position)
         self._journalled = {entry.step: entry for entry in entries}
-        self.intake = self._open_intake(entries, refused)
+        self.intake = self._open_intake(position, entries, known, refused)
         not_read = list(map(str, sorted(state.not_read)))
         _log.info(Event.POSITION_SET, position=str(position), not_read=not_read, journalled_batches=len(entries))
         return state
@@ -172,13 +167,15 @@ class Checkpoint:
     def journal(self, batch: Batch) -> SnapshotError | None:
         """Record the composition of the next step's batch; see STEP.
 
-        Returns why it could not be written, if so: no record is lost or trained twice without it, but several
-        partitions may then replay in another order.
+        Returns why it could not be written, if so: no record is lost or trained twice without it.
         """
         journal, step = self._durable.journal, self._model.learner.number + 1
         expected = self._journalled.pop(step, None)
         if expected is None or expected.runs != batch.runs:
-            if expected is not None or self._journalled:  # batches differ after an accepted configuration change
+            if expected is not None or self._journalled:
+                # After an accepted change of the configuration, or where records are gone that must be read again.
+                lost = "the composition of the batches from there on"
+                _log.warning(Event.JOURNAL_TRUNCATED, fault=f"the batch of step {step} has other records", lost=lost)
                 journal.rewind(to_step=step - 1)
                 self._journalled = {}
             journal.append(step, batch.runs)
@@ -205,18 +202,20 @@ class Checkpoint:
         durable.sink.flush()  # 7.
         self.pass_gaps(state)
         draft = self._draft(state)  # 8.
-        info = durable.store.save(draft, [*model.parts(), history_part(self._history)])
+        info = durable.store.save(draft, model.parts())
         durable.source.commit(state.read_position, info.name)  # 9.
         durable.store.prune()  # 10.
         # A pinned snapshot needs none: a rollback to it begins anew after it.
-        durable.journal.truncate(before_step=int(durable.store.names()[-durable.store.keep :][0]))
+        oldest = int(durable.store.names()[-durable.store.keep :][0])
+        durable.journal.truncate(before_step=oldest)
+        self._history.sync(rewind_to=oldest)
         durable.crash_guard.passed(state.ledger.position)
         return info
 
     def pass_gaps(self, state: RunState) -> None:
         """Move the position past what was lost or skipped, where every record before it is accounted for."""
         state.skip_gaps(self._durable.source.gaps)
-        state.skip(self.reader.take_passed(state.ledger.position))
+        state.skip(self.intake.take_skipped(state.ledger.position))
 
     def roll_back(self, snapshot: Snapshot, refused: frozenset[RecordId]) -> RunState:
         """Restore `snapshot` in this process and leave out the records of refused updates; see ROLL BACK."""
@@ -236,42 +235,50 @@ class Checkpoint:
         return position
 
     def _replayable(self, position: Position) -> list[JournalEntry]:
-        """Batches journalled after the restored step; none when the stream no longer holds their records."""
+        """Batches of one partition journalled after the restored step; none when the stream lacks their records."""
         journal, step = self._durable.journal, self._model.learner.number
         entries = journal.entries(after_step=step)
-        runs = (run for entry in entries for run in entry.runs)
+        runs = [run for entry in entries for run in entry.runs]
         gone = next((run for run in runs if run.first_offset < position.get(run.origin, math.inf)), None)
         if gone is not None:
             fault = f"offset {gone.first_offset} of {gone.origin} must be read again and is no longer available"
             if gone.origin not in position:
                 fault = f"offset {gone.first_offset} of {gone.origin} must be read again and its topic is not read"
+        elif len(position) > 1:
+            journal.rewind(to_step=step)
+            return []
         elif entries and entries[0].step != step + 1:
             fault = f"the journal must go on after step {step}, found step {entries[0].step}"
         else:
             return entries
-        _log.warning(Event.JOURNAL_TRUNCATED, fault=fault, lost=f"the replay order of {len(entries)} batches")
+        _log.warning(Event.JOURNAL_TRUNCATED, fault=fault, lost=f"the composition of {len(entries)} batches")
         journal.rewind(to_step=step)
         return []
 
-    def _open_intake(self, entries: list[JournalEntry], refused: frozenset[RecordId]) -> Intake:
-        guard, stream = self._durable.crash_guard, self._settings.stream
+    def _open_intake(
+        self, position: Position, entries: list[JournalEntry], known: list[RecordId], refused: frozenset[RecordId]
+    ) -> Intake:
+        durable, guard = self._durable, self._durable.crash_guard
+        ends = [(entry.runs[-1], entry.flush) for entry in entries if entry.runs]
         return Intake(
-            Merger(self.reader, _order(entries), clock=self._clock),
+            durable.source,
+            position,
             self._model.decoder,
-            Batcher(stream),
-            self.dead_letters,
-            max_records=stream.batch_records * _POLLED_BATCHES,
+            durable.sink,
+            self._settings.stream,
+            known=known,
+            journalled=[BatchEnd(RecordId(run.origin, run.next_offset - 1), flush) for run, flush in ends],
+            skipped=durable.controls.state.skipped,
             given_up={**dict.fromkeys(refused, _REFUSED), **dict.fromkeys(guard.given_up, _KILLED)},
             decoding=guard.decoding,
             ahead=self._decoding,
-            linger_s=stream.linger_s,
             clock=self._clock,
         )
 
     def _draft(self, state: RunState) -> ManifestDraft:
         durable, model = self._durable, self._model
         self._read_ahead = read_ahead.advanced(self._read_ahead, state.ledger.position, model.adaptation.waiting)
-        ahead = self.dead_letters.ahead_of(state.ledger.position)
+        ahead = self.intake.dead_letters_from(state.ledger.position)
         return ManifestDraft(
             step=model.learner.number,
             created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),  # noqa: TID251 - for people
@@ -293,14 +300,6 @@ class Checkpoint:
                 "regimes": model.adaptation.to_json(),
             },
         )
-
-
-def _order(entries: list[JournalEntry]) -> Iterator[PartitionRun | Mark]:
-    """The journalled order of records and flushes."""
-    for entry in entries:
-        yield from entry.runs
-        if entry.flush:
-            yield Mark.FLUSH
 
 
 def dead_letters_ahead(snapshot: Snapshot) -> list[RecordId]:

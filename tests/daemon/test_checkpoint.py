@@ -12,9 +12,8 @@ from streamlearn.daemon.model import adapter_of
 from streamlearn.errors import DeadLetterError, Reason, SnapshotError
 from streamlearn.settings import Settings
 from streamlearn.snapshot.journal import JournalEntry
-from streamlearn.stream.batch import Batch
 from streamlearn.stream.intake import FlushReason
-from streamlearn.stream.record import Position, TopicPartition
+from streamlearn.stream.record import Batch, Position, TopicPartition
 from tests.daemon.test_daemon import PER_BATCH, RUBBISH, backbone, make, opened, records
 
 __all__ = ["backbone", "make"]
@@ -58,8 +57,7 @@ def recorded(
     settings = components.settings
     parts = components.model, replace(durable, **watched), settings, adapter_of(settings), components.history
     checkpoint = Checkpoint(*parts)
-    checkpoint.dead_letters = components.checkpoint.dead_letters
-    checkpoint.reader = components.checkpoint.reader
+    checkpoint.intake = components.checkpoint.intake
     return checkpoint, calls
 
 
