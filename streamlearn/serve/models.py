@@ -9,7 +9,7 @@ import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, StringConstraints, model_validator
 from pydantic.config import JsonDict
 
-from streamlearn.jobs.results import ApiModel
+from streamlearn.jobs.queue import ApiModel
 from streamlearn.status import (
     ANSWERED_BY,
     SHIFT_KINDS,
@@ -112,23 +112,6 @@ class PromptRequest(ApiModel):
         return self
 
 
-class GenerateRequest(PromptRequest):
-    """Exactly one of a prompt to continue and a conversation to answer."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"prompt": "The capital of France is", "max_new_tokens": 8},
-                {"messages": [{"role": "user", "content": "Capital of France?"}]},
-            ],
-            **_ONE_OF_TWO,
-        }
-    )
-
-    max_new_tokens: PositiveCount | None = None
-    """Maximum number of tokens to generate; serve.max_new_tokens when absent."""
-
-
 class RouteRequest(ApiModel):
     """Prompts whose regimes are asked for."""
 
@@ -146,7 +129,7 @@ class RouteRequest(ApiModel):
     )
 
     prompts: Annotated[tuple[PromptRequest, ...], Field(min_length=1)]
-    """As in a request to /v1/generate."""
+    """Prompts or conversations."""
 
 
 class RollbackRequest(ApiModel):
