@@ -16,7 +16,8 @@ import orjson
 from streamlearn.errors import Reason
 from streamlearn.learner.learner import Step
 from streamlearn.shift.input_shift import Shift
-from streamlearn.snapshot.parts import Snapshot, SnapshotPart, read_bounded
+from streamlearn.snapshot.files import read_bounded
+from streamlearn.snapshot.parts import Snapshot, SnapshotPart
 from streamlearn.status import (
     Clock,
     Counts,

@@ -274,7 +274,7 @@ class Learner:
 
         with self.cache.holding(adapters):
             # 1.
-            totals = with_oom_retry(work, parts, len(examples), self.optimizer.zero_grad)
+            totals = with_oom_retry(work, parts, len(examples), self.optimizer.zero_grad, self.device)
             loss, norm, losses, right = totals.read(self._clip())
             # 2.
             refusal = None
@@ -364,7 +364,7 @@ class Learner:
                 losses += (sums_B / packed.learned_B).tolist()
             return losses
 
-        return with_oom_retry(work, parts, len(examples), lambda: None)
+        return with_oom_retry(work, parts, len(examples), lambda: None, self.device)
 
     def score_here(
         self, examples: Sequence[Example], slots: Sequence[Slot] | None, *, pack_tokens: int

@@ -5,14 +5,14 @@
 is the mean over all learned tokens for any partition of the batch, and its gradient is the gradient of that mean.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -27,21 +27,40 @@ _log = get_logger("learner")
 T = TypeVar("T")
 
 
-def with_oom_retry(work: Callable[[int], T], parts: int, max_parts: int, clear: Callable[[], None]) -> T:
+CPU, CUDA = "rng.torch", "rng.cuda"
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """State of the CPU's random number generator, and of the GPU's if the device is one: uint8, by name."""
+    on_gpu = {CUDA: torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {CPU: torch.get_rng_state(), **on_gpu}
+
+
+def restore_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Set the generators to what `random_state` returned; the GPU's only if the device is one."""
+    torch.set_rng_state(state[CPU])
+    if CUDA in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state[CUDA], device)
+
+
+def with_oom_retry(
+    work: Callable[[int], T], parts: int, max_parts: int, clear: Callable[[], None], device: torch.device
+) -> T:
     """Return `work(parts)`; when it runs out of memory, call `clear` and retry with twice as many parts.
 
-    Every try starts from the same state of torch's random number generator.
+    Every attempt starts from the same state of torch's random number generators.
 
     Args:
         work: Does the work in the given number of parts.
-        parts: Number of parts of the first try.
+        parts: Number of parts of the first attempt.
         max_parts: Maximum number of parts.
-        clear: Releases what a failed try left behind.
+        clear: Releases what a failed attempt left behind.
+        device: Device of the model.
 
     Raises:
-        RuntimeError or MemoryError: the error of `work`; if it is out of memory, that of the last try.
+        RuntimeError or MemoryError: the error of `work`; if it is out of memory, that of the last attempt.
     """
-    rng_state = torch.get_rng_state()
+    state = random_state(device)
     for retries_left in reversed(range(MAX_RETRIES + 1)):
         try:
             return work(parts)
@@ -51,10 +70,10 @@ def with_oom_retry(work: Callable[[int], T], parts: int, max_parts: int, clear: 
                 raise
             message = " ".join(str(error).split())[:160]
         clear()  # outside of `except`: the error's traceback keeps the tensors alive
-        torch.set_rng_state(rng_state)
+        restore_random_state(state, device)
         parts = min(2 * parts, max_parts)
         _log.warning(Event.OUT_OF_MEMORY_RETRIED, error=message, parts=parts)
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -29,8 +29,7 @@ from streamlearn.export.lora import PlainLora
 from streamlearn.publish import publication as routing_state
 from streamlearn.publish import publication as version_file
 from streamlearn.publish.publication import Version
-from streamlearn.snapshot.files import Files, SharedFiles
-from streamlearn.snapshot.parts import list_tree
+from streamlearn.snapshot.files import Files, SharedFiles, list_tree
 
 ADAPTERS, ROUTING = "adapters", "routing"
 HISTORY = "history.jsonl"

@@ -16,7 +16,7 @@ from streamlearn.publish import publication as publication_file
 from streamlearn.publish.folder import ADAPTERS
 from streamlearn.publish.publication import Publication
 from streamlearn.settings import HubSettings
-from streamlearn.snapshot.parts import list_tree
+from streamlearn.snapshot.files import list_tree
 from streamlearn.status import ReplicaStatus
 
 ASK_S = 5.0

@@ -1,6 +1,6 @@
 """The position and gaps in the loop's own state."""
 
-from streamlearn.daemon.run_state import RunState
+from streamlearn.daemon.checkpoint import RunState
 from streamlearn.stream.batch import Ledger
 from streamlearn.stream.record import Gap, Position, TopicPartition
 
