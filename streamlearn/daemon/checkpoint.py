@@ -261,7 +261,7 @@ class Checkpoint:
         self.dead_letters = DeadLetterWriter(self._sink, [*self._sink.recall(mark), *ahead.dead_letters_ahead])
         begins = self._seek(state, ahead.source_identity, is_new=snapshot is None)  # 3.
         self._read_ahead = begins if snapshot is None else snapshot.manifest.read_ahead
-        self.reader = SkippingReader(self._source, begins, self._controls.skipped, self.dead_letters)
+        self.reader = SkippingReader(self._source, begins, self._controls.state.skipped, self.dead_letters)
         # 4.
         entries = self._replayable(begins)
         self._journalled = {entry.step: entry for entry in entries}
@@ -394,7 +394,7 @@ class Checkpoint:
         tensors, components = dump_components({"run": state, "stream": stream})
         draft = ManifestDraft(
             step=model.learner.number,
-            created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),  # noqa: TID251 - for people
             position=position,
             read_ahead=self._read_ahead,
             ledger=tuple(state.ledger.rows()),

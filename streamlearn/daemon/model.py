@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from streamlearn.adapters.presets import HeadLoraConfig, objective, resolve, slot_of
 from streamlearn.adapters.tuner import SHARED, attach
 from streamlearn.backbone.load import Backbone, Outline, load
+from streamlearn.baselines.consolidate import hooks_for
 from streamlearn.daemon.process import return_freed_memory, return_freed_tensors
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.cache import AdapterCache
@@ -65,10 +66,10 @@ class Model:
             self.peft,
             settings.learner,
             self.backbone.device,
-            objective=wanted,
-            integrate=wanted.anchor_strength > 0 and settings.consolidate.importance == "path",
+            router_lr=wanted.router_lr,
             cache=AdapterCache(resting, settings.adapter.max_in_memory),
         )
+        self.learner.hooks = hooks_for(self.learner, settings)
         types = settings.learner.sample_types if wanted.localized_balance else ()
         backbone = self.backbone
         self.decoder = Decoder(

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import httpx
 
-from streamlearn.cli.watch import HistoryCopy
 from streamlearn.history import BackbonePair, History
 from streamlearn.serve.models import HistoryView, history_view
 from streamlearn.status import SnapshotStatus
-from tests.history.outcomes import PER_BATCH, STATUS, HandClock, history_of, outcome, scored, shift
+from tests.history.outcomes import STATUS, HandClock, history_of, outcome, scored, shift
 from tests.serve.doubles import RUNNING, Daemon
 
 
@@ -25,28 +24,6 @@ def test_points_are_columns_of_means() -> None:
     assert (points.sample_loss, points.backbone_loss, points.sample_records) == ([2.0, None], [3.0, None], [2, 0])
     assert (points.tokens_per_s, points.step_seconds) == ([80.0, 0.0], [0.5, 0.0])
     assert {len(getattr(points, name)) for name in type(points).model_fields} == {2}
-
-
-def test_a_copy_that_is_kept_up_to_date_equals_the_whole() -> None:
-    """While rows are joined behind it, and whatever was missed between two answers."""
-    history, copy = history_of(50), HistoryCopy()
-    for number in range(51, 700):
-        history.add(outcome(number, (number % 50,) * PER_BATCH, shifts=()), scored(0.5))
-        if number % 60 == 0:
-            history.add(
-                outcome(number, (number,) * PER_BATCH, shifts=(shift(number, number * PER_BATCH),)), scored(0.5)
-            )
-        if number % 31 == 0:
-            history.add_pair(BackbonePair(1, 5, 1.0, 2.0))
-        if number % 13 == 0 or number == 699:
-            since = copy.path.partition("since=")[2] or None
-            copy.update(history_view(history.status, since).model_dump_json().encode())
-    whole = history_view(history.status, None)
-    assert (copy.points.step[-20:], copy.points.loss[-20:]) == (whole.points.step[-20:], whole.points.loss[-20:])
-    assert sum(copy.points.batches) == sum(whole.points.batches)
-    assert sum(copy.points.sample_records) == sum(whole.points.sample_records)
-    assert copy.segments == list(whole.segments)
-    assert copy.dead_letters == list(whole.dead_letters)
 
 
 def test_an_answer_at_the_newest_cursor_is_empty(daemon: Daemon, client: httpx.Client) -> None:

@@ -1,24 +1,23 @@
 """Closing, opening, releasing and forgetting regimes on a model."""
 
-from typing import Any
-
 import pytest
 import torch
 
-from streamlearn.adapters.presets import regime_adapter
-from streamlearn.baselines.consolidate import Consolidator
+from streamlearn.baselines.consolidate import BaselineHooks
 from streamlearn.baselines.importance import SummedImportance
 from streamlearn.baselines.transient import ProbeReport
 from streamlearn.learner.learner import Learner
-from streamlearn.settings import ConsolidateSettings
 from tests.doubles import random_examples
-from tests.learners import REGIMES, MakeLearner, make_learner, tiny
+from tests.learners import MakeLearner, hooks_of, make_learner, tiny
 
 __all__ = ["make_learner", "tiny"]  # fixtures
 
 
-def consolidator(learner: Learner, **settings: Any) -> Consolidator:
-    return Consolidator(learner, ConsolidateSettings(**settings), regimes=REGIMES, seed=0)
+def begin(learner: Learner, slot: int, report: ProbeReport | None = None) -> None:
+    """Open a regime, probed or not."""
+    hooks = hooks_of(learner)
+    hooks._probed = report
+    hooks.open(slot)
 
 
 def train(learner: Learner, slot: int, seeds: range = range(4)) -> None:
@@ -29,34 +28,43 @@ def train(learner: Learner, slot: int, seeds: range = range(4)) -> None:
 def report(learner: Learner, similarity: float = 0.5, importance: float = 0.0) -> ProbeReport:
     return ProbeReport(
         {bank.name: torch.full(bank.A.shape[:2], similarity) for bank in learner.banks},
-        {name: torch.full_like(omega, importance) for name, omega in learner.anchors.importance().items()},
+        {name: torch.full_like(omega, importance) for name, omega in hooks_of(learner).importance().items()},
         (),
         0,
     )
 
 
+def penalty(learner: Learner) -> float:
+    """Lambda L_reg of what the optimizer holds."""
+    return sum(
+        hold.strength * float((hold.importance * (group.parameters[part].detach() - hold.anchor).square()).sum())
+        for group in learner.optimizer.groups
+        for part, hold in group.holds.items()
+    )
+
+
 def total(learner: Learner) -> float:
-    return sum(float(omega.sum()) for omega in learner.anchors.importance().values())
+    return sum(float(omega.sum()) for omega in hooks_of(learner).importance().values())
 
 
 def test_closing_anchors_the_shared_experts(make_learner: MakeLearner) -> None:
     """Trained experts gain importance, all of it the regime's; the current weights are the anchors."""
     learner = make_learner(preset="cp-moe")
-    made = consolidator(learner)
+    made = hooks_of(learner)
     assert isinstance(made.store, SummedImportance)
-    made.open(0, 1, None)
+    begin(learner, 0)
     train(learner, 0)
-    made.close(0)
+    made.leave(0)
     for bank in learner.banks:
-        omega_A, omega_B = (learner.anchors.importance()[f"{bank.name}.{part}"] for part in "AB")
+        omega_A, omega_B = (hooks_of(learner).importance()[f"{bank.name}.{part}"] for part in "AB")
         assert omega_B.any()
         mass_HK = omega_A.flatten(2).sum(2) + omega_B.flatten(2).sum(2)
         torch.testing.assert_close(made.store.mass[bank.name][:, :, 0], mass_HK)
         assert not made.store.mass[bank.name][:, :, 1:].any()
-    assert learner.anchors.penalty() == 0.0
-    made.open(1, 2, None)
+    assert penalty(learner) == 0.0
+    begin(learner, 1)
     train(learner, 1)
-    assert learner.anchors.penalty() > 0.0
+    assert penalty(learner) > 0.0
 
 
 def test_a_strong_anchor_keeps_shared_experts_closer(make_learner: MakeLearner) -> None:
@@ -64,11 +72,11 @@ def test_a_strong_anchor_keeps_shared_experts_closer(make_learner: MakeLearner) 
     distances = []
     for strength in (1e-6, 1e3):
         learner = make_learner(preset="cp-moe", changes={"anchor_strength": strength})
-        made = consolidator(learner)
-        made.open(0, 1, None)
+        made = hooks_of(learner)
+        begin(learner, 0)
         train(learner, 0)
-        made.close(0)
-        omega = {name: value.clone() for name, value in learner.anchors.importance().items()}
+        made.leave(0)
+        omega = {name: value.clone() for name, value in hooks_of(learner).importance().items()}
         old = {b.name: b.B.detach().clone() for b in learner.banks}
         train(learner, 0, range(50, 56))
         moved = [(omega[f"{b.name}.B"] * (b.B.detach() - old[b.name]).square()).sum() for b in learner.banks]
@@ -79,7 +87,7 @@ def test_a_strong_anchor_keeps_shared_experts_closer(make_learner: MakeLearner) 
 def test_a_soft_bias_is_alpha_times_cka(make_learner: MakeLearner) -> None:
     """CP-MoE eq. 10."""
     learner = make_learner(preset="cp-moe")
-    consolidator(learner).open(2, 3, report(learner, similarity=0.5))
+    begin(learner, 2, report(learner, similarity=0.5))
     for bank in learner.banks:
         assert bank.bias_HKN is not None
         torch.testing.assert_close(bank.bias_HKN[:, :, 2], torch.full(bank.A.shape[:2], 0.1))
@@ -88,34 +96,33 @@ def test_a_soft_bias_is_alpha_times_cka(make_learner: MakeLearner) -> None:
 
 def test_transient_importance_is_added_when_the_regime_ends_weighted_by_cka(make_learner: MakeLearner) -> None:
     """CP-MoE eq. 13: Omega += h Omega_t, after training on the task."""
-    learner = make_learner(preset="cp-moe")
-    learner.path = None  # as with importance: transient
-    made = consolidator(learner, importance="transient")
-    made.open(0, 1, report(learner, similarity=0.25, importance=2.0))
+    learner = make_learner(preset="cp-moe", consolidate={"importance": "transient"})
+    made = hooks_of(learner)
+    begin(learner, 0, report(learner, similarity=0.25, importance=2.0))
     assert total(learner) == 0.0
-    made.close(0)
-    for omega in learner.anchors.importance().values():
+    made.leave(0)
+    for omega in hooks_of(learner).importance().values():
         torch.testing.assert_close(omega, torch.full_like(omega, 0.5))
-    made.close(0)  # no probe since
-    assert all((omega == 0.5).all() for omega in learner.anchors.importance().values())
+    made.leave(0)  # no probe since
+    assert all((omega == 0.5).all() for omega in hooks_of(learner).importance().values())
 
 
 def test_releasing_a_regime_removes_its_share_of_the_importance(make_learner: MakeLearner) -> None:
     """Of an expert that two regimes were trained on, the other regime's share stays."""
     learner = make_learner(preset="cp-moe")
-    made = consolidator(learner)
+    made = hooks_of(learner)
     assert isinstance(made.store, SummedImportance)
     for slot in (0, 1):
-        made.open(slot, slot + 1, None)
+        begin(learner, slot)
         train(learner, slot)
-        made.close(slot)
-    before = {name: omega.clone() for name, omega in learner.anchors.importance().items()}
+        made.leave(slot)
+    before = {name: omega.clone() for name, omega in hooks_of(learner).importance().items()}
     mass = {name: mass_HKN.clone() for name, mass_HKN in made.store.mass.items()}
     made.release(0)
     for bank in learner.banks:
         kept_HK = 1 - mass[bank.name][:, :, 0] / mass[bank.name].sum(2).clamp_min(1e-30)
         name = f"{bank.name}.B"
-        torch.testing.assert_close(learner.anchors.importance()[name], before[name] * kept_HK[:, :, None, None])
+        torch.testing.assert_close(hooks_of(learner).importance()[name], before[name] * kept_HK[:, :, None, None])
         assert 0 < kept_HK.min() < kept_HK.max() < 1
         assert not made.store.mass[bank.name][:, :, 0].any()
 
@@ -125,19 +132,19 @@ def test_what_happens_to_another_regime_leaves_the_segments_importance(make_lear
     totals = []
     for act in (
         lambda made: None,
-        lambda made: made.open(2, 3, None),
+        lambda made: made.open(2),
         lambda made: made.release(0),
         lambda made: made.drop(0),
         lambda made: made.release(1),
     ):
         learner = make_learner(preset="cp-moe")
-        made = consolidator(learner)
+        made = hooks_of(learner)
         for slot in (0, 1):
-            made.open(slot, slot + 1, None)
+            begin(learner, slot)
         made.enter(1)
         train(learner, 1)
         act(made)
-        made.close(1)
+        made.leave(1)
         totals.append(total(learner))
     whole, *others, own = totals
     assert whole > 0
@@ -145,50 +152,14 @@ def test_what_happens_to_another_regime_leaves_the_segments_importance(make_lear
     assert own == 0, "its targets changed: what it measured is of the old ones"
 
 
-def test_a_regime_with_an_adapter_of_its_own_changes_no_other(make_learner: MakeLearner) -> None:
-    """Its weights are those of its number, and training them moves no bit of the other regime's."""
-    learner = make_learner(preset="streamlearn")
-    made = consolidator(learner)
-    made.open(0, 1, None)
-    train(learner, 0)
-    made.close(0)
-    first = weights(learner, 0)
-    assert any(B.any() for name, B in first.items() if name.endswith(".B"))
-    made.open(1, 2, None)
-    train(learner, 1)
-    assert all(torch.equal(value, weights(learner, 0)[name]) for name, value in first.items())
-    assert learner.anchors.importance() == {}
-
-
-def test_a_reused_slot_starts_anew(make_learner: MakeLearner) -> None:
-    """Weights and moments of the regime that had the slot are gone; the new ones depend on the new number only."""
-    learner, other = make_learner(preset="streamlearn"), make_learner(preset="streamlearn", seed=5)
-    made = consolidator(learner)
-    for slot, number in ((0, 1), (1, 2)):
-        made.open(slot, number, None)
-        train(learner, slot)
-    made.open(1, 9, None)
-    consolidator(other).open(1, 9, None)
-    assert all(torch.equal(value, weights(other, 1)[name]) for name, value in weights(learner, 1).items())
-    assert not any(B.any() for name, B in weights(learner, 1).items() if name.endswith(".B"))
-    moments = learner.moments(regime_adapter(1))
-    assert moments
-    assert not any(tensor.any() for tensor in moments.values())
-
-
-def weights(learner: Learner, slot: int) -> dict[str, torch.Tensor]:
-    own = [bank for bank in learner.banks if bank.adapter == regime_adapter(slot)]
-    return {f"{bank.name}.{part}": p.detach().clone() for bank in own for part, p in (("A", bank.A), ("B", bank.B))}
-
-
-def learned(learner: Learner, made: Consolidator, slot: int, *, steps: int, new: bool = True) -> None:
+def learned(learner: Learner, made: BaselineHooks, slot: int, *, steps: int, new: bool = True) -> None:
     """A segment of one regime: the same records again and again, so that their loss falls in every step."""
     if new:
-        made.open(slot, slot + 1, None)
+        begin(learner, slot)
     made.enter(slot)
     for _ in range(steps):
         train(learner, slot, range(1))
-    made.close(slot)
+    made.leave(slot)
 
 
 def drift(learner: Learner, before: list[torch.Tensor]) -> float:
@@ -208,7 +179,7 @@ def test_a_long_regime_that_returns_is_held_by_the_published_sum_only(
     moved = {}
     for strength in (0.0, 1e3):
         learner = make_learner(preset="lora", changes={"anchor_strength": strength, "accumulation": accumulation})
-        made = consolidator(learner)
+        made = hooks_of(learner)
         learned(learner, made, 0, steps=40)
         assert strength == 0 or accumulation == "sum" or not total(learner)  # none of it is held against itself
         learned(learner, made, 1, steps=0)
@@ -228,9 +199,9 @@ def test_another_regime_is_held_by_what_a_regime_learned(make_learner: MakeLearn
     losses = []
     for strength in (0.0, 1.0, 1e3):
         learner = make_learner(preset="lora", changes={"anchor_strength": strength})
-        made = consolidator(learner)
+        made = hooks_of(learner)
         learned(learner, made, 0, steps=40)
-        made.open(1, 2, None)
+        begin(learner, 1)
         made.enter(1)
         for _ in range(20):
             train(learner, 1, range(1))
@@ -243,14 +214,14 @@ def test_another_regime_is_held_by_what_a_regime_learned(make_learner: MakeLearn
 def test_returns_add_to_the_published_sum_only(make_learner: MakeLearner, accumulation: str) -> None:
     """Ten returns with other records of random targets; a release removes all that a regime contributed."""
     learner = make_learner(preset="lora", changes={"anchor_strength": 1e-6, "accumulation": accumulation})
-    made = consolidator(learner)
+    made = hooks_of(learner)
     learned(learner, made, 0, steps=40)
     made.enter(1)
     once = total(learner)
     for visit in range(1, 11):
         made.enter(0)
         train(learner, 0, range(100 * visit, 100 * visit + 20))
-        made.close(0)
+        made.leave(0)
     made.enter(1)
     assert once > 0
     assert total(learner) > 10 * once if accumulation == "sum" else once <= total(learner) < 3 * once
@@ -262,12 +233,15 @@ def test_returns_add_to_the_published_sum_only(make_learner: MakeLearner, accumu
 @pytest.mark.parametrize("importance", ["path", "transient"])
 def test_it_goes_on_from_a_saved_state(make_learner: MakeLearner, importance: str, accumulation: str) -> None:
     """Masses, importance by regime, similarities and pending importance are restored."""
-    one, two = (make_learner(preset="cp-moe", changes={"accumulation": accumulation}) for _ in range(2))
-    first, second = (consolidator(learner, importance=importance) for learner in (one, two))
-    first.open(0, 1, report(one, importance=1.0))
+    one, two = (
+        make_learner(preset="cp-moe", changes={"accumulation": accumulation}, consolidate={"importance": importance})
+        for _ in range(2)
+    )
+    first, second = hooks_of(one), hooks_of(two)
+    begin(one, 0, report(one, importance=1.0))
     train(one, 0)
-    first.close(0)
-    first.open(1, 2, report(one, importance=3.0))
+    first.leave(0)
+    begin(one, 1, report(one, importance=3.0))
     second.load_state({name: tensor.clone() for name, tensor in first.state().items()})
     assert first.state().keys() == second.state().keys()
     assert all(torch.equal(first.state()[name], second.state()[name]) for name in first.state())

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from streamlearn.adapters.context import NO_REGIME, Slot
+from streamlearn.adapters.presets import regime_adapter
 from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.start import HeadStart, measure_head_start
 from tests.doubles import random_examples
-from tests.learners import MakeLearner, make_learner, snapshot, tiny
+from tests.learners import MakeLearner, hooks_of, make_learner, snapshot, tiny
 
 __all__ = ["make_learner", "tiny"]  # fixtures
 
@@ -72,3 +73,41 @@ def test_a_copy_has_the_same_weights_and_moves_alone(learner: Learner) -> None:
     learner.step(RECORDS, [3] * 3)
     assert all(torch.equal(one, other) for one, other in zip(weights(1), copied, strict=True))
     assert not all(torch.equal(one, other) for one, other in zip(weights(3), copied, strict=True))
+
+
+def train(learner: Learner, slot: int) -> None:
+    for seed in range(4):
+        learner.step(random_examples([9, 8, 7], prompt_length=3, seed=10 * slot + seed), [slot] * 3)
+
+
+def test_a_regime_with_an_adapter_of_its_own_changes_no_other(make_learner: MakeLearner) -> None:
+    """Its weights are those of its number, and training them moves no bit of the other regime's."""
+    learner = make_learner(preset="streamlearn")
+    learner.add_regime(0, 1)
+    train(learner, 0)
+    first = weights(learner, 0)
+    assert any(B.any() for name, B in first.items() if name.endswith(".B"))
+    learner.add_regime(1, 2)
+    train(learner, 1)
+    assert all(torch.equal(value, weights(learner, 0)[name]) for name, value in first.items())
+    assert hooks_of(learner).importance() == {}
+
+
+def test_a_reused_slot_starts_anew(make_learner: MakeLearner) -> None:
+    """Weights and moments of the regime that had the slot are gone; the new ones depend on the new number only."""
+    learner, other = make_learner(preset="streamlearn"), make_learner(preset="streamlearn", seed=5)
+    for slot, number in ((0, 1), (1, 2)):
+        learner.add_regime(slot, number)
+        train(learner, slot)
+    learner.add_regime(1, 9)
+    other.add_regime(1, 9)
+    assert all(torch.equal(value, weights(other, 1)[name]) for name, value in weights(learner, 1).items())
+    assert not any(B.any() for name, B in weights(learner, 1).items() if name.endswith(".B"))
+    moments = learner.moments(regime_adapter(1))
+    assert moments
+    assert not any(tensor.any() for tensor in moments.values())
+
+
+def weights(learner: Learner, slot: int) -> dict[str, torch.Tensor]:
+    own = [bank for bank in learner.banks if bank.adapter == regime_adapter(slot)]
+    return {f"{bank.name}.{part}": p.detach().clone() for bank in own for part, p in (("A", bank.A), ("B", bank.B))}
