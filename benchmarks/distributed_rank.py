@@ -28,8 +28,7 @@ from streamlearn.distributed.share import Channel, find_rank
 from streamlearn.events import configure_logging
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 STEPS = 60
 SKIPPED = 20

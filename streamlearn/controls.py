@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # commands import this module for --help
     from streamlearn.snapshot.manifest import Manifest
     from streamlearn.snapshot.parts import Snapshot
     from streamlearn.snapshot.store import SnapshotStore
-    from streamlearn.stream.batch import Batch
+    from streamlearn.stream.record import Batch
 
 _log = get_logger("controls")
 

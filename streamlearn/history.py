@@ -32,8 +32,7 @@ from streamlearn.status import (
     Status,
     StreamFigures,
 )
-from streamlearn.stream.batch import Batch, DeadLetteredRecord
-from streamlearn.stream.record import RecordId
+from streamlearn.stream.record import Batch, DeadLetteredRecord, RecordId
 
 
 @dataclass(frozen=True, slots=True)

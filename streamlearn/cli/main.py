@@ -283,7 +283,13 @@ def check_config(config: ConfigOption) -> None:
 
 
 @app.command()
-def doctor(config: ConfigOption, as_json: JsonOption = False) -> None:
+def doctor(
+    config: ConfigOption,
+    step: Annotated[
+        bool, typer.Option("--step", help="Also load the model and take the largest step, to see whether it fits.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Check everything a start needs: model, state folder, disk, source, ports.
 
     Changes nothing. Exits with the code that `run` would exit with. --json prints one object per finding.
@@ -292,7 +298,7 @@ def doctor(config: ConfigOption, as_json: JsonOption = False) -> None:
 
     configure_logging("error")  # the findings report the rest
     code = 0
-    for finding in Doctor(load_settings(config)).examine():
+    for finding in Doctor(load_settings(config), step).examine():
         code = code or finding.exit_code
         if as_json:
             print(orjson.dumps(finding).decode())  # noqa: T201

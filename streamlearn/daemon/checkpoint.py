@@ -10,8 +10,8 @@ make single files durable; the order among them is decided here and nowhere else
       3. The source is positioned by the snapshot. The consumer group's offset is never read. Where a partition that the
          snapshot does not name begins is durable before its first record is read: the loop saves first. A partition
          that is not read at present keeps its position for the time when it is read again.
-      4. Batches journalled after the snapshot are formed again in the same order and flushed at the same places, then
-         new ones.
+      4. A stream of one partition is flushed again where the journal says so, and the batches after the snapshot are
+         formed again as they were. Of several partitions each record is read once; the batches may differ.
 
     FLUSH, when the source is quiet or exhausted
       5. The compositions of all batches that were read, and that the stream is flushed after them, are durable in the
@@ -31,7 +31,7 @@ make single files durable; the order among them is decided here and nowhere else
          dead letters when they are read again.
 
     ROLL BACK, when an operator asks
-     12. See `StateControls`; then the newest snapshot is restored (1 to 4). The reader leaves out skipped records from
+     12. See `StateControls`; then the newest snapshot is restored (1 to 4). The intake leaves out skipped records from
          then on: they become dead letters, and the position moves past them.
 
 A crash between any two steps repeats work and loses none: after 5 the flush is repeated by 4, after 7 the letters are
@@ -41,7 +41,7 @@ recalled by 2, after 8 the commit and the removals are repeated by the next save
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -64,18 +64,57 @@ from streamlearn.snapshot.manifest import ManifestDraft
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo, dump_components
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import SnapshotStatus, Timing
-from streamlearn.stream.batch import Batch, Batcher, Ledger, PartitionRun
-from streamlearn.stream.intake import DeadLetterWriter, Intake, Mark, Merger, SkippingReader
-from streamlearn.stream.record import Gap, Position, Record, RecordId, TopicPartition
+from streamlearn.stream.intake import BatchEnd, Intake
+from streamlearn.stream.record import Batch, Gap, PartitionRun, Position, Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetters, Source
 
 _REFUSED = (Reason.NOT_FINITE_UPDATE, "its update was refused before the rollback")
 _KILLED = (Reason.KILLED_PROCESS, f"the process died of it {MAX_CRASHES} times")
-_POLLED_BATCHES = 8  # records taken from the source at a time, in full batches
 _log = get_logger("checkpoint")
 
 
 SMOOTHING = 0.98  # of the published loss: an average over about 50 batches
+
+
+@dataclass
+class Ledger:
+    """Counts that add up: records read = trained + dead-lettered + held out. The position follows the last of them."""
+
+    position: Position = field(default_factory=Position)
+    trained: Counter[TopicPartition] = field(default_factory=Counter)
+    dead_lettered: Counter[TopicPartition] = field(default_factory=Counter)
+    held_out: Counter[TopicPartition] = field(default_factory=Counter)
+
+    def account(self, batch: Batch, *, refused: bool, held_out: Collection[int] = ()) -> None:
+        """Count a batch: its records were trained on, or dead-lettered if the update was refused.
+
+        `held_out` holds the indices of records that were evaluated only.
+        """
+        self.dead_lettered.update(dead_lettered.id.origin for dead_lettered in batch.dead_lettered)
+        column = self.dead_lettered if refused else self.trained
+        for index, record in enumerate(batch.records):
+            (self.held_out if index in held_out else column)[record.origin] += 1
+        self.position = Position({**self.position, **{run.origin: run.next_offset for run in batch.runs}})
+
+    def skip(self, run: PartitionRun) -> None:
+        """Count records that became dead letters outside of any batch."""
+        self.dead_lettered[run.origin] += run.num_records
+        self.position = Position({**self.position, run.origin: run.next_offset})
+
+    def rows(self) -> list[tuple[str, int, int, int, int]]:
+        """Topic, partition, trained, dead-lettered, held out: one row per partition, sorted."""
+        origins = sorted(set(self.position) | set(self.trained) | set(self.dead_lettered) | set(self.held_out))
+        return [(o.topic, o.partition, self.trained[o], self.dead_lettered[o], self.held_out[o]) for o in origins]
+
+    @classmethod
+    def restore(cls, position: Position, rows: Iterable[tuple[str, int, int, int, int]]) -> Self:
+        """The inverse of `rows`, with the position of the same snapshot."""
+        ledger = cls(position)
+        for topic, partition, trained, dead_lettered, held_out in rows:
+            origin = TopicPartition(topic, partition)
+            ledger.trained[origin], ledger.dead_lettered[origin] = trained, dead_lettered
+            ledger.held_out[origin] = held_out
+        return ledger
 
 
 @dataclass
@@ -198,9 +237,6 @@ class Checkpoint:
 
     intake: Intake
     """Batches from the restored position on; a new one after each restore."""
-    reader: SkippingReader
-    """What the intake reads from; a new one after each restore, as the next."""
-    dead_letters: DeadLetterWriter
 
     def __init__(
         self,
@@ -258,14 +294,13 @@ class Checkpoint:
         # 2. A new run begins at the sink's end: what an earlier run left there is not its own.
         self._sink.flush()
         mark = snapshot.manifest.dead_letter_mark if snapshot is not None else self._sink.mark()
-        self.dead_letters = DeadLetterWriter(self._sink, [*self._sink.recall(mark), *ahead.dead_letters_ahead])
+        known = [*self._sink.recall(mark), *ahead.dead_letters_ahead]
         begins = self._seek(state, ahead.source_identity, is_new=snapshot is None)  # 3.
         self._read_ahead = begins if snapshot is None else snapshot.manifest.read_ahead
-        self.reader = SkippingReader(self._source, begins, self._controls.state.skipped, self.dead_letters)
         # 4.
         entries = self._replayable(begins)
         self._journalled = {entry.step: entry for entry in entries}
-        self.intake = self._open_intake(entries, refused)
+        self.intake = self._open_intake(begins, entries, known, refused)
         not_read = list(map(str, sorted(state.not_read)))
         _log.info(Event.POSITION_SET, position=str(begins), not_read=not_read, journalled_batches=len(entries))
         return state
@@ -291,13 +326,15 @@ class Checkpoint:
     def journal(self, batch: Batch) -> SnapshotError | None:
         """Record the composition of the next step's batch; see STEP.
 
-        Returns why it could not be written, if so: no record is lost or trained twice without it, but several
-        partitions may then replay in another order.
+        Returns why it could not be written, if so: no record is lost or trained twice without it.
         """
         journal, step = self._journal, self._model.learner.number + 1
         expected = self._journalled.pop(step, None)
         if expected is None or expected.runs != batch.runs:
-            if expected is not None or self._journalled:  # batches differ after an accepted configuration change
+            if expected is not None or self._journalled:
+                # After an accepted change of the configuration, or where records are gone that must be read again.
+                lost = "the composition of the batches from there on"
+                _log.warning(Event.JOURNAL_TRUNCATED, fault=f"the batch of step {step} has other records", lost=lost)
                 journal.rewind(to_step=step - 1)
                 self._journalled = {}
             journal.append(step, batch.runs)
@@ -334,7 +371,7 @@ class Checkpoint:
     def pass_gaps(self, state: RunState) -> None:
         """Move the position past what was lost or skipped, where every record before it is accounted for."""
         state.skip_gaps(self._source.gaps)
-        state.skip(self.reader.take_passed(state.ledger.position))
+        state.skip(self.intake.take_skipped(state.ledger.position))
 
     def roll_back(self, snapshot: Snapshot, refused: frozenset[RecordId]) -> RunState:
         """Restore `snapshot` in this process and leave out the records of refused updates; see ROLL BACK."""
@@ -353,35 +390,43 @@ class Checkpoint:
         return position
 
     def _replayable(self, position: Position) -> list[JournalEntry]:
-        """Batches journalled after the restored step; none when the stream no longer holds their records."""
+        """Batches of one partition journalled after the restored step; none when the stream lacks their records."""
         journal, step = self._journal, self._model.learner.number
         entries = journal.entries(after_step=step)
-        runs = (run for entry in entries for run in entry.runs)
+        runs = [run for entry in entries for run in entry.runs]
         gone = next((run for run in runs if run.first_offset < position.get(run.origin, math.inf)), None)
         if gone is not None:
             fault = f"offset {gone.first_offset} of {gone.origin} must be read again and is no longer available"
             if gone.origin not in position:
                 fault = f"offset {gone.first_offset} of {gone.origin} must be read again and its topic is not read"
+        elif len(position) > 1:
+            journal.rewind(to_step=step)
+            return []
         elif entries and entries[0].step != step + 1:
             fault = f"the journal must go on after step {step}, found step {entries[0].step}"
         else:
             return entries
-        _log.warning(Event.JOURNAL_TRUNCATED, fault=fault, lost=f"the replay order of {len(entries)} batches")
+        _log.warning(Event.JOURNAL_TRUNCATED, fault=fault, lost=f"the composition of {len(entries)} batches")
         journal.rewind(to_step=step)
         return []
 
-    def _open_intake(self, entries: list[JournalEntry], refused: frozenset[RecordId]) -> Intake:
-        guard, stream = self._crash_guard, self._settings.stream
+    def _open_intake(
+        self, position: Position, entries: list[JournalEntry], known: list[RecordId], refused: frozenset[RecordId]
+    ) -> Intake:
+        guard = self._crash_guard
+        ends = [(entry.runs[-1], entry.flush) for entry in entries if entry.runs]
         return Intake(
-            Merger(self.reader, _order(entries), clock=self._clock),
+            self._source,
+            position,
             self._model.decoder,
-            Batcher(stream),
-            self.dead_letters,
-            max_records=stream.batch_records * _POLLED_BATCHES,
+            self._sink,
+            self._settings.stream,
+            known=known,
+            journalled=[BatchEnd(RecordId(run.origin, run.next_offset - 1), flush) for run, flush in ends],
+            skipped=self._controls.state.skipped,
             given_up={**dict.fromkeys(refused, _REFUSED), **dict.fromkeys(guard.given_up, _KILLED)},
             decoding=guard.decoding,
             ahead=self._decoding,
-            linger_s=stream.linger_s,
             clock=self._clock,
         )
 
@@ -389,7 +434,7 @@ class Checkpoint:
         """The manifest, and the tensors of the components in it."""
         model, position = self._model, state.ledger.position
         self._read_ahead = advanced(self._read_ahead, position, model.adaptation.waiting)
-        ahead = tuple(self.dead_letters.ahead_of(position))
+        ahead = tuple(self.intake.dead_letters_from(position))
         stream = StreamState(ahead, {**self._identity, **self._source.identity})
         tensors, components = dump_components({"run": state, "stream": stream})
         draft = ManifestDraft(
@@ -408,11 +453,3 @@ class Checkpoint:
             components={**components, "regimes": model.adaptation.to_json()},
         )
         return draft, tensors
-
-
-def _order(entries: list[JournalEntry]) -> Iterator[PartitionRun | Mark]:
-    """The journalled order of records and flushes."""
-    for entry in entries:
-        yield from entry.runs
-        if entry.flush:
-            yield Mark.FLUSH

@@ -36,8 +36,7 @@ from streamlearn.shift.features import input_of
 from streamlearn.shift.input_shift import NO_SLOT, MonitorState, Shift
 from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.status import AdaptationStatus
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 CONFIRM_RECORDS = 64
 """Records that a suspected shift of the answers waits for confirmation. A shift of the inputs that is declared late, or

@@ -11,9 +11,8 @@ from streamlearn.daemon.checkpoint import Checkpoint
 from streamlearn.errors import DeadLetterError, Reason, SnapshotError
 from streamlearn.settings import Settings
 from streamlearn.snapshot.journal import JournalEntry
-from streamlearn.stream.batch import Batch
 from streamlearn.stream.intake import FlushReason
-from streamlearn.stream.record import Position, TopicPartition
+from streamlearn.stream.record import Batch, Position, TopicPartition
 from tests.daemon.test_daemon import PER_BATCH, RUBBISH, backbone, make, opened, records
 
 __all__ = ["backbone", "make"]

@@ -23,7 +23,7 @@ from streamlearn.settings import Settings
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import opened
 from tests.regimes.conftest import backbone, maker
 from tests.regimes.shifting_streams import Silent, differences, run, stream, tensors_of

@@ -16,8 +16,7 @@ from streamlearn.history import (
     History,
 )
 from streamlearn.status import AdaptationStatus, PartitionStatus, RegimeSegment, RequestCount, SnapshotStatus
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import TopicPartition
+from streamlearn.stream.record import Batch, TopicPartition
 from tests.history.outcomes import (
     PER_BATCH,
     STATUS,

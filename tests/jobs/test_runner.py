@@ -35,8 +35,8 @@ from streamlearn.jobs.runner import JobRunner
 from streamlearn.learner.cache import PinnedWeights
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
-from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Batch
 from tests.doubles import random_examples, tiny_backbone
 from tests.jobs.conftest import first_regime
 

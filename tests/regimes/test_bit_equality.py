@@ -20,7 +20,7 @@ from streamlearn.regimes.holdout import HoldoutReservoirs
 from streamlearn.regimes.start import measure_head_start
 from streamlearn.settings import Settings
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import opened
 from tests.regimes.shifting_streams import PER_TASK, SHAPES, Silent, differences, mixed, run, stream, tensors_of
 from tests.variants import variants

@@ -1,4 +1,4 @@
-"""A source and a dead-letter sink in memory: for tests, doctests and embedding.
+"""A source and a dead-letter sink in memory.
 
 >>> source = MemorySource(records_from([b'{"text": "a"}', b'{"text": "b"}']))
 >>> source.seek(Position())
@@ -22,6 +22,11 @@ def records_from(values: Iterable[bytes], topic: str = "memory", partition: int 
     """Return one record per value, with offsets from `start`."""
     origin = TopicPartition(topic, partition)
     return [Record(origin, offset, value) for offset, value in enumerate(values, start)]
+
+
+def after(position: Position, records: Iterable[Record]) -> Position:
+    """The position after these records, given in log order."""
+    return Position({**position, **{record.origin: record.offset + 1 for record in records}})
 
 
 class MemorySource:
