@@ -15,7 +15,7 @@ from streamlearn.cli import controls, dead_letters
 from streamlearn.cli.feed import feed
 from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out
 from streamlearn.daemon.process import StopSignals
-from streamlearn.distributed.share import find_rank
+from streamlearn.distributed.channel import find_rank
 from streamlearn.errors import StreamlearnError, UsageError
 from streamlearn.events import configure_logging
 

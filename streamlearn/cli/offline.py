@@ -67,7 +67,7 @@ def restored_model(settings: Settings, name: str, *, same_dtype: bool) -> Iterat
     )
     dtype = snapshot.manifest.dtype if same_dtype else None
     with TemporaryDirectory(prefix="streamlearn-") as folder:
-        model = Model(settings, shape, config, dtype, Path(folder) / "resting")
+        model = Model(settings, shape, config, dtype, Path(folder) / "offloaded")
         model.restore(snapshot)
         yield RestoredModel(model, snapshot, shape, settings)
 

@@ -15,7 +15,7 @@ from streamlearn.daemon.launch import leading, run_follower
 from streamlearn.daemon.loop import Daemon
 from streamlearn.daemon.model import versions
 from streamlearn.daemon.process import ServiceManager, StopEarly, StopSignals, dump_stacks_on_abort
-from streamlearn.distributed.share import ProcessRank
+from streamlearn.distributed.channel import ProcessRank
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.http.guards import obtain

@@ -108,8 +108,8 @@ class Components:
         if leader is not None:
             dtype = dtype or choose(settings.backbone.dtype, device_of(settings.backbone)).name  # the same in all
             leader.load(dtype)
-        mesh = None if leader is None else leader.mesh
-        self.model = Model(settings, shape, config, dtype, settings.state / "resting", mesh=mesh)
+        mesh, compute = (None, None) if leader is None else (leader.mesh, leader.compute)
+        self.model = Model(settings, shape, config, dtype, settings.state / "offloaded", mesh=mesh, compute=compute)
         if leader is not None:
             leader.lead(self.model.learner)
         opened.callback(self.model.learner.cache.clear_folder)
@@ -128,7 +128,7 @@ class Components:
         decoding = None
         if self.model.backbone.vision is not None and _has_spare_core(self.model.backbone.device):
             decoding = opened.enter_context(decoding_thread())
-        self.history = History(Clock())
+        self.history = History(Clock(), settings.state)
         self.checkpoint = Checkpoint(
             self.model,
             settings,

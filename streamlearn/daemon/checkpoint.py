@@ -5,7 +5,8 @@ record from it on is read again after a restart, and the same batches are formed
 make single files durable; the order among them is decided here and nowhere else.
 
     RESTORE, at start and by a rollback
-      1. Weights, optimizer, detectors, ledger and history are those of the snapshot; a new run has none.
+      1. Weights, optimizer, detectors and ledger are those of the snapshot; a new run has none. The history is cut at
+         the snapshot's step.
       2. Dead letters already in the sink for records after its position are recalled, so that none is sent twice.
       3. The source is positioned by the snapshot. The consumer group's offset is never read. Where a partition that the
          snapshot does not name begins is durable before its first record is read: the loop saves first. A partition
@@ -55,7 +56,7 @@ from streamlearn.controls import StateControls, advanced
 from streamlearn.daemon.model import Model, adapter_shape, versions
 from streamlearn.errors import Reason, SnapshotError
 from streamlearn.events import Event, get_logger
-from streamlearn.history import History, history_part, load_history
+from streamlearn.history import History
 from streamlearn.learner.learner import Step
 from streamlearn.settings import Settings, fingerprint
 from streamlearn.snapshot.crash_guard import MAX_CRASHES, CrashGuard
@@ -288,7 +289,7 @@ class Checkpoint:
             state, ahead = RunState.from_snapshot(snapshot), snapshot.component("stream", StreamState)
             position = str(snapshot.manifest.position)
             _log.info(Event.SNAPSHOT_RESTORED, name=snapshot.name, records=state.records, position=position)
-        load_history(self._history, snapshot)
+        self._history.restore(None if snapshot is None else snapshot.manifest.step)
         if state.last_snapshot is not None:  # it was written before it could hold itself
             self._history.add_snapshot(state.last_snapshot, self._model.adaptation.records)
         # 2. A new run begins at the sink's end: what an earlier run left there is not its own.
@@ -360,11 +361,13 @@ class Checkpoint:
         self._sink.flush()  # 7.
         self.pass_gaps(state)
         draft, tensors = self._draft(state)  # 8.
-        info = self._store.save(draft, [*self._model.parts(tensors), history_part(self._history)])
+        info = self._store.save(draft, self._model.parts(tensors))
         self._source.commit(state.read_position, info.name)  # 9.
         self._store.prune()  # 10.
         # A pinned snapshot needs none: a rollback to it starts a new journal after it.
-        self._journal.truncate(before_step=int(self._store.names()[-self._store.keep :][0]))
+        oldest = int(self._store.names()[-self._store.keep :][0])
+        self._journal.truncate(before_step=oldest)
+        self._history.sync(rewind_to=oldest)
         self._crash_guard.passed(state.ledger.position)
         return info
 

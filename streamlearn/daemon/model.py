@@ -20,7 +20,7 @@ from streamlearn.baselines.consolidate import hooks_for
 from streamlearn.daemon.process import return_freed_memory, return_freed_tensors
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.cache import AdapterCache
-from streamlearn.learner.learner import Learner
+from streamlearn.learner.learner import Compute, Learner
 from streamlearn.learner.memory import random_state, restore_random_state
 from streamlearn.regimes.regimes import Adaptation
 from streamlearn.settings import Settings
@@ -39,9 +39,10 @@ class Model:
         shape: Outline,
         config: HeadLoraConfig,
         dtype: str | None,
-        resting: Path,
+        offloaded: Path,
         *,
         mesh: DeviceMesh | None = None,
+        compute: Compute | None = None,
     ) -> None:
         """Load the backbone.
 
@@ -50,8 +51,9 @@ class Model:
             shape: The backbone's.
             config: The adapter.
             dtype: That of the snapshot to resume, so that `backbone.dtype: auto` repeats the same bits.
-            resting: Folder for the adapters of regimes beyond `adapter.max_in_memory`; emptied.
+            offloaded: Folder for the adapters of regimes beyond `adapter.max_in_memory`; emptied.
             mesh: See `load`.
+            compute: See `Learner`.
         """
         torch.manual_seed(settings.seed)
         if settings.learner.activation_checkpointing:
@@ -67,7 +69,8 @@ class Model:
             settings.learner,
             self.backbone.device,
             router_lr=wanted.router_lr,
-            cache=AdapterCache(resting, settings.adapter.max_in_memory),
+            cache=AdapterCache(offloaded, settings.adapter.max_in_memory),
+            compute=compute,
         )
         self.learner.hooks = hooks_for(self.learner, settings)
         types = settings.learner.sample_types if wanted.localized_balance else ()

@@ -109,7 +109,7 @@ def test_deaths_while_adapters_rest_change_nothing(
     settings = make(lines, "killed", adapter={"max_in_memory": 1})
     die_after(monkeypatch, [2 * PER_TASK // 4 + 12, 4 * PER_TASK // 4 + 2])
     assert_two_deaths_change_nothing(settings, whole, len(lines))
-    assert not (settings.state / "resting").exists()
+    assert not (settings.state / "offloaded").exists()
 
 
 def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
