@@ -45,7 +45,7 @@ from streamlearn.errors import (
     StateLockedError,
     StreamlearnError,
 )
-from streamlearn.http.guards import obtain, token_path
+from streamlearn.http.guards import obtain_token, token_path
 from streamlearn.publish import publisher as publishing
 from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot import compatibility
@@ -373,7 +373,7 @@ class Doctor:
         ports = []
         if serve.enabled:
             if serve.token_file is not None or token_path(self.settings).exists():
-                obtain(self.settings)
+                obtain_token(self.settings)
             if serve.tls_certfile is not None:
                 _check_certificate(serve.tls_certfile, serve.tls_keyfile)
             ports.append(("serve.port", serve.host, serve.port))
