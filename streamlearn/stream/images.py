@@ -8,7 +8,6 @@ are needed. They are a function of the bytes and the backbone, so they are the s
 import base64
 import binascii
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, Protocol
@@ -23,24 +22,8 @@ from streamlearn.stream.encode import Encoder, Message
 from streamlearn.stream.parse import json_type
 from streamlearn.stream.record import IGNORED, ImageInputs, RecordImage
 
-# Decoding of an image from the bytes in a record; the only error is a RecordError.
-#
-# The image is base64 in the record itself: URLs and paths are refused. Bad images are refused as cheaply as possible,
-# in this order:
-#
-# 1. not base64;
-# 2. the first bytes are not those of JPEG, PNG or WebP;
-# 3. the header states more pixels than allowed;
-# 4. more than one frame;
-# 5. damaged data.
-#
-# This requires Pillow 12.2 or later: in earlier releases a gzipped FITS file could exhaust the memory.
-
-
 _BEGINNINGS: Mapping[str, bytes] = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "WEBP": b"RIFF"}
 
-# Set once and for the whole process: filters are shared by all threads and must not be switched back and forth.
-warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 assert not ImageFile.LOAD_TRUNCATED_IMAGES, "other code in this process made Pillow accept damaged images"
 
 
@@ -65,6 +48,10 @@ def decode_base64(item: object, where: str) -> bytes:
 
 def open_image(data: bytes, where: str, limits: StreamSettings) -> Image.Image:
     """Decode an image to RGB, turned upright.
+
+    A bad image is refused as cheaply as possible, in this order: its first bytes are not those of JPEG, PNG or WebP; its
+    header states more pixels than allowed; it has more than one frame; its data is damaged. This requires Pillow 12.2:
+    in earlier releases a gzipped FITS file could exhaust the memory.
 
     Raises:
         RecordError: the bytes are not a usable image.
