@@ -91,6 +91,8 @@ class Event(StrEnum):
     CONFIG_CHANGE_ACCEPTED = "config_change_accepted"
     CONTROL_APPLIED = "control_applied"
     CONTROL_REFUSED = "control_refused"
+    HISTORY_FAILED = "history_failed"
+    HISTORY_LINES_DROPPED = "history_lines_dropped"
     SNAPSHOT_MOVED_ASIDE = "snapshot_moved_aside"
 
 

@@ -129,7 +129,7 @@ class Components:
         if self.model.backbone.vision is not None and _has_spare_core(self.model.backbone.device):
             decoding = opened.enter_context(decoding_thread())
         durable = Durable(self.store, self.journal, self.crash_guard, self.controls, sink, self.source)
-        self.history = History(Clock())
+        self.history = History(Clock(), settings.state)
         self.checkpoint = Checkpoint(
             self.model, durable, settings, config, self.history, decoding=decoding, clock=clock
         )

@@ -5,7 +5,8 @@ record from it on is read again after a restart, and the same batches are formed
 make single files durable; the order among them is decided here and nowhere else.
 
     RESTORE, at start and by a rollback
-      1. Weights, optimizer, detectors, ledger and history are those of the snapshot; a new run has none.
+      1. Weights, optimizer, detectors and ledger are those of the snapshot; a new run has none. The history is cut at
+         the snapshot's step.
       2. Dead letters already in the sink for records after its position are recalled, so that none is sent twice.
       3. The source is positioned by the snapshot. The consumer group's offset is never read. Where a partition that the
          snapshot does not name begins is durable before its first record is read: the loop saves first. A partition
@@ -53,7 +54,7 @@ from streamlearn.daemon.model import Model, adapter_shape, versions
 from streamlearn.daemon.run_state import RunState
 from streamlearn.errors import Reason, SnapshotError
 from streamlearn.events import Event, get_logger
-from streamlearn.history import History, history_part, load_history
+from streamlearn.history import History
 from streamlearn.settings import Settings, fingerprint
 from streamlearn.snapshot.crash_guard import MAX_CRASHES, CrashGuard
 from streamlearn.snapshot.journal import Journal, JournalEntry
@@ -127,7 +128,7 @@ class Checkpoint:
         """
         durable = self._durable
         state = self._model.restore(snapshot) if snapshot is not None else RunState()  # 1.
-        load_history(self._history, snapshot)
+        self._history.restore(None if snapshot is None else snapshot.manifest.step)
         if state.last_snapshot is not None:  # it was written before it could hold itself
             self._history.add_snapshot(state.last_snapshot, self._model.adaptation.records)
         # 2. A new run begins at the sink's end: what an earlier run left there is not its own.
@@ -201,11 +202,13 @@ class Checkpoint:
         durable.sink.flush()  # 7.
         self.pass_gaps(state)
         draft = self._draft(state)  # 8.
-        info = durable.store.save(draft, [*model.parts(), history_part(self._history)])
+        info = durable.store.save(draft, model.parts())
         durable.source.commit(state.read_position, info.name)  # 9.
         durable.store.prune()  # 10.
         # A pinned snapshot needs none: a rollback to it begins anew after it.
-        durable.journal.truncate(before_step=int(durable.store.names()[-durable.store.keep :][0]))
+        oldest = int(durable.store.names()[-durable.store.keep :][0])
+        durable.journal.truncate(before_step=oldest)
+        self._history.sync(rewind_to=oldest)
         durable.crash_guard.passed(state.ledger.position)
         return info
 

@@ -3,9 +3,9 @@
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi import APIRouter, FastAPI, Request
 from starlette.middleware import Middleware
 from starlette.responses import Response
 
@@ -25,6 +25,7 @@ from streamlearn.serve.models import (
     JOB_ERRORS,
     EvalRequest,
     GenerateRequest,
+    HistoryBody,
     HistoryView,
     JobsView,
     PromptRequest,
@@ -35,14 +36,13 @@ from streamlearn.serve.models import (
     SnapshotList,
     SnapshotRow,
     StatusView,
-    history_view,
     publication_view,
     regimes_view,
     shifts_view,
     status_view,
 )
 from streamlearn.serve.openai import openai_routes
-from streamlearn.serve.page import is_page_request, page_routes
+from streamlearn.serve.page import is_page_request, page_routes, with_etag
 from streamlearn.settings import ServeSettings
 from streamlearn.status import Board, Clock
 
@@ -63,9 +63,6 @@ steps, before any job, and answers once it is durable. All need the bearer token
 the paths of OpenAI's API `{"error": {"message", "type", "param", "code"}}`."""
 
 _Responses = dict[int | str, dict[str, Any]]
-_Since = Annotated[
-    str | None, Query(max_length=64, description="The `cursor` of an earlier answer; without it, the whole history.")
-]
 
 
 def create_app(
@@ -139,6 +136,7 @@ def _monitoring_routes(
 ) -> APIRouter:
     routes = APIRouter(tags=["monitoring"])
     registry = metrics.registry(board, jobs, clock)
+    history = HistoryBody(board, clock)
     text: _Responses = {
         200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text format."}
     }
@@ -168,11 +166,11 @@ def _monitoring_routes(
         "/v1/history",
         response_model=HistoryView,
         summary="Series along the stream",
-        responses={422: JOB_ERRORS[422]},
+        responses={304: {"description": "The content is that of the ETag in If-None-Match."}},
     )
-    async def read_history(since: _Since = None) -> Response:
+    async def read_history(request: Request) -> Response:
         """Loss beside the untouched backbone's, speed, lag, forgetting, dead letters and regimes along the stream."""
-        return OrjsonResponse(history_view(board.read().history, since))
+        return with_etag(request, history.read(), "application/json")
 
     @routes.get("/v1/publication", response_model=PublicationView, summary="Published versions")
     async def read_publication() -> Response:

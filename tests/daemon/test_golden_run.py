@@ -86,9 +86,9 @@ def test_a_run_of_an_earlier_release_goes_on(config: Path) -> None:
         assert components.adaptation.statistics.status(None).num_shifts == {"inputs": 1}
         assert len((components.settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 1
         history = daemon.history.status  # that release kept none: it begins here, within the second regime
-        assert history.points[0].stream.step == 31
+        assert history.points[0].step == 31
         assert [segment.regime for segment in history.segments] == [2]
-        assert history.segments[0].last_record == history.points[-1].stream.record == 180
+        assert history.segments[0].last_record == history.points[-1].record == 180
     finally:
         components.close()
 

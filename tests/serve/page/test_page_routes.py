@@ -12,7 +12,7 @@ from streamlearn.serve import page as library
 from streamlearn.serve.page import PREFIX, is_page_request
 from tests.serve.doubles import AUTHORIZED, SETTINGS, Daemon
 
-STATIC = files("streamlearn.serve.page") / "static"
+STATIC = files("streamlearn.serve") / "static"
 OWN = sorted(each.name for each in STATIC.iterdir())
 SERVED = [name for name in OWN if name != "index.html"] + list(library.FILES)
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
@@ -69,25 +69,6 @@ def test_what_a_browser_has_is_not_sent_again(client: httpx.Client, path: str) -
     assert (again.status_code, again.content) == (304, b"")
     assert again.headers["etag"] == first.headers["etag"]
     assert client.get(path, headers={**BROWSER, "if-none-match": '"another"'}).content == first.content
-
-
-def test_files_are_compressed_for_those_who_can_read_it(client: httpx.Client) -> None:
-    """With the same content and the same ETag."""
-    plain = client.get(f"{PREFIX}main.js", headers={"accept-encoding": "identity"})
-    packed = client.get(f"{PREFIX}main.js", headers={"accept-encoding": "gzip;q=1.0, br"})
-    assert "content-encoding" not in plain.headers
-    assert packed.headers["content-encoding"] == "gzip"
-    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"])
-    assert packed.content == plain.content
-    assert packed.headers["etag"] == plain.headers["etag"]
-
-
-@pytest.mark.parametrize("refused", ["gzip;q=0", "br, GZIP; Q=0.00", "identity, gzip;q=0"])
-def test_files_are_not_compressed_for_those_who_refuse_it(client: httpx.Client, refused: str) -> None:
-    """A weight of 0 does."""
-    answer = client.get(f"{PREFIX}main.js", headers={"accept-encoding": refused})
-    assert "content-encoding" not in answer.headers
-    assert client.get(f"{PREFIX}main.js", headers={"accept-encoding": "gzip;q=0.1"}).headers["content-encoding"]
 
 
 @pytest.mark.parametrize("name", ["nowhere.js", "index.html", "..%2fapp.py", "%2e%2e/app.py", "", "page_routes.py"])
