@@ -16,7 +16,7 @@ from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
 from streamlearn.baselines.consolidate import BaselineHooks
 from streamlearn.learner.cache import AdapterCache
-from streamlearn.learner.learner import Learner
+from streamlearn.learner.learner import Compute, Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, ConsolidateSettings, LearnerSettings, ProbeSettings
 from tests.doubles import tiny_backbone
 
@@ -38,6 +38,7 @@ class MakeLearner(Protocol):
         changes: Mapping[str, Any] | None = None,
         consolidate: Mapping[str, Any] | None = None,
         cache: AdapterCache | None = None,
+        compute: Compute | None = None,
         **settings: Any,
     ) -> Learner: ...
 
@@ -61,6 +62,7 @@ def tiny_learner(
     consolidate: Mapping[str, Any] | None = None,
     cache: AdapterCache | None = None,
     mesh: DeviceMesh | None = None,
+    compute: Compute | None = None,
     **settings: Any,
 ) -> Learner:
     """A learner on the tiny backbone in a folder; see `MakeLearner`, and `load` about `mesh`."""
@@ -77,6 +79,7 @@ def tiny_learner(
         clock=lambda: 0.0,
         router_lr=merged.router_lr,
         cache=cache,
+        compute=compute,
     )
     learner.hooks = BaselineHooks(
         learner,

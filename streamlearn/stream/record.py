@@ -1,7 +1,7 @@
 """Records before and after decoding, batches of them, and positions in the stream."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
@@ -152,6 +152,27 @@ class Example:
     def num_learned(self) -> int:
         """Tokens with a label that another token can predict."""
         return int(np.count_nonzero(self.labels[1:] != IGNORED))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredExample:
+    """An example as it is saved, and sent to other processes: an image is its bytes."""
+
+    input_ids: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    sample_type: str | None = None
+    images: tuple[bytes, ...] = ()
+
+    @classmethod
+    def from_example(cls, example: Example) -> Self:
+        """Leave out everything that can be computed again from images."""
+        images = tuple(image.data for image in example.images)
+        return cls(example.input_ids, example.labels, example.sample_type, images)
+
+    def restored(self, with_images: Callable[[Example, Sequence[bytes]], Example]) -> Example:
+        """Return the example; `with_images` is `Decoder.restored`."""
+        example = Example(self.input_ids, self.labels, self.sample_type)
+        return with_images(example, self.images) if self.images else example
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,11 +29,10 @@ INDIRECT = {
     "lz4": "kafka-python",
     "python-snappy": "kafka-python",
     "zstandard": "kafka-python",
-    "httptools": "uvicorn, in the class that streamlearn.http.connection derives from",
     "uplot-python": "a browser, which the page has load its chart library",
 }
 """Distributions that another program imports."""
-TESTED_MINOR = {"kafka-python", "peft", "uplot-python", "uvicorn"}
+TESTED_MINOR = {"kafka-python", "peft", "uplot-python"}
 """Distributions whose internal interfaces are used."""
 
 

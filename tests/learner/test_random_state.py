@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from streamlearn.daemon.model import CPU, CUDA, random_state, restore_random_state
+from streamlearn.learner.memory import CPU, CUDA, random_state, restore_random_state
 
 ON_CPU, ON_GPU = torch.device("cpu"), torch.device("cuda", 1)
 
