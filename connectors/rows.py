@@ -207,7 +207,7 @@ def _load_file(path: Path, delimiter: str | None) -> Any:
     options: dict[str, Any] = {"data_files": str(path), "split": "train", "streaming": True}
     if builder == "csv":  # every cell is text: 007 stays 007
         options |= {"delimiter": delimiter or ("\t" if _suffix(path) == ".tsv" else ","), "na_filter": False}
-        columns = next(iter(datasets.load_dataset(builder, **options)), {})
+        columns: dict[str, Any] = next(iter(datasets.load_dataset(builder, **options)), {})
         options["features"] = datasets.Features({name: datasets.Value("string") for name in columns}) or None
     return datasets.load_dataset(builder, **options)
 
