@@ -24,7 +24,7 @@ from connectors.dead_letters import (
     record_of,
     text_of,
 )
-from connectors.kafka.admin import Cluster, beginning_offsets, end_offsets, read_between
+from connectors.kafka.admin import Cluster
 from connectors.kafka.clients import (
     CLIENT_ERRORS,
     close_quietly,
@@ -34,6 +34,7 @@ from connectors.kafka.clients import (
     new_producer,
     wait_until_reachable,
 )
+from connectors.kafka.offsets import beginning_offsets, end_offsets, read_between
 from streamlearn.errors import CredentialsError, DeadLetterError, SourceError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import KafkaSettings

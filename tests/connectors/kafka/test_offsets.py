@@ -2,7 +2,7 @@
 
 import pytest
 
-from connectors.kafka.source import GapPolicy, starting_offsets
+from connectors.kafka.offsets import GapPolicy, starting_offsets
 from streamlearn.errors import OffsetGapError
 from streamlearn.stream.record import TopicPartition
 
