@@ -132,11 +132,11 @@ class KafkaDeadLetters:
         """
         try:
             ends = self._end_offsets()
-            found = [record_of(message.headers) for message in self._read(self._starts(mark, ends), ends)]
+            records = [record_of(message.headers) for message in self._read(self._starts(mark, ends), ends)]
         except CLIENT_ERRORS as error:
             raise self._fail("read", error) from error
         self._ends = ends  # only now: a reading that failed begins again at the old ends
-        return frozenset(record for record in found if record is not None)
+        return frozenset(record for record in records if record is not None)
 
     def send(self, dead_letter: DeadLetter) -> None:
         """Give one dead letter to the producer, which sends it in the background; a full backlog is flushed first.

@@ -164,12 +164,12 @@ def _available(
 
     kafka-python waits for a leader if none of the partitions has one. If only some have, it raises a bare KeyError.
     """
-    asked = [to_kafka(origin) for origin in partitions]
+    requested = [to_kafka(origin) for origin in partitions]
     while True:
         try:
-            offsets = request(asked, timeout_ms=timeout_ms)
+            offsets = request(requested, timeout_ms=timeout_ms)
         except KeyError as error:
-            asked.remove(error.args[0])
+            requested.remove(error.args[0])
         else:
             return {TopicPartition(*partition): offset for partition, offset in offsets.items()}
 

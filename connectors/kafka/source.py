@@ -119,7 +119,7 @@ _REBUILD_PAUSE_MIN_S = 0.5
 _REBUILD_PAUSE_MAX_S = 10.0
 """Maximum pause between two attempts to build a consumer, each of which may block for `_BOOTSTRAP_S`."""
 _CHORE_TIMEOUT_S = 1.0
-"""Maximum time that a request beside reading (end offsets, positions) may delay training."""
+"""Maximum time that a request other than reading (end offsets, positions) may delay training."""
 
 _Spans = tuple[dict[TopicPartition, int], dict[TopicPartition, int]]
 

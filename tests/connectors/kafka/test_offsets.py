@@ -1,4 +1,4 @@
-"""Offsets: where logs begin and end, where reading begins, and partitions without a leader beside others that have one."""
+"""Offsets: where logs begin and end, where reading begins, and partitions without a leader."""
 
 from typing import Any
 from unittest.mock import MagicMock
