@@ -117,9 +117,9 @@ class Components:
         self.decoder = self.model.decoder
         self.adaptation = self.model.adaptation
         tokenizer = self.model.backbone.tokenizer
-        self.publisher = publishing.open_publisher(settings, config, shape, self.learner, tokenizer)
-        if self.publisher is not None:
-            opened.enter_context(closing(self.publisher))
+        self.adapter_publisher = publishing.open_publisher(settings, config, shape, self.learner, tokenizer)
+        if self.adapter_publisher is not None:
+            opened.enter_context(closing(self.adapter_publisher))
         self.trackers = tracking.open_trackers(settings)
         if self.trackers is not None:
             opened.enter_context(closing(self.trackers))
