@@ -1,4 +1,4 @@
-"""Kills at every fsync and rename of a save."""
+"""Short crash campaigns: kills, stops, calls, states, mutations, and records that crash the process."""
 
 import signal
 import subprocess

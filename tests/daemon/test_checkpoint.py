@@ -1,4 +1,4 @@
-"""The order of the durability protocol, step by step; whole runs that are killed are in test_daemon and tests/crash."""
+"""The durability protocol step by step, and the ledger; killed runs are in test_daemon and tests/crash."""
 
 from collections.abc import Callable
 from copy import copy

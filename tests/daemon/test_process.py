@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGHUP before, while and after components are opened; on real processes where it matters."""
+"""The daemon as a process: stop signals, notifications to systemd, and freed memory."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The published speed, and that a status is one moment of the loop."""
+"""The published status: speed, counters, and one moment of the loop."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Health probes of a daemon as a process."""
+"""A daemon as a process: health probes, internal errors, and a second daemon."""
 
 import socket
 from pathlib import Path

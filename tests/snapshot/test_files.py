@@ -1,4 +1,4 @@
-"""The files of a snapshot folder: listed, read with a limit, and errors told apart."""
+"""Files of a snapshot: every damage is found, and a failed operation leaves the old snapshot."""
 
 import errno
 import itertools

@@ -1,4 +1,4 @@
-"""What a manifest refuses to store, and what it refuses to read."""
+"""The manifest: what it refuses to store and to read, and golden snapshots of released formats."""
 
 import hashlib
 import math

@@ -1,4 +1,4 @@
-"""The snapshot store: saving, finding, pruning and moving aside."""
+"""The snapshot store: saving, linking, finding, pruning and moving aside."""
 
 import errno
 import hashlib
