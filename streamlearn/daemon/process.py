@@ -202,7 +202,7 @@ def dump_stacks_on_abort() -> None:
 
 # Records differ in length, so tensors have other sizes in each step, and glibc keeps freed memory in pieces: with 56
 # regimes on the bundled model 2.3 GB were resident and 1.3 GB in use. Because of limits such as systemd's `MemoryMax`,
-# it is returned to the system after each snapshot and after loading. Memory that a step frees is kept for the next step,
+# it is returned to the system after each snapshot and after loading. Memory that a step frees is kept for the next one,
 # which is faster, unless `return_freed_tensors` was called.
 
 
