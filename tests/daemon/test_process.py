@@ -114,7 +114,7 @@ def test_while_modules_are_imported_a_signal_ends_the_process_cleanly(number: si
         f"        if name == 'streamlearn.cli.run': os.kill(os.getpid(), {int(number)})\n"
         "sys.meta_path.insert(0, Interrupting())\n"
         f"sys.argv = ['streamlearn', 'run', '--config', {str(tmp_path / 'absent.yaml')!r}]\n"
-        "from streamlearn.commands.cli import main; main()\n"
+        "from streamlearn.cli.main import main; main()\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, timeout=START_S)
     assert ended.returncode == 0, ended.stderr
