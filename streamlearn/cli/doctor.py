@@ -33,7 +33,7 @@ from streamlearn.adapters.check import activated_parameters, adapter_bytes
 from streamlearn.adapters.check import check as check_adapter
 from streamlearn.backbone.load import Outline, choose, device_of, locate, outline
 from streamlearn.backbone.load import identity as backbone_identity
-from streamlearn.daemon.checkpoint import source_identity
+from streamlearn.daemon.checkpoint import StreamState
 from streamlearn.daemon.model import Model, adapter_of, adapter_shape
 from streamlearn.errors import (
     ConfigError,
@@ -95,7 +95,7 @@ def _limit(file: Path) -> Iterator[int]:
 
 CODECS = {"lz4": "lz4", "snappy": "snappy", "zstd": "zstandard"}
 """Kafka's name of a codec -> the module that decompresses it; gzip is in the standard library."""
-STATE_FILES = ("journal.jsonl", "in-hand", "deaths.json")
+STATE_FILES = ("journal.jsonl", "in_progress", "crashes.json")
 """Files of the state folder that a start opens for writing; the lock is checked by taking it."""
 SPARE = 2
 """Snapshots beyond snapshot.keep that may be on disk: the one being written, and the one that it replaces."""
@@ -338,7 +338,7 @@ class Doctor:
 
     def _source(self) -> tuple[Level, str]:
         position = self._snapshot.manifest.position if self._snapshot else Position({})
-        remembered = source_identity(self._snapshot) if self._snapshot else {}
+        remembered = self._snapshot.component("stream", StreamState).source_identity if self._snapshot else {}
         with closing(open_source(self.settings.source, start_timeout_s=PATIENCE_S)) as source:
             found = source.seek(position, remembered)
             deadline = time.monotonic() + POLL_S
