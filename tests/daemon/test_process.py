@@ -329,7 +329,7 @@ def test_tensors_are_returned_one_by_one() -> None:
     program = """
 import torch
 from benchmarks.measuring import resident_mib
-from streamlearn.runtime.heap import return_freed_tensors
+from streamlearn.daemon.process import return_freed_tensors
 return_freed_tensors()
 tensors = [torch.ones(1 << 19) for _ in range(200)]  # 400 MB, each of which glibc would take from its heap
 kept = tensors[::2]

@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 from typing import NoReturn
 
-import httpx
+import httpx2
 import orjson
 import pytest
 import yaml
@@ -42,15 +42,15 @@ def test_health_is_served_whether_or_not_the_main_endpoint_is(
 
     daemon.wait_until(lambda: len(started()) == 1 + enabled, "the listeners are up")
     health = started()[True]
-    daemon.wait_until(lambda: httpx.get(f"{health}/readyz").status_code == 200, "the daemon is ready")
-    assert httpx.get(f"{health}/livez", headers={"host": "pod.internal"}).json()["alive"] is True
-    assert httpx.get(f"{health}/v1/status").status_code == 404
+    daemon.wait_until(lambda: httpx2.get(f"{health}/readyz").status_code == 200, "the daemon is ready")
+    assert httpx2.get(f"{health}/livez", headers={"host": "pod.internal"}).json()["alive"] is True
+    assert httpx2.get(f"{health}/v1/status").status_code == 404
     if enabled:
-        assert httpx.get(f"{started()[False]}/v1/status").json()["ready"] is True
+        assert httpx2.get(f"{started()[False]}/v1/status").json()["ready"] is True
     assert (daemon.state / "http.token").exists() == enabled
     assert daemon.terminate() == 0
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{health}/livez")
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(f"{health}/livez")
 
 
 def run_broken(arguments: list[str]) -> None:

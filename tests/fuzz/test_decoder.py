@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from benchmarks.backbones.pretrain import train_tokenizer
-from benchmarks.record_damage import DAMAGES, damage_bytes, damage_tree
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import IGNORED, Record, TopicPartition
+from tests.fuzz.record_damage import DAMAGES, damage_bytes, damage_tree
 
 VOCAB = 300
 LIMITS = StreamSettings(

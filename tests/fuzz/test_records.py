@@ -3,9 +3,9 @@
 from typing import Any
 
 from benchmarks.backbones.pretrain import train_tokenizer
-from benchmarks.fuzz_records import MAX_GROWTH_MIB, MAX_SHOWN, FuzzOutcomes, is_clean, outcome
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.decode import Decoder
+from tests.fuzz.records import MAX_GROWTH_MIB, MAX_SHOWN, FuzzOutcomes, is_clean, outcome
 
 VOCAB = 300
 CLEAN = {"slowest_cpu_ms": 1000.0, "unaccounted": 0, "memory_growth_mib": 1.0}
