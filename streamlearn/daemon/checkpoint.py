@@ -220,16 +220,16 @@ class RunState:
 
 @dataclass(frozen=True)
 class StreamState:
-    """What a snapshot's component `stream` holds besides the positions."""
+    """A snapshot's component `stream`: the stream's state apart from positions, which are in the manifest."""
 
     dead_letters_ahead: tuple[RecordId, ...] = ()
     """Dead letters that were sent before the snapshot was written, for records that it does not cover."""
     source_identity: dict[str, str] = field(default_factory=dict)
-    """The source's, and that of topics which an earlier process read."""
+    """Identity of the source, and of topics that an earlier process read."""
 
 
 class Checkpoint:
-    """The protocol above over one model and one stream. Only the thread that owns the model calls it."""
+    """The protocol above for one model and one stream. Only the thread that owns the model calls it."""
 
     intake: Intake
     """Batches from the restored position on; a new one after each restore."""
@@ -270,7 +270,7 @@ class Checkpoint:
         """Entries of steps that are still to come, by step: written by an earlier process, or by a flush."""
 
     def restore(self, snapshot: Snapshot | None, *, refused: frozenset[RecordId] = frozenset()) -> RunState:
-        """Stand where `snapshot` was written, or at the beginning of a new run; see RESTORE.
+        """Return to where `snapshot` was written, or to the beginning of a new run; see RESTORE.
 
         Records in `refused` become dead letters when they are read again.
 
@@ -285,7 +285,7 @@ class Checkpoint:
             position = str(snapshot.manifest.position)
             _log.info(Event.SNAPSHOT_RESTORED, name=snapshot.name, records=state.records, position=position)
         self._history.restore(None if snapshot is None else snapshot.manifest.step)
-        if state.last_snapshot is not None:  # it was written before it could hold itself
+        if state.last_snapshot is not None:  # the history was written before it could contain this snapshot
             self._history.add_snapshot(state.last_snapshot, self._model.adaptation.records)
         # 2. A new run begins at the sink's end: what an earlier run left there is not its own.
         self._sink.flush()

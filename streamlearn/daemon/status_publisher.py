@@ -38,7 +38,7 @@ class Throughput:
         return (tokens - before) / (now - then) if now > then else 0.0
 
 
-class Publisher:
+class StatusPublisher:
     """Puts a new status on the board. Only the loop's thread calls it."""
 
     def __init__(

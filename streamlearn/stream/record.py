@@ -46,6 +46,34 @@ class Record:
         return RecordId(self.origin, self.offset)
 
 
+class Form(NamedTuple):
+    """One of the shapes that a record may have; its keys decide which."""
+
+    name: str
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    is_text: bool = False
+    """Whether its fields are strings, which a template can build from columns."""
+    takes_images: bool = False
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Every key of the form itself; `image` and `meta` may come with them."""
+        return self.required + self.optional
+
+    def is_made_by(self, keys: Collection[str]) -> bool:
+        """Whether these keys, without `image` and `meta`, are a record of this form."""
+        return set(self.required) <= set(keys) <= set(self.fields)
+
+
+FORMS = (
+    Form("prompt + completion", ("prompt", "completion"), is_text=True, takes_images=True),
+    Form("messages", ("messages",), takes_images=True),
+    Form("text", ("text",), is_text=True),
+    Form("input_ids", ("input_ids",), ("labels",)),
+)
+"""In order of preference where columns of a file make several."""
+
 IGNORED = -100
 """Label of a token that is not learned."""
 
@@ -142,7 +170,7 @@ class StoredExample:
         return cls(example.input_ids, example.labels, example.sample_type, images)
 
     def restored(self, with_images: Callable[[Example, Sequence[bytes]], Example]) -> Example:
-        """Return the example; `with_images` is `Decoder.restored`."""
+        """Return the example; `with_images` is `Decoder.with_images`."""
         example = Example(self.input_ids, self.labels, self.sample_type)
         return with_images(example, self.images) if self.images else example
 
@@ -286,7 +314,7 @@ class OffsetRange:
         elif len(partitions) == 1:
             (origin,) = partitions
         else:
-            listed = ", ".join(f"{each.topic}:{each.partition}" for each in sorted(partitions)[:8]) or "none"
+            listed = ", ".join(f"{origin.topic}:{origin.partition}" for origin in sorted(partitions)[:8]) or "none"
             raise UsageError(
                 f"skipped records must name their partition, as in TOPIC:PARTITION:{text}, because the stream has "
                 f"{len(partitions)} partitions: {listed}"

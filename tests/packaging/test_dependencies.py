@@ -19,7 +19,7 @@ OPTIONAL = {
     "bitsandbytes": ("quantization", "streamlearn/backbone/"),
     "matplotlib": ("bench", "streamlearn/bench/"),
     "gguf": ("gguf", "streamlearn/export/"),
-    "pyarrow": ("parquet", "connectors/files/"),
+    "datasets": ("datasets", "connectors/rows.py"),
     "tensorboardX": ("tensorboard", "streamlearn/track.py"),
 }
 """Import name: the extra that installs it, and the only folder that may import it."""

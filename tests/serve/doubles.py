@@ -31,7 +31,7 @@ from streamlearn.jobs.queue import (
 )
 from streamlearn.serve.app import create_app
 from streamlearn.serve.models import SnapshotRow
-from streamlearn.serve.openai import DEFAULT_NAME
+from streamlearn.serve.openai_schemas import DEFAULT_NAME
 from streamlearn.settings import ServeSettings
 from streamlearn.status import (
     AdaptationStatus,

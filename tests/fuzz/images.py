@@ -1,6 +1,6 @@
 """Fuzzing of the image decoder: damaged and hostile files are decoded or refused, within bounds of time and memory.
 
-    python -m streamlearn.bench.fuzz_images --count 10000 [--data ../shared/data/images]
+    python -m tests.fuzz.images --count 10000 [--data ../shared/data/images]
 
 Mutates files of the folder, and generated ones: flipped, truncated, repeated and overwritten bytes, headers with wrong
 sizes of up to four billion pixels per side, wrong magic numbers, text chunks that expand to a hundred megabytes,
@@ -22,11 +22,11 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.backbones.image_tasks import arrays, png, rows
-from benchmarks.image_damage import MUTATIONS, prepare
 from benchmarks.measuring import peak_mib
 from streamlearn.errors import RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.images import open_image
+from tests.fuzz.image_damage import MUTATIONS, prepare
 
 
 def originals(folder: Path | None) -> list[bytes]:
@@ -81,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument(
-        "--data", type=Path, default=None, help="folder of image sets; see streamlearn.backbone.image_tasks"
+        "--data", type=Path, default=None, help="folder of image sets; see benchmarks.backbones.image_tasks"
     )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 """Fuzzing of the record decoder: damaged and hostile records become an example or a reason, within time and memory.
 
-    python -m streamlearn.bench.fuzz_records --count 1000000 [--data ../shared/data/superni]
+    python -m tests.fuzz.records --count 1000000 [--data ../shared/data/superni]
 
 Uses the records of the bundled sample, and of the folder's task files if given, in all four forms that a record may
 have, and the tokenizer of the bundled backbone. The result is one JSON object. `unaccounted` counts records that became
@@ -23,13 +23,13 @@ from typing import Any
 import orjson
 
 from benchmarks.measuring import SAMPLE, peak_mib
-from benchmarks.record_damage import CHARACTERS, DAMAGES, Damage, JsonRecord, damage_tree, giant, giants
 from benchmarks.superni import to_record
 from streamlearn.backbone.load import load, outline
 from streamlearn.errors import RecordError
 from streamlearn.settings import BackboneSettings, StreamSettings
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import IGNORED, Example, Record, TopicPartition
+from tests.fuzz.record_damage import CHARACTERS, DAMAGES, Damage, JsonRecord, damage_tree, giant, giants
 
 PER_FILE, MAX_ORIGINAL_BYTES = 20, 1200
 """Originals per task file and their maximum size; small, because a million of them are decoded."""
@@ -177,7 +177,7 @@ def main() -> None:
     """Run the command line; exit with 1 if the figures are not clean."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1_000_000)
-    parser.add_argument("--data", type=Path, default=None, help="folder of task files; see streamlearn.bench.superni")
+    parser.add_argument("--data", type=Path, default=None, help="folder of task files; see benchmarks.superni")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     figures = fuzz(arguments.count, arguments.data, arguments.seed)
