@@ -10,14 +10,14 @@ With I, O and R the n-grams of input, output and reference, #g their counts and 
 
 Eq. (1) counts each n-gram once, eq. (2) and (3) as often as it occurs. 0 / 0 is 1: nothing to do was done right. These
 are the formulas for one reference. Other implementations take F of each n and then the mean. Words are those of
-`text_metrics.normalise`.
+`jobs.evaluate.normalize`.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from streamlearn.learner.evaluate import normalise
+from streamlearn.jobs.evaluate import normalize
 
 ORDERS = range(1, 5)
 
@@ -28,7 +28,7 @@ def sari(source: str, output: str, reference: str) -> float:
     >>> round(sari("a b", "a c", "a c"), 3)
     1.0
     """
-    texts = [normalise(text) for text in (source, output, reference)]
+    texts = [normalize(text) for text in (source, output, reference)]
     by_order = [_by_order(*(_ngrams(words, order) for words in texts)) for order in ORDERS]
     p_add, r_add, p_keep, r_keep, p_del = (fmean(figures) for figures in zip(*by_order, strict=True))
     return (_f1(p_add, r_add) + _f1(p_keep, r_keep) + p_del) / 3
