@@ -391,7 +391,7 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _hub_folder(settings: BackboneSettings, *, download: bool) -> Path | None:
-    """Return the folder of a hub model in the hub's cache; without `download`, None unless all of its files are there."""
+    """Return the folder of a hub model in the hub's cache; without `download`, None unless all files are there."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
 

@@ -17,9 +17,13 @@ from tests.learner.reference import greedy, train
 from tests.learners import MakeLearner, same, snapshot
 
 CPU = torch.device("cpu")
+
 EXAMPLES = (*random_examples([9, 4, 12], prompt_length=2), *random_examples([7, 3], seed=1))
+
 TOKENS = [e.input_ids.tolist() for e in random_examples([5, 1, 9, 5, 3], seed=2)]
+
 PROMPTS = [Prompt(ids) for ids in TOKENS]
+
 NEVER: frozenset[int] = frozenset()
 
 

@@ -1,4 +1,4 @@
-"""Adapters at rest in files: no bit of training or of an answer depends on where an adapter is."""
+"""Offloaded adapters: no bit of training or of an answer depends on where an adapter is."""
 
 from pathlib import Path
 from typing import Any
