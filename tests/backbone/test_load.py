@@ -224,7 +224,8 @@ def test_a_hub_model_is_downloaded_at_its_commit(folder: Path, monkeypatch: pyte
     """The pinned commit is requested, without code, and its files are the model."""
     requested: list[tuple[str, str]] = []
 
-    def download(name: str, *, revision: str, allow_patterns: list[str]) -> str:
+    def download(name: str, *, revision: str, allow_patterns: list[str], local_files_only: bool) -> str:
+        assert not local_files_only
         assert not any("py" in pattern for pattern in allow_patterns)
         requested.append((name, revision))
         return str(folder)
