@@ -65,6 +65,7 @@ class Event(StrEnum):
     SNAPSHOT_PRUNE_FAILED = "snapshot_prune_failed"
     HTTP_STARTED = "http_started"
     HTTP_FAILED = "http_failed"
+    REQUEST_REFUSED = "request_refused"
     JOB_FINISHED = "job_finished"
     JOB_FAILED = "job_failed"
     VERSION_PUBLISHED = "version_published"

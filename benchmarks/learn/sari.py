@@ -10,14 +10,14 @@ With I, O and R the n-grams of input, output and reference, #g their counts and 
 
 Eq. (1) counts each n-gram once, eq. (2) and (3) as often as it occurs. 0 / 0 is 1: nothing to do was done right. These
 are the formulas for one reference. Other implementations take F of each n and then the mean. Words are those of
-`jobs.evaluate.normalize`.
+`jobs.runner.normalize`.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from streamlearn.jobs.evaluate import normalize
+from streamlearn.jobs.runner import normalize
 
 ORDERS = range(1, 5)
 

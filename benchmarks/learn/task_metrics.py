@@ -2,9 +2,9 @@
 
 | metric | tasks | definition |
 |---|---|---|
-| exact_match | SuperNI's labels (073, 363, 875, 1687) and NumGLUE | equal words, see `jobs.evaluate.exact_match` |
+| exact_match | SuperNI's labels (073, 363, 875, 1687) and NumGLUE | equal words, see `jobs.runner.exact_match` |
 | choice | C-STANCE, FOMC, ScienceQA | equal first letter, as TRACE scores a choice |
-| rouge_l | SuperNI's texts and MeetingBank | ROUGE-L, see `jobs.evaluate.rouge_l` |
+| rouge_l | SuperNI's texts and MeetingBank | ROUGE-L, see `jobs.runner.rouge_l` |
 | sari | 20Minuten | SARI, see `sari` |
 | edit_similarity | Py150 | 2 M / T, with M matching and T all characters of both (difflib); TRACE's fuzz.ratio |
 
@@ -19,7 +19,7 @@ from difflib import SequenceMatcher
 
 from benchmarks.learn.sari import sari
 from benchmarks.learn.suite import Metric, Reference
-from streamlearn.jobs.evaluate import exact_match, rouge_l
+from streamlearn.jobs.runner import exact_match, rouge_l
 
 MAX_LABELS = 12
 """Maximum distinct training answers of an unknown task with labels; it also has three answers per label or more."""

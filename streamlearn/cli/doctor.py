@@ -33,7 +33,7 @@ from streamlearn.adapters.check import activated_parameters, adapter_bytes
 from streamlearn.adapters.check import check as check_adapter
 from streamlearn.backbone.load import Outline, choose, device_of, locate, outline
 from streamlearn.backbone.load import identity as backbone_identity
-from streamlearn.daemon.checkpoint import source_identity
+from streamlearn.daemon.checkpoint import StreamState
 from streamlearn.daemon.model import Model, adapter_of, adapter_shape
 from streamlearn.errors import (
     ConfigError,
@@ -45,7 +45,7 @@ from streamlearn.errors import (
     StateLockedError,
     StreamlearnError,
 )
-from streamlearn.http.guards import obtain, token_path
+from streamlearn.http.guards import obtain_token, token_path
 from streamlearn.publish import publisher as publishing
 from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot import compatibility
@@ -95,7 +95,7 @@ def _limit(file: Path) -> Iterator[int]:
 
 CODECS = {"lz4": "lz4", "snappy": "snappy", "zstd": "zstandard"}
 """Kafka's name of a codec -> the module that decompresses it; gzip is in the standard library."""
-STATE_FILES = ("journal.jsonl", "in-hand", "deaths.json")
+STATE_FILES = ("journal.jsonl", "in_progress", "crashes.json")
 """Files of the state folder that a start opens for writing; the lock is checked by taking it."""
 SPARE = 2
 """Snapshots beyond snapshot.keep that may be on disk: the one being written, and the one that it replaces."""
@@ -338,7 +338,7 @@ class Doctor:
 
     def _source(self) -> tuple[Level, str]:
         position = self._snapshot.manifest.position if self._snapshot else Position({})
-        remembered = source_identity(self._snapshot) if self._snapshot else {}
+        remembered = self._snapshot.component("stream", StreamState).source_identity if self._snapshot else {}
         with closing(open_source(self.settings.source, start_timeout_s=PATIENCE_S)) as source:
             found = source.seek(position, remembered)
             deadline = time.monotonic() + POLL_S
@@ -373,7 +373,7 @@ class Doctor:
         ports = []
         if serve.enabled:
             if serve.token_file is not None or token_path(self.settings).exists():
-                obtain(self.settings)
+                obtain_token(self.settings)
             if serve.tls_certfile is not None:
                 _check_certificate(serve.tls_certfile, serve.tls_keyfile)
             ports.append(("serve.port", serve.host, serve.port))

@@ -15,7 +15,6 @@ from streamlearn.cli import controls, dead_letters
 from streamlearn.cli.feed import feed
 from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out
 from streamlearn.daemon.process import StopSignals
-from streamlearn.distributed.channel import find_rank
 from streamlearn.errors import StreamlearnError, UsageError
 from streamlearn.events import configure_logging
 
@@ -98,6 +97,7 @@ def run(
     signals = StopSignals()
     with signals.installed():  # before the import, which takes longer than the rest of a start
         from streamlearn.cli.run import run_daemon  # noqa: PLC0415
+        from streamlearn.distributed.channel import find_rank  # noqa: PLC0415
 
         run_daemon(
             load_settings(config),

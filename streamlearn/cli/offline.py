@@ -1,5 +1,6 @@
 """The eval command: the same measurements from the running daemon or from a snapshot on disk."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,9 +20,8 @@ from streamlearn.daemon.model import Model, adapter_of, adapter_shape
 from streamlearn.errors import ConfigError, SnapshotError, UsageError
 from streamlearn.export.export import Exporter, ExportOptions
 from streamlearn.export.formats import BaseModel, ExportedRegime, Format
-from streamlearn.jobs.evaluate import evaluate
-from streamlearn.jobs.queue import EvalJob
-from streamlearn.jobs.results import EvalResult
+from streamlearn.jobs.queue import EvalJob, EvalResult
+from streamlearn.jobs.runner import evaluate
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot import compatibility
@@ -133,7 +133,9 @@ def evaluate_snapshot(
     job = EvalJob(tuple(examples), generate=generate, max_new_tokens=max_new_tokens)
     with restored_model(settings, name, same_dtype=True) as restored:
         model, pack_tokens = restored.model, restored.settings.stream.batch_tokens
-        return run_to_end(evaluate(job, model.learner, model.decoder, model.adaptation.route, pack_tokens=pack_tokens))
+        began = time.monotonic()
+        work = evaluate(job, model.learner, model.decoder, model.adaptation.route, pack_tokens=pack_tokens)
+        return run_to_end(work).model_copy(update={"seconds": time.monotonic() - began})
 
 
 def table(result: EvalResult) -> Table:

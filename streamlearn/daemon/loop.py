@@ -17,8 +17,7 @@ from streamlearn.daemon.status_publisher import Publisher
 from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.history import BatchOutcome, refusal_message
-from streamlearn.jobs.queue import JobQueue
-from streamlearn.jobs.results import SnapshotResult
+from streamlearn.jobs.queue import JobQueue, SnapshotResult
 from streamlearn.jobs.runner import JobRunner
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.holdout import BackboneComparison

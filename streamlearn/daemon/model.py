@@ -1,4 +1,4 @@
-"""Backbone, adapter and decoder: all that a snapshot needs to be used, with or without a stream."""
+"""The model of a run: backbone, adapter, learner and decoder, with or without a stream."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from streamlearn.adapters.presets import HeadLoraConfig, objective, resolve, slot_of
@@ -17,7 +18,6 @@ from streamlearn.adapters.tuner import SHARED, attach
 from streamlearn.backbone.load import Backbone, Outline, load
 from streamlearn.baselines.consolidate import hooks_for
 from streamlearn.daemon.process import return_freed_memory, return_freed_tensors
-from streamlearn.daemon.run_state import RunState
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.cache import AdapterCache
 from streamlearn.learner.learner import Compute, Learner
@@ -82,10 +82,10 @@ class Model:
         trainable = sum(p.numel() for p in self.learner.optimizer.parameters())
         _log.info(Event.ADAPTER_ATTACHED, preset=settings.adapter.preset, parameters=trainable)
 
-    def parts(self) -> list[SnapshotPart]:
-        """The parts of a snapshot: everything that the next step depends on besides the position."""
+    def parts(self, components: Mapping[str, Tensor]) -> list[SnapshotPart]:
+        """The parts of a snapshot: everything that the next step depends on, with the tensors of `components`."""
         learner = self.learner
-        state = state_part({**learner.state(), **self.adaptation.state(), **random_state(learner.device)})
+        state = state_part({**learner.state(), **self.adaptation.state(), **random_state(learner.device), **components})
         if not learner.per_regime:
             return [state, adapter_part(self.peft.save_pretrained)]
         adapters = [
@@ -98,17 +98,13 @@ class Model:
         ]
         return [state, *adapters, *optimizer]
 
-    def restore(self, snapshot: Snapshot) -> RunState:
-        """Load a snapshot's weights, optimizer and detectors in place; return the rest of its state."""
+    def restore(self, snapshot: Snapshot) -> None:
+        """Load a snapshot's weights, optimizer, random state and regimes in place."""
         tensors = snapshot.tensors()
         load_adapters(self.learner, snapshot)
         restore_random_state(tensors, self.learner.device)
         self.learner.load_state(tensors)
-        manifest = snapshot.manifest
-        self.adaptation.restore(tensors, manifest.components["regimes"])
-        state = RunState.restored(manifest)
-        _log.info(Event.SNAPSHOT_RESTORED, name=snapshot.name, records=state.records, position=str(manifest.position))
-        return state
+        self.adaptation.restore(tensors, snapshot.manifest.components["regimes"])
 
 
 def save_adapter(learner: Learner, name: str, folder: Path) -> None:

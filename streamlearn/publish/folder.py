@@ -26,8 +26,7 @@ from streamlearn.errors import PublicationError
 from streamlearn.export.formats import BaseModel, read_peft, write_peft
 from streamlearn.export.lora import PlainLora
 from streamlearn.publish.publication import VERSION_FILE, Version, to_bytes
-from streamlearn.snapshot.files import Files, SharedFiles
-from streamlearn.snapshot.parts import list_tree
+from streamlearn.snapshot.files import Files, SharedFiles, list_tree
 
 ADAPTERS, ROUTING = "adapters", "routing"
 HISTORY = "history.jsonl"

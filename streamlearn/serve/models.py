@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, StringConstraints, model_validator
 from pydantic.config import JsonDict
 
-from streamlearn.jobs.results import ApiModel
+from streamlearn.jobs.queue import ApiModel
 from streamlearn.status import (
     ANSWERED_BY,
     SHIFT_KINDS,
@@ -112,23 +112,6 @@ class PromptRequest(ApiModel):
         return self
 
 
-class GenerateRequest(PromptRequest):
-    """Exactly one of a prompt to continue and a conversation to answer."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"prompt": "The capital of France is", "max_new_tokens": 8},
-                {"messages": [{"role": "user", "content": "Capital of France?"}]},
-            ],
-            **_ONE_OF_TWO,
-        }
-    )
-
-    max_new_tokens: PositiveCount | None = None
-    """Maximum number of tokens to generate; serve.max_new_tokens when absent."""
-
-
 class RouteRequest(ApiModel):
     """Prompts whose regimes are asked for."""
 
@@ -146,7 +129,7 @@ class RouteRequest(ApiModel):
     )
 
     prompts: Annotated[tuple[PromptRequest, ...], Field(min_length=1)]
-    """As in a request to /v1/generate."""
+    """Prompts or conversations."""
 
 
 class RollbackRequest(ApiModel):
@@ -458,25 +441,31 @@ class StatusView(ApiModel):
     """Versions of streamlearn, Python, torch and others."""
 
 
+V = TypeVar("V", bound=ApiModel)
+
+
+def _project(view: type[V], *sources: object, **computed: object) -> V:
+    """A view whose fields are computed, or those of the first source that has one of this name."""
+    for name in view.model_fields.keys() - computed.keys():
+        computed[name] = next(getattr(source, name) for source in sources if hasattr(source, name))
+    return view.model_validate(computed)
+
+
 def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
     """Body of /v1/status, with ages as of now."""
-    status = board.read()
+    status, reason = board.read(), board.why_not_ready()
     snapshot, adaptation = status.snapshot, status.adaptation
-    reason = board.why_not_ready()
-    return StatusView(
-        phase=status.phase,
+    unknown = [count for count in status.requests if not count.known]
+    return _project(
+        StatusView,
+        status,
+        adaptation,
         ready=reason is None,
         reason=reason,
         degraded=status.degraded or None,
         started_at=_utc(status.started_at),
         heartbeat_age_s=round(board.heartbeat_age_s, 3),
-        step=status.step,
-        records_trained=status.records_trained,
-        records_held_out=status.records_held_out,
-        records_dead_lettered=status.records_dead_lettered,
         dead_letters=dict(status.dead_letters),
-        update_refusals=status.update_refusals,
-        tokens_trained=status.tokens_trained,
         tokens_per_s=round(status.tokens_per_s, 1),
         prequential_loss_nats=LossView(last=status.loss, smoothed=status.loss_smoothed),
         current_regime=adaptation.current and adaptation.current.number,
@@ -485,18 +474,15 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         forgetting=ForgettingView(
             average_forgetting=adaptation.average_forgetting,
             backward_transfer=adaptation.backward_transfer,
-            loss_by_regime={str(each.number): each.now.loss for each in adaptation.regimes if each.now is not None},
+            loss_by_regime={str(row.number): row.now.loss for row in adaptation.regimes if row.now is not None},
         ),
         probe_seconds=round(adaptation.probe_seconds, 3),
         holdout_seconds=round(adaptation.holdout_seconds, 3),
-        partitions=tuple(
-            PartitionView(topic=row.origin.topic, partition=row.origin.partition, position=row.position, lag=row.lag)
-            for row in status.partitions
-        ),
+        partitions=tuple(_project(PartitionView, row.origin, row) for row in status.partitions),
         last_snapshot=snapshot
-        and SnapshotView(
-            name=snapshot.name,
-            step=snapshot.step,
+        and _project(
+            SnapshotView,
+            snapshot,
             written_at=_utc(snapshot.written_at),
             age_s=round(max(0.0, clock.wall() - snapshot.written_at), 3),
         ),
@@ -504,15 +490,12 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         snapshot_write_seconds=status.snapshot_seconds.last_s,
         jobs=jobs,
         requests=RequestsView(
-            known=sum(each.number for each in status.requests if each.known),
-            unknown=sum(each.number for each in status.requests if not each.known),
+            known=sum(count.number for count in status.requests if count.known),
+            unknown=sum(count.number for count in unknown),
             answered_by=_by_answer(status.requests),
-            unknown_answered_by=_by_answer(each for each in status.requests if not each.known),
+            unknown_answered_by=_by_answer(unknown),
         ),
         unknown_requests=adaptation.fallback,
-        backbone=status.backbone,
-        dtype=status.dtype,
-        device=status.device,
         adapter_preset=status.preset,
         versions=dict(status.versions),
     )
@@ -520,40 +503,32 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
 
 def regimes_view(status: Status) -> RegimesView:
     """Body of /v1/regimes."""
-    adaptation = status.adaptation
-    return RegimesView(
-        current=adaptation.current and adaptation.current.number,
-        average_forgetting=adaptation.average_forgetting,
-        backward_transfer=adaptation.backward_transfer,
-        regimes=adaptation.regimes,
-    )
+    current = status.adaptation.current
+    return _project(RegimesView, status.adaptation, current=current and current.number)
 
 
 def shifts_view(status: Status) -> ShiftsView:
     """Body of /v1/shifts."""
-    return ShiftsView(total=_totals(status.adaptation), shifts=status.adaptation.shifts)
+    return _project(ShiftsView, status.adaptation, total=_totals(status.adaptation))
 
 
 def publication_view(status: Status) -> PublicationView:
     """Body of /v1/publication."""
-    found = status.publication or PublicationStatus()
-    return PublicationView(
+    publication = status.publication or PublicationStatus()
+    return _project(
+        PublicationView,
+        publication,
         enabled=status.publication is not None,
-        sequence=found.sequence,
-        snapshot=found.snapshot,
-        written_at=None if found.written_at is None else _utc(found.written_at),
-        regimes=found.regimes,
-        replicas=found.replicas,
-        published=found.num_published,
-        held_back=dict(found.num_held_back),
-        fault=found.fault,
+        written_at=None if publication.written_at is None else _utc(publication.written_at),
+        published=publication.num_published,
+        held_back=dict(publication.num_held_back),
     )
 
 
 def _by_answer(requests: Iterable[RequestCount]) -> dict[str, int]:
     counts = Counter(dict.fromkeys(ANSWERED_BY, 0))
-    for each in requests:
-        counts[each.answered_by] += each.number
+    for count in requests:
+        counts[count.answered_by] += count.number
     return dict(counts)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path, PurePath
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from streamlearn.http.guards import SAFE_METHODS, ApiError
+from streamlearn.http.guards import SAFE_METHODS
+from streamlearn.http.responses import ApiError
 
 
 def with_etag(request: Request, body: bytes, media_type: str, headers: dict[str, str] | None = None) -> Response:

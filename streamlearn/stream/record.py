@@ -46,6 +46,34 @@ class Record:
         return RecordId(self.origin, self.offset)
 
 
+class Form(NamedTuple):
+    """One of the shapes that a record may have; its keys decide which."""
+
+    name: str
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    is_text: bool = False
+    """Whether its fields are strings, which a template can build from columns."""
+    takes_images: bool = False
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Every key of the form itself; `image` and `meta` stand beside them."""
+        return self.required + self.optional
+
+    def is_made_by(self, keys: Collection[str]) -> bool:
+        """Whether these keys, without `image` and `meta`, are a record of this form."""
+        return set(self.required) <= set(keys) <= set(self.fields)
+
+
+FORMS = (
+    Form("prompt + completion", ("prompt", "completion"), is_text=True, takes_images=True),
+    Form("messages", ("messages",), takes_images=True),
+    Form("text", ("text",), is_text=True),
+    Form("input_ids", ("input_ids",), ("labels",)),
+)
+"""In order of preference where columns of a file make several."""
+
 IGNORED = -100
 """Label of a token that is not learned."""
 

@@ -15,8 +15,7 @@ from streamlearn.controls import Control, ControlFile, Requester, StateControls
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import DeadLetterError, Reason, SnapshotError, StreamlearnError, UsageError
-from streamlearn.jobs.queue import ControlJob, JobQueue
-from streamlearn.jobs.results import ControlResult, Result
+from streamlearn.jobs.queue import ControlJob, ControlResult, JobQueue, Result
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.regimes import Adaptation
 from streamlearn.settings import Settings

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamlearn.daemon.run_state import Ledger, RunState
+from streamlearn.daemon.checkpoint import Ledger, RunState
 from streamlearn.errors import Reason
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.intake import Batcher

@@ -20,17 +20,20 @@ from streamlearn.errors import AdapterGoneError, Reason, RecordError, SnapshotEr
 from streamlearn.events import Event
 from streamlearn.jobs.queue import (
     ControlJob,
+    ControlResult,
     EvalJob,
+    EvalResult,
     ExampleError,
     GenerateJob,
+    GenerateResult,
     GenerationStream,
     Job,
     JobQueue,
     QueueClosedError,
     Sampling,
     SnapshotJob,
+    SnapshotResult,
 )
-from streamlearn.jobs.results import ControlResult, EvalResult, GenerateResult, SnapshotResult
 from streamlearn.jobs.runner import JobRunner
 from streamlearn.learner.cache import PinnedWeights
 from streamlearn.learner.learner import Learner

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamlearn.jobs import evaluate as text_metrics
-from streamlearn.jobs.evaluate import exact_match, normalize, rouge_l
+from streamlearn.jobs import runner as text_metrics
+from streamlearn.jobs.runner import exact_match, normalize, rouge_l
 
 word_lists = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=8)
 

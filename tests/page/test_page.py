@@ -101,11 +101,11 @@ def test_it_fits_and_is_accessible(browser: Browser, run: WatchedRun, axe: str, 
 
 
 def test_everything_can_be_done_from_the_keyboard(watched: Watched, run: WatchedRun) -> None:
-    """Skip to the figures, open a question, decline it, and rename a regime with the token."""
+    """Skip to the data, open a question, decline it, and rename a regime with the token."""
     page = watched.page
     press = page.keyboard.press
     press("Tab")
-    assert page.evaluate(FOCUSED) == "Skip to the figures"
+    assert page.evaluate(FOCUSED) == "Skip to the data"
     press("Enter")
     assert page.evaluate(FOCUSED).startswith("NOW") or page.evaluate("() => document.activeElement.id") == "now"
     page.focus("#controls button")

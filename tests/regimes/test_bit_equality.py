@@ -12,8 +12,7 @@ from streamlearn.baselines import consolidate
 from streamlearn.baselines.consolidate import BaselineHooks
 from streamlearn.baselines.transient import probe
 from streamlearn.daemon.loop import Daemon
-from streamlearn.jobs.queue import EvalJob, JobQueue
-from streamlearn.jobs.results import EvalResult, Result
+from streamlearn.jobs.queue import EvalJob, EvalResult, JobQueue, Result
 from streamlearn.learner.learner import Hooks, Learner, Step
 from streamlearn.regimes import regime_probe
 from streamlearn.regimes.holdout import HoldoutReservoirs

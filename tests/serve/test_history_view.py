@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-import httpx
+import httpx2
 import orjson
 
 from streamlearn.history import BackbonePair, History
@@ -32,7 +32,7 @@ def test_points_are_columns_of_means() -> None:
     assert {len(getattr(points, name)) for name in type(points).model_fields} == {2}
 
 
-def test_a_body_that_the_client_has_is_not_sent_again(daemon: Daemon, client: httpx.Client) -> None:
+def test_a_body_that_the_client_has_is_not_sent_again(daemon: Daemon, client: httpx2.Client) -> None:
     """It is rendered again at most once a second."""
     history = history_of(200)
     daemon.board.publish(replace(RUNNING, history=history.status))
