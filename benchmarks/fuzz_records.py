@@ -22,9 +22,9 @@ from typing import Any
 
 import orjson
 
+from benchmarks.data import to_record
 from benchmarks.measuring import SAMPLE, peak_mib
 from benchmarks.record_damage import CHARACTERS, DAMAGES, Damage, JsonRecord, damage_tree, giant, giants
-from benchmarks.superni import to_record
 from streamlearn.backbone.load import load, outline
 from streamlearn.errors import RecordError
 from streamlearn.settings import BackboneSettings, StreamSettings

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from benchmarks.looped_experts import LoopedHeadLoraLinear
+from benchmarks.speed_arms import LoopedHeadLoraLinear
 from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
 from streamlearn.adapters.context import RoutingContextHolder
 from tests.adapters import reference
