@@ -34,7 +34,7 @@ from benchmarks.streams import ratio
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.statistics import ShiftReport
 from streamlearn.status import Status
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 
 TASKS = ("task363", "task875", "task1687")
 DISTINCT, PASSES, PASSES_AFTER = 150, 6, 10

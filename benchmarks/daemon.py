@@ -8,7 +8,7 @@ from streamlearn.regimes.statistics import ShiftReport
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 
 
 class QuietObserver:

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.measuring import SAMPLE, check_plot, command, in_own_process, parser, peak_mib, show
 from connectors.jsonl import JsonlSource
-from streamlearn.adapters.presets import OBJECTIVES, resolve
+from streamlearn.adapters.presets import PRESETS, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.daemon.process import return_freed_memory
@@ -32,6 +32,7 @@ from streamlearn.settings import (
     BackboneSettings,
     JsonlSettings,
     LearnerSettings,
+    PresetName,
     Quantization,
     StreamSettings,
 )
@@ -42,7 +43,7 @@ from streamlearn.stream.record import Example, Position
 SCORED = SAMPLE.with_name("superni.test.jsonl.gz")
 NUM_SCORED = 32
 BATCH_RECORDS = 8
-PRESET = "streamlearn"
+PRESET: PresetName = "streamlearn"
 LOSSES = ("prequential_loss", "scored_before", "scored_after")
 MEMORY = ("backbone_mib", "peak_mib", "step_s")
 KINDS: tuple[Quantization, ...] = get_args(Quantization)
@@ -61,7 +62,7 @@ def run(kind: Quantization, seed: int, records: int, backbone: str | None) -> di
         attach(loaded.model, resolve(AdapterSettings(preset=PRESET)), seed),
         LearnerSettings(lr=LEARNING_RATES[True]),
         loaded.device,
-        objective=OBJECTIVES[PRESET],
+        router_lr=PRESETS[PRESET].objective.router_lr,
     )
     learner.add_regime(0, seed)
     before = _score(learner, scored)

@@ -36,8 +36,7 @@ from streamlearn.settings import (
     SourceSettings,
 )
 from streamlearn.shift.monitor import AssignedBatch, Monitor
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 COLUMNS = ("records", "regimes", "recognized", "taken_for_known", "purity")
 LEARNED_COLUMNS = ("refused", "prequential_loss", "forgetting")

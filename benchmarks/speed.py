@@ -58,8 +58,7 @@ from streamlearn.settings import (
     StreamSettings,
 )
 from streamlearn.status import Status
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 BACKBONES: Mapping[str, Callable[[], Any]] = {"nano": nano_backbone, "h1024": wide_backbone}
 RATIOS = (

@@ -36,7 +36,7 @@ from benchmarks.measuring import SAMPLE, peak_mib, resident_mib
 from connectors.jsonl import JsonlSource
 from streamlearn.adapters import HeadLoraLinear
 from streamlearn.adapters.check import activated_parameters, linear_shapes
-from streamlearn.adapters.presets import OBJECTIVES, HeadLoraConfig, resolve
+from streamlearn.adapters.presets import PRESETS, HeadLoraConfig, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone import attention
 from streamlearn.backbone.checks import find_plain_head
@@ -52,9 +52,9 @@ from streamlearn.settings import (
     LearnerSettings,
     StreamSettings,
 )
-from streamlearn.stream.batch import Batch, Batcher
 from streamlearn.stream.decode import Decoder
-from streamlearn.stream.record import Position
+from streamlearn.stream.intake import Batcher
+from streamlearn.stream.record import Batch, Position
 
 STREAM = StreamSettings()
 REGIMES = {"streamlearn": 1, "streamlearn_32": 32, "streamlearn_300": 300}
@@ -210,7 +210,7 @@ def _streamlearn_step(model: Any, regimes: int, evicted: Path) -> Callable[[Batc
         attach(model, resolve(settings), seed=0),
         LearnerSettings(lr=1e-4),
         torch.device("cpu"),
-        objective=OBJECTIVES["streamlearn"],
+        router_lr=PRESETS["streamlearn"].objective.router_lr,
         cache=AdapterCache(evicted, settings.max_in_memory),
     )
     for slot in range(regimes):

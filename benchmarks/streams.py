@@ -30,9 +30,8 @@ from streamlearn.errors import UsageError
 from streamlearn.settings import BackboneSettings, StreamSettings
 from streamlearn.shift.input_shift import Shift
 from streamlearn.shift.monitor import AssignedBatch, Monitor
-from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Decoder
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 Prompt = Literal["definition", "bare"]
 PROMPTS: tuple[Prompt, ...] = ("definition", "bare")

@@ -17,13 +17,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from streamlearn.adapters.context import routing_context
+from streamlearn.baselines.consolidate import BaselineHooks
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.learner.loss import pack, packed_logits, packed_loss
 from streamlearn.learner.optimizer import Group, Hold, MaskedAdamW
 from streamlearn.regimes.regimes import Adaptation
 from streamlearn.settings import Settings, StreamSettings
 from streamlearn.shift.input_shift import Shift
-from streamlearn.stream.batch import Batcher
+from streamlearn.stream.intake import Batcher
 from streamlearn.stream.record import Example, Record, TopicPartition
 
 T = TypeVar("T")
@@ -77,9 +78,8 @@ class Baseline:
 
     def begin(self, segment: int, examples: Sequence[Example]) -> None:
         """Start a segment; `examples` are all its records."""
-        del segment, examples
-        if self.learner.stages is not None:
-            self.learner.stages.restart()
+        del examples
+        self.learner.hooks.enter(segment)
 
     def step(self, examples: Sequence[Example]) -> Step:
         """Train on one batch and return the losses of these records from before the update."""
@@ -123,10 +123,12 @@ class StagedTraining(Baseline):
     def begin(self, segment: int, examples: Sequence[Example]) -> None:
         """Restart the stages; each has at least one step."""
         super().begin(segment, examples)
-        assert self.learner.stages is not None, "the preset trains in stages"
+        hooks = self.learner.hooks
+        assert isinstance(hooks, BaselineHooks), "the preset trains in stages"
+        assert hooks.stages is not None, "the preset trains in stages"
         steps = sum(1 for _ in batches(examples, self.context.settings.stream))
         lengths = {name: max(1, round(share * steps)) for name, share in self._shares.items()}
-        self.learner.stages.settings = self.context.settings.learner.model_copy(update=lengths)
+        hooks.stages.settings = self.context.settings.learner.model_copy(update=lengths)
 
 
 class OracleRegimes(Baseline):

@@ -37,9 +37,8 @@ from streamlearn.regimes.statistics import ShiftReport
 from streamlearn.settings import BackboneSettings, ServeSettings, Settings, StreamSettings, with_defaults
 from streamlearn.shift.features import input_of
 from streamlearn.status import Status
-from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Decoder
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 FORMAT = 2
 """Version of the result's layout."""
@@ -251,7 +250,7 @@ class SegmentObserver(QuietObserver):
 def train_baseline(suite: Suite, method: Method, arm: Arm, progress: Progress, *, generate: bool = True) -> Trained:
     """Train on one segment after another and evaluate after each; of several passes, in the last one only."""
     settings = arm.settings
-    model = Model(settings, outline(settings.backbone), adapter_of(settings), None, settings.state / "evicted")
+    model = Model(settings, outline(settings.backbone), adapter_of(settings), None, settings.state / "offloaded")
     evaluator = Evaluator(suite, model.decoder, generate=generate)
     recorder = Recorder(suite, evaluator, progress, answer_after=method.trained and not method.shuffled)
     slots, slot_of_task = suite.regime_slots()

@@ -228,21 +228,20 @@ def details(dead_letter: "DeadLetter", *, content: bool) -> dict[str, Any]:
 
 def table(dead_letters: "Sequence[DeadLetter]", total: int) -> RenderableType:
     """One row per dead letter; `total` is how many there are."""
-    from streamlearn.cli.status import FittedColumn, FittedTable  # noqa: PLC0415 - not needed for --help
+    from streamlearn.cli.status import Cell, render_table  # noqa: PLC0415 - not needed for --help
 
     if not dead_letters:
         return "no dead letters"
     older = total - len(dead_letters)
-    return FittedTable(
-        [
-            FittedColumn("record", list(map(_where, dead_letters)), 9, is_text=True),
-            FittedColumn("time (UTC)", list(map(_shown_time, dead_letters)), 1, is_text=True),
-            FittedColumn("reason", [dead_letter.reason for dead_letter in dead_letters], 9, is_text=True),
-            FittedColumn("bytes", list(map(_shown_bytes, dead_letters))),
-            FittedColumn("message", list(map(_shown_message, dead_letters)), 8, is_text=True),
-        ],
-        caption=f"The newest {len(dead_letters)}; {older} older ones are not shown." if older > 0 else "",
-    )
+    columns: dict[str, Cell[DeadLetter]] = {
+        "record": _where,
+        "time (UTC)": _shown_time,
+        "reason": lambda dead_letter: dead_letter.reason,
+        "bytes": _shown_bytes,
+        "message": _shown_message,
+    }
+    caption = f"The newest {len(dead_letters)}; {older} older ones are not shown." if older > 0 else ""
+    return render_table(dead_letters, columns, text=("record", "time (UTC)", "reason", "message"), caption=caption)
 
 
 def readable(value: bytes | None) -> str | None:

@@ -11,13 +11,10 @@ import orjson
 import typer
 
 from streamlearn import __version__
-from streamlearn.cli import controls as regimes
-from streamlearn.cli import controls as snapshots
-from streamlearn.cli import dead_letters
+from streamlearn.cli import controls, dead_letters
 from streamlearn.cli.feed import feed
 from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out
 from streamlearn.daemon.process import StopSignals
-from streamlearn.distributed.share import find_rank
 from streamlearn.errors import StreamlearnError, UsageError
 from streamlearn.events import configure_logging
 
@@ -30,8 +27,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-app.add_typer(snapshots.app_snapshots, name="snapshots")
-app.add_typer(regimes.app, name="regimes")
+controls.add_controls(app)
+app.add_typer(controls.snapshots, name="snapshots")
+app.add_typer(controls.regimes, name="regimes")
 app.add_typer(dead_letters.app, name="dead-letters")
 
 
@@ -75,7 +73,7 @@ def _options(
 @app.command()
 def run(
     config: ConfigOption,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; move existing snapshots aside.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start from scratch; existing snapshots are renamed.")] = False,
     accept_config_change: Annotated[
         bool,
         typer.Option(
@@ -91,7 +89,6 @@ def run(
             help="Split the closing table where this key of the records' meta changes. Training never reads it.",
         ),
     ] = None,
-    segment_by_alias: Annotated[str | None, typer.Option("--stretch-by", hidden=True)] = None,
 ) -> None:
     """Run the daemon: learn until the stream ends or a stop signal arrives.
 
@@ -100,6 +97,7 @@ def run(
     signals = StopSignals()
     with signals.installed():  # before the import, which takes longer than the rest of a start
         from streamlearn.cli.run import run_daemon  # noqa: PLC0415
+        from streamlearn.distributed.channel import find_rank  # noqa: PLC0415
 
         run_daemon(
             load_settings(config),
@@ -107,7 +105,7 @@ def run(
             find_rank(os.environ),
             fresh=fresh,
             accept_config_change=accept_config_change,
-            segment_by=segment_by or segment_by_alias,
+            segment_by=segment_by,
         )
     gc.freeze()  # otherwise the interpreter's last collection walks all imported modules: 1.7 s on every stop
 
@@ -161,7 +159,6 @@ def export_regimes(
     form: Annotated[
         ExportFormat, typer.Option("--format", help="A folder for PEFT and vLLM, or an adapter for llama.cpp.")
     ] = ExportFormat.PEFT,
-    merge: Annotated[bool, typer.Option("--merge", help="Write backbone and adapter as one model folder.")] = False,
     approximate: Annotated[
         bool,
         typer.Option(
@@ -181,8 +178,6 @@ def export_regimes(
     """
     if bool(regime) == every:
         raise UsageError("expected either --regime N or --all; `streamlearn status` lists the regimes")
-    if merge and form is not ExportFormat.PEFT:
-        raise UsageError("--merge writes a model folder of transformers; leave out --format")
     from streamlearn.cli import offline as exporting  # noqa: PLC0415
 
     exported = exporting.export(
@@ -190,7 +185,7 @@ def export_regimes(
         snapshot=snapshot,
         regimes=regime or [],
         out=out_folder,
-        form="merged" if merge else form.value,
+        form=form.value,
         base=base_model,
         approximate=approximate,
     )
@@ -258,59 +253,21 @@ def gateway(
 
 
 @app.command()
-def status(config: ConfigOption, as_json: JsonOption = False) -> None:
+def status(
+    config: ConfigOption,
+    as_json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second, until Ctrl-C.")] = False,
+) -> None:
     """Show the running daemon's progress, regimes, shifts and forgetting."""
     from streamlearn.cli import status as overview  # noqa: PLC0415
 
-    answers = overview.fetch(load_settings(config))
     if as_json:
-        print(orjson.dumps(answers, option=orjson.OPT_INDENT_2).decode())  # noqa: T201
+        responses = overview.fetch(load_settings(config))
+        print(orjson.dumps(responses, option=orjson.OPT_INDENT_2).decode())  # noqa: T201
+    elif watch:
+        overview.watch(load_settings(config), out)
     else:
-        out.print(overview.tables(answers))
-
-
-@app.command()
-def watch(
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="The daemon of this configuration file.", metavar="FILE")
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="The daemon at this address, instead of --config.", metavar="URL")
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
-) -> None:
-    """Watch the running daemon: loss beside the backbone's, regimes along the stream, shifts, forgetting.
-
-    Ctrl-C ends it. While the daemon is away, it asks again every second.
-    """
-    from streamlearn.cli.watch import endpoint_of  # noqa: PLC0415
-    from streamlearn.cli.watch import watch as watch_daemon  # noqa: PLC0415
-
-    watch_daemon(endpoint_of(config, url), out, once=once)
-
-
-@app.command()
-def pause(config: ConfigOption) -> None:
-    """Take no step and read no record until `resume`, also after a restart.
-
-    The daemon goes on serving HTTP and writing snapshots. Without a running daemon, the next start is paused.
-    """
-    from streamlearn.cli.controls import carry_out  # noqa: PLC0415
-    from streamlearn.controls import Pause  # noqa: PLC0415
-
-    result = carry_out(load_settings(config), Pause())
-    what = "paused" if result.changed else "paused already"
-    out.print(f"{what}: no step is taken and no record is read until `streamlearn resume`", markup=False)
-
-
-@app.command()
-def resume(config: ConfigOption) -> None:
-    """Go on after `pause`."""
-    from streamlearn.cli.controls import carry_out  # noqa: PLC0415
-    from streamlearn.controls import Resume  # noqa: PLC0415
-
-    result = carry_out(load_settings(config), Resume())
-    out.print("resumed" if result.changed else "not paused: nothing to resume", markup=False)
+        out.print(overview.tables(overview.fetch(load_settings(config))))
 
 
 @app.command("check-config")
@@ -326,7 +283,13 @@ def check_config(config: ConfigOption) -> None:
 
 
 @app.command()
-def doctor(config: ConfigOption, as_json: JsonOption = False) -> None:
+def doctor(
+    config: ConfigOption,
+    step: Annotated[
+        bool, typer.Option("--step", help="Also load the model and take the largest step, to see whether it fits.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Check everything a start needs: model, state folder, disk, source, ports.
 
     Changes nothing. Exits with the code that `run` would exit with. --json prints one object per finding.
@@ -335,7 +298,7 @@ def doctor(config: ConfigOption, as_json: JsonOption = False) -> None:
 
     configure_logging("error")  # the findings report the rest
     code = 0
-    for finding in Doctor(load_settings(config)).examine():
+    for finding in Doctor(load_settings(config), step).examine():
         code = code or finding.exit_code
         if as_json:
             print(orjson.dumps(finding).decode())  # noqa: T201

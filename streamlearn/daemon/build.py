@@ -19,8 +19,8 @@ from streamlearn import track as tracking
 from streamlearn.adapters.check import check
 from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.backbone.load import Outline, choose, device_of, identity, outline
-from streamlearn.controls import AuditLog, ControlFile, ControlState, Requester, Result, RollBack, StateControls
-from streamlearn.daemon.checkpoint import Checkpoint, Durable
+from streamlearn.controls import AuditLog, Control, ControlFile, ControlState, Requester, Result, StateControls
+from streamlearn.daemon.checkpoint import Checkpoint
 from streamlearn.daemon.model import Model, adapter_of, adapter_shape
 from streamlearn.distributed.processes import Leader
 from streamlearn.events import Event, get_logger
@@ -108,8 +108,8 @@ class Components:
         if leader is not None:
             dtype = dtype or choose(settings.backbone.dtype, device_of(settings.backbone)).name  # the same in all
             leader.load(dtype)
-        mesh = None if leader is None else leader.mesh
-        self.model = Model(settings, shape, config, dtype, settings.state / "resting", mesh=mesh)
+        mesh, compute = (None, None) if leader is None else (leader.mesh, leader.compute)
+        self.model = Model(settings, shape, config, dtype, settings.state / "offloaded", mesh=mesh, compute=compute)
         if leader is not None:
             leader.lead(self.model.learner)
         opened.callback(self.model.learner.cache.clear_folder)
@@ -128,10 +128,20 @@ class Components:
         decoding = None
         if self.model.backbone.vision is not None and _has_spare_core(self.model.backbone.device):
             decoding = opened.enter_context(decoding_thread())
-        durable = Durable(self.store, self.journal, self.crash_guard, self.controls, sink, self.source)
-        self.history = History(Clock())
+        self.history = History(Clock(), settings.state)
         self.checkpoint = Checkpoint(
-            self.model, durable, settings, config, self.history, decoding=decoding, clock=clock
+            self.model,
+            settings,
+            config,
+            store=self.store,
+            journal=self.journal,
+            crash_guard=self.crash_guard,
+            controls=self.controls,
+            sink=sink,
+            source=self.source,
+            history=self.history,
+            decoding=decoding,
+            clock=clock,
         )
         self.state = self.checkpoint.restore(snapshot)
 
@@ -155,15 +165,15 @@ class Components:
         self.controls.forget_run()
         if any(arguments.values()):
             message = "run --fresh: these no longer hold"
-            self.audit.write("forget", arguments, Requester.of_this_process(), Result.DONE, message=message)
+            self.audit.write("forget", arguments, Requester.from_process(), Result.DONE, message=message)
 
     def _finish_rollback(self, before: ControlState) -> None:
         """Finish the rollback that the process before was killed in, if it was."""
         if before.rolling_back_to is not None:
             moved = self.controls.finish_rollback()
-            asked = RollBack(before.rolling_back_to, tuple(map(str, before.skipped)))
+            control = Control.snapshot("rollback", before.rolling_back_to, skip_records=tuple(map(str, before.skipped)))
             message = f"finished by the next start; moved aside: {', '.join(moved) or 'nothing more'}"
-            self.audit.write(asked.name, asked.arguments, Requester.of_this_process(), Result.DONE, message=message)
+            self.audit.write(control.verb, control.arguments, Requester.from_process(), Result.DONE, message=message)
 
 
 @contextmanager

@@ -21,7 +21,6 @@ COMMANDS = [
     ["feed"],
     ["eval"],
     ["status"],
-    ["watch"],
     ["dead-letters"],
     ["dead-letters", "list"],
     ["dead-letters", "show"],
@@ -118,18 +117,6 @@ def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert ended.stdout.endswith("heavy []\n")
-
-
-@pytest.mark.parametrize("option", ["--segment-by", "--stretch-by"])
-def test_the_old_spelling_of_segment_by_works(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is not shown."""
-    config = tmp_path / "config.yaml"
-    config.write_text("source: {jsonl: {path: a.jsonl}}\n")
-    received: list[str] = []
-    monkeypatch.setattr("streamlearn.cli.run.run_daemon", lambda *_, segment_by, **__: received.append(segment_by))
-    invoke("run", "--config", str(config), option, "task")
-    assert received == ["task"]
-    assert (option in invoke("run", "--help")) is (option == "--segment-by")
 
 
 def test_a_packaged_configuration_needs_no_file_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,35 +8,30 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import httpx
+import httpx2
 import orjson
 
-from streamlearn.controls import NAME, AuditLog
+from streamlearn.controls import AUDIT_FILE_NAME, AuditLog
 from streamlearn.errors import Reason
-from streamlearn.http.server import HttpServer
+from streamlearn.http.server import HttpServer, Listener
 from streamlearn.jobs.queue import (
     ControlJob,
+    ControlResult,
     EvalJob,
-    ExpertsJob,
+    EvalResult,
+    ExampleResult,
     GenerateJob,
+    GenerateResult,
     GenerationStart,
     JobQueue,
     RouteJob,
-    Ticket,
-)
-from streamlearn.jobs.results import (
-    ControlResult,
-    EvalResult,
-    ExampleResult,
-    ExpertsResult,
-    GenerateResult,
-    LayerExperts,
     RouteResult,
     SnapshotResult,
+    Ticket,
 )
-from streamlearn.openai_api import DEFAULT_NAME
 from streamlearn.serve.app import create_app
 from streamlearn.serve.models import SnapshotRow
+from streamlearn.serve.openai import DEFAULT_NAME
 from streamlearn.settings import ServeSettings
 from streamlearn.status import (
     AdaptationStatus,
@@ -185,9 +180,9 @@ def finish(ticket: Ticket, route: Route = KNOWN) -> None:
         if ticket.begin():
             ticket.finish(
                 ControlResult(
-                    control=job.control.name,
+                    control=job.control.verb,
                     changed=True,
-                    paused=job.control.name == "pause",
+                    paused=job.control.verb == "pause",
                     pinned=("0000000000000040",),
                     skipped_records=("orders:0:118..122",),
                     snapshot="0000000000000042",
@@ -232,19 +227,6 @@ def finish(ticket: Ticket, route: Route = KNOWN) -> None:
         )
     elif isinstance(job, RouteJob):
         ticket.finish(RouteResult(step=42, routes=(UNKNOWN,) * len(job.prompts), seconds=0.01))
-    elif isinstance(job, ExpertsJob):
-        layer = LayerExperts(layer=job.layer or "all", load=[[3, 1]], share=[[0.75, 0.25]], importance=None, regimes=())
-        ticket.finish(
-            ExpertsResult(
-                step=42,
-                layers=(layer,),
-                holdout_records=0,
-                holdout_tokens=0,
-                compositions=16,
-                unmeasured="no record was held out yet",
-                seconds=0.01,
-            )
-        )
     else:
         ticket.finish(SnapshotResult(name="0000000000000042", step=42))
 
@@ -298,15 +280,15 @@ class Daemon:
             model_name=model_name,
             job_deadline_s=job_deadline_s,
         )
-        self.server = HttpServer(app, settings)
+        self.server = HttpServer(app, Listener.for_requests(settings))
         self.server.start()
         self.loop = Loop(self.jobs)
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.server.port}", timeout=5.0, headers=AUTHORIZED)
+        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{self.server.port}", timeout=5.0, headers=AUTHORIZED)
 
     @property
     def refusals(self) -> list[dict[str, Any]]:
         """The lines of the audit log since the last reset."""
-        path = Path(self._folder.name) / NAME
+        path = Path(self._folder.name) / AUDIT_FILE_NAME
         return [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
     def reset(self) -> None:
@@ -316,7 +298,7 @@ class Daemon:
         self.loop.respond = finish
         self.loop.paused.clear()
         self.rows = (row(40), row(42), row(41))
-        (Path(self._folder.name) / NAME).unlink(missing_ok=True)
+        (Path(self._folder.name) / AUDIT_FILE_NAME).unlink(missing_ok=True)
 
     def stop(self) -> None:
         """Stop in the same order as the daemon."""

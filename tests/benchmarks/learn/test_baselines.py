@@ -29,7 +29,7 @@ from benchmarks.learn.baselines import (
     project,
 )
 from streamlearn.adapters.context import routing_context
-from streamlearn.learner.balance import Stage
+from streamlearn.baselines.balance_stages import Stage
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.learner.loss import pack, packed_logits, packed_loss
 from streamlearn.settings import Settings, StreamSettings
@@ -37,7 +37,7 @@ from streamlearn.shift.input_shift import Shift
 from streamlearn.stream.record import Example
 from tests.benchmarks.learn.kit import ONE, TWO, context_of, learn, loss_on
 from tests.doubles import random_examples
-from tests.learners import MakeLearner, same, snapshot
+from tests.learners import MakeLearner, hooks_of, same, snapshot
 
 NEARLY = 1e-4
 
@@ -73,7 +73,8 @@ def test_the_rate_falls_along_the_cosine(make_learner: MakeLearner) -> None:
 def test_every_segment_passes_through_all_stages(make_learner: MakeLearner) -> None:
     """In shares of the segment's own number of steps."""
     learner = make_learner(preset="mot")
-    assert learner.stages is not None
+    stages = hooks_of(learner).stages
+    assert stages is not None
     settings = Settings(source={"jsonl": {"path": "s"}}, stream={"batch_records": 1})
     staged = StagedTraining(context_of(learner, settings=settings))
     for number, length in enumerate((6, 3)):
@@ -81,7 +82,7 @@ def test_every_segment_passes_through_all_stages(make_learner: MakeLearner) -> N
         staged.begin(number, examples)
         found = []
         for example in examples:
-            found.append(learner.stages.stage)
+            found.append(stages.stage)
             staged.step([example])
         expected = [Stage.FFN] + [Stage.ATTENTION] * round(length / 2) + [Stage.FINE_TUNING] * length
         assert found == expected[:length]

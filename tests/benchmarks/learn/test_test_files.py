@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import fuzz_images, fuzz_records
 from benchmarks.concept import exchanged
 from benchmarks.learn.suites import SUITES, Draw, make_suite
 from benchmarks.streams import read_folder
+from tests.fuzz import images as fuzz_images
+from tests.fuzz import records as fuzz_records
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared/data"
