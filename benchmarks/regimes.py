@@ -100,6 +100,7 @@ class MeasuredDaemon(Daemon):
     def __init__(self, settings: Settings, numbers: Sequence[int], records: int) -> None:
         """Measure at these numbers of regimes, ascending, and at the end of a stream of so many records."""
         super().__init__(Components(settings), *without_http())
+        settings = self.components.settings  # with the values that depend on others
         self.checkpoints: list[RegimeCosts] = []
         self.regimes: list[int] = []
         """Number of the regime of each record."""
@@ -150,7 +151,7 @@ class MeasuredDaemon(Daemon):
         return len(self.adaptation.numbers) >= self._due[0] or at_end
 
     def _checkpoint(self) -> None:
-        store, window = self.components.store, self._window
+        store, window, written = self.components.store, self._window, self.state.last_snapshot
         speed = median(costs.speed for costs in window)
         self.checkpoints.append(
             RegimeCosts(
@@ -163,7 +164,7 @@ class MeasuredDaemon(Daemon):
                 memory_mib=resident_mib(),
                 snapshot_mib=store.infos()[-1].bytes / 2**20,
                 new_mib=store.new_bytes / 2**20,
-                snapshot_s=self.state.snapshot_seconds.last_s or 0.0,
+                snapshot_s=(written.write_seconds or 0.0) if written is not None else 0.0,
             )
         )
         if len(self._due) > 1:

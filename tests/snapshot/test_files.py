@@ -1,20 +1,158 @@
-"""For every n, the n-th operation fails: the old snapshot stays, the error is typed, and the next save works."""
+"""Files of a snapshot: every damage is found, and a failed operation leaves the old snapshot."""
 
 import errno
 import itertools
+import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
 
-from streamlearn.errors import SnapshotError
-from streamlearn.snapshot.files import Files, is_disk_full
+from streamlearn.errors import SnapshotDamagedError, SnapshotError
+from streamlearn.snapshot.files import Files, hash_file, is_disk_full, list_tree, read_bounded, reading
+from streamlearn.snapshot.manifest import Manifest
 from streamlearn.snapshot.parts import adapter_part, state_part
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.stream.record import Position, TopicPartition
 
 from .kit import assert_is, draft, save, tensors
+
+
+def test_folders_are_listed_deepest_first(tmp_path: Path) -> None:
+    """Files are listed by relative name."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "x").write_bytes(b"1")
+    (tmp_path / "y").write_bytes(b"22")
+    files, folders = list_tree(tmp_path)
+    assert files == {"a/b/x": tmp_path / "a" / "b" / "x", "y": tmp_path / "y"}
+    assert folders == [tmp_path / "a" / "b", tmp_path / "a", tmp_path]
+    assert hash_file(files["y"]).bytes == 2
+
+
+def test_a_pipe_is_not_a_regular_file(tmp_path: Path) -> None:
+    """It is refused without being opened, which would block."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SnapshotDamagedError, match="pipe: expected a regular file or a folder, found a device"):
+        list_tree(tmp_path)
+
+
+def test_a_file_over_the_limit_is_damaged(tmp_path: Path) -> None:
+    """The limit itself is allowed."""
+    (tmp_path / "x").write_bytes(b"12345")
+    assert read_bounded(tmp_path / "x", 5) == b"12345"
+    with pytest.raises(SnapshotDamagedError, match="x: expected at most 4 bytes, found more"):
+        read_bounded(tmp_path / "x", 4)
+
+
+@pytest.mark.parametrize(
+    ("code", "damaged"), [(errno.EIO, True), (errno.ENOENT, True), (errno.EACCES, False), (errno.EMFILE, False)]
+)
+def test_only_faults_of_the_files_are_damage(tmp_path: Path, code: int, damaged: bool) -> None:
+    """Missing permissions and too many open files are faults of the process."""
+    with pytest.raises(SnapshotError) as caught, reading(tmp_path):
+        raise OSError(code, os.strerror(code))
+    assert isinstance(caught.value, SnapshotDamagedError) == damaged
+
+
+NAME = "00000002"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SnapshotStore:
+    store = SnapshotStore(tmp_path / "snapshots", keep=2)
+    save(store, 1)
+    save(store, 2)
+    return store
+
+
+def test_every_bit_flip_of_a_manifest_is_found(store: SnapshotStore) -> None:
+    """Every bit of every byte, including whitespace and the digits of the seal."""
+    data = bytearray((store.folder / NAME / "manifest.json").read_bytes())
+    Manifest.from_bytes(bytes(data), where="m")
+    for index in range(len(data)):
+        for bit in range(8):
+            data[index] ^= 1 << bit
+            with pytest.raises(SnapshotDamagedError):
+                Manifest.from_bytes(bytes(data), where="m")
+            data[index] ^= 1 << bit
+
+
+def test_every_truncation_of_a_manifest_is_found(store: SnapshotStore) -> None:
+    data = (store.folder / NAME / "manifest.json").read_bytes()
+    for size in range(len(data)):
+        with pytest.raises(SnapshotDamagedError):
+            Manifest.from_bytes(data[:size], where="m")
+
+
+@pytest.mark.parametrize(
+    "file", ["state.safetensors", "adapter/adapter_config.json", "adapter/adapter_model.safetensors", "manifest.json"]
+)
+def test_flips_and_truncations_of_every_file_are_found(store: SnapshotStore, file: str) -> None:
+    """A hundred seeded mutations per file, on disk, checked in the same way as at a start."""
+    draw = random.Random(file)
+    path = store.folder / NAME / file
+    whole = path.read_bytes()
+    for _ in range(100):
+        mutated = bytearray(whole)
+        mutated[draw.randrange(len(whole))] ^= draw.randrange(1, 256)
+        path.write_bytes(draw.choice([bytes(mutated), whole[: draw.randrange(len(whole))], whole + b"\0"]))
+        with pytest.raises(SnapshotDamagedError, match=path.name):
+            store.verify(NAME)
+    path.write_bytes(whole)
+    store.verify(NAME)
+
+
+def test_the_message_names_the_file_what_was_expected_and_what_was_found(store: SnapshotStore) -> None:
+    path = store.folder / NAME / "state.safetensors"
+    size = path.stat().st_size
+    os.truncate(path, size - 3)
+    with pytest.raises(SnapshotDamagedError, match=f"state.safetensors must have {size} bytes, found {size - 3}"):
+        store.verify(NAME)
+
+
+def test_sizes_are_compared_before_any_file_is_hashed(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.truncate(store.folder / NAME / "state.safetensors", 3)
+    monkeypatch.setattr("streamlearn.snapshot.files.hash_file", lambda _: pytest.fail("hashed"))
+    with pytest.raises(SnapshotDamagedError, match="bytes, found 3"):
+        store.verify(NAME)
+
+
+@pytest.mark.parametrize("file", ["state.safetensors", "adapter/adapter_config.json", "manifest.json"])
+def test_a_missing_file_is_found(store: SnapshotStore, file: str) -> None:
+    (store.folder / NAME / file).unlink()
+    with pytest.raises(SnapshotDamagedError, match=Path(file).name):
+        store.verify(NAME)
+    assert_is(store.newest(), 1)
+
+
+def test_an_extra_file_is_found(store: SnapshotStore) -> None:
+    (store.folder / NAME / "adapter" / "extra.bin").write_bytes(b"")
+    with pytest.raises(SnapshotDamagedError, match=r"unexpected file adapter/extra\.bin"):
+        store.verify(NAME)
+
+
+@pytest.mark.parametrize("file", ["state.safetensors", "adapter", "manifest.json", "."])
+def test_a_link_is_found_even_to_the_right_content(store: SnapshotStore, file: str, tmp_path: Path) -> None:
+    path = store.folder / NAME / file
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SnapshotDamagedError):
+        store.verify(NAME)
+    assert_is(store.newest(), 1)
+
+
+def test_a_snapshot_under_another_steps_name_is_found(store: SnapshotStore) -> None:
+    (store.folder / NAME).rename(store.folder / "00000009")
+    with pytest.raises(SnapshotDamagedError, match="expected the snapshot of step 00000009, found step 2"):
+        store.verify("00000009")
+    assert_is(store.newest(), 1)
+
+
+def test_infos_leave_a_damaged_manifest_out(store: SnapshotStore) -> None:
+    (store.folder / NAME / "manifest.json").write_bytes(b"")
+    assert [info.step for info in store.infos()] == [1]
 
 
 class Broken(Files):
