@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.host_reads import counting_host_reads
+from benchmarks.speed_arms import counting_host_reads
 from streamlearn.adapters import PRESETS
 from streamlearn.adapters.context import routing_context
 from streamlearn.adapters.presets import regime_adapter
