@@ -299,8 +299,7 @@ class Learner:
         with self.cache.keeping(adapters):
             # 1.
             totals = with_oom_retry(work, parts, len(examples), self.optimizer.zero_grad, self.device)
-            parameters = parameters_of(self.optimizer.active)
-            loss, norm, losses, right = totals.read(clip_grad_norm_(parameters, self._settings.max_grad_norm))
+            loss, norm, losses, right = totals.read(self._clip())
             # 2.
             refusal = None
             if not math.isfinite(loss):
@@ -416,6 +415,10 @@ class Learner:
         else:
             names = list(map(regime_adapter, sequences.adapted_slots))
         self.cache.use(names)
+
+    def _clip(self) -> Tensor:
+        """Clip the gradients and return their norm, a scalar."""
+        return clip_grad_norm_(parameters_of(self.optimizer.active), self._settings.max_grad_norm)
 
     def _adapters_of(self, slots: Sequence[int] | None) -> list[str]:
         """Return the adapters that the gradients of a batch can reach, in an order that a resumed run repeats."""
