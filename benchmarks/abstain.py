@@ -103,7 +103,7 @@ def report(*, data: Path, others: Path, backbone: Path | None, as_json: bool, qu
     """Measure and print the metrics of each number of tasks; `quick` makes few, short streams."""
     result = measure(data, others, backbone, quick=quick)
     if as_json:
-        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON must not be wrapped
+        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
     else:
         Console().print(table(result))
 

@@ -142,7 +142,7 @@ def report(
     if answers:
         result["answers"] = concept.measure_all(data, range(1 if quick else min(seeds, CONCEPT_SEEDS)))
     if as_json:
-        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON must not be wrapped
+        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
     else:
         console = Console(width=TABLE_WIDTH)
         console.print(table(result))

@@ -16,7 +16,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.own_process import MeasurementError
+from benchmarks.measuring import MeasurementError
 
 
 def report(*, processes: int, rounds: int, folder: Path | None, as_json: bool) -> None:
@@ -33,7 +33,7 @@ def report(*, processes: int, rounds: int, folder: Path | None, as_json: bool) -
     """
     result = measure(processes=processes, rounds=rounds, folder=folder)
     if as_json:
-        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON is printed unformatted
+        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
     else:
         Console().print(table(result))
 
@@ -45,7 +45,7 @@ def measure(*, processes: int, rounds: int, folder: Path | None) -> dict[str, An
         options = {"rounds": rounds, "folder": None if folder is None else str(folder), "out": str(out)}
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
         rank = ["-m", "benchmarks.distributed_rank", orjson.dumps(options).decode()]
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(
             [sys.executable, *launcher, *rank],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.speed_arms import sample_batches
-from streamlearn.adapters.presets import OBJECTIVES, resolve
+from streamlearn.adapters.presets import PRESETS, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import choose, load, outline
 from streamlearn.distributed.processes import Leader, follow, wait_for_load
@@ -47,7 +47,7 @@ def make_learner(folder: str | None, dtype: Dtype) -> Learner:
     if folder is not None:
         settings = settings.model_copy(update={"model": folder})
     model = attach(load(settings, outline(settings)).model, resolve(AdapterSettings()), seed=0)
-    learner = Learner(model, LearnerSettings(lr=1e-3), torch.device("cpu"), objective=OBJECTIVES["streamlearn"])
+    learner = Learner(model, LearnerSettings(lr=1e-3), torch.device("cpu"), objective=PRESETS["streamlearn"].objective)
     for slot in range(TASKS):
         learner.add_regime(slot, seed=slot)
     return learner

@@ -23,7 +23,7 @@ from PIL import Image
 
 from benchmarks.backbones.image_tasks import arrays, png, rows
 from benchmarks.image_damage import MUTATIONS, prepare
-from benchmarks.resident_memory import peak_mib
+from benchmarks.measuring import peak_mib
 from streamlearn.errors import RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.images import open_image

@@ -22,9 +22,8 @@ from typing import Any
 
 import orjson
 
+from benchmarks.measuring import SAMPLE, peak_mib
 from benchmarks.record_damage import CHARACTERS, DAMAGES, Damage, JsonRecord, damage_tree, giant, giants
-from benchmarks.resident_memory import peak_mib
-from benchmarks.sample import SAMPLE
 from benchmarks.superni import to_record
 from streamlearn.backbone.load import load, outline
 from streamlearn.errors import RecordError

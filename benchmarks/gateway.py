@@ -25,8 +25,8 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.sample_publication import publish_sample, sample_records, served_models
-from benchmarks.stub_upstream import free_port
+from tests.gateway.sample_publication import publish_sample, sample_records, served_models
+from tests.gateway.stub_upstream import free_port
 
 ROUNDS = 10
 STARTS = 5
@@ -42,7 +42,7 @@ def report(*, seconds: float, requests_per_s: float, keep_awake: bool, as_json: 
     with _awake() if keep_awake else nullcontext():
         figures = {"kept_awake": keep_awake, **measure(seconds=seconds, requests_per_s=requests_per_s)}
     if as_json:
-        print(orjson.dumps(figures, option=orjson.OPT_INDENT_2).decode())  # noqa: T201
+        print(orjson.dumps(figures, option=orjson.OPT_INDENT_2).decode())
         return
     table = Table(title=f"{figures['requests_per_s']:g} requests a second, {figures['requests']} each, milliseconds")
     for column in ("", *(f"p{each}" for each in PERCENTILES)):
@@ -141,7 +141,7 @@ def _wait(process: "subprocess.Popen[bytes]", url: str, path: str) -> float:
 @contextmanager
 def _awake() -> Iterator[None]:
     """No processor goes idle: on each a process runs that gives way to any other at once."""
-    spinning = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in os.sched_getaffinity(0)]  # noqa: S603
+    spinning = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in os.sched_getaffinity(0)]
     try:
         yield
     finally:
@@ -154,7 +154,7 @@ def _awake() -> Iterator[None]:
 def _gateway(folder: Path, upstream: str) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
     port = free_port()
     command = [*_COMMAND, "--published", str(folder), "--upstream", upstream, "--port", str(port)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:  # noqa: S603 - this command
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
             yield process, f"http://127.0.0.1:{port}"
         finally:
@@ -163,8 +163,8 @@ def _gateway(folder: Path, upstream: str) -> Iterator[tuple["subprocess.Popen[by
 
 @contextmanager
 def _stub(models: Sequence[str]) -> Iterator[str]:
-    command = [sys.executable, "-m", "benchmarks.stub_upstream", *models]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: S603 - this module
+    command = [sys.executable, "-m", "tests.gateway.stub_upstream", *models]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}"

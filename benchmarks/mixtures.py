@@ -81,7 +81,7 @@ def report(*, data: Path, others: Path, seeds: int, as_json: bool, quick: bool =
     """Measure and print the metrics, means over the seeds; `quick` makes few, short streams."""
     result = measure(data, others, seeds=seeds, quick=quick)
     if as_json:
-        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON must not be wrapped
+        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
     else:
         console = Console()
         console.print(table(result))

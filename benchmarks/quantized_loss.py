@@ -16,8 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.own_process import in_own_process
-from benchmarks.plot_option import drawing
+from benchmarks.measuring import drawing, in_own_process
 from streamlearn.settings import Quantization
 
 LOSSES = ("prequential_loss", "scored_before", "scored_after")
@@ -57,7 +56,7 @@ def report(*, backbone: Path | None, records: int, seeds: int, as_json: bool, pl
     if draw is not None:
         draw(result)
     if as_json:
-        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON is printed unformatted
+        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
     else:
         Console().print(table(result["summary"]))
 

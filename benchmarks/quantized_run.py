@@ -16,10 +16,9 @@ from typing import Any
 import orjson
 import torch
 
-from benchmarks.resident_memory import peak_mib
-from benchmarks.sample import SAMPLE
+from benchmarks.measuring import SAMPLE, peak_mib
 from connectors.jsonl import JsonlSource
-from streamlearn.adapters.presets import OBJECTIVES, resolve
+from streamlearn.adapters.presets import PRESETS, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.daemon.process import return_freed_memory
@@ -29,6 +28,7 @@ from streamlearn.settings import (
     BackboneSettings,
     JsonlSettings,
     LearnerSettings,
+    PresetName,
     Quantization,
     StreamSettings,
 )
@@ -39,7 +39,7 @@ from streamlearn.stream.record import Example, Position
 SCORED = SAMPLE.with_name("superni.test.jsonl.gz")
 NUM_SCORED = 32
 BATCH_RECORDS = 8
-PRESET = "streamlearn"
+PRESET: PresetName = "streamlearn"
 
 
 def read_examples(file: Path, backbone: Backbone) -> list[Example]:
@@ -71,7 +71,7 @@ def run(kind: Quantization, seed: int, records: int, backbone: str | None) -> di
         attach(loaded.model, resolve(AdapterSettings(preset=PRESET)), seed),
         LearnerSettings(lr=LEARNING_RATES[True]),
         loaded.device,
-        objective=OBJECTIVES[PRESET],
+        objective=PRESETS[PRESET].objective,
     )
     learner.add_regime(0, seed)
     before = _score(learner, scored)

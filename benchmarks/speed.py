@@ -71,7 +71,7 @@ def report(*, rounds: int, folder: Path | None, as_json: bool) -> None:
         },
     }
     if as_json:
-        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON is printed unformatted
+        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
     else:
         Console().print(table(result, tuple(arms)))
 

@@ -21,11 +21,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from benchmarks.host_reads import counting_host_reads
 from benchmarks.looped_experts import loop_over_experts
-from benchmarks.resident_memory import peak_mib, resident_mib
-from benchmarks.sample import SAMPLE
+from benchmarks.measuring import SAMPLE, peak_mib, resident_mib
 from connectors.jsonl import JsonlSource
 from streamlearn.adapters.check import activated_parameters, linear_shapes
-from streamlearn.adapters.presets import OBJECTIVES, HeadLoraConfig, resolve
+from streamlearn.adapters.presets import PRESETS, HeadLoraConfig, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone import attention
 from streamlearn.backbone.checks import find_plain_head
@@ -201,7 +200,7 @@ def _streamlearn_step(model: Any, regimes: int, resting: Path) -> Callable[[Batc
         attach(model, resolve(settings), seed=0),
         LearnerSettings(lr=1e-4),
         torch.device("cpu"),
-        objective=OBJECTIVES["streamlearn"],
+        objective=PRESETS["streamlearn"].objective,
         cache=AdapterCache(resting, settings.max_in_memory),
     )
     for slot in range(regimes):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from benchmarks.sample import SAMPLE
+from benchmarks.measuring import SAMPLE
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon, Observer
 from streamlearn.jobs.queue import JobQueue

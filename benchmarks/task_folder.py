@@ -84,7 +84,7 @@ def main() -> None:
         )
     except UsageError as error:
         parser.error(str(error))
-    print(f"{given.folder}: {len(names)} tasks, {names[0]} to {names[-1]}")  # noqa: T201
+    print(f"{given.folder}: {len(names)} tasks, {names[0]} to {names[-1]}")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,24 @@
-"""Dead letters in a JSONL file: one per line, bytes in base64, so that any tool can read and replay them."""
+"""Dead letters in a JSONL file, one per line, bytes in base64; and what a file and a topic have in common.
+
+A dead letter is identified by headers with Kafka Connect's names under our prefix. A record's own headers with that
+prefix are removed, so that a record cannot forge them.
+"""
 
 import base64
+import binascii
 import errno
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, Any
 
 import orjson
 
-from streamlearn.errors import DeadLetterError, Reason, UsageError
+from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.stream.record import Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter
-
-# A bounded in-memory backlog of dead letters that the sink has not accepted yet.
-#
-# The backlog needs no file: no snapshot covers these records before their dead letters are durable, so a restarted
-# daemon reads them again.
-
 
 MAX_BYTES = 64 << 20
 """Maximum size of keys, values and messages in bytes; beyond it the daemon stops rather than drop a dead letter."""
@@ -28,7 +26,10 @@ _OVERHEAD_BYTES = 500  # headers and objects of one dead letter, approximately
 
 
 class DeadLetterBacklog:
-    """Dead letters in order."""
+    """Dead letters that the sink has not accepted yet, in order and in memory.
+
+    It needs no file: no snapshot covers their records before the sink has them, so a restarted daemon reads them again.
+    """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -66,19 +67,13 @@ class DeadLetterBacklog:
 
     def drop(self, written: Collection[RecordId]) -> None:
         """Remove those of these records, which are written already."""
-        self._dead_letters = [each for each in self._dead_letters if each.record.id not in written]
+        self._dead_letters = [dead_letter for dead_letter in self._dead_letters if dead_letter.record.id not in written]
         self.bytes = sum(map(_size, self._dead_letters))
 
 
 def _size(dead_letter: DeadLetter) -> int:
     record = dead_letter.record
     return _OVERHEAD_BYTES + len(dead_letter.message) + len(record.value or b"") + len(record.key or b"")
-
-
-# The headers of a dead letter: Kafka Connect's header names under this project's prefix.
-#
-# A dead letter is identified by these headers only. A record's own headers with the prefix are removed, so that a
-# record cannot forge them.
 
 
 PREFIX = "__streamlearn.errors."
@@ -94,8 +89,8 @@ def headers_of(dead_letter: DeadLetter) -> dict[str, str]:
         "topic": record.origin.topic,
         "partition": str(record.origin.partition),
         "offset": str(record.offset),
-        "stage": _stage(dead_letter.reason),
-        "exception.class.name": dead_letter.reason.value,
+        "stage": stage_of(dead_letter.reason),
+        "exception.class.name": str(dead_letter.reason),
         "exception.message": dead_letter.message.encode("utf-8", "backslashreplace").decode(),
         "timestamp": str(record.timestamp_ms),
     }
@@ -122,9 +117,32 @@ def text_of(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, str]:
     return {name: value.decode("utf-8", "replace") for name, value in headers if value is not None}
 
 
-def _stage(reason: Reason) -> str:
+def stage_of(reason: str) -> str:
     """Kafka Connect's stage: the converter could not read the record, or the task could not use it."""
     return "TASK_PUT" if reason in (Reason.NOT_FINITE_UPDATE, Reason.SKIPPED) else "VALUE_CONVERTER"
+
+
+def from_headers(
+    headers: Mapping[str, str],
+    *,
+    value: bytes | None,
+    key: bytes | None,
+    own: tuple[tuple[str, bytes], ...],
+    written_ms: int | None = None,
+) -> DeadLetter | None:
+    """Return the dead letter that these headers describe; None if they describe none."""
+    record_id = record_of(headers)
+    if record_id is None:
+        return None
+    timestamp, left_out = headers.get(f"{PREFIX}timestamp", "0"), headers.get(LEFT_OUT_BYTES, "")
+    timestamp_ms = int(timestamp) if timestamp.lstrip("-").isdecimal() else 0
+    return DeadLetter(
+        Record(record_id.origin, record_id.offset, value, key, own, timestamp_ms),
+        reason=headers.get(f"{PREFIX}exception.class.name", ""),
+        message=headers.get(f"{PREFIX}exception.message", ""),
+        written_ms=written_ms,
+        left_out_bytes=int(left_out) if left_out.isdecimal() else None,
+    )
 
 
 _TAIL_BYTES = 1 << 16
@@ -285,100 +303,36 @@ def _base64(value: bytes | None) -> str | None:
     return None if value is None else base64.b64encode(value).decode()
 
 
-class DeadLetterId(NamedTuple):
-    """The identity of a dead letter: its record, and the record's time, which a topic created again does not repeat."""
-
-    record: RecordId
-    timestamp_ms: int
-
-    def __str__(self) -> str:
-        origin, offset = self.record
-        return f"{origin.topic}:{origin.partition}:{offset}:{self.timestamp_ms}"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """The inverse of `str`.
-
-        >>> DeadLetterId.parse("a:b:0:118:17").record.offset
-        118
-
-        Raises:
-            ValueError: it is no identity.
-        """
-        topic, partition, offset, timestamp = text.rsplit(":", 3)
-        return cls(RecordId(TopicPartition(topic, int(partition)), int(offset)), int(timestamp))
-
-
-@dataclass(frozen=True, slots=True)
-class StoredDeadLetter:
-    """A record that was set aside, and why."""
-
-    record: Record
-    """As it was read, with its own headers; without value, key and headers if `left_out_bytes` is set."""
-    reason: str
-    stage: str
-    message: str
-    written_ms: int | None = None
-    """When the broker got it, Unix time in milliseconds; None in a file."""
-    sink_partition: int | None = None
-    """Partition of the dead-letter topic; None in a file."""
-    left_out_bytes: int | None = None
-    """Size of the value, if the record was too large for the dead-letter topic; None if nothing was left out."""
-
-    @property
-    def id(self) -> DeadLetterId:
-        """Its identity."""
-        return DeadLetterId(self.record.id, self.record.timestamp_ms)
-
-    @property
-    def where(self) -> str:
-        """Topic, partition and offset of the record, as people name it."""
-        origin = self.record.origin
-        return f"{origin.topic}:{origin.partition}:{self.record.offset}"
-
-
-class Repair(NamedTuple):
-    """A dead letter and the value that is put back in its place."""
-
-    dead_letter: StoredDeadLetter
-    value: bytes
-
-
-def from_headers(
-    headers: Mapping[str, str],
-    *,
-    value: bytes | None,
-    key: bytes | None,
-    own: tuple[tuple[str, bytes], ...],
-    written_ms: int | None = None,
-    sink_partition: int | None = None,
-) -> StoredDeadLetter | None:
-    """Return the dead letter that these headers describe; None if they describe none."""
-    record_id = record_of(headers)
-    if record_id is None:
-        return None
-    time = headers.get(f"{PREFIX}timestamp", "0")
-    timestamp_ms = int(time) if time.lstrip("-").isdecimal() else 0
-    left_out = headers.get(LEFT_OUT_BYTES, "")
-    return StoredDeadLetter(
-        Record(record_id.origin, record_id.offset, value, key, own, timestamp_ms),
-        reason=headers.get(f"{PREFIX}exception.class.name", ""),
-        stage=headers.get(f"{PREFIX}stage", ""),
-        message=headers.get(f"{PREFIX}exception.message", ""),
-        written_ms=written_ms,
-        sink_partition=sink_partition,
-        left_out_bytes=int(left_out) if left_out.isdecimal() else None,
-    )
-
-
-def parse_where(text: str) -> RecordId:
-    """Return the record that TOPIC:PARTITION:OFFSET names.
+def read_file(path: Path) -> Iterator[DeadLetter]:
+    """Yield every dead letter, oldest first; none if there is no file. An incomplete last line is left out.
 
     Raises:
-        UsageError: it is not of this form.
+        DeadLetterError: the file cannot be read, or a line is not a dead letter.
     """
     try:
-        topic, partition, offset = text.rsplit(":", 2)
-        return RecordId(TopicPartition(topic, int(partition)), int(offset))
-    except ValueError as error:
-        raise UsageError(f"expected TOPIC:PARTITION:OFFSET as `dead-letters list` shows it, found {text!r}") from error
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n"):
+                    yield _dead_letter(path, number, line)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DeadLetterError(f"dead letters cannot be read: {path}: {error.strerror or error}") from error
+
+
+def _dead_letter(path: Path, number: int, line: bytes) -> DeadLetter:
+    try:
+        entry = orjson.loads(line)
+        own = tuple((str(name), _bytes(value) or b"") for name, value in entry["record_headers"])
+        dead_letter = from_headers(entry["headers"], value=_bytes(entry["value"]), key=_bytes(entry["key"]), own=own)
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError, binascii.Error):
+        dead_letter = None
+    if dead_letter is None:
+        raise DeadLetterError(
+            f"{path}: expected a dead letter in line {number}, found another line. Move the file away"
+        )
+    return dead_letter
+
+
+def _bytes(text: Any) -> bytes | None:
+    return None if text is None else base64.b64decode(text, validate=True)

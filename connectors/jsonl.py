@@ -1,27 +1,21 @@
-"""A JSONL file as a source: read once, or followed while another program appends to it."""
+"""A JSONL file as a source: read once, or followed while another program appends to it.
 
-import base64
-import binascii
+The file's name is the topic, the partition is 0, and a record's offset is its line number from 0. A file whose name
+ends in .gz is read as gzip. Memory is bounded however long a line is.
+"""
+
 import gzip
 import os
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
-import orjson
-
-from connectors.dead_letters import StoredDeadLetter, from_headers
-from streamlearn.errors import DeadLetterError, OffsetGapError, SourceError
+from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import JsonlSettings
 from streamlearn.stream.record import Gap, Position, Record, TopicPartition
-
-# Numbered lines of a file, plain or gzip, in bounded memory.
-#
-# As a source, the file's name is the topic, the partition is 0, and a record's offset is its line number from 0.
-
 
 MAX_LINE_BYTES = 64 << 20
 """Of a longer line one byte more than this is returned, so that a decoder with any reasonable limit refuses it."""
@@ -346,38 +340,3 @@ class JsonlSource:
                 self._reader.check_identity()
         except SourceError as error:
             self._failure = error
-
-
-def read_file(path: Path) -> Iterator[StoredDeadLetter]:
-    """Yield every dead letter, oldest first; none if there is no file. An incomplete last line is left out.
-
-    Raises:
-        DeadLetterError: the file cannot be read, or a line is not a dead letter.
-    """
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.endswith(b"\n"):
-                    yield _dead_letter(path, number, line)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise DeadLetterError(f"dead letters cannot be read: {path}: {error.strerror or error}") from error
-
-
-def _dead_letter(path: Path, number: int, line: bytes) -> StoredDeadLetter:
-    try:
-        entry = orjson.loads(line)
-        own = tuple((str(name), _bytes(value) or b"") for name, value in entry["record_headers"])
-        found = from_headers(entry["headers"], value=_bytes(entry["value"]), key=_bytes(entry["key"]), own=own)
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError, binascii.Error):
-        found = None
-    if found is None:
-        raise DeadLetterError(
-            f"{path}: expected a dead letter in line {number}, found another line. Move the file away"
-        )
-    return found
-
-
-def _bytes(text: Any) -> bytes | None:
-    return None if text is None else base64.b64decode(text, validate=True)

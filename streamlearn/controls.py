@@ -1,124 +1,133 @@
-"""The controls: what an operator can ask of a run."""
+"""Controls: what an operator can change about a run, their audit log, and their durable state.
 
+`VERBS` declares each control once. The HTTP routes, the paths that the client requests, the names in the audit log, the
+methods that apply a control and the commands all follow from it.
+"""
+
+import errno
 import getpass
 import os
 import secrets
 import socket
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
 
 import orjson
 
 from streamlearn.errors import SnapshotDamagedError, SnapshotError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.snapshot.files import Files
-from streamlearn.snapshot.journal import Journal
-from streamlearn.snapshot.manifest import Manifest
-from streamlearn.snapshot.parts import Snapshot
-from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.batch import Batch
 from streamlearn.stream.record import OffsetRange, Position, TopicPartition
 
+if TYPE_CHECKING:  # commands import this module for --help
+    from streamlearn.snapshot.journal import Journal
+    from streamlearn.snapshot.manifest import Manifest
+    from streamlearn.snapshot.parts import Snapshot
+    from streamlearn.snapshot.store import SnapshotStore
+    from streamlearn.stream.batch import Batch
+
+_log = get_logger("controls")
+
+
+class Scope(StrEnum):
+    """What a control changes; the value is its part of the HTTP path."""
+
+    RUN = "/v1"
+    SNAPSHOT = "/v1/snapshots/{snapshot}"
+    REGIME = "/v1/regimes/{number}"
+
 
 @dataclass(frozen=True, slots=True)
-class Control:
-    """Something that an operator asks of a run."""
+class Verb:
+    """One kind of control."""
 
-    name: ClassVar[str]
+    name: str
+    """In the audit log, in the path, on the command line, and the name of the method that applies it."""
+    scope: Scope
+    title: str
+    help: str
+    """One or two sentences, for the command line and the OpenAPI document."""
+    body: dict[str, str] = field(default_factory=dict)
+    """Fields of the request's body, by the name of the argument in the audit log."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Arguments that a request may leave out."""
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """The fields, for the audit log."""
-        return asdict(self)
+    def route(self) -> str:
+        """Path with `{snapshot}` or `{number}` as a placeholder."""
+        return f"{self.scope}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Pause(Control):
-    """Take no step and read no record until `Resume`."""
-
-    name = "pause"
-
-
-@dataclass(frozen=True, slots=True)
-class Resume(Control):
-    """Go on after `Pause`."""
-
-    name = "resume"
-
-
-@dataclass(frozen=True, slots=True)
-class Pin(Control):
-    """Never prune a snapshot."""
-
-    name = "pin"
-    snapshot: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unpin(Control):
-    """Let a snapshot be pruned again."""
-
-    name = "unpin"
-    snapshot: str
+VERBS = {
+    verb.name: verb
+    for verb in (
+        Verb("pause", Scope.RUN, "Pause", "Take no step and read no record until `resume`, also after a restart."),
+        Verb("resume", Scope.RUN, "Resume", "Resume a paused daemon."),
+        Verb("pin", Scope.SNAPSHOT, "Pin a snapshot", "Never prune a snapshot."),
+        Verb("unpin", Scope.SNAPSHOT, "Unpin a snapshot", "Let a snapshot be pruned again."),
+        Verb(
+            "rollback",
+            Scope.SNAPSHOT,
+            "Roll back",
+            "Continue from an earlier snapshot. Newer ones are moved aside; skipped records become dead letters.",
+            {"skip_records": "skip_records"},
+            {"skip_records": ()},
+        ),
+        Verb("freeze", Scope.REGIME, "Freeze a regime", "Stop training on a regime's records. It still answers."),
+        Verb("unfreeze", Scope.REGIME, "Unfreeze a regime", "Train on a regime's records again."),
+        Verb("rename", Scope.REGIME, "Rename a regime", "Give a regime a name.", {"new_name": "name"}),
+        Verb("approve", Scope.REGIME, "Approve a regime", "Publish a regime although its answers changed."),
+        Verb("drop", Scope.REGIME, "Drop a regime", "Forget a regime and its adapter. Older snapshots keep it."),
+    )
+}
 
 
-@dataclass(frozen=True, slots=True)
-class RollBack(Control):
-    """Go on from an earlier snapshot, and never train on some records."""
+@dataclass(frozen=True)
+class Control:
+    """A control that an operator requests, with its arguments as the audit log lists them."""
 
-    name = "rollback"
-    snapshot: str
-    skip_records: tuple[str, ...] = ()
-    """Offsets, each `TOPIC:PARTITION:FROM..TO`, or `FROM..TO` where there is one partition."""
+    verb: str
+    arguments: dict[str, Any]
 
+    @classmethod
+    def run(cls, verb: str) -> Self:
+        """A control of the whole run: `pause` or `resume`."""
+        return cls(verb, {})
 
-@dataclass(frozen=True, slots=True)
-class RegimeControl(Control):
-    """A change of one regime: training state, which a snapshot makes durable before the answer."""
+    @classmethod
+    def snapshot(cls, verb: str, snapshot: str, **more: Any) -> Self:
+        """A control of a snapshot; `rollback` also takes `skip_records`.
 
-    number: int
+        Offsets are `TOPIC:PARTITION:FROM..TO`, or `FROM..TO` where there is one partition.
+        """
+        return cls(verb, {"snapshot": snapshot, **VERBS[verb].defaults, **more})
 
+    @classmethod
+    def regime(cls, verb: str, number: int, **more: Any) -> Self:
+        """A control of a regime: training state, which a snapshot makes durable before the response."""
+        return cls(verb, {"number": number, **more})
 
-@dataclass(frozen=True, slots=True)
-class FreezeRegime(RegimeControl):
-    """Train no more on a regime's records."""
+    @property
+    def scope(self) -> Scope:
+        """What it changes."""
+        return VERBS[self.verb].scope
 
-    name = "freeze"
+    @property
+    def path(self) -> str:
+        """HTTP path."""
+        return VERBS[self.verb].route.format(**{name: quote(str(value), "") for name, value in self.arguments.items()})
 
-
-@dataclass(frozen=True, slots=True)
-class UnfreezeRegime(RegimeControl):
-    """Train on a regime's records again."""
-
-    name = "unfreeze"
-
-
-@dataclass(frozen=True, slots=True)
-class RenameRegime(RegimeControl):
-    """Give a regime a name."""
-
-    name = "rename"
-    new_name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ApproveRegime(RegimeControl):
-    """Publish what a regime learned although its answers changed."""
-
-    name = "approve"
-
-
-@dataclass(frozen=True, slots=True)
-class DropRegime(RegimeControl):
-    """Forget a regime."""
-
-    name = "drop"
+    @property
+    def body(self) -> dict[str, Any]:
+        """JSON body of the HTTP request."""
+        return {key: self.arguments[name] for name, key in VERBS[self.verb].body.items()}
 
 
 MAX_AGENT_CHARS = 200
@@ -133,12 +142,12 @@ class Requester:
     peer: str | None = None
     """Address that a request came from."""
     token: bool | None = None
-    """Whether the request gave the right bearer token."""
+    """Whether the request had the right bearer token."""
     agent: str | None = None
-    """What the client calls itself; not verified."""
+    """User agent of the client; not verified."""
 
     @classmethod
-    def of_this_process(cls) -> Self:
+    def from_process(cls) -> Self:
         """The user who runs this process."""
         try:
             name = getpass.getuser()
@@ -147,7 +156,7 @@ class Requester:
         return cls(user=f"{name}@{socket.gethostname()}")
 
     @classmethod
-    def of_request(cls, peer: str | None, *, token: bool, agent: str) -> Self:
+    def from_request(cls, peer: str | None, *, token: bool, agent: str) -> Self:
         """The client of an HTTP request."""
         return cls(peer=peer or "unknown", token=token, agent=agent[:MAX_AGENT_CHARS])
 
@@ -157,68 +166,69 @@ class Requester:
         return {name: value for name, value in fields.items() if value is not None}
 
 
-# The audit log, `audit.jsonl` in the state folder: who asked for what, when, and what became of it.
+# The audit log, `audit.jsonl` in the state folder: who requested what, when, and the outcome.
 #
 #     {"at":"2026-01-31T12:00:00.000+00:00","id":"5f0c...","who":{"user":"ann@box"},"control":"pause","arguments":{},
 #      "result":"asked"}
 #     {..., "id":"5f0c...", "result":"done"}
 #
-# A control that is carried out has two lines with one id: `asked`, durable before anything changes, and its outcome,
-# durable before it is answered. After `asked` without an outcome the process died meanwhile: the control took effect
-# completely or not at all, and what a start finished has a line of its own. A refusal may be the only line.
+# A control that is applied has two lines with one id: `asked`, durable before anything changes, and its outcome,
+# durable before the response. `asked` without an outcome means that the process died in between: the control took
+# effect completely or not at all, and what the next start finished has its own line. A refusal may be the only line.
 
 
-NAME = "audit.jsonl"
-_log = get_logger("controls")
+AUDIT_FILE_NAME = "audit.jsonl"
 
 
 class Result(StrEnum):
-    """What became of a control."""
+    """Outcome of a control."""
 
     ASKED = "asked"
-    """It is about to be carried out."""
+    """It is about to be applied."""
     DONE = "done"
     UNCHANGED = "unchanged"
-    """It was so already."""
+    """The run was in that state already."""
     REFUSED = "refused"
     """Nothing was changed; the message says why."""
     FAILED = "failed"
-    """It could not be carried out, or not completely; the message says what holds."""
+    """It could not be applied, or not completely; the message says what holds."""
 
 
 class ControlOutcome:
-    """The outcome of a control under way; `unchanged` is set by who carries it out."""
+    """Outcome of a control in progress; whoever applies it sets `unchanged`."""
 
     unchanged = False
 
 
 class AuditLog:
-    """An append-only file. Lines of several threads and processes do not mix: each is one write."""
+    """An append-only file. Each line is one write, so lines of several threads and processes do not mix."""
 
     def __init__(self, folder: Path, files: Files | None = None) -> None:
-        self._path = folder / NAME
+        self._path = folder / AUDIT_FILE_NAME
         self._files = files if files is not None else Files()
 
     @contextmanager
-    def carrying_out(self, control: Control, who: Requester) -> Iterator[ControlOutcome]:
-        """Write the two lines of a control around the block that carries it out; its errors pass.
+    def applying(self, control: Control, who: Requester) -> Iterator[ControlOutcome]:
+        """Write the two lines of a control around the block that applies it. Errors of the block pass through.
 
         Raises:
             SnapshotError: a line could not be written. If it is the first, the block was not entered.
         """
         number, outcome = secrets.token_hex(8), ControlOutcome()
-        self.write(control.name, control.arguments, who, Result.ASKED, number=number)
+
+        def write(result: Result, message: str = "") -> None:
+            self.write(control.verb, control.arguments, who, result, message=message, number=number)
+
+        write(Result.ASKED)
         try:
             yield outcome
         except StreamlearnError as error:
-            result = Result.REFUSED if isinstance(error, UsageError) else Result.FAILED
-            self.write(control.name, control.arguments, who, result, message=str(error), number=number)
+            write(Result.REFUSED if isinstance(error, UsageError) else Result.FAILED, str(error))
             raise
         except Exception as error:
-            self.write(control.name, control.arguments, who, Result.FAILED, message=repr(error), number=number)
+            write(Result.FAILED, repr(error))
             raise
-        result = Result.UNCHANGED if outcome.unchanged else Result.DONE
-        self.write(control.name, control.arguments, who, result, number=number)
+        write(Result.UNCHANGED if outcome.unchanged else Result.DONE)
 
     def write(
         self,
@@ -236,7 +246,7 @@ class AuditLog:
             SnapshotError: it could not be written.
         """
         line = {
-            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),  # noqa: TID251 - for people
             "id": number or secrets.token_hex(8),
             "who": who.to_json(),
             "control": control,
@@ -249,7 +259,7 @@ class AuditLog:
         except OSError as error:
             raise SnapshotError(
                 f"{self._path}: must be writable, found: {error.strerror}; check the disk's free space and health. "
-                "No control is carried out without its line"
+                "No control is applied without its line"
             ) from error
         if result is not Result.ASKED:
             event = Event.CONTROL_REFUSED if result in (Result.REFUSED, Result.FAILED) else Event.CONTROL_APPLIED
@@ -265,7 +275,7 @@ class AuditLog:
             data = b"\n" + line if torn else line
             if os.write(descriptor, data) != len(data):
                 os.ftruncate(descriptor, size)
-                raise OSError(28, "No space left on device")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -274,6 +284,7 @@ class AuditLog:
 
 
 VERSION = 1
+CONTROL_FILE_NAME = "controls.json"
 
 
 class OtherVersionError(ValueError):
@@ -282,7 +293,7 @@ class OtherVersionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """Pause, pins, skipped records, and a rollback that is under way."""
+    """Pause, pins, skipped records, and a rollback in progress."""
 
     paused: bool = False
     """Whether no step is taken and no record is read."""
@@ -299,7 +310,7 @@ class ControlState:
             "version": VERSION,
             "paused": self.paused,
             "pins": sorted(self.pins),
-            "skipped": [each.to_json() for each in self.skipped],
+            "skipped": [offsets.to_json() for offsets in self.skipped],
             "rolling_back_to": self.rolling_back_to,
         }
         return orjson.dumps({**body, "crc32": _checksum(body)}, option=orjson.OPT_APPEND_NEWLINE)
@@ -325,14 +336,11 @@ def _checksum(body: dict[str, Any]) -> int:
     return zlib.crc32(orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
 
 
-CONTROL_FILE_NAME = "controls.json"
-
-
 class ControlFile:
     """The control state, on disk and in memory. `write` requires the state lock; other processes may `read`."""
 
     def __init__(self, folder: Path, files: Files | None = None) -> None:
-        """Read the file; without one nothing was asked yet.
+        """Read the file; without one no control was applied yet.
 
         Raises:
             SnapshotError: see `read`.
@@ -340,7 +348,7 @@ class ControlFile:
         self._path = folder / CONTROL_FILE_NAME
         self._files = files if files is not None else Files()
         self.state = read(folder)
-        """What is durable."""
+        """The durable state."""
 
     def write(self, state: ControlState) -> None:
         """Replace the state atomically; it is durable when this returns.
@@ -385,23 +393,22 @@ def read(folder: Path) -> ControlState:
 
 # How far a run had read when it wrote a snapshot.
 #
-# A batch is trained on once later records were examined for shifts, so what a snapshot holds may depend on records at
-# and
-# after its position. Only before the offsets here, and not merely before the position, is a record known to have had no
-# influence.
+# A batch is trained on once later records were examined for shifts, so a snapshot may depend on records at and after
+# its position. A record can be skipped exactly only if it lies at or after the offsets here; lying at or after the
+# position is not enough.
 
 
 KEY = "read_ahead"
 """In the manifest's component `stream`."""
 
 
-def read_ahead(manifest: Manifest) -> Position:
+def read_ahead(manifest: "Manifest") -> Position:
     """Per partition, the offset after the last record that had been examined; the position in snapshots of 0.1.0."""
     rows = manifest.components.get("stream", {}).get(KEY)
     return manifest.position if rows is None else Position.from_json(rows)
 
 
-def advanced(before: Position, position: Position, waiting: Iterable[Batch]) -> Position:
+def advanced(before: Position, position: Position, waiting: "Iterable[Batch]") -> Position:
     """The furthest of two positions and of the batches that wait to be trained on."""
     reached = dict(before)
     ends = [(run.origin, run.next_offset) for batch in waiting for run in batch.runs]
@@ -417,7 +424,7 @@ class StateControls:
 
     A rollback:
 
-      1. The snapshot is verified, and that no skipped record can have had an influence on it.
+      1. The snapshot is verified, and it is checked that no skipped record can have influenced it.
       2. Snapshot and skipped records are durable in the control file. Before this the run is the old one; from here on
          it is the rolled-back one: whoever takes the lock next repeats 3 to 5.
       3. Newer snapshots are moved aside, newest first.
@@ -427,52 +434,41 @@ class StateControls:
          skipped records. A daemon does that next, or the next start.
     """
 
-    def __init__(self, file: ControlFile, store: SnapshotStore, journal: Journal) -> None:
+    def __init__(self, file: ControlFile, store: "SnapshotStore", journal: "Journal") -> None:
         self._file = file
         self._store = store
         self._journal = journal
 
     @property
-    def paused(self) -> bool:
-        """Whether no step is taken and no record is read."""
-        return self._file.state.paused
+    def state(self) -> ControlState:
+        """The durable state."""
+        return self._file.state
 
-    @property
-    def pins(self) -> Collection[str]:
-        """Names of the pinned snapshots."""
-        return self._file.state.pins
-
-    @property
-    def skipped(self) -> Sequence[OffsetRange]:
-        """Records that are never trained on."""
-        return self._file.state.skipped
-
-    def pause(self, paused: bool) -> bool:
-        """Pause or resume; return whether that changes anything.
-
-        Raises:
-            SnapshotError: it cannot be made durable.
-        """
-        changed = paused != self.paused
-        self._file.write(replace(self._file.state, paused=paused))
-        return changed
-
-    def pin(self, name: str) -> bool:
-        """Keep a snapshot from being pruned; return whether that changes anything.
+    def apply(self, control: Control) -> bool:
+        """Apply `pause`, `resume`, `pin` or `unpin`; return whether that changes anything.
 
         Raises:
             UsageError: there is no such snapshot.
             SnapshotError: it cannot be made durable.
         """
-        self._require(name, self._store.names())
-        return self._set_pins(self._file.state.pins | {name})
+        old = self.state
+        match control.verb:
+            case "pause" | "resume":
+                new = replace(old, paused=control.verb == "pause")
+            case "pin":
+                self._require(control.arguments["snapshot"], self._store.names())
+                new = replace(old, pins=old.pins | {control.arguments["snapshot"]})
+            case "unpin":
+                self._require(control.arguments["snapshot"], [*self._store.names(), *old.pins])
+                new = replace(old, pins=old.pins - {control.arguments["snapshot"]})
+            case _:
+                raise UsageError(
+                    f"{control.verb} changes what a daemon has learned: start the daemon first; it may be paused"
+                )
+        self._file.write(new)
+        return new != old
 
-    def unpin(self, name: str) -> bool:
-        """Let a snapshot be pruned again. Raises and returns like `pin`."""
-        self._require(name, [*self._store.names(), *self.pins])
-        return self._set_pins(self._file.state.pins - {name})
-
-    def check_rollback(self, name: str, skip_records: Sequence[str]) -> tuple[Snapshot, tuple[OffsetRange, ...]]:
+    def check_rollback(self, name: str, skip_records: Sequence[str]) -> tuple["Snapshot", tuple[OffsetRange, ...]]:
         """Return the snapshot and the offsets that a rollback means; step 1.
 
         Raises:
@@ -493,31 +489,25 @@ class StateControls:
         return snapshot, ranges
 
     def roll_back(self, name: str, skipped: Sequence[OffsetRange]) -> list[str]:
-        """Carry out a rollback that was checked, steps 2 to 5; return the snapshots that were moved aside.
+        """Apply a rollback that was checked, steps 2 to 5; return the snapshots that were moved aside.
 
         Raises:
-            SnapshotError: it could not be completed. If `rolling_back` is true then, the next start completes it, and
-                this process must not go on.
+            SnapshotError: it could not be completed. If it was decided by then, the next start completes it, and this
+                process must not continue.
         """
-        state = self._file.state
-        union = tuple(sorted({*state.skipped, *skipped}))
-        self._file.write(replace(state, skipped=union, rolling_back_to=name))  # 2.
+        union = tuple(sorted({*self.state.skipped, *skipped}))
+        self._file.write(replace(self.state, skipped=union, rolling_back_to=name))  # 2.
         return self.finish_rollback()
 
-    @property
-    def rolling_back(self) -> bool:
-        """Whether a rollback is decided and not finished."""
-        return self._file.state.rolling_back_to is not None
-
     def finish_rollback(self) -> list[str]:
-        """Repeat steps 3 to 5 of a rollback that is under way, if any; raises and returns like `roll_back`."""
-        name = self._file.state.rolling_back_to
+        """Repeat steps 3 to 5 of an unfinished rollback, if any; raises and returns like `roll_back`."""
+        name = self.state.rolling_back_to
         if name is None:
             return []
         moved = self._store.move_newer_aside(name)  # 3.
         self._journal.rewind(to_step=int(name))  # 4.
-        pins = frozenset(pin for pin in self.pins if int(pin) <= int(name))  # later ones will be other snapshots
-        self._file.write(replace(self._file.state, pins=pins, rolling_back_to=None))  # 5.
+        pins = frozenset(pin for pin in self.state.pins if int(pin) <= int(name))  # later ones will be other snapshots
+        self._file.write(replace(self.state, pins=pins, rolling_back_to=None))  # 5.
         return moved
 
     def forget_run(self) -> None:
@@ -526,12 +516,7 @@ class StateControls:
         Raises:
             SnapshotError: it cannot be made durable.
         """
-        self._file.write(replace(self._file.state, pins=frozenset(), skipped=(), rolling_back_to=None))
-
-    def _set_pins(self, pins: frozenset[str]) -> bool:
-        changed = pins != self.pins
-        self._file.write(replace(self._file.state, pins=pins))
-        return changed
+        self._file.write(replace(self.state, pins=frozenset(), skipped=(), rolling_back_to=None))
 
     def _require(self, name: str, names: Sequence[str]) -> None:
         if name not in names:
@@ -558,7 +543,7 @@ class StateControls:
             reached = read_ahead(self._store.manifest(info.name))
             if int(info.name) < int(name) and reached.get(skipped.origin, 0) <= skipped.first:
                 return f"roll back to {info.name}"
-        return "no earlier snapshot does not, so that these records can no longer be skipped exactly"
+        return "every earlier snapshot depends on it too, so these records can no longer be skipped exactly"
 
 
 def _require_topic(skipped: OffsetRange, position: Position) -> None:

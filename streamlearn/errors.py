@@ -23,9 +23,7 @@
     ├── AdapterGoneError              a client's request fails; it may be repeated               -
     ├── ExampleError                  a client's request fails; it corrects the example          -
     ├── UnknownRegimeError            a client's request fails; it names another regime          -
-    ├── LayerError                    a client's request fails; it corrects the layer's name     -
     ├── PublishingStoppedError        the daemon stops; tested again after the next start        -
-    ├── TrackError                    an experiment tracker is not written; tried again          -
     ├── ReplicaAwayError              a model server does not answer; asked again later          -
     ├── ReplicaRefusedError           a model server refuses an adapter; shown in the status     -
     ├── MeasurementError              a bench command's process failed; its output is quoted     exit 70

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from streamlearn.adapters.presets import OBJECTIVES, resolve
+from streamlearn.adapters.presets import PRESETS, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
 from streamlearn.learner.cache import AdapterCache
@@ -60,7 +60,7 @@ def tiny_learner(
     """A learner on the tiny backbone in a folder; see `MakeLearner`, and `load` about `mesh`."""
     backbone_settings = BackboneSettings(model=str(folder), dtype="float32", device="cpu")
     backbone = load(backbone_settings, outline(backbone_settings), mesh=mesh)
-    merged = replace(OBJECTIVES[preset], **(changes or {}))
+    merged = replace(PRESETS[preset].objective, **(changes or {}))
     regimes = REGIMES if merged.bias != "none" else 0
     model = attach(backbone.model, resolve(AdapterSettings(preset=preset), regimes=regimes), seed)
     learner = Learner(

@@ -54,8 +54,7 @@ def test_exit_codes_are_those_of_the_classes() -> None:
         "QueueClosedError",
         "AdapterGoneError",
         "ExampleError",
-        "LayerError",
         "UnknownRegimeError",
     }
     of_publishing = {"PublishingStoppedError", "ReplicaAwayError", "ReplicaRefusedError"}
-    assert never == {"RecordError", "TrackError", *of_clients, *of_publishing}
+    assert never == {"RecordError", *of_clients, *of_publishing}

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from benchmarks.learn.arms import Arm
 from benchmarks.learn.baselines.baseline import Baseline
 from benchmarks.learn.baselines.context import BaselineContext
 from benchmarks.learn.evaluator import Evaluator
-from benchmarks.learn.lower_layers import reuse_lower_layers
 from benchmarks.learn.methods import Method
 from benchmarks.learn.recorder import RunRecorder
 from benchmarks.learn.sample_types import with_sample_types
@@ -23,17 +21,11 @@ from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import Example
 
 
-def train_baseline(
-    suite: Suite, method: Method, arm: Arm, progress: Progress, reuse: Path | None = None
-) -> TrainedMethod:
-    """Train on one segment after another and evaluate after each; of several passes, in the last one only.
-
-    `reuse`: see `lower_layers`.
-    """
+def train_baseline(suite: Suite, method: Method, arm: Arm, progress: Progress) -> TrainedMethod:
+    """Train on one segment after another and evaluate after each; of several passes, in the last one only."""
     assert method.baseline is not None
     settings = arm.settings
     model = Model(settings, outline(settings.backbone), adapter_of(settings), None, settings.state / "resting")
-    reuse_lower_layers(model, reuse)
     recorder = RunRecorder(
         suite, Evaluator(suite, model.decoder), progress, answer_after=method.trained and not method.shuffled
     )

@@ -1,9 +1,6 @@
 """Training a method in the daemon, in this process, without task boundaries."""
 
-from pathlib import Path
-
 from benchmarks.learn.evaluator import Evaluator, SlotsOf
-from benchmarks.learn.lower_layers import reuse_lower_layers
 from benchmarks.learn.recorder import RunRecorder
 from benchmarks.learn.suite import Suite
 from benchmarks.learn.trained_method import Progress, TrainedMethod
@@ -20,13 +17,9 @@ from streamlearn.status import Board, Clock, Phase, Status
 from streamlearn.stream.batch import Batch
 
 
-def train_in_daemon(suite: Suite, settings: Settings, progress: Progress, reuse: Path | None = None) -> TrainedMethod:
-    """Run the daemon over the suite's stream and evaluate it at the end of each segment.
-
-    `reuse`: see `lower_layers`.
-    """
+def train_in_daemon(suite: Suite, settings: Settings, progress: Progress) -> TrainedMethod:
+    """Run the daemon over the suite's stream and evaluate it at the end of each segment."""
     components = Components(settings)
-    reuse_lower_layers(components.model, reuse)
     slots_of = slots_by_input(components.adaptation)
     recorder = RunRecorder(suite, Evaluator(suite, components.decoder), progress)
     observer = SegmentObserver(recorder, components, slots_of)

@@ -34,8 +34,6 @@ class RunJob:
     """A packaged profile's name, or a profile's file."""
     split: Split = "test"
     """The records that are scored."""
-    reuse: str | None = None
-    """Folder for the output of the layers below the adapters; None: it is computed in every pass."""
     own: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Changes of this run only, by dotted key: the values that a trial of a search tries."""
     label: str = ""
@@ -107,8 +105,6 @@ class RunConditions:
     """Maximum scored records per task."""
     order: tuple[str, ...] = ()
     """Tasks of a folder, in training order; empty for the order of their names."""
-    reuse: Path | None = None
-    """Folder for the output of the layers below the adapters; None: it is computed in every pass."""
 
     def check(self) -> None:
         """Check that the profile can be read and has a backbone.
@@ -146,7 +142,6 @@ class RunConditions:
             backbone=str(self.backbone.resolve()) if self.backbone else None,
             profile=self.profile if packaged else str(Path(self.profile).resolve()),
             split=self.split,
-            reuse=str(self.reuse.resolve()) if self.reuse else None,
             own=own or {},
             label=label,
             only_at_end=only_at_end,

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from benchmarks.learn.tables import Summary, TextTable, tables
-from benchmarks.learn.what_holds import TITLE, cases_table, sentences
 
 
 def about(summary: Summary) -> str:
@@ -24,13 +23,10 @@ def about(summary: Summary) -> str:
 
 
 def markdown(summary: Summary) -> str:
-    """Format what holds, and all tables."""
-    cases = cases_table(summary)
-    lines = [f"# {summary['suite']}", "", about(summary), "", f"## {TITLE}", ""]
-    lines += [f"- {sentence}" for sentence in sentences(summary)]
-    for table in [*([] if cases is None else [cases]), *tables(summary)]:
-        level = "###" if table is cases else "##"
-        lines += ["", f"{level} {table.title}", "", *_lines(table), "", *(f"- {note}" for note in table.notes)]
+    """Format all tables."""
+    lines = [f"# {summary['suite']}", "", about(summary)]
+    for table in tables(summary):
+        lines += ["", f"## {table.title}", "", *_lines(table), "", *(f"- {note}" for note in table.notes)]
     return "\n".join(lines) + "\n"
 
 

@@ -101,7 +101,7 @@ def start(job: RunJob, threads: int) -> Worker:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "benchmarks.learn.worker", job.to_json()]
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the run is finished
-    return Worker(job, subprocess.Popen(command, env=environment, stderr=errors), errors)  # noqa: S603
+    return Worker(job, subprocess.Popen(command, env=environment, stderr=errors), errors)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Report on a folder of runs: tables, plots and one HTML page."""
+"""Report on a folder of runs: tables and plots."""
 
 from pathlib import Path
 
@@ -6,14 +6,13 @@ import orjson
 from rich.console import Console
 
 from benchmarks.learn.markdown import markdown
-from benchmarks.learn.page import page
 from benchmarks.learn.run_files import read_runs
 from benchmarks.learn.summary import summarise
 from streamlearn.errors import UsageError
 
 
 def report(folder: Path, out: Path, console: Console) -> None:
-    """Write SUITE.json, SUITE.md and the plots of every suite, and index.html for all of them.
+    """Write SUITE.json, SUITE.md and the plots of every suite.
 
     Raises:
         UsageError: there are no runs, they are not comparable, or matplotlib is not installed.
@@ -25,13 +24,10 @@ def report(folder: Path, out: Path, console: Console) -> None:
     suites = read_runs(folder)
     summaries = {suite: summarise(runs) for suite, runs in suites.items()}
     out.mkdir(parents=True, exist_ok=True)
-    parts = []
     for suite, summary in summaries.items():
         text = orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         (out / f"{suite}.json").write_bytes(text)
         (out / f"{suite}.md").write_text(markdown(summary), encoding="utf-8")
-        parts.append((summary, draw(summary, suites[suite], out)))
+        draw(summary, suites[suite], out)
         methods = len(summary["methods"]) + len(summary["ablations"])
         console.print(f"{suite}: {len(suites[suite])} runs of {methods} methods", highlight=False)
-    (out / "index.html").write_text(page(parts), encoding="utf-8")
-    console.print(f"{out / 'index.html'}", highlight=False, soft_wrap=True)

@@ -53,7 +53,6 @@ def run_method(
     profile: Profile,
     backbone_folder: Path | None = None,
     own: Mapping[str, Any] | None = None,
-    reuse: Path | None = None,
     generate: bool = True,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
@@ -67,7 +66,6 @@ def run_method(
         profile: Settings for the backbone.
         backbone_folder: Folder of the model; None: the suite's own, else the model that the profile names.
         own: Settings that override all others, by dotted key.
-        reuse: Folder for the output of the layers below the adapters, see `lower_layers`; None: nothing is reused.
         generate: Whether free answers are decoded; without them the run has no `answers`.
         progress: Receives short texts.
     """
@@ -110,7 +108,7 @@ def run_method(
             return {**about, **_blind(suite, _decoder(backbone, arm.settings.stream), generate=generate)}
         del backbone
         _write_stream(suite, stream)
-        return {**about, **_trained(suite if generate else replace(suite, references={}), method, arm, reuse, progress)}
+        return {**about, **_trained(suite if generate else replace(suite, references={}), method, arm, progress)}
 
 
 def _resolved(settings: Settings) -> Settings:
@@ -130,13 +128,13 @@ def _write_stream(suite: Suite, file: Path) -> None:
     file.write_bytes(b"".join(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in records))
 
 
-def _trained(suite: Suite, method: Method, arm: Arm, reuse: Path | None, progress: Progress) -> dict[str, Any]:
+def _trained(suite: Suite, method: Method, arm: Arm, progress: Progress) -> dict[str, Any]:
     """Train the method; what it answered, retained, routed, detected and cost."""
     started = time.monotonic()
     if method.baseline is None:
-        trained = train_in_daemon(suite, arm.settings, progress, reuse)
+        trained = train_in_daemon(suite, arm.settings, progress)
     else:
-        trained = train_baseline(suite, method, arm, progress, reuse)
+        trained = train_baseline(suite, method, arm, progress)
     seconds = time.monotonic() - started - trained.recorder.evaluation_s
     recorder, model = trained.recorder, trained.model
     return {
@@ -196,8 +194,8 @@ def _commit() -> str | None:
     """The commit of the checkout that this code runs from, or that of `COMMIT_VARIABLE`."""
     git = shutil.which("git")
     if git is not None:
-        root = Path(__file__).parents[3]
-        head = subprocess.run([git, "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S603
+        root = Path(__file__).parents[2]
+        head = subprocess.run([git, "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
         if head.returncode == 0:
             return head.stdout.strip()
     return os.environ.get(COMMIT_VARIABLE)

@@ -11,6 +11,7 @@ from benchmarks.learn.run_files import BLIND
 from benchmarks.learn.scores import skill
 
 CEILINGS = ("lora-per-task", "joint", "joint-3")
+CONTROL = "lora-per-regime"
 
 
 @dataclass(frozen=True)

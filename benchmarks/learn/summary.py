@@ -14,7 +14,6 @@ from benchmarks.learn.run_files import FROZEN, RunResult, base_of, by_method
 from benchmarks.learn.scores import scores
 from benchmarks.learn.skill import SkillScale, skill_scale
 from benchmarks.learn.task_summary import summarise_tasks
-from benchmarks.learn.verdicts import verdicts
 
 DEFAULT = "streamlearn"
 """The method that all others are compared with."""
@@ -37,8 +36,8 @@ def spread(values: Iterable[float | None]) -> dict[str, Any] | None:
 def summarise(runs: Sequence[RunResult]) -> dict[str, Any]:
     """Return the summary of one suite's runs, as it is written to SUITE.json.
 
-    Keys: `suite`, `setting`, `skill_scale`, `methods` and `ablations` (by name: figures, intervals, differences),
-    `tasks` (by name: scores of selected methods) and `verdicts`.
+    Keys: `suite`, `setting`, `skill_scale`, `methods`, `ablations` (by name: figures, intervals, differences)
+    and `tasks` (by name: scores of selected methods).
 
     Raises:
         UsageError: the runs do not score the same test records.
@@ -49,7 +48,7 @@ def summarise(runs: Sequence[RunResult]) -> dict[str, Any]:
     spreads = {name: _spreads(group, frozen) for name, group in groups.items()}
     scale = skill_scale({name: each["AP"]["mean"] for name, each in spreads.items()})
     rows = {name: _row(name, groups[name], spreads[name], bootstrap, scale) for name in groups}
-    summary = {
+    return {
         "suite": runs[0]["suite"],
         "setting": _setting(runs),
         "skill_scale": {"ceiling": scale.ceiling, "undefined": scale.undefined},
@@ -57,7 +56,6 @@ def summarise(runs: Sequence[RunResult]) -> dict[str, Any]:
         "ablations": {name: {"of": base_of(name), **row} for name, row in rows.items() if name in ABLATIONS},
         "tasks": summarise_tasks(groups, bootstrap, [scale.ceiling] if scale.ceiling else []),
     }
-    return {**summary, "verdicts": verdicts(summary)}
 
 
 def _setting(runs: Sequence[RunResult]) -> dict[str, Any]:

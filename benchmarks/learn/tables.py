@@ -136,17 +136,15 @@ def tasks_table(summary: Summary) -> TextTable:
 
 def ablations_table(summary: Summary) -> TextTable:
     """Build the table of ablations: their differences from the method that they change."""
-    effects = {each["ablation"]: each["effect"] for each in summary["verdicts"]["ablations"]}
     rows = [
         [name, row["of"], cell(row["figures"]["AP"], 3), cell(row["figures"]["AF"], 3)]
         + [estimate(row["differences"][figure]) for figure in DIFFERENCES]
-        + [effects.get(name, "-"), _pairs(row)]
+        + [_pairs(row)]
         for name, row in summary["ablations"].items()
     ]
-    headings = ["ablation", "of", "AP", "AF", *DIFFERENCES.values(), "what it removes or changes", "n"]
+    headings = ["ablation", "of", "AP", "AF", *DIFFERENCES.values(), "n"]
     notes = [
         "of: the method that the ablation changes; d: figure of the ablation less that of this method",
-        "earns: the interval of d AP or of d BWT lies below zero; costs: one of them lies above zero",
         INTERVAL,
         "n: number of seeds that both have",
     ]

@@ -52,7 +52,6 @@ def main() -> None:
             profile=read_profile(job.profile),
             backbone_folder=Path(job.backbone) if job.backbone else None,
             own=job.own,
-            reuse=Path(job.reuse) if job.reuse else None,
             progress=progress,
         )
         partial = job.file.with_suffix(".tmp")

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.resident_memory import resident_mib
+from benchmarks.measuring import resident_mib
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
 from streamlearn.daemon.build import Components

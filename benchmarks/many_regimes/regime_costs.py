@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.many_regimes.measured_daemon import MeasuredDaemon
 from benchmarks.many_regimes.two_rounds import TwoRounds
-from benchmarks.plot_option import drawing
+from benchmarks.measuring import drawing
 from streamlearn.adapters.check import activated_parameters
 from streamlearn.adapters.presets import resolve
 from streamlearn.backbone.load import outline
@@ -63,7 +63,7 @@ def report(
     if draw is not None:
         draw(result)
     if as_json:
-        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON is printed unformatted
+        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
     else:
         Console().print(table(result))
         Console().print(

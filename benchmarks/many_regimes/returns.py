@@ -53,7 +53,7 @@ def report(
     rows = [measure_learned(each, backbone, seed) if learned else measure(each) for each in streams]
     result = {"tasks": tasks, "seed": seed, "prompts": prompts, "learned": learned, "returns": rows}
     if as_json:
-        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON is printed unformatted
+        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
     else:
         Console().print(table(result))
 

@@ -7,9 +7,9 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measuring import drawing
 from benchmarks.mot.compare import ComparisonSettings
 from benchmarks.mot.figures import figures
-from benchmarks.plot_option import drawing
 
 
 def report(*, num_seeds: int, as_json: bool, plot: Path | None) -> None:
@@ -23,7 +23,7 @@ def report(*, num_seeds: int, as_json: bool, plot: Path | None) -> None:
     if draw is not None:
         draw(result)
     if as_json:
-        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())  # noqa: T201 - JSON is printed unformatted
+        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
     else:
         show(result, Console())
 

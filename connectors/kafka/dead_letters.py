@@ -6,27 +6,25 @@ size.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from kafka.admin import ACLOperation
-from kafka.errors import KafkaError, LeaderNotAvailableError, MessageSizeTooLargeError, RecordListTooLargeError
+from kafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError
 
 from connectors.dead_letters import (
     LEFT_OUT_BYTES,
     PREFIX,
     DeadLetterBacklog,
-    DeadLetterId,
-    StoredDeadLetter,
     from_headers,
     headers_of,
     own_headers,
     record_of,
     text_of,
 )
-from connectors.kafka.admin import Cluster
+from connectors.kafka.admin import Cluster, beginning_offsets, end_offsets, read_between
 from connectors.kafka.clients import (
     CLIENT_ERRORS,
     close_quietly,
@@ -34,7 +32,6 @@ from connectors.kafka.clients import (
     is_reachable,
     new_consumer,
     new_producer,
-    to_kafka,
     wait_until_reachable,
 )
 from streamlearn.errors import CredentialsError, DeadLetterError, SourceError
@@ -43,131 +40,34 @@ from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter
 
-NO_VALUE = PREFIX + "value.absent"
+_NO_VALUE = PREFIX + "value.absent"
 """Marks a record without key and value. kafka-python cannot send such a message, so its value is empty."""
 _MAX_CHARACTERS = 200
 """Of the reason's text in a shortened dead letter, which then has less than 2 kB."""
 
 
-class DeadLetterMessage(NamedTuple):
-    """What is sent."""
-
-    value: bytes | None
-    key: bytes | None
-    headers: list[tuple[str, bytes]]
+_Message = tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]
+"""Value, key and headers of a message."""
 
 
-def message_of(dead_letter: DeadLetter) -> DeadLetterMessage:
+def _message(dead_letter: DeadLetter) -> _Message:
     """The record's key, value and headers, and the reason."""
     record = dead_letter.record
     headers = own_headers(record) + _reason(dead_letter)
     if record.value is None and record.key is None:
-        return DeadLetterMessage(b"", None, [*headers, (NO_VALUE, b"true")])
-    return DeadLetterMessage(record.value, record.key, headers)
+        return b"", None, [*headers, (_NO_VALUE, b"true")]
+    return record.value, record.key, headers
 
 
-def shortened_message_of(dead_letter: DeadLetter) -> DeadLetterMessage:
+def _shortened_message(dead_letter: DeadLetter) -> _Message:
     """The reason, where the record was read, and the size of its value; any topic accepts that."""
     size = len(dead_letter.record.value or b"")
     headers = _reason(replace(dead_letter, message=dead_letter.message[:_MAX_CHARACTERS]))
-    return DeadLetterMessage(b"", None, [*headers, (LEFT_OUT_BYTES, b"%d" % size)])
+    return b"", None, [*headers, (LEFT_OUT_BYTES, b"%d" % size)]
 
 
 def _reason(dead_letter: DeadLetter) -> list[tuple[str, bytes]]:
     return [(name, value.encode()) for name, value in headers_of(dead_letter).items()]
-
-
-# Where the logs of partitions begin and end, and reading from some offsets to others, with a consumer at hand.
-#
-# kafka-python waits for a leader if none of the requested partitions has one. If some have, it raises a bare KeyError.
-
-
-_POLL_MS = 500
-
-
-def end_offsets(consumer: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The offset after the last message of each partition; of the last committed one with `read_committed`.
-
-    Raises:
-        KafkaError: a partition has no leader, or the cluster does not answer.
-    """
-    origins = list(partitions)
-    return _complete(available_end_offsets(consumer, origins), origins)
-
-
-def beginning_offsets(consumer: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The offset of the first message that each partition still holds. Raises what `end_offsets` raises."""
-    origins = list(partitions)
-    return _complete(available_beginning_offsets(consumer, origins), origins)
-
-
-def available_end_offsets(
-    consumer: Any, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
-) -> dict[TopicPartition, int]:
-    """`end_offsets` of the partitions that have a leader; by default the timeout is `request_timeout_ms`.
-
-    Raises:
-        KafkaError: no partition has a leader, or the cluster does not answer.
-    """
-    return _available(consumer.end_offsets, partitions, timeout_ms)
-
-
-def available_beginning_offsets(
-    consumer: Any, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
-) -> dict[TopicPartition, int]:
-    """`beginning_offsets` of the partitions that have a leader. Raises what `available_end_offsets` raises."""
-    return _available(consumer.beginning_offsets, partitions, timeout_ms)
-
-
-def read_between(
-    consumer: Any, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, timeout_ms: int
-) -> Iterator[Any]:
-    """Yield every message from `starts` to `ends`, in order per partition.
-
-    Raises:
-        KafkaError: nothing came for `timeout_ms`.
-    """
-    unread = {to_kafka(origin): ends[origin] for origin, start in starts.items() if start < ends[origin]}
-    consumer.assign(list(unread))
-    for partition in unread:
-        consumer.seek(partition, starts[TopicPartition(*partition)])
-    remaining_ms = timeout_ms
-    while unread:
-        messages = consumer.poll(timeout_ms=_POLL_MS)
-        for partition, batch in messages.items():
-            yield from (message for message in batch if message.offset < ends[TopicPartition(*partition)])
-        remaining_ms = timeout_ms if messages else remaining_ms - _POLL_MS
-        if remaining_ms <= 0:
-            raise KafkaError(f"no message for {timeout_ms} ms before the end of the topic")
-        unread = {partition: end for partition, end in unread.items() if consumer.position(partition) < end}
-
-
-def _available(
-    request: Callable[..., Mapping[Any, int]], partitions: Iterable[TopicPartition], timeout_ms: int | None
-) -> dict[TopicPartition, int]:
-    """Ask again without a partition that has no leader, until there is none of them."""
-    asked = [to_kafka(origin) for origin in partitions]
-    while True:
-        try:
-            offsets = request(asked, timeout_ms=timeout_ms)
-        except KeyError as error:
-            asked.remove(error.args[0])
-        else:
-            return {TopicPartition(*partition): offset for partition, offset in offsets.items()}
-
-
-def _complete(offsets: dict[TopicPartition, int], partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return `offsets` if they have all partitions.
-
-    Raises:
-        LeaderNotAvailableError: they do not.
-    """
-    missing = [str(origin) for origin in partitions if origin not in offsets]
-    if missing:
-        raise LeaderNotAvailableError(
-            f"every partition must have a leader, {', '.join(missing)} has none. Start a broker that holds a replica"
-        )
-    return offsets
 
 
 _BOOTSTRAP_S = 30.0
@@ -317,7 +217,7 @@ class KafkaDeadLetters:
 
     def _produce(self, dead_letter: DeadLetter) -> None:
         shortened = dead_letter.record.id in self._too_large
-        value, key, headers = (shortened_message_of if shortened else message_of)(dead_letter)
+        value, key, headers = (_shortened_message if shortened else _message)(dead_letter)
         try:
             self._sent.append((dead_letter, self._producer.send(self._topic, value, key=key, headers=headers)))
         except _TOO_LARGE:
@@ -419,88 +319,35 @@ def _is_too_large(answer: Any) -> bool:
     return isinstance(answer.exception, _TOO_LARGE)
 
 
-REPLAY_OF = "__streamlearn.replay.of"
-"""Header of a record that was put back: the dead letter's identity. In the dead-letter topic, a message that has it and
-is no dead letter says that this one was put back."""
-
-
-class KafkaDeadLetterLog:
-    """Dead letters and the marks of those that were put back; messages of open transactions are not read."""
-
-    def __init__(self, settings: KafkaSettings, topic: str) -> None:
-        """Connect.
-
-        Raises:
-            SourceError: no broker, wrong credentials, no such topic, or READ is not allowed on it.
-        """
-        self._settings = settings
-        self._topic = topic
-        self.partitions = partitions_of(settings, [topic], ACLOperation.READ)
-        self._consumer = new_consumer(settings, _BOOTSTRAP_S, isolation_level="read_committed")
-
-    def read(self) -> Iterator[StoredDeadLetter]:
-        """Yield the dead letters, oldest first per partition.
-
-        Raises:
-            DeadLetterError: the topic cannot be read.
-        """
-        for message in self._messages():
-            found = _dead_letter(message)
-            if found is not None:
-                yield found
-
-    def replayed(self) -> frozenset[DeadLetterId]:
-        """The dead letters that were put back. Raises what `read` raises."""
-        marks = (message for message in self._messages() if not _has_errors(message))
-        return frozenset(each for each in map(replay_of, marks) if each is not None)
-
-    def close(self) -> None:
-        """Close the connection. Safe to call twice."""
-        close_quietly(self._consumer)
-
-    def _messages(self) -> Iterator[Any]:
-        timeout_ms = self._settings.request_timeout_ms
-        try:
-            starts = beginning_offsets(self._consumer, self.partitions)
-            ends = end_offsets(self._consumer, self.partitions)
-            yield from read_between(self._consumer, starts, ends, timeout_ms=timeout_ms)
-        except CLIENT_ERRORS as error:
-            raise DeadLetterError(f"dead letters cannot be read: topic {self._topic}: {describe(error)}") from error
-
-
-def partitions_of(settings: KafkaSettings, topics: list[str], *operations: ACLOperation) -> tuple[TopicPartition, ...]:
-    """Return the partitions of topics on which the operations are allowed.
+def read_topic(settings: KafkaSettings, topic: str) -> Iterator[DeadLetter]:
+    """Yield the dead letters of a topic, oldest first per partition; other messages are left out.
 
     Raises:
-        SourceError: a topic does not exist, an operation is not allowed, or the cluster does not answer.
+        SourceError: no broker, wrong credentials, no such topic, or READ is not allowed on it.
+        DeadLetterError: the topic cannot be read.
     """
     cluster = Cluster(settings)
     try:
-        return tuple(origin for topic in cluster.topics(topics, to=operations).values() for origin in topic.origins)
+        partitions = cluster.topics([topic], to=[ACLOperation.READ])[topic].origins
     finally:
         cluster.close()
-
-
-def replay_of(message: Any) -> DeadLetterId | None:
-    """The dead letter that a message was put back for; None if it has no such header."""
-    values = [value for name, value in message.headers if name == REPLAY_OF and value is not None]
+    consumer = new_consumer(settings, _BOOTSTRAP_S, isolation_level="read_committed")
     try:
-        return DeadLetterId.parse(values[-1].decode())
-    except (IndexError, ValueError):
-        return None
+        starts, ends = beginning_offsets(consumer, partitions), end_offsets(consumer, partitions)
+        messages = read_between(consumer, starts, ends, timeout_ms=settings.request_timeout_ms)
+        yield from (dead_letter for message in messages if (dead_letter := _dead_letter(message)) is not None)
+    except CLIENT_ERRORS as error:
+        raise DeadLetterError(f"dead letters cannot be read: topic {topic}: {describe(error)}") from error
+    finally:
+        close_quietly(consumer)
 
 
-def _dead_letter(message: Any) -> StoredDeadLetter | None:
+def _dead_letter(message: Any) -> DeadLetter | None:
     errors = text_of(pair for pair in message.headers if pair[0].startswith(PREFIX))
     return from_headers(
         errors,
-        value=None if NO_VALUE in errors or LEFT_OUT_BYTES in errors else message.value,
+        value=None if _NO_VALUE in errors or LEFT_OUT_BYTES in errors else message.value,
         key=message.key,
         own=tuple((name, value or b"") for name, value in message.headers if not name.startswith(PREFIX)),
         written_ms=message.timestamp,
-        sink_partition=message.partition,
     )
-
-
-def _has_errors(message: Any) -> bool:
-    return any(name.startswith(PREFIX) for name, _ in message.headers)

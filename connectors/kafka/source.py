@@ -11,7 +11,14 @@ from typing import Any, Literal
 from kafka.admin import ACLOperation
 from kafka.errors import AuthorizationError, KafkaError, KafkaTimeoutError, LogTruncationError
 
-from connectors.kafka.admin import Cluster, Topic, check_identity, identity_of
+from connectors.kafka.admin import (
+    Cluster,
+    Topic,
+    available_beginning_offsets,
+    available_end_offsets,
+    check_identity,
+    identity_of,
+)
 from connectors.kafka.clients import (
     CLIENT_ERRORS,
     close_quietly,
@@ -22,7 +29,6 @@ from connectors.kafka.clients import (
     to_kafka,
     wait_until_reachable,
 )
-from connectors.kafka.dead_letters import available_beginning_offsets, available_end_offsets
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import KafkaSettings

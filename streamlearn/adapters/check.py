@@ -24,21 +24,12 @@ def targets(names: Sequence[str], shapes: LinearShapes) -> dict[str, tuple[int, 
     return {name: shape for name, shape in shapes.items() if any(_matches(name, target) for target in names)}
 
 
-def target_names(config: HeadLoraConfig) -> list[str]:
-    """Return the names of the decoder's targets.
-
-    Raises:
-        ConfigError: they are a pattern, which only PEFT's own functions take.
-    """
-    if isinstance(config.target_modules, str):
-        raise ConfigError(f"target_modules: must be a list of names here, found {config.target_modules!r}")
-    return config.target_modules
-
-
 def decoder_targets(config: HeadLoraConfig, shapes: LinearShapes) -> dict[str, tuple[int, int]]:
     """Select the linears of the decoder that get an adapter: the targets in `first_layer` and above."""
-    chosen = targets(target_names(config), shapes)
-    return {name: shape for name, shape in chosen.items() if _layer_of(name, config.first_layer) >= config.first_layer}
+    selected = targets(config.target_modules, shapes)
+    return {
+        name: shape for name, shape in selected.items() if _layer_of(name, config.first_layer) >= config.first_layer
+    }
 
 
 def check(config: HeadLoraConfig, shapes: LinearShapes, vision_shapes: LinearShapes) -> None:
@@ -58,11 +49,11 @@ def check(config: HeadLoraConfig, shapes: LinearShapes, vision_shapes: LinearSha
             f"adapter.vision_modules: the backbone has no vision tower, found {', '.join(config.vision_modules)}; "
             "remove the key"
         )
-    _check_names("target_modules", target_names(config), shapes)
+    _check_names("target_modules", config.target_modules, shapes)
     _check_names("vision_modules", config.vision_modules, vision_shapes)
     adapted = decoder_targets(config, shapes)
     if not adapted:
-        last = max(_layer_of(name, 0) for name in targets(target_names(config), shapes))
+        last = max(_layer_of(name, 0) for name in targets(config.target_modules, shapes))
         raise ConfigError(
             f"adapter.first_layer: must be at most {last}, the last layer with a target, found {config.first_layer}"
         )

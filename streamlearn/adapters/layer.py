@@ -8,9 +8,9 @@ eq. 3. There is no loop over experts and no sorting of tokens: all A are applied
 mask in the bottleneck (zero where not selected), and all B are applied in one product. The result is exact, shapes are
 static, and the gradient of an expert that no token selected is exactly zero.
 
-All regimes share one adapter, or each has its own (`HeadLoraConfig.per_regime`), which applies to the tokens of that
-regime only. So the cost of a pass does not depend on the number of regimes. For records that no regime explains, a pass
-may apply several adapters to the same tokens; the sums of eq. (2) are then averaged.
+All regimes share one adapter, or each has its own (`HeadLoraConfig.per_regime`), which applies to that regime's tokens
+only, so that the cost of a pass does not depend on the number of regimes. For records that match no regime, a pass may
+apply several adapters to the same tokens; the sums of eq. (2) are then averaged.
 """
 
 import math
@@ -32,17 +32,13 @@ from streamlearn.backbone.quantization import Int8Linear, Nf4Linear
 # S = D / H slice, K experts a head, R rank.
 
 
-NO_MERGE = (
-    "experts that are selected per token are not one weight matrix and cannot be merged; keep the adapter separate: "
-    "save_pretrained, then PeftModel.from_pretrained"
-)
 KEEP_NOTHING = (nn.Linear, Int8Linear, Nf4Linear)
-"""Linears that store no output for their backward pass, so that it may be overwritten."""
+"""Linears that keep no output for their backward pass, so that it may be overwritten."""
 ROUTER_STD = 0.02  # logits start near zero: the input decides the selection, the probabilities are nearly uniform
 
 
 class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft is not type-checked here
-    """A frozen linear and its experts, keyed by PEFT's adapter name."""
+    """A frozen linear and its experts, by PEFT's adapter name."""
 
     adapter_layer_names = ("head_lora_A", "head_lora_B", "head_lora_router")
     other_param_names = ("head_lora_config", "head_lora_load", "head_lora_bias", "head_lora_info")
@@ -60,7 +56,7 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         self.head_lora_load = BufferDict(persistent=False)
         self.head_lora_bias = BufferDict(persistent=False)
         self.head_lora_info: dict[str, AdaptedLayer] = {}
-        """What hooks and parallel adapters receive."""
+        """Descriptions passed to hooks and parallel adapters."""
         self.context_holder = RoutingContextHolder()
         self.frozen_peft_weight_names: dict[str, tuple[str, ...]] = {}
         self._disable_adapters = False
@@ -85,14 +81,14 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
             config: Its options; `config.regimes` CP biases are created, all zero.
             generator: Source of the random initialization.
             context_holder: Where the layer finds the context of the forward pass in progress.
-            name: See `AdaptedLayer.name`.
-            block: See `AdaptedLayer.block`.
-            is_vision: See `AdaptedLayer.is_vision`.
+            name: Field of `AdaptedLayer`.
+            block: Field of `AdaptedLayer`.
+            is_vision: Field of `AdaptedLayer`.
             owns_router: False for a layer that shares the router of its block's first layer.
         """
         H, K, R, S = config.num_heads, config.num_experts, config.r, self.in_features // config.num_heads
         device = self.base_layer.weight.device
-        bound = 1 / math.sqrt(S)  # what kaiming_uniform(a=sqrt(5)) gives for a fan-in of S, LoRA's initialisation
+        bound = 1 / math.sqrt(S)  # what kaiming_uniform(a=sqrt(5)) gives for a fan-in of S, LoRA's initialization
         A_HKRS = torch.empty(H, K, R, S).uniform_(-bound, bound, generator=generator)
         self.context_holder = context_holder
         self.head_lora_config[adapter_name] = config
@@ -125,10 +121,7 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         return parallel_adapter(next(iter(self.head_lora_info.values())), x, y)
 
     def _writable(self, y: Tensor) -> Tensor:
-        """`y`, or a copy where something else may read it later: a forward hook, or a backward pass that keeps it.
-
-        Only `KEEP_NOTHING` are known to keep nothing.
-        """
+        """Return `y`, or a copy where a forward hook or a backward pass may read it later."""
         linear = self.base_layer
         is_own = type(linear) in KEEP_NOTHING and not (linear._forward_hooks or linear._backward_hooks)
         return y if is_own and y.is_contiguous() else y.clone(memory_format=torch.contiguous_format)
@@ -151,11 +144,10 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         return gate_HKT if tokens_P is None else gate_HKT[:, :, tokens_P]
 
     def _adapters(self, x: Tensor) -> Iterator[tuple[str, Tensor | None, float]]:
-        """The adapters of this pass, each with the indices of its tokens, None for all, and its weight.
+        """List the adapters of this pass, each with the indices of its tokens (None: all) and its weight.
 
-        Where regimes have adapters of their own, a sequence gets that of its regime, or several at equal weights; one
-        whose regime has none, and one without a regime, get the frozen linear alone. Without regimes in the context,
-        PEFT's active adapters apply.
+        Where each regime has its own adapter, a sequence gets its regime's, or several at equal weights; without one,
+        only the frozen linear. Without regimes in the context, PEFT's active adapters apply.
         """
         sequences, num = self.context_holder.context.sequences, x.shape[:-1].numel()
         is_vision = next(iter(self.head_lora_info.values())).is_vision
@@ -173,7 +165,7 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
             yield from ((name, tokens_P, 1.0) for name in self.active_adapters if name in self.head_lora_A)
 
     def _route_sequences(self, name: str, x: Tensor) -> Tensor:
-        """One gate per block: its first layer decides for each sequence, the others follow (MoT eq. 1)."""
+        """Apply one gate per block: its first layer decides for each sequence, the others follow (MoT eq. 1)."""
         context, block = self.context_holder.context, self.head_lora_info[name].block
         segment_ids_T, num = _segments(context.sequences, x)
         decisions, key = context.block_decisions, (name, block)
@@ -215,25 +207,17 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         if torch.is_grad_enabled() and not self.context_holder.context.recomputing:
             self.head_lora_load[name] += selected_HKT.sum(-1)
 
-    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        """Refuse to merge: the experts that apply depend on the token."""
-        raise NotImplementedError(NO_MERGE)
-
-    def unmerge(self) -> None:
-        """Refuse, as `merge` does."""
-        raise NotImplementedError(NO_MERGE)
-
     def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
-        """Move without casting: experts stay float32 beside any backbone, otherwise loading would round them."""
+        """Move without casting: experts stay float32 on any backbone, otherwise loading would round them."""
         target = self.base_layer.weight.device if device is None else device
-        moved = (self.head_lora_A, self.head_lora_B, self.head_lora_router, self.head_lora_load, self.head_lora_bias)
-        for tensors in moved:
+        parts = (self.head_lora_A, self.head_lora_B, self.head_lora_router, self.head_lora_load, self.head_lora_bias)
+        for tensors in parts:
             if adapter_name in tensors and tensors[adapter_name].device != torch.device("meta"):
                 tensors[adapter_name] = tensors[adapter_name].to(target)
 
 
 def _segments(sequences: Sequences | None, x: Tensor) -> tuple[Tensor, int]:
-    """Index of the sequence that each token of the flattened (..., T, D) belongs to, and the number of sequences."""
+    """Return the sequence index of each token of the flattened (..., T, D), and the number of sequences."""
     num = x.shape[:-1].numel()
     if sequences is not None:
         return sequences.segment_ids(num), sequences.num
@@ -242,7 +226,7 @@ def _segments(sequences: Sequences | None, x: Tensor) -> tuple[Tensor, int]:
 
 
 def _means(x_TD: Tensor, segment_ids_T: Tensor, num: int, prompt_T: Tensor | None) -> Tensor:
-    """Mean over each sequence's prompt, (B, D) float32. MoT sums, which sharpens the gate as prompts get longer."""
+    """Average over each sequence's prompt, (B, D) float32. MoT sums, which sharpens the gate as prompts get longer."""
     weight_T1 = torch.ones_like(segment_ids_T) if prompt_T is None else prompt_T
     weight_T1 = weight_T1.float()[:, None]
     sums_BD = torch.zeros(num, x_TD.shape[1], device=x_TD.device).index_add(0, segment_ids_T, x_TD.float() * weight_T1)

@@ -1,32 +1,7 @@
-"""The presets: options of the one adapter layer, and its objective.
+"""The adapter's PEFT configuration, the objective, and the presets, which are named sets of both.
 
-| preset      | heads | experts | top-k | gate                      | routes    | rank | alpha | targets         |
-|-------------|-------|---------|-------|---------------------------|-----------|------|-------|-----------------|
-| streamlearn | 8     | 1       | 1     | -                         | -         | 4    | 8     | MLP             |
-| mh-moe      | 8     | 4       | 1     | softmax over the selected | tokens    | 4    | 8     | MLP             |
-| cp-moe      | 1     | 8       | 2     | softmax over the selected | tokens    | 4    | 8     | attention + MLP |
-| loramoe     | 1     | 6       | all   | softmax over all          | tokens    | 4    | 32    | MLP             |
-| mot         | 1     | 8       | 1     | softmax over the selected | sequences | 4    | 8     | attention + MLP |
-| lora        | 1     | 1       | -     | none                      | -         | 20   | 40    | MLP             |
-
-| preset      | experts belong to | CP bias | alpha | lambda | gamma | beta | router           | stages |
-|-------------|-------------------|---------|-------|--------|-------|------|------------------|--------|
-| streamlearn | one regime        | none    | -     | 0      | 0     | 0    | -                | no     |
-| mh-moe      | all regimes       | none    | -     | 0      | 0     | 0    | straight-through | no     |
-| cp-moe      | all regimes       | soft    | 0.2   | 10     | 0.1   | 0    | selected         | no     |
-| loramoe     | all regimes       | none    | -     | 0      | 0     | 0.1  | native           | no     |
-| mot         | all regimes       | none    | -     | 0      | 0     | 0    | straight-through | yes    |
-
-- `streamlearn`: each regime has an adapter of its own; with more than one expert a head, tokens choose among them.
-- MH-MoE (arXiv 2602.12587) states no rank; 4 gives a bottleneck of 8 x 4 x 4 = 128.
-- CP-MoE: arXiv 2605.20247, section 4. It states no LoRA alpha. Its lambda of 5e3 refers to a scale of importance that
-  it does not fix; on our scale nothing is learned after the first shift at that value (four SuperNI tasks, one seed:
-  lambda 1, 10 and 100 give AP .374, .380, .371 and AF .014, .003, .010).
-  Its importance is summed over steps and regimes as published (`accumulation` sum), since it is a baseline; where
-  another preset is given anchors, importance is bounded per regime.
-- LoRAMoE: arXiv 2312.09979, section 4.1.
-- MoT requires Omega(N log N) experts for N classes.
-- `lora` has the rank at which it activates as many parameters as `mh-moe` on a gated MLP.
+PEFT keeps its method names in a closed enum. Importing this module adds `HEAD_LORA` to it, so that
+`PeftModel.from_pretrained` loads a folder written by `save_pretrained`.
 """
 
 from dataclasses import asdict, dataclass, field, fields
@@ -36,20 +11,15 @@ from aenum import extend_enum
 from peft import PeftConfig, PeftType
 
 from streamlearn.errors import ConfigError
-from streamlearn.settings import Accumulation, AdapterSettings, Bias, Settings
-
-# The adapter's PEFT configuration, and its entry in PEFT's list of methods.
-#
-# PEFT keeps its method names in a closed enum. Importing this module adds `HEAD_LORA` to it, so that
-# `PeftModel.from_pretrained` loads a folder written by `save_pretrained`.
-
+from streamlearn.settings import Accumulation, AdapterSettings, Bias, PresetName, Settings
 
 METHOD = "HEAD_LORA"
 if METHOD not in PeftType.__members__:  # a second import must not add it again
     extend_enum(PeftType, METHOD, METHOD)
 
 MLP_LINEARS = ("gate_proj", "up_proj", "down_proj")
-"""The MLP linears of Qwen3, Llama, Mistral and Gemma."""
+ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
+"""The linears of Qwen3, Llama, Mistral and Gemma."""
 
 Gate = Literal["softmax_selected", "softmax", "none"]
 """Softmax over the selected experts (MH-MoE eq. 13), softmax over all experts, or no gate."""
@@ -105,23 +75,14 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
     """Unit of routing."""
     noise: float = 0.0
     """In training, sequence routing adds a uniform draw from [0, noise] to each logit before selection (MoT eq. 1)."""
-    target_modules: list[str] | str = field(default_factory=lambda: list(MLP_LINEARS))
-    """Decoder linears that get an adapter, by the last part of their names. PEFT also takes a regular expression of
-    whole names, or "all-linear"; the daemon takes names."""
+    target_modules: list[str] = field(default_factory=lambda: list(MLP_LINEARS))
+    """Decoder linears that get an adapter, by their names or the last part of them."""
     vision_modules: list[str] = field(default_factory=list)
     """The same for the linears of the vision tower and projector."""
     first_layer: int = 0
     """First decoder layer with an adapter, counted from 0; the gradient is not propagated below it."""
     exclude_modules: str | None = None
-    """Pattern of the names to leave out although they match a target; set by `attach`."""
-    rank_pattern: dict[str, int] = field(default_factory=dict)
-    """PEFT's: pattern of names -> rank of their experts, in place of `r`."""
-    layers_to_transform: list[int] | int | None = None
-    """PEFT's: numbers of the layers that get an adapter; None: all."""
-    layers_pattern: list[str] | str | None = None
-    """PEFT's: what precedes the number of a layer in names, where that is not the first number."""
-    modules_to_save: list[str] | None = None
-    """PEFT's: modules that are trained and saved as a whole, such as the head of a classifier."""
+    """Regular expression of names to leave out although they match a target; set by `attach`."""
     per_regime: bool = False
     """Whether this is the adapter of one regime, named by `regime_adapter`; if not, all regimes share it."""
     regimes: int = 0
@@ -132,10 +93,10 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
     def __post_init__(self) -> None:
         super().__post_init__()
         self.peft_type = PeftType[METHOD]
-        self.target_modules = self._named_modules()
         self._check_literals()
         self._check_sizes()
         self._check_names()
+        self.target_modules = list(dict.fromkeys(self.target_modules))
         self._check_routing()
 
     @property
@@ -152,18 +113,6 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
     def routed(self) -> bool:
         """Whether there is a router; a softmax over one expert is the constant 1 and needs none."""
         return self.gate != "none" and self.num_experts > 1
-
-    def _named_modules(self) -> list[str] | str:
-        """`target_modules` without repetitions."""
-        names: Any = self.target_modules
-        if isinstance(names, str) and names:
-            return names
-        if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in names):
-            raise ConfigError(
-                "target_modules: must be names of linears, a regular expression of them, or all-linear, found "
-                f"{names!r}; remove the key to adapt the MLP linears"
-            )
-        return list(dict.fromkeys(names))
 
     def _check_literals(self) -> None:
         literals = {"gate": Gate, "router_gradient": RouterGradient, "routes": Routes}
@@ -186,6 +135,8 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
             )
 
     def _check_names(self) -> None:
+        if isinstance(self.target_modules, str):
+            raise ConfigError(f"target_modules: must be a list of names, found {self.target_modules!r}")
         if not all(self.target_modules):
             raise ConfigError(f"target_modules: an empty name matches nothing, found {self.target_modules}")
         if not self.target_modules:
@@ -216,30 +167,9 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
             )
 
 
-ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
-ALL_LINEARS = (*ATTENTION_LINEARS, *MLP_LINEARS)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A row of the first table; the fields are those of `HeadLoraConfig`."""
-
-    num_heads: int
-    num_experts: int
-    top_k: int | None
-    gate: Gate
-    router_gradient: RouterGradient
-    r: int
-    alpha: float
-    target_modules: tuple[str, ...] = MLP_LINEARS
-    routes: Routes = "tokens"
-    noise: float = 0.0
-    per_regime: bool = False
-
-
 @dataclass(frozen=True)
 class Objective:
-    """A row of the second table: terms added to the task loss, and how routers are biased (CP-MoE eq. 10, 15)."""
+    """Terms added to the task loss, and the bias of the routers (CP-MoE eq. 10 and 15)."""
 
     bias: Bias = "none"
     """How a new regime biases routing: not at all, or in proportion to CKA (soft)."""
@@ -264,36 +194,62 @@ class Objective:
         return self.bias != "none" or self.anchor_strength > 0
 
 
-SHAPES = {
-    "streamlearn": Shape(8, 1, 1, "softmax_selected", "straight_through", r=4, alpha=8.0, per_regime=True),
-    "streamlearn-routed": Shape(8, 2, 1, "softmax_selected", "straight_through", r=4, alpha=8.0, per_regime=True),
-    "mh-moe": Shape(8, 4, 1, "softmax_selected", "straight_through", r=4, alpha=8.0),
-    "cp-moe": Shape(1, 8, 2, "softmax_selected", "selected", r=4, alpha=8.0, target_modules=ALL_LINEARS),
-    "loramoe": Shape(1, 6, None, "softmax", "native", r=4, alpha=32.0),
-    "mot": Shape(
-        1,
-        8,
-        1,
-        "softmax_selected",
-        "straight_through",
-        r=4,
-        alpha=8.0,
-        target_modules=ALL_LINEARS,
-        routes="sequences",
-        noise=0.1,
-    ),
-    "lora": Shape(1, 1, None, "none", "none", r=20, alpha=40.0),
-}
+@dataclass(frozen=True)
+class Preset:
+    """A named set of defaults."""
 
-OBJECTIVES = {
-    "streamlearn": Objective(router_lr=0.1),
-    "streamlearn-routed": Objective(router_lr=0.1),
-    "mh-moe": Objective(),
-    "cp-moe": Objective(bias="soft", bias_strength=0.2, anchor_strength=10.0, accumulation="sum", balance_strength=0.1),
-    "loramoe": Objective(localized_balance=0.1),
-    "mot": Objective(staged=True),
-    "lora": Objective(),
+    options: dict[str, Any]
+    """Fields of `HeadLoraConfig` that differ from its defaults."""
+    objective: Objective = Objective()
+
+
+ALL_LINEARS = [*ATTENTION_LINEARS, *MLP_LINEARS]
+PRESETS: dict[PresetName, Preset] = {
+    # Each regime has its own adapter.
+    "streamlearn": Preset({"num_experts": 1, "per_regime": True}, Objective(router_lr=0.1)),
+    # The same; a router of the regime chooses between two experts for each head slice of each token.
+    "streamlearn-routed": Preset({"num_experts": 2, "per_regime": True}, Objective(router_lr=0.1)),
+    # MH-MoE (arXiv 2602.12587) states no rank; 4 gives a bottleneck of 8 x 4 x 4 = 128.
+    "mh-moe": Preset({}),
+    # CP-MoE (arXiv 2605.20247), section 4, states no LoRA alpha. Its lambda of 5e3 belongs to a scale of importance
+    # that it does not fix; on our scale nothing is learned after the first shift at that value (four SuperNI tasks,
+    # one seed: lambda 1, 10 and 100 give AP .374, .380, .371 and AF .014, .003, .010). Importance is summed as
+    # published.
+    "cp-moe": Preset(
+        {"num_heads": 1, "num_experts": 8, "top_k": 2, "router_gradient": "selected", "target_modules": ALL_LINEARS},
+        Objective(bias="soft", bias_strength=0.2, anchor_strength=10.0, accumulation="sum", balance_strength=0.1),
+    ),
+    # LoRAMoE (arXiv 2312.09979), section 4.1.
+    "loramoe": Preset(
+        {
+            "num_heads": 1,
+            "num_experts": 6,
+            "top_k": None,
+            "gate": "softmax",
+            "router_gradient": "native",
+            "alpha": 32.0,
+        },
+        Objective(localized_balance=0.1),
+    ),
+    # MoT needs Omega(N log N) experts for N classes.
+    "mot": Preset(
+        {"num_heads": 1, "num_experts": 8, "target_modules": ALL_LINEARS, "routes": "sequences", "noise": 0.1},
+        Objective(staged=True),
+    ),
+    # At this rank it activates as many parameters as `mh-moe` on a gated MLP.
+    "lora": Preset(
+        {
+            "num_heads": 1,
+            "num_experts": 1,
+            "top_k": None,
+            "gate": "none",
+            "router_gradient": "none",
+            "r": 20,
+            "alpha": 40.0,
+        }
+    ),
 }
+assert tuple(PRESETS) == get_args(PresetName), "the settings name the presets of this table, in its order"
 
 OPTIONS = {"rank": "r"} | {
     name: name
@@ -313,7 +269,7 @@ OPTIONS = {"rank": "r"} | {
 
 
 def resolve(settings: AdapterSettings, *, regimes: int = 0) -> HeadLoraConfig:
-    """Combine the preset's shape with the settings that override it.
+    """Combine the preset's options with the settings that override them.
 
     Args:
         settings: The `adapter` section.
@@ -322,7 +278,7 @@ def resolve(settings: AdapterSettings, *, regimes: int = 0) -> HeadLoraConfig:
     Raises:
         ConfigError: the result contradicts itself; the message names the key, the value and what to change.
     """
-    defaults = asdict(SHAPES[settings.preset])
+    defaults = PRESETS[settings.preset].options
     given = {option: getattr(settings, name) for name, option in OPTIONS.items() if getattr(settings, name) is not None}
     try:
         return HeadLoraConfig(**{**defaults, **given, "regimes": regimes})
@@ -337,7 +293,7 @@ def objective(settings: Settings) -> Objective:
         ConfigError: a bias or a balance without a router, a localized balance of whole sequences, a bias or anchors for
             experts that no two regimes share, or a mean of adapters where regimes have none of their own.
     """
-    defaults = OBJECTIVES[settings.adapter.preset]
+    defaults = PRESETS[settings.adapter.preset].objective
     given: dict[str, Any] = {}
     for section in (settings.adapter, settings.learner, settings.consolidate):
         for option in fields(Objective):
@@ -345,39 +301,38 @@ def objective(settings: Settings) -> Objective:
             if value is not None:
                 given[option.name] = value
     if settings.adapter.bias == "soft" and defaults.bias == "none" and settings.adapter.bias_strength is None:
-        given["bias_strength"] = OBJECTIVES["cp-moe"].bias_strength
-    if SHAPES[settings.adapter.preset].gate == "none" and given.get("bias", "none") != "none":
-        raise ConfigError(f"adapter.bias: preset {settings.adapter.preset} has no router to bias; remove the key")
-    wanted = Objective(**{**asdict(defaults), **given})
+        given["bias_strength"] = PRESETS["cp-moe"].objective.bias_strength
     config = resolve(settings.adapter)
-    _check_balance(wanted, config)
-    per_regime = config.per_regime
-    if settings.serve.unknown == "mean" and not per_regime:
+    combined = Objective(**{**asdict(defaults), **given})
+    if combined.bias != "none" and config.gate == "none":
+        raise ConfigError(f"adapter.bias: preset {settings.adapter.preset} has no router to bias; remove the key")
+    _check_balance(combined, config)
+    if settings.serve.unknown == "mean" and not config.per_regime:
         raise ConfigError(
             "serve.unknown: mean averages the adapters of regimes, and here all regimes share one; set it to auto, "
             "nearest or backbone"
         )
-    if wanted.compares and per_regime:
-        key = "adapter.bias" if wanted.bias != "none" else "consolidate.anchor_strength"
+    if combined.compares and config.per_regime:
+        key = "adapter.bias" if combined.bias != "none" else "consolidate.anchor_strength"
         raise ConfigError(
             f"{key}: acts on experts that regimes share, and here each regime has its own; remove the key, or set "
             "adapter.per_regime: false"
         )
-    return wanted
+    return combined
 
 
-def _check_balance(wanted: Objective, config: HeadLoraConfig) -> None:
+def _check_balance(combined: Objective, config: HeadLoraConfig) -> None:
     """Refuse a term of the objective that has nothing to balance."""
     for name in ("balance_strength", "localized_balance"):
-        strength = getattr(wanted, name)
+        strength = getattr(combined, name)
         if strength and not config.routed:
             how = "" if config.gate == "none" else " or adapter.num_experts above 1"
             raise ConfigError(
                 f"learner.{name}: must be 0 without a router: one expert per head leaves nothing to choose, found "
                 f"{strength}; set it to 0{how}"
             )
-    if wanted.localized_balance and config.routes == "sequences":
+    if combined.localized_balance and config.routes == "sequences":
         raise ConfigError(
             "learner.localized_balance: must be 0 where whole sequences are routed: it balances a record's tokens, "
-            f"found {wanted.localized_balance}; remove the key"
+            f"found {combined.localized_balance}; remove the key"
         )

@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -12,12 +12,11 @@ from peft import PeftModel, PeftType, get_peft_model
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 from peft.tuners.tuners_utils import BaseTuner
 from peft.utils import register_peft_method
-from peft.utils.other import get_pattern_key
 from torch import Tensor, nn
 
-from streamlearn.adapters.check import check, check_heads, decoder_targets, linear_shapes, target_names, targets
-from streamlearn.adapters.context import AdaptedLayer, RoutingContextHolder
-from streamlearn.adapters.layer import NO_MERGE, HeadLoraLinear
+from streamlearn.adapters.check import check, check_heads, decoder_targets, linear_shapes, targets
+from streamlearn.adapters.context import AdaptedLayer, RoutingContext, RoutingContextHolder
+from streamlearn.adapters.layer import HeadLoraLinear
 from streamlearn.adapters.presets import METHOD, HeadLoraConfig, regime_adapter
 from streamlearn.errors import ConfigError
 
@@ -38,42 +37,16 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
         self.blocks_with_router: set[str] = set()
         if not hasattr(self, "context_holder"):  # all adapters of a model have one
             self.context_holder = RoutingContextHolder()
-            self._pass_hooks = (
-                model.register_forward_pre_hook(self._begin_pass, with_kwargs=True),
-                model.register_forward_hook(self._end_pass, always_call=True),
-            )
-
-    def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
-        """PEFT calls this for each new adapter; experts are float32 already."""
-        if not autocast_adapter_dtype:
-            raise ConfigError(
-                "autocast_adapter_dtype: must be true: experts are stored in float32 and computed in the dtype of the "
-                "backbone, found false; leave it out"
-            )
-        super()._cast_adapter_dtype(adapter_name, autocast_adapter_dtype)
 
     @contextmanager
-    def _enable_peft_forward_hooks(self, *_: Any, adapter_names: Any = None, **__: Any) -> Iterator[None]:
-        """PEFT calls this around every forward pass and generation with its arguments."""
-        if adapter_names is not None:
-            raise ConfigError(
-                "adapter_names: one adapter for all sequences of a batch is active here; where regimes have adapters "
-                "of their own, `routing_context` says which sequence belongs to which"
-            )
-        yield
+    def _enable_peft_forward_hooks(self, *_: Any, **__: Any) -> Iterator[None]:
+        """PEFT calls this around every forward pass and generation of its own; each gets a context of its own.
 
-    def _unload_and_optionally_merge(self, *arguments: Any, **named: Any) -> Any:
-        """PEFT calls this for `unload` and `merge_and_unload`; the backbone keeps none of our hooks."""
-        unloaded = super()._unload_and_optionally_merge(*arguments, **named)
-        for hook in self._pass_hooks:
-            hook.remove()
-        return unloaded
-
-    def _begin_pass(self, _model: nn.Module, _arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self.context_holder.begin_pass(named.get("past_key_values"))
-
-    def _end_pass(self, *_: Any) -> None:
-        self.context_holder.end_pass()
+        Where sequences are routed, a generation keeps the experts of its prompts.
+        """
+        holder = self.context_holder
+        with holder.using(RoutingContext(decoding=True)) if holder.context is holder.outside else nullcontext():
+            yield
 
     def _create_and_replace(  # PEFT's signature
         self,
@@ -93,11 +66,10 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
         check_heads(peft_config.num_heads, {current_key: (layer.in_features, layer.out_features)})
         if layer is not target:
             setattr(parent, target_name, layer)
-        rank = peft_config.rank_pattern.get(get_pattern_key(peft_config.rank_pattern, current_key), peft_config.r)
         block = _block_of(current_key) if peft_config.routes == "sequences" else current_key
         layer.update_layer(
             adapter_name,
-            peft_config if rank == peft_config.r else replace(peft_config, r=rank),
+            peft_config,
             self.generator,
             self.context_holder,
             name=current_key,
@@ -117,12 +89,15 @@ class HeadLoraModel(BaseTuner):  # type: ignore[misc]  # peft is not type-checke
 
     def _check_merge_allowed(self) -> NoReturn:
         """PEFT calls this before every merge."""
-        raise NotImplementedError(NO_MERGE)
+        raise NotImplementedError(
+            "experts that are selected per token are not one weight matrix and cannot be merged; keep the adapter "
+            "separate: save_pretrained, then PeftModel.from_pretrained"
+        )
 
 
 @dataclass(frozen=True)
 class Bank:
-    """The experts of one linear in one adapter, as optimizer, probe and consolidation address them."""
+    """The experts of one linear in one adapter."""
 
     linear: str
     """The linear's name in the backbone, for example model.layers.0.mlp.up_proj."""
@@ -138,25 +113,22 @@ class Bank:
 
     @property
     def name(self) -> str:
-        """The linear's name, after that of an adapter that is one regime's."""
+        """The linear's name, prefixed by the adapter's where each regime has its own."""
         return self.linear if self.adapter == SHARED else f"{self.adapter}/{self.linear}"
 
     @property
     def info(self) -> AdaptedLayer:
-        """What hooks and parallel adapters receive for this linear."""
+        """Description passed to hooks and parallel adapters."""
         return self.layer.head_lora_info[self.adapter]
 
     @property
     def load_HK(self) -> Tensor | None:  # noqa: N802  # a shape suffix
-        """Load of each expert: tokens, or sequences, routed to it in training passes since `reset_load`.
-
-        None without a router: every expert gets every token of the adapter.
-        """
+        """Tokens, or sequences, routed to each expert in training passes since `reset_load`; None without a router."""
         loads = self.layer.head_lora_load
         return loads[self.adapter] if self.adapter in loads else None  # noqa: SIM401  a BufferDict has no get
 
     def reset_load(self) -> None:
-        """Set every expert's load to zero; called at the start of a step, before its first forward pass."""
+        """Set every expert's load to zero."""
         if self.load_HK is not None:
             self.load_HK.zero_()
 
@@ -170,7 +142,7 @@ class Bank:
 def attach(model: nn.Module, config: HeadLoraConfig, seed: int) -> PeftModel:
     """Add experts to the target linears of `model` and freeze everything else; the output does not change yet.
 
-    Where each regime has an adapter of its own, that of the regime in slot 0 is added.
+    Where each regime has its own adapter, the adapter of slot 0 is added.
 
     Args:
         model: The backbone; its linears are replaced in place.
@@ -185,9 +157,9 @@ def attach(model: nn.Module, config: HeadLoraConfig, seed: int) -> PeftModel:
     decoder = {name: shape for name, shape in shapes.items() if name.startswith(decoder_prefix)}
     vision = {name: shape for name, shape in shapes.items() if name not in decoder}
     check(config, decoder, vision)
-    chosen = decoder_targets(config, decoder) | targets(config.vision_modules, vision)
-    names = [*target_names(config), *config.vision_modules]
-    others = {name: (0, 0) for name, _ in model.named_modules() if name not in chosen}
+    adapted = decoder_targets(config, decoder) | targets(config.vision_modules, vision)
+    names = [*config.target_modules, *config.vision_modules]
+    others = {name: (0, 0) for name, _ in model.named_modules() if name not in adapted}
     excluded = [re.escape(name) for name in targets(names, others)] if vision or config.first_layer else []
     config = replace(config, init_seed=seed, target_modules=names, exclude_modules="|".join(excluded) or None)
     with warnings.catch_warnings():  # peft 0.21 calls transformers 5.2x by a deprecated name
@@ -199,9 +171,9 @@ def attach(model: nn.Module, config: HeadLoraConfig, seed: int) -> PeftModel:
 
 
 def add_regime(model: PeftModel, slot: int, seed: int) -> None:
-    """Give the regime in `slot` an adapter of its own, without effect on the output yet.
+    """Give the regime in `slot` its own adapter, without effect on the output yet; one in that slot is replaced.
 
-    It has the options of the one that `attach` added. One that the slot had before is replaced.
+    It has the options of the adapter that `attach` added.
 
     Args:
         model: What `attach` returned.
@@ -258,9 +230,6 @@ if PeftType[METHOD] not in PEFT_TYPE_TO_TUNER_MAPPING:  # importing twice must n
 
 @torch.no_grad()
 def copy_slots(target: Tensor, saved: Tensor) -> None:
-    """Copy values saved with at most as many slots, in the last dimension; further slots get zero.
-
-    `shift.max_regimes` may have grown since.
-    """
+    """Copy values saved with fewer or equally many slots, in the last dimension; new slots get zero."""
     target.zero_()
     target[..., : saved.shape[-1]].copy_(saved)

@@ -31,8 +31,7 @@ default of all presets but `cp-moe`, measures the path without gradient noise (`
 apart (`regime_importance`).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -43,7 +42,6 @@ from streamlearn.baselines.transient import ProbeReport
 from streamlearn.learner.importance import RANK_DIM
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import ConsolidateSettings
-from streamlearn.stream.record import Example
 
 # Shape suffixes: H heads, K experts a head, N regime slots.
 
@@ -181,20 +179,3 @@ class Consolidator:
         for name, omega in self._pending.items():
             omega.copy_(tensors[f"{_PENDING}{name}"])
         self.store.load_state(tensors)
-
-
-# Shape suffixes: H heads, K experts a head, N regime slots.
-
-
-@dataclass(frozen=True)
-class ExpertEvidence:
-    """What is known beside the learner; tensors by bank."""
-
-    numbers: Mapping[int, int]
-    """Slot of each remembered regime -> its number."""
-    load: Mapping[str, Tensor]
-    """Tokens that each expert was trained on, (H, K)."""
-    similarity: Mapping[str, Tensor]
-    """CKA that each slot's probe found, (H, K, N)."""
-    holdouts: Mapping[int, Sequence[Example]]
-    """By slot."""

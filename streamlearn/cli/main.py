@@ -11,9 +11,7 @@ import orjson
 import typer
 
 from streamlearn import __version__
-from streamlearn.cli import bench, dead_letters
-from streamlearn.cli import controls as regimes
-from streamlearn.cli import controls as snapshots
+from streamlearn.cli import controls, dead_letters
 from streamlearn.cli.feed import feed
 from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out
 from streamlearn.daemon.process import StopSignals
@@ -30,10 +28,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-app.add_typer(snapshots.app_snapshots, name="snapshots")
-app.add_typer(regimes.app, name="regimes")
+controls.add_controls(app)
+app.add_typer(controls.snapshots, name="snapshots")
+app.add_typer(controls.regimes, name="regimes")
 app.add_typer(dead_letters.app, name="dead-letters")
-app.add_typer(bench.app, name="bench")
 
 
 class ExportFormat(StrEnum):
@@ -76,7 +74,7 @@ def _options(
 @app.command()
 def run(
     config: ConfigOption,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; move existing snapshots aside.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start from scratch; existing snapshots are renamed.")] = False,
     accept_config_change: Annotated[
         bool,
         typer.Option(
@@ -92,7 +90,6 @@ def run(
             help="Split the closing table where this key of the records' meta changes. Training never reads it.",
         ),
     ] = None,
-    segment_by_alias: Annotated[str | None, typer.Option("--stretch-by", hidden=True)] = None,
 ) -> None:
     """Run the daemon: learn until the stream ends or a stop signal arrives.
 
@@ -108,7 +105,7 @@ def run(
             find_rank(os.environ),
             fresh=fresh,
             accept_config_change=accept_config_change,
-            segment_by=segment_by or segment_by_alias,
+            segment_by=segment_by,
         )
     gc.freeze()  # otherwise the interpreter's last collection walks all imported modules: 1.7 s on every stop
 
@@ -259,59 +256,21 @@ def gateway(
 
 
 @app.command()
-def status(config: ConfigOption, as_json: JsonOption = False) -> None:
+def status(
+    config: ConfigOption,
+    as_json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second, until Ctrl-C.")] = False,
+) -> None:
     """Show the running daemon's progress, regimes, shifts and forgetting."""
     from streamlearn.cli import status as overview  # noqa: PLC0415
 
-    answers = overview.fetch(load_settings(config))
     if as_json:
-        print(orjson.dumps(answers, option=orjson.OPT_INDENT_2).decode())  # noqa: T201
+        responses = overview.fetch(load_settings(config))
+        print(orjson.dumps(responses, option=orjson.OPT_INDENT_2).decode())  # noqa: T201
+    elif watch:
+        overview.watch(load_settings(config), out)
     else:
-        out.print(overview.tables(answers))
-
-
-@app.command()
-def watch(
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="The daemon of this configuration file.", metavar="FILE")
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="The daemon at this address, instead of --config.", metavar="URL")
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
-) -> None:
-    """Watch the running daemon: loss beside the backbone's, regimes along the stream, shifts, forgetting.
-
-    Ctrl-C ends it. While the daemon is away, it asks again every second.
-    """
-    from streamlearn.cli.watch import endpoint_of  # noqa: PLC0415
-    from streamlearn.cli.watch import watch as watch_daemon  # noqa: PLC0415
-
-    watch_daemon(endpoint_of(config, url), out, once=once)
-
-
-@app.command()
-def pause(config: ConfigOption) -> None:
-    """Take no step and read no record until `resume`, also after a restart.
-
-    The daemon goes on serving HTTP and writing snapshots. Without a running daemon, the next start is paused.
-    """
-    from streamlearn.cli.controls import carry_out  # noqa: PLC0415
-    from streamlearn.controls import Pause  # noqa: PLC0415
-
-    result = carry_out(load_settings(config), Pause())
-    what = "paused" if result.changed else "paused already"
-    out.print(f"{what}: no step is taken and no record is read until `streamlearn resume`", markup=False)
-
-
-@app.command()
-def resume(config: ConfigOption) -> None:
-    """Go on after `pause`."""
-    from streamlearn.cli.controls import carry_out  # noqa: PLC0415
-    from streamlearn.controls import Resume  # noqa: PLC0415
-
-    result = carry_out(load_settings(config), Resume())
-    out.print("resumed" if result.changed else "not paused: nothing to resume", markup=False)
+        out.print(overview.tables(overview.fetch(load_settings(config))))
 
 
 @app.command("check-config")

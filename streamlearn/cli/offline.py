@@ -14,7 +14,7 @@ from connectors.jsonl import read_lines
 from streamlearn.adapters.check import check
 from streamlearn.backbone.load import Outline, identity, outline
 from streamlearn.cli.client import Endpoint, understood
-from streamlearn.cli.status import FittedColumn, FittedTable
+from streamlearn.cli.status import Cell, render_table
 from streamlearn.daemon.model import Model, adapter_of, adapter_shape
 from streamlearn.errors import ConfigError, SnapshotError, UsageError
 from streamlearn.export.export import Exporter, ExportOptions
@@ -190,17 +190,15 @@ def export(
         return [exporter.export(slot) for slot in exporter.slots(regimes)]
 
 
-def table_export(exported: Sequence[ExportedRegime]) -> FittedTable:
+def table_export(exported: Sequence[ExportedRegime]) -> Table:
     """One row per folder; losses are on the hold-out records."""
-    figures = [each.figures for each in exported]
-    return FittedTable(
-        [
-            FittedColumn("folder", [each.name for each in exported], 9, is_text=True),
-            FittedColumn("records", [f"{each.records:,}" for each in exported], 2),
-            FittedColumn("rank", [str(each.rank) for each in exported], 1),
-            FittedColumn("hold-out", [str(each.records) if each else "0" for each in figures], 3),
-            FittedColumn("loss", [f"{each.loss:.3f}" if each else "-" for each in figures], 8),
-            FittedColumn("backbone's", [f"{each.backbone_loss:.3f}" if each else "-" for each in figures], 7),
-            FittedColumn("KL", [f"{each.divergence:.1e}" if each else "-" for each in figures], 6),
-        ]
-    )
+    columns: dict[str, Cell[ExportedRegime]] = {
+        "folder": lambda regime: regime.name,
+        "records": lambda regime: f"{regime.records:,}",
+        "rank": lambda regime: str(regime.rank),
+        "hold-out": lambda regime: str(regime.figures.records) if regime.figures else "0",
+        "loss": lambda regime: f"{regime.figures.loss:.3f}" if regime.figures else "-",
+        "backbone's": lambda regime: f"{regime.figures.backbone_loss:.3f}" if regime.figures else "-",
+        "KL": lambda regime: f"{regime.figures.divergence:.1e}" if regime.figures else "-",
+    }
+    return render_table(exported, columns, text=("folder",))

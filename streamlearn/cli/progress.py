@@ -1,9 +1,9 @@
-"""Progress of a run for a terminal: one live line while it trains, tables at its end."""
+"""Progress of a run for a terminal: one live line while it trains, a closing report at its end."""
 
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,38 +11,31 @@ import orjson
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
-from streamlearn.cli.status import FittedColumn, FittedTable
-from streamlearn.learner.evaluate import ExampleScore
+from streamlearn.cli.status import Cell, render_table
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.statistics import ShiftReport
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import AdaptationStatus, Status
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import IGNORED, Example
+from streamlearn.stream.record import IGNORED
 
 FIRST, LAST = 2, 50
 """Records over which a segment's first and last loss are averaged: most is learned from the first few."""
 
-Scorer = Callable[[Sequence[Example]], Sequence[ExampleScore]]
-"""Scores each example with the frozen backbone."""
 
-
-class Measured(NamedTuple):
-    """A record and its prequential loss, in nats per learned token."""
+class RecordLoss(NamedTuple):
+    """Prequential loss of a record, in nats per learned token."""
 
     loss: float
-    example: Example
-
-    @property
-    def learned(self) -> int:
-        """The number of learned tokens."""
-        return int((self.example.labels != IGNORED).sum())
+    learned: int
+    """Learned tokens."""
 
 
 @dataclass
-class LabelledSegment:
+class LabeledSegment:
     """Consecutive records with the same label."""
 
     label: str
@@ -50,32 +43,26 @@ class LabelledSegment:
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    first: list[Measured] = field(default_factory=list)
-    last: deque[Measured] = field(default_factory=lambda: deque(maxlen=LAST))
+    first: list[RecordLoss] = field(default_factory=list)
+    last: deque[RecordLoss] = field(default_factory=lambda: deque(maxlen=LAST))
 
-    def add(self, measured: Sequence[Measured], step: Step, share: float) -> None:
+    def add(self, losses: Sequence[RecordLoss], step: Step, share: float) -> None:
         """Add the records of a batch that belong to this segment; `share` is their fraction of the batch."""
-        self.records += len(measured)
-        self.first += measured[: FIRST - len(self.first)]
-        self.last.extend(measured)
+        self.records += len(losses)
+        self.first += losses[: FIRST - len(self.first)]
+        self.last.extend(losses)
         self.steps += 1
         self.tokens += round(step.tokens * share)
         self.seconds += step.seconds * share
 
 
-def mean_loss(measured: Iterable[Measured]) -> float:
-    """Mean loss over the learned tokens of all records, in nats per token."""
-    records = list(measured)
-    return sum(each.loss * each.learned for each in records) / sum(each.learned for each in records)
+def mean_loss(losses: Iterable[RecordLoss]) -> float:
+    """Mean over the learned tokens of all records, in nats per token."""
+    records = list(losses)
+    return sum(record.loss * record.learned for record in records) / sum(record.learned for record in records)
 
 
-def frozen_loss(measured: Iterable[Measured], frozen: Scorer) -> float:
-    """Mean loss of the frozen backbone on the same records, in nats per token."""
-    scores = frozen([each.example for each in measured])
-    return sum(score.loss_sum for score in scores) / sum(score.tokens for score in scores)
-
-
-class LabelledSegments:
+class LabeledSegments:
     """The run, split where the label changes.
 
     The label is `meta[key]` of each record. It is parsed here from the record's bytes, after the step and for display
@@ -84,17 +71,18 @@ class LabelledSegments:
 
     def __init__(self, key: str | None) -> None:
         self.key = key
-        self.all: deque[LabelledSegment] = deque(maxlen=100)  # the stream may be endless
+        self.all: deque[LabeledSegment] = deque(maxlen=100)  # the stream may be endless
 
     def add(self, batch: Batch, step: Step) -> None:
         """Assign one step's records to segments."""
-        groups: dict[str, list[Measured]] = {}
+        groups: dict[str, list[RecordLoss]] = {}
         for record, example, loss in zip(batch.records, batch.examples, step.record_losses, strict=True):
-            groups.setdefault(self._label(record.value), []).append(Measured(loss, example))
-        for label, measured in groups.items():
+            learned = int((example.labels != IGNORED).sum())
+            groups.setdefault(self._label(record.value), []).append(RecordLoss(loss, learned))
+        for label, losses in groups.items():
             if not self.all or self.all[-1].label != label:
-                self.all.append(LabelledSegment(label))
-            self.all[-1].add(measured, step, len(measured) / len(batch.records))
+                self.all.append(LabeledSegment(label))
+            self.all[-1].add(losses, step, len(losses) / len(batch.records))
 
     def _label(self, value: bytes | None) -> str:
         if self.key is None or value is None:
@@ -103,14 +91,14 @@ class LabelledSegments:
 
 
 class ProgressDisplay:
-    """Observer of a run that prints a live line on a terminal, and closing tables everywhere.
+    """Observer of a run that prints a live line on a terminal, and a closing report everywhere.
 
     Where standard output is no terminal, the log reports progress.
     """
 
     def __init__(self, key: str | None, endpoint: str | None) -> None:
         self.console = Console(file=sys.stdout)
-        self.segments = LabelledSegments(key)
+        self.segments = LabeledSegments(key)
         self.snapshots = 0
         self.shifts: deque[ShiftReport] = deque(maxlen=100)  # the stream may be endless
         self._endpoint = endpoint
@@ -134,9 +122,9 @@ class ProgressDisplay:
         if self._live:
             self._live.update(self._line(status))
 
-    def on_shift(self, entry: ShiftReport) -> None:
-        """Keep the shift for the closing table."""
-        self.shifts.append(entry)
+    def on_shift(self, report: ShiftReport) -> None:
+        """Keep the shift for the closing report."""
+        self.shifts.append(report)
 
     def on_snapshot(self, info: SnapshotInfo) -> None:
         """Count the snapshot."""
@@ -149,7 +137,7 @@ class ProgressDisplay:
             self._live.stop()
 
     def _line(self, status: Status) -> Text:
-        """The live line; what does not fit the terminal is left out from the right."""
+        """The live line; parts that do not fit the terminal are left out from the right."""
         lags = [partition.lag for partition in status.partitions if partition.lag is not None]
         parts = [
             f"step {status.step}",
@@ -167,10 +155,10 @@ class ProgressDisplay:
             shown.pop()
         return Text("  ".join(shown), overflow="ellipsis", no_wrap=True)
 
-    def report(self, status: Status, state_folder: str, frozen: Scorer | None) -> None:
-        """Print the closing tables; with `frozen`, also the frozen backbone's loss on the same records."""
+    def report(self, status: Status, state_folder: str) -> None:
+        """Print the closing report."""
         if self.segments.all:
-            self.console.print(_segments(list(self.segments.all), frozen))
+            self.console.print(_segments(list(self.segments.all)))
         trained = status.records_trained - self._first_records
         self.console.print(
             f"{trained:,} records trained, {status.records_dead_lettered:,} dead letters, {status.step:,} steps, "
@@ -191,54 +179,37 @@ def _regime(adaptation: AdaptationStatus) -> str:
     return f"regime {adaptation.current.number}, {count} shift{'s' if count != 1 else ''}"
 
 
-def _segments(segments: Sequence[LabelledSegment], frozen: Scorer | None) -> FittedTable:
+def _segments(segments: Sequence[LabeledSegment]) -> Table:
     """One row per segment."""
-    speeds = [f"{segment.tokens / segment.seconds:,.0f}" if segment.seconds else "-" for segment in segments]
-    columns = [
-        FittedColumn("segment", [segment.label for segment in segments], 9, is_text=True),
-        FittedColumn("records", [f"{segment.records:,}" for segment in segments], 8),
-        FittedColumn("steps", [f"{segment.steps:,}" for segment in segments], 2),
-        FittedColumn("tokens/s", speeds, 3),
-    ]
-    for name, importance, measured in (
-        (f"first {FIRST}", 6, [segment.first for segment in segments]),
-        (f"last {LAST}", 7, [segment.last for segment in segments]),
-    ):
-        columns.append(FittedColumn(f"loss\n{name}", [f"{mean_loss(each):.2f}" for each in measured], 9))
-        if frozen is not None:
-            columns.append(
-                FittedColumn(f"frozen\n{name}", [f"{frozen_loss(each, frozen):.2f}" for each in measured], importance)
-            )
-    return FittedTable(columns, caption=_LOSS + (_FROZEN if frozen is not None else ""))
+    columns: dict[str, Cell[LabeledSegment]] = {
+        "segment": lambda segment: segment.label,
+        "records": lambda segment: f"{segment.records:,}",
+        "steps": lambda segment: f"{segment.steps:,}",
+        "tokens/s": lambda segment: f"{segment.tokens / segment.seconds:,.0f}" if segment.seconds else "-",
+        f"loss\nfirst {FIRST}": lambda segment: f"{mean_loss(segment.first):.2f}",
+        f"loss\nlast {LAST}": lambda segment: f"{mean_loss(segment.last):.2f}",
+    }
+    caption = (
+        "loss: prequential (each batch is measured before it is trained on), in nats per learned token, over the "
+        f"first {FIRST} and the last {LAST} records of a segment."
+    )
+    return render_table(segments, columns, text=("segment",), caption=caption)
 
 
 def _shifts(reports: Sequence[ShiftReport], adaptation: AdaptationStatus) -> Group:
     """The regimes that the stream entered, and how much was forgotten."""
-    shifts = [report.shift for report in reports]
-    parts: list[RenderableType] = [
-        FittedTable(
-            [
-                FittedColumn("from\nrecord", [f"{shift.onset:,}" for shift in shifts], 9),
-                FittedColumn(
-                    "kind", ["start" if shift.previous is None else shift.kind for shift in shifts], 9, is_text=True
-                ),
-                FittedColumn("regime", [f"{shift.regime}" for shift in shifts], 9),
-                FittedColumn("", ["known" if shift.known else "new" for shift in shifts], 9, is_text=True),
-            ]
-        )
-    ]
-    figures = {
+    columns: dict[str, Cell[ShiftReport]] = {
+        "from\nrecord": lambda report: f"{report.shift.onset:,}",
+        "kind": lambda report: "start" if report.shift.previous is None else report.shift.kind,
+        "regime": lambda report: f"{report.shift.regime}",
+        "": lambda report: "known" if report.shift.known else "new",
+    }
+    parts: list[RenderableType] = [render_table(reports, columns, text=("kind", ""))]
+    values = {
         "average forgetting": adaptation.average_forgetting,
         "backward transfer": adaptation.backward_transfer,
     }
-    known = [f"{name} {figure:.4f}" for name, figure in figures.items() if figure is not None]
+    known = [f"{name} {value:.4f}" for name, value in values.items() if value is not None]
     if known:
         parts.append(f"{', '.join(known)} (hold-out accuracy of past regimes)")
     return Group(*parts)
-
-
-_LOSS = (
-    f"loss: prequential (each batch is measured before it is trained on), in nats per learned token, over the first "
-    f"{FIRST} and the last {LAST} records of a segment."
-)
-_FROZEN = " frozen: the same records under the frozen backbone."

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,6 @@ from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.http.guards import obtain
 from streamlearn.http.server import HttpServer
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.learner.evaluate import ExampleScore, run_to_end, score
 from streamlearn.openai_api import DEFAULT_NAME
 from streamlearn.serve.app import create_app
 from streamlearn.serve.health import health_app
@@ -30,7 +29,6 @@ from streamlearn.settings import Settings
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import HEARTBEAT_BOUND_S, Board, Clock, Phase, Status
-from streamlearn.stream.record import Example
 
 _log = get_logger("daemon")
 
@@ -124,22 +122,12 @@ def _train(
         display.close()
         seconds = round(time.monotonic() - started, 1)
         _log.info(Event.DAEMON_STOPPED, records=board.read().records_trained, seconds=seconds)
-        compare = segment_by is not None and not daemon.stopped  # a stop must not wait for a comparison
-        if compare:
+        if segment_by is not None and not daemon.stopped:  # a stop must not wait for the last scores
             daemon.score_all()
-        frozen = partial(_score_frozen, components) if compare else None
-        display.report(board.read(), str(components.settings.state), frozen)
+        display.report(board.read(), str(components.settings.state))
     finally:
         display.close()
         components.close()
-
-
-def _score_frozen(components: Components, examples: Sequence[Example]) -> Sequence[ExampleScore]:
-    """Score the examples with the frozen backbone, without the adapter."""
-    learner = components.learner
-    with learner.model.disable_adapter():
-        work = score(learner.model, examples, learner.device, pack_tokens=components.settings.stream.batch_tokens)
-        return run_to_end(work)
 
 
 def _publish_identity(components: Components, board: Board) -> None:

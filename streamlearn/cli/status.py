@@ -1,216 +1,141 @@
 """The status command: the running daemon's progress, regimes and shifts as tables for a terminal."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import zip_longest
-from typing import Any
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import orjson
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from streamlearn.cli.client import Endpoint, understood
+from streamlearn.errors import SourceError
 from streamlearn.serve.models import PublicationView, RegimesView, ShiftsView, StatusView
 from streamlearn.settings import Settings
-from streamlearn.status import FallbackStatus, RegimeStatus, ShiftStatus
-
-_GAP = 2
-"""Columns of the terminal between two columns of a table: padding and separator."""
-_MIN_TEXT = 20
-"""Columns of the terminal that a column of text keeps at least; longer text is folded."""
-
-
-@dataclass(frozen=True)
-class FittedColumn:
-    """A heading of one or two lines and the cells below it."""
-
-    heading: str
-    cells: Sequence[str]
-    importance: int = 0
-    """Columns of the lowest importance are left out first; those of the highest importance never."""
-    is_text: bool = False
-    """Left-justified and folded where it is too long; numbers are right-justified and never folded."""
-
-    @property
-    def width(self) -> int:
-        """Columns of the terminal that it needs at least."""
-        return min(self._widest, _MIN_TEXT) if self.is_text else self._widest
-
-    @property
-    def folds(self) -> bool:
-        """Whether its cells may take several lines."""
-        return self.is_text and self._widest > _MIN_TEXT
-
-    @property
-    def _widest(self) -> int:
-        return max(map(cell_len, [*self.heading.split("\n"), *self.cells]))
-
-    @property
-    def name(self) -> str:
-        """The heading on one line."""
-        return " ".join(self.heading.split())
-
-
-@dataclass(frozen=True)
-class FittedTable:
-    """A table that is laid out for the width at which it is printed."""
-
-    columns: Sequence[FittedColumn]
-    title: str | None = None
-    caption: str = ""
-    bold_rows: frozenset[int] = field(default_factory=frozenset)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        shown = self._fitting(options.max_width)
-        hidden = [column.name for column in self.columns if column not in shown and column.name]
-        captions = [self.caption, f"Hidden at this width: {', '.join(hidden)}." if hidden else ""]
-        caption = " ".join(text for text in captions if text)
-        table = Table(
-            title=self.title,
-            caption=caption or None,
-            title_justify="left",
-            caption_justify="left",
-            box=box.SIMPLE_HEAD,
-            padding=(0, _GAP - 1, 0, 0),
-            pad_edge=False,
-            show_edge=False,
-        )
-        depth = max(column.heading.count("\n") for column in shown)
-        for column in shown:
-            heading = "\n" * (depth - column.heading.count("\n")) + column.heading
-            justify = "left" if column.is_text else "right"
-            table.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=not column.folds)  # type: ignore[arg-type]
-        for number, row in enumerate(zip_longest(*(column.cells for column in shown), fillvalue="")):
-            table.add_row(*map(Text, row), style="bold" if number in self.bold_rows else "")
-        yield table
-
-    def _fitting(self, width: int) -> list[FittedColumn]:
-        """The columns that fit, in order."""
-        shown = list(self.columns)
-        highest = max(column.importance for column in shown)
-        while sum(column.width + _GAP for column in shown) - _GAP > width:
-            droppable = [column for column in shown if column.importance < highest]
-            if not droppable:
-                break
-            shown.remove(min(reversed(droppable), key=lambda column: column.importance))
-        return shown
-
-
-_REASONS = {
-    "too_few_records": "held back: too few hold-out records",
-    "worse_than_backbone": "held back: worse than the backbone",
-    "worse_than_published": "held back: worse than the published version",
-    "answers_changed": "held back: the answers changed",
-    "not_loaded": "held back: no replica could load it",
-}
-
-
-def publication_table(publication: PublicationView) -> RenderableType:
-    """Regimes with their published versions and what the gate found, then the replicas."""
-    parts: list[RenderableType] = []
-    regimes = publication.regimes
-    if publication.fault is not None:
-        parts.append(Text(f"not published: {publication.fault}", style="yellow"))
-    if regimes:
-        parts.append(
-            FittedTable(
-                [
-                    FittedColumn("regime", [str(each.number) for each in regimes], 9),
-                    FittedColumn("published", [each.version or "-" for each in regimes], 9, is_text=True),
-                    FittedColumn(
-                        "newest", [_REASONS.get(each.held_back or "", "published") for each in regimes], 8, is_text=True
-                    ),
-                    FittedColumn("hold-out\nloss", [_number(each.loss) for each in regimes], 6),
-                    FittedColumn("of the\npublished", [_number(each.published_loss) for each in regimes], 5),
-                    FittedColumn("of the\nbackbone", [_number(each.backbone_loss) for each in regimes], 4),
-                    FittedColumn("p", [_number(each.p_value) for each in regimes], 3),
-                ],
-                title=_title(publication),
-                caption="Losses are means over hold-out records, nats per token. Low p: the newest is worse.",
-            )
-        )
-    else:
-        parts.append(Text("nothing published yet: the first version follows a snapshot with enough hold-out records"))
-    for replica in publication.replicas:
-        state = f"{replica.loaded} of {replica.wanted} versions loaded" if replica.is_up else "away"
-        parts.append(Text(f"{replica.url}  {state}" + (f": {replica.fault}" if replica.fault else "")))
-    return Group(*parts)
-
-
-def _title(publication: PublicationView) -> str:
-    if publication.sequence is None:
-        return "publication"
-    return f"publication {publication.sequence}, snapshot {publication.snapshot}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
+from streamlearn.status import FallbackStatus, RegimePublication, RegimeStatus, ShiftStatus
 
 SHOWN_SHIFTS = 10
 SHOWN_REGIMES = 20
+MIN_TEXT = 20  # columns of the terminal that a column of text keeps
+WATCH_EVERY_S = 1.0  # between two frames of --watch
 
 _NO_REGIME = Text("no regime yet: the first one begins with the first records")
-PATHS = {
-    "status": "/v1/status",
-    "regimes": "/v1/regimes",
-    "shifts": "/v1/shifts",
-    "publication": "/v1/publication",
-}
+ENDPOINTS = ("status", "regimes", "shifts", "publication")
 
 
-def fetch(settings: Settings) -> dict[str, Any]:
-    """The daemon's answers, read shortly after one another.
+Row = TypeVar("Row")
+Cell = Callable[[Row], str]
+
+
+def render_table(
+    rows: Sequence[Row],
+    columns: Mapping[str, Cell[Row]],
+    *,
+    text: Collection[str] = (),
+    title: str = "",
+    caption: str = "",
+    bold: Callable[[Row], bool] = lambda _: False,
+) -> Table:
+    """A table with a line for each row.
+
+    Args:
+        rows: What the cells are read from.
+        columns: The function of each cell, by heading; a heading may have two lines.
+        text: Headings of columns that are left-justified and folded first where the terminal is narrow.
+        title: Above the table.
+        caption: Below the table.
+        bold: Which rows are emphasized.
+    """
+    shown = Table(
+        title=title or None,
+        caption=caption or None,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    depth = max(heading.count("\n") for heading in columns)
+    for heading, cell in columns.items():
+        lowered = Text("\n" * (depth - heading.count("\n")) + heading)
+        width = max((cell_len(cell(row)) for row in rows), default=0)
+        if heading in text:
+            shown.add_column(lowered, overflow="fold", min_width=min(width, MIN_TEXT))
+        else:
+            shown.add_column(lowered, justify="right", overflow="fold", min_width=width)
+    for row in rows:
+        shown.add_row(*(Text(cell(row)) for cell in columns.values()), style="bold" if bold(row) else "")
+    return shown
+
+
+def fetch(settings: Settings, *names: str) -> dict[str, Any]:
+    """The daemon's responses by endpoint, read shortly after one another; all of `ENDPOINTS` without `names`.
 
     Raises:
         SourceError: no daemon answers.
-        UsageError: it refuses to, or what answers is no daemon.
+        UsageError: it refuses, or whatever answers is no daemon.
     """
-    endpoint, advice = Endpoint.of(settings), "start it with `streamlearn run`, or read its log"
-    return {name: _answer(endpoint, path, advice) for name, path in PATHS.items()}
+    endpoint, responses = Endpoint.of(settings), {}
+    for name in names or ENDPOINTS:
+        path = f"/v1/{name}"
+        content = endpoint.request(path, advice="start it with `streamlearn run`, or read its log")
+        with understood(endpoint.url + path):
+            responses[name] = orjson.loads(content)
+    return responses
 
 
-def fetch_regimes(settings: Settings) -> Any:
-    """The daemon's answer about its regimes.
+def watch(settings: Settings, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Show the tables again every `WATCH_EVERY_S` seconds, until Ctrl-C; once where the output is no terminal.
 
     Raises:
-        SourceError: no daemon answers.
-        UsageError: it refuses to, or what answers is no daemon.
+        SourceError: no daemon answers, and none did before.
+        UsageError: it refuses, or whatever answers is no daemon.
     """
-    return _answer(Endpoint.of(settings), PATHS["regimes"], "start it with `streamlearn run`")
+    shown: RenderableType = tables(fetch(settings))
+    if not console.is_terminal:
+        console.print(shown)
+        return
+    try:
+        with Live(shown, console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                sleep(WATCH_EVERY_S)
+                try:
+                    shown = tables(fetch(settings))
+                    live.update(shown, refresh=True)
+                except SourceError as error:
+                    live.update(Group(Text(f"unreachable: {error}", style="yellow"), shown), refresh=True)
+    except KeyboardInterrupt:
+        return
 
 
-def _answer(endpoint: Endpoint, path: str, advice: str) -> Any:
-    content = endpoint.request(path, advice=advice)
-    with understood(endpoint.url + path):
-        return orjson.loads(content)
-
-
-def regimes_table(answer: Any) -> RenderableType:
+def regimes_table(response: Any) -> RenderableType:
     """One row per regime.
 
     Raises:
-        UsageError: the answer is that of another release.
+        UsageError: the response is that of another release.
     """
     with understood("the daemon"):
-        regimes = RegimesView.model_validate(answer).regimes
+        regimes = RegimesView.model_validate(response).regimes
     return _regimes(regimes, most=len(regimes)) if regimes else _NO_REGIME
 
 
-def tables(answers: dict[str, Any]) -> RenderableType:
+def tables(responses: dict[str, Any]) -> RenderableType:
     """Overview, regimes and the newest shifts.
 
     Raises:
-        UsageError: the answers are those of another release.
+        UsageError: the responses are those of another release.
     """
     with understood("the daemon"):
-        status = StatusView.model_validate(answers["status"])
-        regimes = RegimesView.model_validate(answers["regimes"]).regimes
-        shifts = ShiftsView.model_validate(answers["shifts"])
-        publication = PublicationView.model_validate(answers["publication"])
+        status = StatusView.model_validate(responses["status"])
+        regimes = RegimesView.model_validate(responses["regimes"]).regimes
+        shifts = ShiftsView.model_validate(responses["shifts"])
+        publication = PublicationView.model_validate(responses["publication"])
     parts: list[RenderableType] = [_overview(status), ""]
     if status.degraded:
         parts.insert(0, Text(f"degraded: {status.degraded}", style="yellow"))
@@ -255,9 +180,9 @@ def _overview(status: StatusView) -> _Pairs:
         "lag": f"{sum(lags):,} records" if lags else "unknown",
     }
     right = {
-        "loss (smoothed)": _status_number(loss.smoothed, "{:.3f} nats/token"),
-        "forgetting (AF)": _status_number(forgetting.average_forgetting, "{:.4f}", "no past regime scored yet"),
-        "transfer (BWT)": _status_number(forgetting.backward_transfer, "{:+.4f}", "no past regime scored yet"),
+        "loss (smoothed)": _number(loss.smoothed, "{:.3f} nats/token"),
+        "forgetting (AF)": _number(forgetting.average_forgetting, "{:.4f}", "no past regime scored yet"),
+        "transfer (BWT)": _number(forgetting.backward_transfer, "{:+.4f}", "no past regime scored yet"),
         "regime": f"{status.current_regime or '-'}, {status.num_regimes} remembered",
         "unknown answered by": _unknown(status.unknown_requests),
         "snapshot": f"step {snapshot.step:,}, {_age(snapshot.age_s)} ago" if snapshot else "none yet",
@@ -266,7 +191,7 @@ def _overview(status: StatusView) -> _Pairs:
 
 
 def _unknown(fallback: FallbackStatus) -> str:
-    """What answers them, and the losses that decided: its own, and that of the best alternative."""
+    """What answers unknown requests, with its loss and that of the best alternative."""
     losses = {name: loss for name, loss in fallback.losses.items() if loss is not None}
     own = losses.pop(fallback.answered_by, None)
     if own is None or not losses:
@@ -274,37 +199,47 @@ def _unknown(fallback: FallbackStatus) -> str:
     return f"{fallback.answered_by} ({own:.3f} vs {min(losses.values()):.3f})"
 
 
-def _regimes(remembered: tuple[RegimeStatus, ...], most: int = SHOWN_REGIMES) -> FittedTable:
+def _regimes(remembered: tuple[RegimeStatus, ...], most: int = SHOWN_REGIMES) -> Table:
     """The regimes with the newest records, at most `most` of them, by number."""
     newest = sorted(remembered, key=lambda regime: regime.last_record or 0)[-most:]
     regimes = sorted(newest, key=lambda regime: regime.number)
-    scored = [regime.now for regime in regimes]
-    return FittedTable(
-        [
-            FittedColumn("regime", [f"{'* ' if regime.current else ''}{regime.number}" for regime in regimes], 9),
-            *_labels(regimes),
-            FittedColumn("records", [f"{regime.records:,}" for regime in regimes], 9),
-            FittedColumn("visits", [f"{regime.visits}" for regime in regimes], 3),
-            FittedColumn("held\nout", [f"{regime.holdout_records}" for regime in regimes], 2),
-            FittedColumn("hold-out\nloss", [_status_number(now.loss if now else None, "{:.3f}") for now in scored], 8),
-            FittedColumn(
-                "accuracy\nnow", [_status_number(now.accuracy if now else None, "{:.3f}") for now in scored], 9
-            ),
-            FittedColumn("accuracy\nbest", [_status_number(regime.best_accuracy, "{:.3f}") for regime in regimes], 6),
-            FittedColumn("accuracy\nat end", [_status_number(regime.end_accuracy, "{:.3f}") for regime in regimes], 5),
-            FittedColumn("scored\nat step", [f"{now.step:,}" if now else "-" for now in scored], 4),
-        ],
+    columns: dict[str, Cell[RegimeStatus]] = {
+        "regime": lambda regime: f"{'* ' if regime.current else ''}{regime.number}",
+        "name": lambda regime: regime.name,
+        "training": lambda regime: "frozen" if regime.frozen else "",
+        "records": lambda regime: f"{regime.records:,}",
+        "visits": lambda regime: f"{regime.visits}",
+        "held\nout": lambda regime: f"{regime.holdout_records}",
+        "hold-out\nloss": lambda regime: _number(regime.now.loss if regime.now else None),
+        "accuracy\nnow": lambda regime: _number(regime.now.accuracy if regime.now else None),
+        "accuracy\nbest": lambda regime: _number(regime.best_accuracy),
+        "accuracy\nat end": lambda regime: _number(regime.end_accuracy),
+        "scored\nat step": lambda regime: f"{regime.now.step:,}" if regime.now else "-",
+    }
+    return render_table(
+        regimes,
+        {heading: cell for heading, cell in columns.items() if any(map(cell, regimes))},
+        text=("name", "training"),
         title=f"last {len(regimes)} of {len(remembered)} regimes" if len(remembered) > len(regimes) else "regimes",
         caption="* current regime. Loss (nats per token) and accuracy are of hold-out records.",
-        bold_rows=frozenset(number for number, regime in enumerate(regimes) if regime.current),
+        bold=lambda regime: regime.current,
     )
 
 
-def _labels(regimes: Sequence[RegimeStatus]) -> list[FittedColumn]:
-    """A column of names, and one of those that are frozen, where there are any."""
-    names = FittedColumn("name", [regime.name for regime in regimes], 8, is_text=True)
-    frozen = FittedColumn("training", ["frozen" if regime.frozen else "" for regime in regimes], 7, is_text=True)
-    return [column for column in (names, frozen) if any(column.cells)]
+def _shifts(shifts: tuple[ShiftStatus, ...], title: str) -> Table:
+    """The first regime is no shift: it has no evidence."""
+    columns: dict[str, Cell[ShiftStatus]] = {
+        "kind": lambda shift: "start" if shift.previous is None else shift.kind,
+        "declared\nat": lambda shift: f"{shift.declared_at:,}",
+        "first\nrecord": lambda shift: f"{shift.onset:,}",
+        "regime": lambda shift: f"{shift.regime} {_origin(shift):5}",
+        "statistic": lambda shift: "-" if shift.previous is None else f"{shift.statistic:.3g}",
+        "threshold": lambda shift: "-" if shift.previous is None else f"{shift.threshold:.3g}",
+        "probe\ntokens": lambda shift: f"{shift.probe_tokens:,}" if shift.probe_tokens else "-",
+        "probe\nsecs": lambda shift: f"{shift.probe_seconds:.1f}" if shift.probe_tokens else "-",
+        "mean\nCKA": lambda shift: _number(shift.mean_similarity),
+    }
+    return render_table(shifts, columns, text=("kind",), title=title)
 
 
 def _origin(shift: ShiftStatus) -> str:
@@ -314,28 +249,49 @@ def _origin(shift: ShiftStatus) -> str:
     return "new" if shift.parent is None else "split"
 
 
-def _shifts(shifts: tuple[ShiftStatus, ...], title: str) -> FittedTable:
-    is_first = [shift.previous is None for shift in shifts]  # the first regime is no shift and needs no evidence
-    probed = [bool(shift.probe_tokens) for shift in shifts]
-    evidence = list(zip(shifts, is_first, strict=True))
-    probes = list(zip(shifts, probed, strict=True))
-    return FittedTable(
-        [
-            FittedColumn("kind", ["start" if first else shift.kind for shift, first in evidence], 9, is_text=True),
-            FittedColumn("declared\nat", [f"{shift.declared_at:,}" for shift in shifts], 8),
-            FittedColumn("first\nrecord", [f"{shift.onset:,}" for shift in shifts], 9),
-            FittedColumn("regime", [f"{shift.regime} {_origin(shift):5}" for shift in shifts], 9),
-            FittedColumn("statistic", ["-" if first else f"{shift.statistic:.3g}" for shift, first in evidence], 6),
-            FittedColumn("threshold", ["-" if first else f"{shift.threshold:.3g}" for shift, first in evidence], 5),
-            FittedColumn("probe\ntokens", [f"{shift.probe_tokens:,}" if done else "-" for shift, done in probes], 3),
-            FittedColumn("probe\nsecs", [f"{shift.probe_seconds:.1f}" if done else "-" for shift, done in probes], 2),
-            FittedColumn("mean\nCKA", [_status_number(shift.mean_similarity, "{:.3f}") for shift in shifts], 4),
-        ],
-        title=title,
-    )
+_REASONS = {
+    "too_few_records": "held back: too few hold-out records",
+    "worse_than_backbone": "held back: worse than the backbone",
+    "worse_than_published": "held back: worse than the published version",
+    "answers_changed": "held back: the answers changed",
+    "not_loaded": "held back: no replica could load it",
+}
 
 
-def _status_number(value: float | None, form: str, otherwise: str = "-") -> str:
+def publication_table(publication: PublicationView) -> RenderableType:
+    """Regimes with their published versions and the result of the gate, then the replicas."""
+    parts: list[RenderableType] = []
+    if publication.fault is not None:
+        parts.append(Text(f"not published: {publication.fault}", style="yellow"))
+    if publication.regimes:
+        columns: dict[str, Cell[RegimePublication]] = {
+            "regime": lambda regime: str(regime.number),
+            "published": lambda regime: regime.version or "-",
+            "newest": lambda regime: _REASONS.get(regime.held_back or "", "published"),
+            "hold-out\nloss": lambda regime: _number(regime.loss),
+            "of the\npublished": lambda regime: _number(regime.published_loss),
+            "of the\nbackbone": lambda regime: _number(regime.backbone_loss),
+            "p": lambda regime: _number(regime.p_value),
+        }
+        newest = f"publication {publication.sequence}, snapshot {publication.snapshot}"
+        parts.append(
+            render_table(
+                publication.regimes,
+                columns,
+                text=("published", "newest"),
+                title="publication" if publication.sequence is None else newest,
+                caption="Losses are means over hold-out records, nats per token. Low p: the newest is worse.",
+            )
+        )
+    else:
+        parts.append(Text("nothing published yet: the first version follows a snapshot with enough hold-out records"))
+    for replica in publication.replicas:
+        state = f"{replica.loaded} of {replica.wanted} versions loaded" if replica.is_up else "unreachable"
+        parts.append(Text(f"{replica.url}  {state}" + (f": {replica.fault}" if replica.fault else "")))
+    return Group(*parts)
+
+
+def _number(value: float | None, form: str = "{:.3f}", otherwise: str = "-") -> str:
     return otherwise if value is None else form.format(value)
 
 

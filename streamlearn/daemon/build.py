@@ -19,7 +19,7 @@ from streamlearn import track as tracking
 from streamlearn.adapters.check import check
 from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.backbone.load import Outline, choose, device_of, identity, outline
-from streamlearn.controls import AuditLog, ControlFile, ControlState, Requester, Result, RollBack, StateControls
+from streamlearn.controls import AuditLog, Control, ControlFile, ControlState, Requester, Result, StateControls
 from streamlearn.daemon.checkpoint import Checkpoint, Durable
 from streamlearn.daemon.model import Model, adapter_of, adapter_shape
 from streamlearn.distributed.processes import Leader
@@ -155,15 +155,15 @@ class Components:
         self.controls.forget_run()
         if any(arguments.values()):
             message = "run --fresh: these no longer hold"
-            self.audit.write("forget", arguments, Requester.of_this_process(), Result.DONE, message=message)
+            self.audit.write("forget", arguments, Requester.from_process(), Result.DONE, message=message)
 
     def _finish_rollback(self, before: ControlState) -> None:
         """Finish the rollback that the process before was killed in, if it was."""
         if before.rolling_back_to is not None:
             moved = self.controls.finish_rollback()
-            asked = RollBack(before.rolling_back_to, tuple(map(str, before.skipped)))
+            control = Control.snapshot("rollback", before.rolling_back_to, skip_records=tuple(map(str, before.skipped)))
             message = f"finished by the next start; moved aside: {', '.join(moved) or 'nothing more'}"
-            self.audit.write(asked.name, asked.arguments, Requester.of_this_process(), Result.DONE, message=message)
+            self.audit.write(control.verb, control.arguments, Requester.from_process(), Result.DONE, message=message)
 
 
 @contextmanager

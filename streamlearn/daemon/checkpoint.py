@@ -142,7 +142,7 @@ class Checkpoint:
         self.dead_letters = DeadLetterWriter(durable.sink, [*durable.sink.recall(mark), *ahead])
         position = self._seek(state, snapshot)  # 3.
         self._read_ahead = position if snapshot is None else read_ahead.read_ahead(snapshot.manifest)
-        self.reader = SkippingReader(durable.source, position, durable.controls.skipped, self.dead_letters)
+        self.reader = SkippingReader(durable.source, position, durable.controls.state.skipped, self.dead_letters)
         # 4.
         entries = self._replayable(position)
         self._journalled = {entry.step: entry for entry in entries}
@@ -274,7 +274,7 @@ class Checkpoint:
         ahead = self.dead_letters.ahead_of(state.ledger.position)
         return ManifestDraft(
             step=model.learner.number,
-            created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),  # noqa: TID251 - for people
             position=state.ledger.position,
             ledger=tuple(state.ledger.rows()),
             dead_letter_mark=dict(durable.sink.mark()),

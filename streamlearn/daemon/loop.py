@@ -4,21 +4,21 @@
 """
 
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
 
+from streamlearn.controls import Control
 from streamlearn.daemon.build import Components
-from streamlearn.daemon.control_runner import ControlRunner, RegimeChanges
+from streamlearn.daemon.control_runner import ControlRunner
 from streamlearn.daemon.process import return_freed_memory
 from streamlearn.daemon.status_publisher import Publisher
 from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.history import BatchOutcome, refusal_message
-from streamlearn.jobs.experts import experts
-from streamlearn.jobs.queue import ExpertsJob, JobQueue
-from streamlearn.jobs.results import ExpertsResult, SnapshotResult
+from streamlearn.jobs.queue import JobQueue
+from streamlearn.jobs.results import SnapshotResult
 from streamlearn.jobs.runner import JobRunner
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.holdout import BackboneComparison
@@ -123,13 +123,20 @@ class Daemon:
         self.board = board
         self.observer = observer
         self.controls = components.controls
-        self.control_runner = ControlRunner(components.controls, components.audit, self, self._newest_name)
+        self.control_runner = ControlRunner(
+            components.controls,
+            components.audit,
+            newest=self._newest_name,
+            pause_changed=self.pause_changed,
+            change_regimes=self.change_regimes,
+            check_restorable=self.check_restorable,
+            restore_newest=self.restore_newest,
+        )
         self.job_runner = JobRunner(
             jobs,
             components.learner,
             components.decoder,
             components.adaptation.route,
-            self._experts,
             self._snapshot_on_request,
             self.control_runner.run,
             pack_tokens=components.settings.stream.batch_tokens,
@@ -206,7 +213,7 @@ class Daemon:
         While none is ready, and while the daemon is paused, jobs are served and due snapshots written.
         """
         while not self.stopped:
-            if self.controls.paused:
+            if self.controls.state.paused:
                 self._rest()
                 continue
             assigned = self.adaptation.next_batch()
@@ -268,7 +275,7 @@ class Daemon:
 
     @property
     def _phase(self) -> Phase:
-        return Phase.PAUSED if self.controls.paused else Phase.RUNNING
+        return Phase.PAUSED if self.controls.state.paused else Phase.RUNNING
 
     def pause_changed(self) -> None:
         """Publish that the daemon was paused or resumed; a pause is no silence of the stream."""
@@ -453,15 +460,20 @@ class Daemon:
         self._publish_versions_of(snapshot)
         self._publish(self._phase, ready=True)
 
-    def change_regimes(self, change: Callable[[RegimeChanges], None]) -> None:
-        """Change regimes and write a snapshot; see `ControlledLoop`."""
+    def change_regimes(self, control: Control) -> None:
+        """Apply a control of a regime and write a snapshot.
+
+        Raises:
+            UsageError: the change is refused.
+            SnapshotError: the snapshot could not be written; the change holds, and the next snapshot will have it.
+        """
         name = snapshot_name(self.learner.number)
-        if name in self.controls.pins and name in self.components.store.names():
+        if name in self.controls.state.pins and name in self.components.store.names():
             raise UsageError(
                 f"snapshot {name} must stay as it is because it is pinned, and the change would need a snapshot of the "
                 f"same step: unpin {name}, or let the daemon take a step first"
             )
-        change(self.operated_regimes)
+        getattr(self.operated_regimes, control.verb)(*control.arguments.values())
         self.state.changed_since_save = True
         try:
             self.save()
@@ -498,10 +510,6 @@ class Daemon:
                 time.sleep(PUBLISH_POLL_S)
             self.board.beat()
         self._publish(self.board.read().phase)
-
-    def _experts(self, job: ExpertsJob) -> Generator[None, None, ExpertsResult]:
-        pack_tokens = self.components.settings.stream.batch_tokens
-        return experts(job, self.learner, self.adaptation.expert_evidence(), pack_tokens=pack_tokens)
 
     def _snapshot_on_request(self) -> SnapshotResult:
         info = self.save()

@@ -87,10 +87,6 @@ class ExampleError(StreamlearnError):
         self.reason = error.reason
 
 
-class LayerError(StreamlearnError):
-    """No adapted layer has the requested name."""
-
-
 @dataclass(frozen=True, slots=True)
 class EvalJob:
     """Evaluate the model on examples in the record formats, in their order."""
@@ -148,13 +144,6 @@ class SnapshotJob:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsJob:
-    """Describe the experts of the layers whose name contains `layer`; of all layers when it is None."""
-
-    layer: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class ControlJob:
     """Carry out what an operator asks."""
 
@@ -162,7 +151,7 @@ class ControlJob:
     who: Requester
 
 
-Job = EvalJob | GenerateJob | RouteJob | SnapshotJob | ExpertsJob | ControlJob
+Job = EvalJob | GenerateJob | RouteJob | SnapshotJob | ControlJob
 MAX_CONTROLS = 16
 """Controls that may wait."""
 
@@ -191,7 +180,7 @@ class Ticket:
     def fail(self, error: Exception) -> None:
         """Set an error; has no effect on a cancelled job.
 
-        RecordError and ExampleError become 400, UnknownRegimeError 404, UsageError 409, LayerError 422. Any other
+        RecordError and ExampleError become 400, UnknownRegimeError 404, UsageError 409. Any other
         StreamlearnError becomes a 500 with its message; every other exception becomes a 500 without one, so the caller
         logs it.
         """

@@ -18,7 +18,6 @@ from streamlearn.jobs.generate import generate
 from streamlearn.jobs.queue import (
     ControlJob,
     EvalJob,
-    ExpertsJob,
     GenerateJob,
     JobQueue,
     QueueClosedError,
@@ -29,7 +28,6 @@ from streamlearn.jobs.queue import (
 from streamlearn.jobs.results import (
     ControlResult,
     EvalResult,
-    ExpertsResult,
     GenerateResult,
     Result,
     RouteResult,
@@ -43,7 +41,7 @@ from streamlearn.stream.decode import Decoder
 
 _log = get_logger("jobs")
 
-Work = Generator[None, None, EvalResult | GenerateResult | RouteResult | ExpertsResult]
+Work = Generator[None, None, EvalResult | GenerateResult | RouteResult]
 """A job in pieces: yields after each piece and returns the result."""
 
 
@@ -68,7 +66,6 @@ class JobRunner:
         learner: Learner,
         decoder: Decoder,
         route_inputs: RouteInputs,
-        experts: Callable[[ExpertsJob], Work],
         save: Callable[[], SnapshotResult],
         control: Callable[[ControlJob], ControlResult],
         *,
@@ -79,7 +76,6 @@ class JobRunner:
         self._learner = learner
         self._decoder = decoder
         self._route_inputs = route_inputs
-        self._experts = experts
         self._save = save
         self._control = control
         self._pack_tokens = pack_tokens
@@ -126,9 +122,7 @@ class JobRunner:
         work = self._begin(ticket.job)
         self._continue(_RunningJob(ticket, work), deadline)  # the first piece runs at once: it records the step
 
-    def _begin(self, job: EvalJob | GenerateJob | RouteJob | ExpertsJob) -> Work:
-        if isinstance(job, ExpertsJob):
-            return self._experts(job)
+    def _begin(self, job: EvalJob | GenerateJob | RouteJob) -> Work:
         if isinstance(job, EvalJob):
             return evaluate(job, self._learner, self._decoder, self._route_inputs, pack_tokens=self._pack_tokens)
         if isinstance(job, RouteJob):
@@ -183,11 +177,11 @@ def control_result(
 ) -> ControlResult:
     """What holds after a control."""
     return ControlResult(
-        control=control.name,
+        control=control.verb,
         changed=changed,
-        paused=controls.paused,
-        pinned=tuple(sorted(controls.pins)),
-        skipped_records=tuple(map(str, controls.skipped)),
+        paused=controls.state.paused,
+        pinned=tuple(sorted(controls.state.pins)),
+        skipped_records=tuple(map(str, controls.state.skipped)),
         moved_aside=tuple(moved),
         snapshot=newest,
     )

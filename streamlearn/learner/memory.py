@@ -108,7 +108,7 @@ class _CheckpointedForward:
         context = self._holder.context
         first = replace(context, hooks=tuple(map(_keeping, context.hooks)))
         again = replace(context, hooks=(), block_decisions={}, recomputing=True)
-        return self._holder.holding(first), self._holder.holding(again)
+        return self._holder.using(first), self._holder.using(again)
 
 
 def _keeping(hook: RoutingHook) -> RoutingHook:

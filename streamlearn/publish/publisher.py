@@ -398,7 +398,7 @@ class AdapterPublisher:
         return Publication(
             name=self._own.name,
             sequence=0 if self._publication is None else self._publication.sequence + 1,
-            written_at=datetime.now(UTC),
+            written_at=datetime.now(UTC),  # noqa: TID251 - for people
             snapshot=snapshot.snapshot.name,
             backbone=self._targets.base.name,
             seed=self._settings.seed,
@@ -492,8 +492,9 @@ def _without(publication: Publication, names: Collection[str]) -> Publication:
     regimes = [
         each.model_copy(update={"adapter": None}) if each.adapter in names else each for each in publication.regimes
     ]
+    now = datetime.now(UTC)  # noqa: TID251 - for people
     return publication.model_copy(
-        update={"sequence": publication.sequence + 1, "written_at": datetime.now(UTC), "regimes": tuple(regimes)}
+        update={"sequence": publication.sequence + 1, "written_at": now, "regimes": tuple(regimes)}
     )
 
 

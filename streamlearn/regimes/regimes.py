@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamlearn.adapters.context import Slot
-from streamlearn.baselines.consolidate import Consolidator, ExpertEvidence
+from streamlearn.baselines.consolidate import Consolidator
 from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Learner, Step
@@ -343,15 +343,6 @@ class Adaptation:
             adapter_reads=self._learner.cache.num_reads,
             fallback=self.fallback.status,
             routes_by_regime=self._learner.routes_by_regime,
-        )
-
-    def expert_evidence(self) -> ExpertEvidence:
-        """What is known about the experts beside their weights: load, similarity, hold-out records."""
-        return ExpertEvidence(
-            numbers=dict(self.numbers),
-            load=self.statistics.load,
-            similarity=self.consolidator.similarity,
-            holdouts={slot: self.holdouts.examples(slot) for slot in self.numbers},
         )
 
     def _open(self, report: ShiftReport, examples: Sequence[Example], *, parent: int | None = None) -> ShiftReport:

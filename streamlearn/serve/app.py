@@ -13,12 +13,12 @@ from streamlearn import __version__
 from streamlearn.controls import AuditLog
 from streamlearn.http.guards import OrjsonResponse, guards
 from streamlearn.http.server import HeadAsGet
-from streamlearn.jobs.queue import EvalJob, ExpertsJob, GenerateJob, Job, JobQueue, PromptInput, RouteJob, SnapshotJob
-from streamlearn.jobs.results import EvalResult, ExpertsResult, GenerateResult, Result, RouteResult, SnapshotResult
+from streamlearn.jobs.queue import EvalJob, GenerateJob, Job, JobQueue, PromptInput, RouteJob, SnapshotJob
+from streamlearn.jobs.results import EvalResult, GenerateResult, Result, RouteResult, SnapshotResult
 from streamlearn.openai_api import DEFAULT_NAME
 from streamlearn.serve import errors as replies
 from streamlearn.serve import metrics
-from streamlearn.serve.controls import ControlRoutes, Refusals
+from streamlearn.serve.controls import control_routes, log_without_token
 from streamlearn.serve.errors import OrjsonRoute, require_at_most, wait_for_result
 from streamlearn.serve.health import health_routes, require_ready
 from streamlearn.serve.models import (
@@ -52,9 +52,9 @@ JOB_DEADLINE_S = 600.0
 
 _DESCRIPTION = """Progress of a continual learner, its regimes and shifts, and evaluation of the current model.
 
-Monitoring endpoints read a status that the training loop publishes, so they respond at once. Job endpoints (`POST`,
-and `/v1/experts`) queue a job, which the loop runs between two training steps within its time budget; when the queue
-is full they return 503 with `Retry-After`. Closing the connection cancels the job. No job changes the weights.
+Monitoring endpoints read a status that the training loop publishes, so they respond at once. Job endpoints (`POST`)
+queue a job, which the loop runs between two training steps within its time budget; when the queue is full they return
+503 with `Retry-After`. Closing the connection cancels the job. No job changes the weights.
 
 Controls pause the daemon, pin snapshots, roll back and change regimes. The loop carries one out between two training
 steps, before any job, and answers once it is durable. All need the bearer token; all are in the audit log.
@@ -66,7 +66,6 @@ _Responses = dict[int | str, dict[str, Any]]
 _Since = Annotated[
     str | None, Query(max_length=64, description="The `cursor` of an earlier answer; without it, the whole history.")
 ]
-_Layer = Annotated[str | None, Query(description="Any part of a layer's name; only matching layers are described.")]
 
 
 def create_app(
@@ -90,11 +89,10 @@ def create_app(
         snapshots: Lists the snapshots on disk; called in a worker thread.
         clock: Monotonic and wall time.
         token: The bearer token.
-        audit: Gets a line for each control that is refused before the loop begins it.
+        audit: Gets a line for each control with the token that is refused before the loop begins it.
         model_name: Name that OpenAI's clients ask for; regimes are `NAME-regime-3`.
         job_deadline_s: Time until a job is cancelled.
     """
-    refusals = Refusals(audit, clock.monotonic)
     app = FastAPI(
         title="streamlearn",
         version=__version__,
@@ -103,13 +101,13 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        middleware=[*guards(settings, token, refusals.without_token, is_page_request), Middleware(HeadAsGet)],
+        middleware=[*guards(settings, token, log_without_token, is_page_request), Middleware(HeadAsGet)],
     )
     replies.install_error_handlers(app, retry_after_s=max(1, math.ceil(settings.queue_size * settings.eval_budget_s)))
     app.include_router(health_routes(board))
     app.include_router(_monitoring_routes(board, jobs, snapshots, clock))
     app.include_router(_job_routes(board, jobs, settings, job_deadline_s))
-    app.include_router(ControlRoutes(board, jobs, refusals, job_deadline_s).router)
+    app.include_router(control_routes(board, jobs, audit, job_deadline_s))
     app.include_router(openai_routes(board, jobs, settings, clock, model_name, job_deadline_s))
     app.include_router(page_routes(lambda: _list_endpoints(app)))
     _document_limits(app, settings)
@@ -222,14 +220,6 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
         return OrjsonResponse(
             await run(request, RouteJob(tuple(PromptInput(*_prompt_of(each)) for each in body.prompts)))
         )
-
-    @routes.get("/v1/experts", response_model=ExpertsResult, summary="Expert usage", responses=JOB_ERRORS)
-    async def experts(request: Request, layer: _Layer = None) -> Response:
-        """Load, importance, similarity and mixing of tokens (N_eff) per expert.
-
-        N_eff is measured on the hold-out records.
-        """
-        return OrjsonResponse(await run(request, ExpertsJob(layer)))
 
     @routes.post(
         "/v1/snapshots",

@@ -23,7 +23,7 @@ from starlette.types import Receive
 from streamlearn.errors import AdapterGoneError, RecordError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.http.guards import ApiError, internal_error, unavailable
-from streamlearn.jobs.queue import ExampleError, LayerError, QueueClosedError, QueueFullError
+from streamlearn.jobs.queue import ExampleError, QueueClosedError, QueueFullError
 from streamlearn.jobs.results import Result
 from streamlearn.regimes.requested import UnknownRegimeError
 
@@ -176,8 +176,6 @@ def _refusal(error: StreamlearnError, retry_after_s: int) -> ApiError | None:
         case UsageError():
             hint = "nothing was changed; GET /v1/snapshots and /v1/regimes list what there is"
             answer = ApiError(409, "refused", text, hint=hint)
-        case LayerError():
-            answer = ApiError(422, "invalid", text, hint="use any part of a name, for example mlp or layers.3.")
         case ExampleError():
             answer = ApiError(400, "unusable_record", text, hint=_RECORD_HINT)
         case RecordError():

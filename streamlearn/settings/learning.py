@@ -29,6 +29,8 @@ class BackboneSettings(Section):
     gathered when it computes (FSDP2). For a backbone that does not fit on one device."""
 
 
+PresetName = Literal["streamlearn", "streamlearn-routed", "mh-moe", "cp-moe", "loramoe", "mot", "lora"]
+"""The keys of `streamlearn.adapters.PRESETS`, which checks that none is missing."""
 Bias = Literal["none", "soft"]
 Accumulation = Literal["sum", "per_regime"]
 
@@ -36,7 +38,7 @@ Accumulation = Literal["sum", "per_regime"]
 class AdapterSettings(Section):
     """The trainable experts: a preset, and values that replace the preset's."""
 
-    preset: Literal["streamlearn", "streamlearn-routed", "mh-moe", "cp-moe", "loramoe", "mot", "lora"] = "streamlearn"
+    preset: PresetName = "streamlearn"
     """Defaults of the keys below and of the objective."""
     rank: PositiveInt | None = None
     """Rank of an expert."""

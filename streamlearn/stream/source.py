@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from streamlearn.errors import Reason
 from streamlearn.stream.record import Gap, Position, Record, RecordId, TopicPartition
 
 
@@ -74,11 +73,17 @@ class Source(RecordReader, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record that could not be used, with the reason, as sent to the sink."""
+    """A record that could not be used, and the reason."""
 
     record: Record
-    reason: Reason
+    """As it was read; read back without value, key and headers if `left_out_bytes` is set."""
+    reason: str
+    """A `Reason`; read back it may be that of another release."""
     message: str
+    written_ms: int | None = None
+    """When the broker stored it, Unix time in milliseconds; None before that, and in a file."""
+    left_out_bytes: int | None = None
+    """Size of the record's value if the record was too large for the dead-letter topic; None if it is whole."""
 
 
 class DeadLetters(Protocol):

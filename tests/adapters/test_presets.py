@@ -1,10 +1,14 @@
+"""The presets' rows, the settings that override them, and the PEFT configuration."""
+
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from peft import PeftConfig
 
-from streamlearn.adapters import activated_parameters, objective, resolve
-from streamlearn.adapters.presets import OBJECTIVES
+from streamlearn.adapters import HeadLoraConfig, activated_parameters, objective, resolve
+from streamlearn.adapters.presets import PRESETS
 from streamlearn.errors import ConfigError
 from streamlearn.settings import AdapterSettings, Settings
 
@@ -52,7 +56,7 @@ def test_settings_override_the_objective() -> None:
 
 def test_importance_is_summed_for_the_baseline_only() -> None:
     """By default as published for CP-MoE, and bounded per regime for all others; a setting overrides both."""
-    default = {preset: objective(with_preset(preset)).accumulation for preset in OBJECTIVES}
+    default = {preset: objective(with_preset(preset)).accumulation for preset in PRESETS}
     assert {preset for preset, accumulation in default.items() if accumulation == "sum"} == {"cp-moe"}
     for preset, accumulation in (("cp-moe", "per_regime"), ("lora", "sum")):
         assert objective(with_preset(preset, consolidate={"accumulation": accumulation})).accumulation == accumulation
@@ -117,15 +121,6 @@ def test_experts_of_one_regime_have_no_bias_and_no_anchors(key: str, sections: d
     assert objective(with_preset("streamlearn", **{**sections, "adapter": adapter})).compares
 
 
-def test_presets_are_the_papers_rows() -> None:
-    """MH-MoE A.3.4 and LoRAMoE section 4.1."""
-    mh_moe, loramoe = resolve(AdapterSettings(preset="mh-moe")), resolve(AdapterSettings(preset="loramoe"))
-    assert (mh_moe.num_heads, mh_moe.num_experts, mh_moe.top_k, mh_moe.gate) == (8, 4, 1, "softmax_selected")
-    assert (loramoe.num_heads, loramoe.num_experts, loramoe.selected, loramoe.gate) == (1, 6, 6, "softmax")
-    assert (loramoe.r, loramoe.alpha) == (4, 32)
-    assert mh_moe.target_modules == ["gate_proj", "up_proj", "down_proj"]
-
-
 def test_lora_activates_as_many_parameters_as_mh_moe() -> None:
     """The two can be compared at their default ranks."""
     counts = [activated_parameters(resolve(AdapterSettings(preset=p)), SHAPES) for p in ("mh-moe", "lora")]
@@ -164,3 +159,35 @@ def test_contradictions_are_refused(given: dict[str, Any], message: str) -> None
     """The message names the key, the value and what to change."""
     with pytest.raises(ConfigError, match=re.escape(message)):
         resolve(AdapterSettings(**given))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gate": "sigmoid"}, "gate: must be one of softmax_selected, softmax, none"),
+        ({"r": 0}, "r: must be positive"),
+        ({"target_modules": "all-linear"}, "target_modules: must be a list of names, found 'all-linear'"),
+    ],
+)
+def test_values_are_checked_on_construction(options: dict[str, Any], message: str) -> None:
+    """A hand-edited adapter_config.json is checked too."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        HeadLoraConfig(**options)
+
+
+def test_every_option_survives_the_file(tmp_path: Path) -> None:
+    """A configuration loaded from adapter_config.json equals the saved one."""
+    config = HeadLoraConfig(
+        r=3, alpha=1.5, num_heads=2, num_experts=5, top_k=2, gate="softmax", router_gradient="native", init_seed=7
+    )
+    config.target_modules = ["up_proj"]
+    config.save_pretrained(str(tmp_path))
+    assert PeftConfig.from_pretrained(str(tmp_path)) == config
+
+
+def test_sizes_and_scaling_follow_from_the_options() -> None:
+    """`top_k` None selects every expert; only a gate needs a router; a name that is given twice counts once."""
+    config = HeadLoraConfig(r=4, alpha=6.0, num_experts=3, top_k=None, target_modules=["up_proj", "up_proj"])
+    assert (config.selected, config.scaling, config.routed) == (3, 1.5, True)
+    assert config.target_modules == ["up_proj"]
+    assert not HeadLoraConfig(num_heads=1, num_experts=1, top_k=None, gate="none", router_gradient="none").routed

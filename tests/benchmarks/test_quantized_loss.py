@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks import quantized_run
-from benchmarks.own_process import MeasurementError, in_own_process
+from benchmarks.measuring import MeasurementError, in_own_process
 from benchmarks.quantization_plot import draw
 from benchmarks.quantized_loss import KINDS, summary, table
 from streamlearn.backbone.load import load, outline

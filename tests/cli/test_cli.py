@@ -21,12 +21,10 @@ COMMANDS = [
     ["feed"],
     ["eval"],
     ["status"],
-    ["watch"],
     ["dead-letters"],
     ["dead-letters", "list"],
     ["dead-letters", "show"],
     ["dead-letters", "export"],
-    ["dead-letters", "replay"],
     ["export"],
     ["gateway"],
     ["snapshots"],
@@ -48,22 +46,6 @@ COMMANDS = [
     ["check-config"],
     ["doctor"],
     ["version"],
-    ["bench"],
-    ["bench", "speed"],
-    ["bench", "distributed"],
-    ["bench", "flood"],
-    ["bench", "memory"],
-    ["bench", "quantization"],
-    ["bench", "gateway"],
-    ["bench", "detect"],
-    ["bench", "abstain"],
-    ["bench", "mixtures"],
-    ["bench", "regimes"],
-    ["bench", "returns"],
-    ["bench", "mot"],
-    ["bench", "learn"],
-    ["bench", "search"],
-    ["bench", "report"],
 ]
 HEAVY = ("torch", "transformers", "pydantic_settings", "fastapi", "numpy", "kafka")
 
@@ -124,29 +106,17 @@ def test_completion_can_be_installed() -> None:
     assert "--show-completion" in text
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["bench", "--help"], ["run", "--help"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
 def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     """They answer at once."""
     script = (
         f"import sys; sys.argv = ['streamlearn', *{arguments!r}]\n"
-        "from streamlearn.commands.cli import main\n"
+        "from streamlearn.cli.main import main\n"
         "try: main()\n"
         f"finally: print('heavy', [name for name in {HEAVY!r} if name in sys.modules])\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert ended.stdout.endswith("heavy []\n")
-
-
-@pytest.mark.parametrize("option", ["--segment-by", "--stretch-by"])
-def test_the_old_spelling_of_segment_by_works(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is not shown."""
-    config = tmp_path / "config.yaml"
-    config.write_text("source: {jsonl: {path: a.jsonl}}\n")
-    received: list[str] = []
-    monkeypatch.setattr("streamlearn.cli.run.run_daemon", lambda *_, segment_by, **__: received.append(segment_by))
-    invoke("run", "--config", str(config), option, "task")
-    assert received == ["task"]
-    assert (option in invoke("run", "--help")) is (option == "--segment-by")
 
 
 def test_a_packaged_configuration_needs_no_file_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from streamlearn.cli import status
 from streamlearn.cli.client import request
-from streamlearn.cli.controls import carry_out
+from streamlearn.cli.controls import request_control
 from streamlearn.cli.offline import evaluate_daemon
-from streamlearn.controls import Pause
+from streamlearn.controls import Control
 from streamlearn.errors import SourceError, UsageError
 from streamlearn.http.guards import obtain
 from streamlearn.settings import Settings
@@ -111,7 +111,7 @@ def test_what_is_no_daemon_of_this_release_is_named(
     with pytest.raises(UsageError, match=rf"answers, but not as this release's daemon does \({reason}"):
         status.tables(status.fetch(answered))
     with pytest.raises(UsageError, match="answers, but not as this release's daemon does"):
-        status.regimes_table(status.fetch_regimes(answered))
+        status.regimes_table(status.fetch(answered, "regimes")["regimes"])
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b"{}"])
@@ -127,4 +127,4 @@ def test_a_control_names_a_daemon_of_another_release(tmp_path: Path, answering: 
     answered = settings(tmp_path, answering(whole(b"{}")))
     obtain(answered)
     with StateLock(tmp_path), pytest.raises(UsageError, match=r"^the daemon answers, but not as .*ControlResult"):
-        carry_out(answered, Pause())
+        request_control(answered, Control.run("pause"))

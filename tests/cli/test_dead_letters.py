@@ -1,13 +1,14 @@
-"""`streamlearn dead-letters` over a file: list, show, export, mend, replay."""
+"""`streamlearn dead-letters` over a file: list, show, export, and what `feed` makes of the export."""
 
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
 from typer.testing import CliRunner
 
 from connectors.dead_letters import FileDeadLetters
+from connectors.rows import JsonlFile, RecordFiles
+from streamlearn.cli.dead_letters import line_of
 from streamlearn.cli.main import app
 from streamlearn.errors import Reason, UsageError
 from streamlearn.stream.record import Record, TopicPartition
@@ -43,10 +44,6 @@ def call(config: Path, *arguments: str) -> str:
     )
     assert result.exit_code == 0, result.output
     return result.stdout
-
-
-def lines(config: Path) -> list[bytes]:
-    return (config.parent / "records.jsonl").read_bytes().splitlines()
 
 
 def test_the_list_has_every_record_and_no_content(config: Path) -> None:
@@ -90,42 +87,52 @@ def test_one_is_shown_with_its_content_only_on_request(config: Path) -> None:
         call(config, "show", "records:0:3")
 
 
-def test_mended_records_are_put_back_once(config: Path) -> None:
-    """A record that is one is exported as an object, another as text; the file is its owner's only."""
+def test_the_export_is_what_feed_sends(config: Path) -> None:
+    """The values as they were, one per line, in the order of the sink; the file is its owner's only."""
     file = config.parent / "export.jsonl"
-    call(config, "export", str(file), "--topic", "records.jsonl")
+    output = call(config, "export", str(file), "--topic", "records.jsonl")
+    assert "3 records written to" in output
+    assert "NOT written" not in output
+    values = [b'{"promt": "%s", "completion": "b"}' % PRIVATE.encode(), b'{"text": ', b'{"text": "big"}']
+    assert file.read_bytes() == b"".join(value + b"\n" for value in values)
     assert file.stat().st_mode & 0o777 == 0o600
-    entries: list[dict[str, Any]] = [orjson.loads(line) for line in file.read_bytes().splitlines()]
-    assert [type(entry["value"]) for entry in entries] == [dict, str, dict]
-    with pytest.raises(UsageError, match=r"line 2 would be a dead letter again \(not_json\)"):
-        call(config, "replay", "--from", str(file))
-    assert len(lines(config)) == 1  # all or none are checked before
-    entries[0]["value"]["prompt"] = entries[0]["value"].pop("promt")
-    entries[1]["value"] = '{"text": "mended"}'
-    file.write_bytes(b"".join(orjson.dumps(entry) + b"\n" for entry in entries[:2]))
-    assert "2 would be put back" in call(config, "replay", "--from", str(file), "--dry-run")
-    assert len(lines(config)) == 1
-    assert "2 put back, 0 had been before" in call(config, "replay", "--from", str(file))
-    put_back = lines(config)[1:]
-    assert orjson.loads(put_back[0]) == {"prompt": PRIVATE, "completion": "b"}
-    assert put_back[1] == b'{"text": "mended"}'
-    assert "0 put back, 2 had been before" in call(config, "replay", "--from", str(file))
-    assert lines(config)[1:] == put_back
-    assert "2 put back" in call(config, "replay", "--from", str(file), "--again")
+    assert [record.value for record in RecordFiles([JsonlFile(file)], None)] == values
 
 
-def test_records_are_put_back_as_they_are(config: Path) -> None:
-    """Except those that would be refused again, and those of other streams."""
-    output = call(config, "replay", "--all")
-    assert "2 put back, 0 had been before" in output
-    assert "1 left: records of topics that this configuration does not read" in output
-    assert "1 left: would be dead letters again (not_json)" in output
-    assert "0 put back, 1 had been before" in call(config, "replay", "records.jsonl:0:9")
-    assert lines(config)[-1] == b'{"text": "big"}'
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        (b' {"text": "a"} ', b' {"text": "a"} '),
+        ('{"text": "é"}'.encode(), '{"text": "é"}'.encode()),
+        (b'{"text": "a", "text": "b"}', b'{"text": "a", "text": "b"}'),
+        (b'{\n  "text": "a\\n",\r\n  "meta": 1\n}', b'{   "text": "a\\n",   "meta": 1 }'),
+    ],
+)
+def test_a_line_has_the_bytes_of_the_value(value: bytes, line: bytes) -> None:
+    """JSON on several lines is joined: its line breaks stand between tokens, so the record is the same."""
+    assert line_of(DeadLetter(Record(TopicPartition("t", 0), 0, value), Reason.BAD_FORM, "")) == line
+    if b"\n" in value:
+        assert orjson.loads(line) == orjson.loads(value)
 
 
-def test_what_has_no_content_is_listed_and_not_put_back(config: Path) -> None:
-    """The dead-letter topic was too small for it. A value that somebody has filled in is put back."""
+def test_what_cannot_be_a_line_is_counted_by_cause(config: Path) -> None:
+    """Nothing is left out in silence, and nothing of it is in the file."""
+    sink = FileDeadLetters(config.parent / "state" / "dead_letters.jsonl")
+    values = [b"\xff\xfe", b'{"text":\n "a', None, b" ", b"\x80"]
+    for offset, value in enumerate(values, start=20):
+        sink.send(DeadLetter(Record(TopicPartition("records.jsonl", 0), offset, value), Reason.NOT_UTF8, ""))
+    sink.flush()
+    sink.close()
+    file = config.parent / "export.jsonl"
+    output = call(config, "export", str(file))
+    assert "4 records written to" in output
+    assert "2 NOT written: the value is not UTF-8 text" in output
+    assert "2 NOT written: the record has no value" in output
+    assert "1 NOT written: the value has line breaks and is not JSON" in output
+    assert len(file.read_bytes().splitlines()) == 4
+
+
+def test_a_record_too_large_for_the_topic_is_listed_and_not_exported(config: Path) -> None:
     prefix = "__streamlearn.errors."
     place = {"topic": "records.jsonl", "partition": "0", "offset": "12", "timestamp": "0", "left.out.bytes": "3145740"}
     headers = {prefix + name: value for name, value in place.items()} | {f"{prefix}exception.message": "too long"}
@@ -134,48 +141,8 @@ def test_what_has_no_content_is_listed_and_not_put_back(config: Path) -> None:
     (row,) = map(orjson.loads, call(config, "list", "--json").splitlines())
     assert (row["value_bytes"], row["left_out"]) == (3145740, True)
     assert "content left out; too long" in " ".join(call(config, "list").split())
-    output = call(config, "replay", "--all")
-    assert "0 put back" in output
-    assert "1 left: without content, which was too large for the dead-letter topic" in output
-    file = config.parent / "export.jsonl"
-    call(config, "export", str(file))
-    entry = orjson.loads(file.read_bytes())
-    assert (entry["value"], entry["left_out_bytes"]) == (None, 3145740)
-    with pytest.raises(UsageError, match=r"line 1 would be a dead letter again \(empty\)"):
-        call(config, "replay", "--from", str(file))
-    assert len(lines(config)) == 1
-    file.write_bytes(orjson.dumps(entry | {"value": {"text": "shorter"}}) + b"\n")
-    assert "1 put back" in call(config, "replay", "--from", str(file))
-    assert lines(config)[-1] == b'{"text":"shorter"}'
-
-
-def test_a_replay_needs_one_selection(config: Path) -> None:
-    for arguments in ((), ("--all", "--reason", "empty"), ("--all", "--from", str(config))):
-        with pytest.raises(UsageError, match="expected one of --from FILE, --all, and records or filters"):
-            call(config, "replay", *arguments)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"offset": 77}, "which is not among the dead letters"),
-        ({"timestamp": "x"}, "must be one that `dead-letters export` wrote"),
-        ({"value": None}, r"would be a dead letter again \(empty\)"),
-        ({"value": [1]}, r"would be a dead letter again \(bad_form\)"),
-    ],
-)
-def test_a_line_that_mends_nothing_is_refused(change: dict[str, Any], message: str, config: Path) -> None:
-    """Before anything is put back."""
-    file = config.parent / "export.jsonl"
-    call(config, "export", str(file), "--reason", "not_finite_update")
-    entry = orjson.loads(file.read_bytes())
-    file.write_bytes(orjson.dumps(entry | change) + b"\n")
-    with pytest.raises(UsageError, match=message):
-        call(config, "replay", "--from", str(file))
-    file.write_bytes(2 * (orjson.dumps(entry) + b"\n"))
-    with pytest.raises(UsageError, match="line 2 mends the same record as line 1"):
-        call(config, "replay", "--from", str(file))
-    assert len(lines(config)) == 1
+    output = call(config, "export", str(config.parent / "export.jsonl"))
+    assert "1 NOT written: the record was too large for the dead-letter topic" in output
 
 
 def test_an_export_replaces_no_file(config: Path) -> None:

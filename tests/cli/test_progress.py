@@ -1,21 +1,19 @@
 """The live line and the closing tables: segments, their losses, and the detected shifts."""
 
 import io
-from collections.abc import Sequence
 from dataclasses import replace
 
 import orjson
 import pytest
 from rich.console import Console
 
-from streamlearn.cli.progress import FIRST, LAST, LabelledSegments, ProgressDisplay, frozen_loss, mean_loss
-from streamlearn.learner.evaluate import ExampleScore
+from streamlearn.cli.progress import FIRST, LAST, LabeledSegments, ProgressDisplay, mean_loss
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.statistics import ShiftReport
 from streamlearn.shift.input_shift import Shift
 from streamlearn.status import Phase, Status
 from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example, Record, TopicPartition
+from streamlearn.stream.record import Record, TopicPartition
 from tests.doubles import example
 from tests.serve.doubles import ADAPTATION, RUNNING
 
@@ -33,7 +31,7 @@ def step(losses: list[float]) -> Step:
 
 def test_a_segment_ends_where_the_label_changes() -> None:
     """A returning label starts a new segment; a batch across a boundary is split between both."""
-    segments = LabelledSegments("task")
+    segments = LabeledSegments("task")
     segments.add(batch(["a", "a"]), step([1, 1]))
     segments.add(batch(["a", "b"]), step([1, 2]))
     segments.add(batch(["a"]), step([1]))
@@ -46,7 +44,7 @@ def test_a_segment_ends_where_the_label_changes() -> None:
 
 def test_losses_are_means_over_learned_tokens() -> None:
     """A record with three times the tokens counts three times; first and last use only their own records."""
-    segments = LabelledSegments("task")
+    segments = LabeledSegments("task")
     segments.add(batch(["a"], learned=1), step([5.0]))
     segments.add(batch(["a"], learned=3), step([1.0]))
     assert mean_loss(segments.all[0].first) == pytest.approx((5 + 3) / 4)
@@ -64,23 +62,9 @@ def test_without_a_key_or_a_label_the_run_is_one_segment() -> None:
         ("other", ["a", "b"]),
     ]
     for key, labels in cases:
-        segments = LabelledSegments(key)
+        segments = LabeledSegments(key)
         segments.add(batch(labels), step([1, 1]))
         assert [row.label for row in segments.all] == ["stream"]
-
-
-def test_the_frozen_loss_is_over_the_same_records() -> None:
-    """The scorer gets the segment's examples in order, and its sums are divided by its tokens."""
-    segments = LabelledSegments("task")
-    segments.add(batch(["a", "a"], learned=2), step([1.0, 1.0]))
-    seen: list[Example] = []
-
-    def frozen(examples: Sequence[Example]) -> list[ExampleScore]:
-        seen.extend(examples)
-        return [ExampleScore(loss_sum=6.0, correct=0, tokens=2) for _ in examples]
-
-    assert frozen_loss(segments.all[0].first, frozen) == pytest.approx(3.0)
-    assert [len(example) for example in seen] == [3, 3]
 
 
 def report_of(regime: int, onset: int, *, known: bool = False) -> ShiftReport:
@@ -110,7 +94,7 @@ def test_the_closing_report_lists_the_shifts() -> None:
     display, text = display_of()
     for each in (report_of(1, 1), report_of(2, 91), report_of(1, 181, known=True)):
         display.on_shift(each)
-    display.report(Status(Phase.STOPPING, adaptation=ADAPTATION), "state", None)
+    display.report(Status(Phase.STOPPING, adaptation=ADAPTATION), "state")
     rows = [line.split() for line in text.getvalue().splitlines()]
     assert [row for row in rows if {"inputs", "start"} & {*row}] == [
         ["1", "start", "1", "new"],
@@ -123,19 +107,18 @@ def test_the_closing_report_lists_the_shifts() -> None:
 def test_the_closing_report_leaves_out_what_is_unknown() -> None:
     """Without a shift there is no table of shifts; with one regime there is no forgetting."""
     display, text = display_of()
-    display.report(Status(Phase.STOPPING), "state", None)
+    display.report(Status(Phase.STOPPING), "state")
     assert "regime" not in text.getvalue()
     display.on_shift(report_of(1, 1))
-    display.report(Status(Phase.STOPPING), "state", None)
+    display.report(Status(Phase.STOPPING), "state")
     assert "from" in text.getvalue().split()
     assert "start" in text.getvalue()
     assert "forgetting" not in text.getvalue()
 
 
-@pytest.mark.parametrize("width", [60, 80])
-def test_the_closing_tables_fit_the_terminal(width: int) -> None:
-    """Headings and numbers of a long run are not truncated; less important columns are left out and named."""
-    display, text = display_of(width, "task")
+def test_the_closing_tables_fit_80_columns() -> None:
+    """Headings and numbers of a long run are not truncated."""
+    display, text = display_of(80, "task")
     for label in ("task639_multi_woz_user_utterance_generation", "b"):
         for _ in range(3):
             display.segments.add(batch(["x", "y"]), step([11.25, 2.5]))
@@ -143,15 +126,12 @@ def test_the_closing_tables_fit_the_terminal(width: int) -> None:
         display.segments.all[-1].records = 1_234_567
     display.on_shift(report_of(1, 123_456_789))
 
-    def frozen(examples: Sequence[Example]) -> list[ExampleScore]:
-        return [ExampleScore(loss_sum=6.0, correct=0, tokens=2) for _ in examples]
-
-    display.report(Status(Phase.STOPPING, adaptation=ADAPTATION), "state", frozen)
+    display.report(Status(Phase.STOPPING, adaptation=ADAPTATION), "state")
     lines = text.getvalue().splitlines()
     assert "…" not in text.getvalue()
-    assert max(map(len, lines)) <= width
+    assert max(map(len, lines)) <= 80
     words = text.getvalue().split()
-    for heading in ("segment", "records", "loss", "frozen", "first", "last", "kind", "regime"):
+    for heading in ("segment", "records", "loss", "first", "last", "kind", "regime"):
         assert heading in words
     assert "1,234,567" in words
 

@@ -108,24 +108,21 @@ def test_of_many_shifts_the_last_ten_are_shown(daemon: Daemon) -> None:
     ]
 
 
-@pytest.mark.parametrize("width", [60, 80, 100])
-def test_no_heading_or_number_is_truncated(daemon: Daemon, width: int) -> None:
-    """Also with the large numbers of a long run; columns are left out and named instead."""
+def test_no_heading_or_number_is_truncated(daemon: Daemon) -> None:
+    """Also with the large numbers of a long run."""
     big = replace(SECOND_SHIFT, declared_at=123_456_789, onset=123_456_700, regime=1234, statistic=12345.678)
     told = replace(ADAPTATION, shifts=(big,))
     daemon.board.publish(replace(RUNNING, step=12_345_678, records_trained=123_456_789, adaptation=told))
-    text = shown(daemon, width)
+    text = shown(daemon, 100)
     assert "…" not in text
-    assert max(map(len, text.splitlines())) <= width
+    assert max(map(len, text.splitlines())) <= 100
     assert "123,456,789 trained" in text
     assert row(text, "inputs", "123,456,789")[2:4] == ["123,456,700", "1234"]
-    assert ("Hidden at this width" in text) is (width < 100)
 
 
 def test_80_columns_show_every_heading(daemon: Daemon) -> None:
     """With numbers of the usual size nothing is left out; headings take two lines."""
     text = shown(daemon, 80)
-    assert "Hidden" not in text
     assert "…" not in text
     words = text.split()
     for heading in (
@@ -174,6 +171,37 @@ def test_the_command_prints_tables_or_json(daemon: Daemon, tmp_path: Path) -> No
     assert list(answers) == ["status", "regimes", "shifts", "publication"]
     for name in ("regimes", "shifts"):
         assert answers[name] == daemon.client.get(f"/v1/{name}").json()
+
+
+def test_watch_shows_the_tables_again_and_keeps_them_while_the_daemon_is_unreachable() -> None:
+    """With the fault above them; Ctrl-C ends it."""
+    daemon, frames = Daemon(), list[str]()
+    console = Console(file=io.StringIO(), width=100, height=60, force_terminal=True, color_system=None)
+    settings = settings_of(daemon.server.port)
+    turns = iter(("running", "unreachable", "stop"))
+
+    def sleep(_: float) -> None:
+        frames.append(console.file.getvalue())  # type: ignore[attr-defined]
+        match next(turns):
+            case "running":
+                daemon.board.publish(replace(RUNNING, step=43))
+            case "unreachable":
+                daemon.stop()
+            case _:
+                raise KeyboardInterrupt
+
+    overview.watch(settings, console, sleep)
+    first, second, third = frames
+    assert "step" in first
+    assert "43" in second.removeprefix(first)
+    assert "unreachable:" in third.removeprefix(second)
+    assert "43" in third.removeprefix(second)
+
+
+def test_where_the_output_is_no_terminal_watch_shows_the_tables_once(daemon: Daemon) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    overview.watch(settings_of(daemon.server.port), console)
+    assert "336 trained" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_without_a_daemon_the_message_says_what_to_do() -> None:

@@ -1,4 +1,4 @@
-"""Dead letters in a file."""
+"""Dead letters in a file: headers, backlog, and what is written and read back."""
 
 import base64
 import errno
@@ -8,9 +8,17 @@ from pathlib import Path
 import orjson
 import pytest
 
-from connectors.dead_letters import FileDeadLetters
+from connectors.dead_letters import (
+    PREFIX,
+    DeadLetterBacklog,
+    FileDeadLetters,
+    headers_of,
+    own_headers,
+    read_file,
+    record_of,
+)
 from streamlearn.errors import DeadLetterError, Reason
-from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.stream.record import Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter
 
 ORIGIN = TopicPartition("events", 2)
@@ -174,12 +182,112 @@ def test_the_backlog_of_a_full_disk_is_bounded(tmp_path: Path) -> None:
     sink._file.close()
     sink._file = full.open("wb", buffering=0)
     for offset in range(60):
-        sink.send(_mebibyte(offset))
+        sink.send(sized(offset, 1 << 20))
     with pytest.raises(DeadLetterError, match=r"found 6[0-9] waiting \(6[0-9] MiB\)"):  # noqa: PT012 - one of them fails
         for offset in range(60, 80):
-            sink.send(_mebibyte(offset))
+            sink.send(sized(offset, 1 << 20))
     sink.close()
 
 
-def _mebibyte(offset: int) -> DeadLetter:
-    return DeadLetter(Record(ORIGIN, offset, b"x" * (1 << 20)), Reason.NOT_JSON, "no JSON")
+def test_every_part_is_read_back(tmp_path: Path) -> None:
+    """Also beside a daemon that has written half a line."""
+    path = tmp_path / "dead_letters.jsonl"
+    records = [
+        Record(TopicPartition("r", 3), 7, b"\xff\x00", b"key", (("h", b"\xfe"),), 17),
+        Record(TopicPartition("r", 0), 8, None),
+    ]
+    sink = FileDeadLetters(path)
+    for record in records:
+        sink.send(DeadLetter(record, Reason.NOT_UTF8, "must be UTF-8"))
+    sink.flush()
+    sink.close()
+    with path.open("ab") as file:
+        file.write(b'{"headers":')
+    dead_letters = list(read_file(path))
+    assert [dead_letter.record for dead_letter in dead_letters] == records
+    assert {(dead_letter.reason, dead_letter.message) for dead_letter in dead_letters} == {
+        ("not_utf8", "must be UTF-8")
+    }
+
+
+def test_no_file_holds_no_dead_letters(tmp_path: Path) -> None:
+    assert list(read_file(tmp_path / "absent.jsonl")) == []
+
+
+@pytest.mark.parametrize("line", [b"[]", b"{}", b'{"headers":{},"record_headers":[],"key":null,"value":null}', b"x"])
+def test_a_line_that_is_no_dead_letter_is_refused(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "dead_letters.jsonl"
+    path.write_bytes(line + b"\n")
+    with pytest.raises(DeadLetterError, match="expected a dead letter in line 1"):
+        list(read_file(path))
+
+
+RECORD = Record(TopicPartition("events", 2), 5, b"{", headers=(("trace", b"1"), (f"{PREFIX}offset", b"666")))
+
+
+def test_headers_identify_their_record() -> None:
+    """As text, and as the bytes that Kafka stores."""
+    headers = headers_of(DeadLetter(RECORD, Reason.NOT_JSON, "no JSON"))
+    assert record_of(headers) == RECORD.id == RecordId(TopicPartition("events", 2), 5)
+    assert record_of([(name, value.encode()) for name, value in headers.items()]) == RECORD.id
+
+
+def test_a_record_cannot_forge_the_headers() -> None:
+    """Its own headers with the prefix are removed."""
+    assert own_headers(RECORD) == [("trace", b"1")]
+
+
+def test_other_headers_identify_no_record() -> None:
+    """Without one of the names, or with an offset that is not a number."""
+    assert record_of({}) is None
+    assert record_of([(f"{PREFIX}topic", b"a"), (f"{PREFIX}partition", b"0"), (f"{PREFIX}offset", b"x")]) is None
+
+
+def test_a_header_without_a_value_is_absent() -> None:
+    """Kafka allows it, and a foreign writer's must not stop a start; headers beside those needed are not read."""
+    headers: list[tuple[str, bytes | None]] = [
+        (name, value.encode()) for name, value in headers_of(DeadLetter(RECORD, Reason.NOT_JSON, "")).items()
+    ]
+    assert record_of([*headers, ("trace", None), (f"{PREFIX}stage", None)]) == RECORD.id
+    assert record_of([("trace", None)]) is None
+    assert record_of([(name, None if name.endswith("offset") else value) for name, value in headers]) is None
+
+
+def test_an_update_that_was_refused_has_its_own_stage() -> None:
+    """Kafka Connect's TASK_PUT; every other reason is a fault of the value."""
+    stages = {reason: headers_of(DeadLetter(RECORD, reason, ""))[f"{PREFIX}stage"] for reason in Reason}
+    assert [reason for reason, stage in stages.items() if stage == "TASK_PUT"] == [
+        Reason.NOT_FINITE_UPDATE,
+        Reason.SKIPPED,
+    ]
+    assert set(stages.values()) == {"TASK_PUT", "VALUE_CONVERTER"}
+
+
+def sized(offset: int, size: int = 100) -> DeadLetter:
+    return DeadLetter(Record(ORIGIN, offset, b"x" * size), Reason.NOT_JSON, "no JSON")
+
+
+def offsets(backlog: DeadLetterBacklog) -> list[int]:
+    return [dead_letter.record.offset for dead_letter in backlog]
+
+
+def test_dead_letters_keep_their_order_until_they_are_written() -> None:
+    """`drop` removes those of the written records, `clear` all of them."""
+    backlog = DeadLetterBacklog()
+    for offset in range(4):
+        backlog.add(sized(offset))
+    size = backlog.bytes
+    backlog.drop({RecordId(ORIGIN, 1), RecordId(ORIGIN, 2)})
+    assert offsets(backlog) == [0, 3]
+    assert backlog.bytes == size // 2
+    backlog.clear()
+    assert (len(backlog), backlog.bytes) == (0, 0)
+
+
+def test_a_full_backlog_refuses_the_next_dead_letter() -> None:
+    """One that alone exceeds the limit is accepted, so that it can be written at all."""
+    backlog = DeadLetterBacklog(max_bytes=1000)
+    backlog.add(sized(0, size=5000))
+    with pytest.raises(DeadLetterError, match="must accept dead letters, found 1 waiting"):
+        backlog.add(sized(1))
+    assert offsets(backlog) == [0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamlearn.controls import ControlFile, StateControls
+from streamlearn.controls import Control, ControlFile, StateControls
 from streamlearn.errors import SnapshotError
 from streamlearn.snapshot.files import Files
 from streamlearn.snapshot.journal import Journal
@@ -44,8 +44,8 @@ def prepare(root: Path, files: Files | None = None) -> None:
             append_batch(journal, step)
             if step < 4:
                 save(store, step)
-        controls.pin("00000001")
-        controls.pin("00000003")
+        controls.apply(Control.snapshot("pin", "00000001"))
+        controls.apply(Control.snapshot("pin", "00000003"))
 
 
 def roll_back(root: Path, files: Files | None = None) -> None:
@@ -59,8 +59,8 @@ def start(root: Path) -> Found:
         controls.finish_rollback()
         newest = newest_state(store)
         lines = tuple(entry.step for entry in journal.entries(after_step=0))
-        found = newest, lines, tuple(controls.skipped), tuple(sorted(controls.pins))
-        assert not controls.rolling_back
+        found = newest, lines, tuple(controls.state.skipped), tuple(sorted(controls.state.pins))
+        assert controls.state.rolling_back_to is None
         assert not list(store.folder.glob("damaged-*")), "a crash was taken for damage"
         moved = {path.name for path in store.folder.glob("rolled-back-*")}
         assert moved == (set() if found == OLD else {"rolled-back-00000002", "rolled-back-00000003"})

@@ -11,20 +11,7 @@ from torch import Tensor
 
 import streamlearn.daemon.loop as daemon_module
 from connectors.dead_letters import FileDeadLetters
-from streamlearn.controls import (
-    Control,
-    ControlFile,
-    DropRegime,
-    FreezeRegime,
-    Pause,
-    Pin,
-    RenameRegime,
-    Requester,
-    Resume,
-    RollBack,
-    StateControls,
-    Unpin,
-)
+from streamlearn.controls import Control, ControlFile, Requester, StateControls
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import DeadLetterError, Reason, SnapshotError, StreamlearnError, UsageError
@@ -50,7 +37,7 @@ POISON = range(90, 130)
 EARLY, LATE, NOTICED = "00000010", "00000020", 45
 """Snapshots at offsets 40 and 80; the second was written when records of the poison had been examined. The step at
 which the operator acts."""
-SKIP = RollBack(EARLY, (f"{POISON.start}..{POISON.stop - 1}",))
+SKIP = Control.snapshot("rollback", EARLY, skip_records=(f"{POISON.start}..{POISON.stop - 1}",))
 
 
 def poisoned() -> list[bytes]:
@@ -92,8 +79,8 @@ class Operator(Silent):
         self._plan = dict(plan)
 
     def ask(self, control: Control) -> Future[Result]:
-        self.answers[control.name] = self.jobs.submit(ControlJob(control, ANN))
-        return self.answers[control.name]
+        self.answers[control.verb] = self.jobs.submit(ControlJob(control, ANN))
+        return self.answers[control.verb]
 
     def on_step(self, batch: Batch, step: Step, status: Status) -> None:
         if step.number in self._plan:
@@ -145,7 +132,7 @@ def test_a_paused_daemon_takes_no_step_and_reads_no_record(
     """It serves jobs and says `paused`; once resumed it ends with the bits of a run that was never paused."""
     settings = make(clean())
     with opened(settings) as components:
-        operator = Operator({7: Pause()})
+        operator = Operator({7: Control.run("pause")})
         daemon = daemon_of(components, operator)
         found: list[tuple[Phase, bool, int, int]] = []
 
@@ -156,7 +143,7 @@ def test_a_paused_daemon_takes_no_step_and_reads_no_record(
                 found.append((status.phase, status.ready, status.step, status.records_trained))
                 yield lambda: None
             monkeypatch.undo()
-            yield lambda: operator.ask(Resume())
+            yield lambda: operator.ask(Control.run("resume"))
 
         monkeypatch.setattr("streamlearn.daemon.loop.time.sleep", Turns(acts()))
         daemon.run()
@@ -180,7 +167,7 @@ def test_a_pause_survives_the_process(make: Callable[..., Settings], monkeypatch
         raise Died
 
     monkeypatch.setattr("streamlearn.daemon.loop.time.sleep", die)
-    for plan in ({7: Pause()}, {}):
+    for plan in ({7: Control.run("pause")}, {}):
         with opened(settings) as components:
             daemon = daemon_of(components, Operator(plan))
             with pytest.raises(Died):
@@ -197,7 +184,9 @@ def test_a_pinned_snapshot_is_never_pruned(make: Callable[..., Settings]) -> Non
     """Beyond `snapshot.keep`, also when the disk is full; unpinned, it goes with the next save."""
     settings = make(clean())
     settings = settings.model_copy(update={"snapshot": settings.snapshot.model_copy(update={"keep": 2})})
-    _, daemon, operator = operated(settings, {11: Pin(EARLY), 25: Pin("00000077")})
+    _, daemon, operator = operated(
+        settings, {11: Control.snapshot("pin", EARLY), 25: Control.snapshot("pin", "00000077")}
+    )
     assert operator.answers["pin"].exception(timeout=0) is not None  # there is no 77
     store = daemon.components.store
     assert store.names()[0] == EARLY
@@ -216,7 +205,7 @@ def test_a_pin_does_not_keep_the_journal_of_everything_since(make: Callable[...,
     settings = make(clean())
     settings = settings.model_copy(update={"snapshot": settings.snapshot.model_copy(update={"keep": 2})})
     with opened(settings) as components:
-        daemon_of(components, Operator({11: Pin(EARLY)})).run()
+        daemon_of(components, Operator({11: Control.snapshot("pin", EARLY)})).run()
         newest = int(components.store.names()[-2])
         assert all(entry.step >= newest for entry in components.journal.entries(after_step=0))
 
@@ -252,7 +241,7 @@ def test_a_rollback_that_skips_nothing_repeats_the_run(
     make: Callable[..., Settings], with_poison: dict[str, Tensor]
 ) -> None:
     """The same records end in the same bits."""
-    state, _, _ = operated(make(poisoned()), {NOTICED: RollBack(LATE)})
+    state, _, _ = operated(make(poisoned()), {NOTICED: Control.snapshot("rollback", LATE)})
     assert differences(with_poison, state) == []
 
 
@@ -333,14 +322,20 @@ def test_a_death_after_a_rollback_repeats_nothing_of_the_old_run(
 @pytest.mark.parametrize(
     ("control", "message"),
     [
-        (RollBack("00000011"), "expected the name of a snapshot"),
-        (RollBack("../../etc"), "expected the name of a snapshot"),
-        (RollBack(LATE, ("90..129",)), "had been examined for shifts.*roll back to 00000010"),
-        (RollBack(LATE, ("70..129",)), "trained up to offset 79.*roll back to 00000010"),
-        (RollBack(EARLY, ("0..9",)), "trained up to offset 39.*roll back to 00000000"),
-        (RollBack(EARLY, ("9..3",)), "FROM <= TO"),
-        (RollBack(EARLY, ("orders:0:90..129",)), "must be of a topic of this stream"),
-        (Unpin("00000011"), "expected the name of a snapshot"),
+        (Control.snapshot("rollback", "00000011"), "expected the name of a snapshot"),
+        (Control.snapshot("rollback", "../../etc"), "expected the name of a snapshot"),
+        (
+            Control.snapshot("rollback", LATE, skip_records=("90..129",)),
+            "had been examined for shifts.*roll back to 00000010",
+        ),
+        (
+            Control.snapshot("rollback", LATE, skip_records=("70..129",)),
+            "trained up to offset 79.*roll back to 00000010",
+        ),
+        (Control.snapshot("rollback", EARLY, skip_records=("0..9",)), "trained up to offset 39.*roll back to 00000000"),
+        (Control.snapshot("rollback", EARLY, skip_records=("9..3",)), "FROM <= TO"),
+        (Control.snapshot("rollback", EARLY, skip_records=("orders:0:90..129",)), "must be of a topic of this stream"),
+        (Control.snapshot("unpin", "00000011"), "expected the name of a snapshot"),
     ],
 )
 def test_what_cannot_be_done_is_refused_and_changes_nothing(
@@ -350,10 +345,10 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(
     settings = make(poisoned())
     state, daemon, operator = operated(settings, {NOTICED: control})
     with pytest.raises(UsageError, match=message):
-        operator.answer(control.name)
+        operator.answer(control.verb)
     assert differences(with_poison, state) == []
-    assert results(settings) == [(control.name, "asked"), (control.name, "refused")]
-    assert daemon.controls.skipped == ()
+    assert results(settings) == [(control.verb, "asked"), (control.verb, "refused")]
+    assert daemon.controls.state.skipped == ()
 
 
 def test_a_rollback_that_cannot_be_finished_ends_the_process(
@@ -367,7 +362,7 @@ def test_a_rollback_that_cannot_be_finished_ends_the_process(
 
     with monkeypatch.context() as patch:
         patch.setattr(SnapshotStore, "move_newer_aside", failing)
-        with pytest.raises(SnapshotError, match="must be completed before the run goes on"):
+        with pytest.raises(SnapshotError, match="must be completed before the run continues"):
             operated(settings, {NOTICED: SKIP})
     assert results(settings) == [("rollback", "asked"), ("rollback", "failed")]
     state, _, _ = operated(settings, {})
@@ -379,9 +374,9 @@ def test_fresh_forgets_pins_and_skipped_records_and_stays_paused(
 ) -> None:
     """They belong to the run that is set aside; the audit log has them."""
     settings = make(poisoned())
-    operated(settings, {15: Pin(EARLY), NOTICED: SKIP})
+    operated(settings, {15: Control.snapshot("pin", EARLY), NOTICED: SKIP})
     with opened(settings, fresh=True) as components:
-        assert (components.controls.skipped, set(components.controls.pins)) == ((), set())
+        assert (components.controls.state.skipped, set(components.controls.state.pins)) == ((), set())
     last = audit(settings)[-1]
     assert (last["control"], last["arguments"]) == (
         "forget",
@@ -395,9 +390,9 @@ def test_fresh_forgets_pins_and_skipped_records_and_stays_paused(
 @pytest.mark.parametrize(
     ("control", "holds"),
     [
-        (FreezeRegime(1), lambda adaptation: adaptation.controls.frozen == {1}),
-        (RenameRegime(1, "zoo"), lambda adaptation: adaptation.controls.names == {1: "zoo"}),
-        (DropRegime(1), lambda adaptation: 1 not in adaptation.numbers.values()),
+        (Control.regime("freeze", 1), lambda adaptation: adaptation.controls.frozen == {1}),
+        (Control.regime("rename", 1, new_name="zoo"), lambda adaptation: adaptation.controls.names == {1: "zoo"}),
+        (Control.regime("drop", 1), lambda adaptation: 1 not in adaptation.numbers.values()),
     ],
 )
 def test_a_changed_regime_is_durable_when_it_is_answered(
@@ -412,8 +407,8 @@ def test_a_changed_regime_is_durable_when_it_is_answered(
         next_batch = components.adaptation.next_batch
 
         def next_or_die() -> AssignedBatch | None:
-            if control.name in operator.answers:
-                assert operator.answers[control.name].done(), "answered before the next batch"
+            if control.verb in operator.answers:
+                assert operator.answers[control.verb].done(), "answered before the next batch"
                 raise Died
             assert not components.adaptation.numbers or not holds(components.adaptation)
             return next_batch()
@@ -421,7 +416,7 @@ def test_a_changed_regime_is_durable_when_it_is_answered(
         monkeypatch.setattr(components.adaptation, "next_batch", next_or_die)
         with pytest.raises(Died):
             daemon_of(components, operator).run()
-    assert operator.answer(control.name).snapshot == "00000010"
+    assert operator.answer(control.verb).snapshot == "00000010"
     with opened(settings) as components:
         assert components.state.last_snapshot is not None
         assert components.state.last_snapshot.name == "00000010"
@@ -434,7 +429,7 @@ class Outage(Operator):
     BEGIN, END = 12, 14
 
     def __init__(self) -> None:
-        super().__init__({self.BEGIN: RenameRegime(1, "beasts")})
+        super().__init__({self.BEGIN: Control.regime("rename", 1, new_name="beasts")})
         self.step = 0
         self.degraded: dict[int, str] = {}
 
@@ -481,7 +476,7 @@ def test_a_change_of_a_regime_outlasts_an_outage(
 
 def test_an_unknown_regime_is_refused(make: Callable[..., Settings]) -> None:
     settings = make(clean())
-    _, _, operator = operated(settings, {10: FreezeRegime(7)})
+    _, _, operator = operated(settings, {10: Control.regime("freeze", 7)})
     with pytest.raises(UsageError, match="found 7"):
         operator.answer("freeze")
     assert results(settings) == [("freeze", "asked"), ("freeze", "refused")]
@@ -494,8 +489,8 @@ def test_a_pinned_snapshot_is_not_replaced_by_a_change_of_its_step(make: Callabl
     class Both(Operator):
         def on_step(self, batch: Batch, step: Step, status: Status) -> None:
             if step.number == 10:
-                self.ask(Pin(EARLY))
-                self.ask(FreezeRegime(1))
+                self.ask(Control.snapshot("pin", EARLY))
+                self.ask(Control.regime("freeze", 1))
 
     with opened(settings) as components:
         operator = Both({})

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks.resident_memory import resident_mib
+from benchmarks.measuring import resident_mib
 from streamlearn.daemon.process import return_freed_memory
 
 
@@ -28,7 +28,7 @@ def test_tensors_are_returned_one_by_one() -> None:
     """In a process of its own, since it cannot be undone."""
     program = """
 import torch
-from streamlearn.bench.resident_memory import resident_mib
+from benchmarks.measuring import resident_mib
 from streamlearn.runtime.heap import return_freed_tensors
 return_freed_tensors()
 tensors = [torch.ones(1 << 19) for _ in range(200)]  # 400 MB, each of which glibc would take from its heap

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.sample_publication import publish_sample
-from benchmarks.stub_upstream import StubUpstream
+from tests.gateway.sample_publication import publish_sample
+from tests.gateway.stub_upstream import StubUpstream
 
 from .kit import ready_gateway
 

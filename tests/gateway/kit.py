@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 
-from benchmarks.sample_publication import sample_records
-from benchmarks.stub_upstream import StubUpstream
 from streamlearn.gateway.app import GatewayConnection, create_app
 from streamlearn.http.server import HttpServer
 from streamlearn.settings import GatewaySettings
+from tests.gateway.sample_publication import sample_records
+from tests.gateway.stub_upstream import StubUpstream
 
 UNKNOWN_PROMPTS = (
     "Übersetze den Satz ins Deutsche: the rain in Spain",

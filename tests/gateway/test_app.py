@@ -9,8 +9,8 @@ import httpx
 import orjson
 import pytest
 
-from benchmarks.stub_upstream import StubUpstream
 from streamlearn.gateway.publication import MAX_DEPTH, MAX_PROMPTS, Prompt, RoutedPrompt, Router
+from tests.gateway.stub_upstream import StubUpstream
 
 from .kit import CHAT, TEXT, UNKNOWN_PROMPTS, ask, gateway, is_ready, metric, prompts_of_each_task, wait_until
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from benchmarks.stub_upstream import SLOW_S, StubUpstream
 from streamlearn.gateway.upstreams import MAX_WORDS_CHARS, Upstream, UpstreamFailedError
+from tests.gateway.stub_upstream import SLOW_S, StubUpstream
 
 from .kit import CHAT, TEXT, ask, metric, ready_gateway, wait_until
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from openai import APIError, BadRequestError, NotFoundError, OpenAI
 
-from benchmarks.stub_upstream import StubUpstream
+from tests.gateway.stub_upstream import StubUpstream
 
 from .kit import prompts_of_each_task
 

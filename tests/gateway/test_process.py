@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.stub_upstream import StubUpstream, free_port
 from streamlearn.gateway.publication import PublishedFolder
+from tests.gateway.stub_upstream import StubUpstream, free_port
 
 from .kit import CHAT, ask, prompts_of_each_task, wait_until
 

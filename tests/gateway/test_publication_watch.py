@@ -10,9 +10,9 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from benchmarks.sample_publication import publish_sample, served_models
-from benchmarks.stub_upstream import StubUpstream
 from streamlearn.publish.publication import FILE, Publication
+from tests.gateway.sample_publication import publish_sample, served_models
+from tests.gateway.stub_upstream import StubUpstream
 
 from .kit import ask, metric, prompts_of_each_task, ready_gateway, wait_until
 

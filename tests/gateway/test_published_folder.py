@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.sample_publication import publish_sample
 from streamlearn.errors import PublicationError
 from streamlearn.gateway.publication import PublishedFolder
+from tests.gateway.sample_publication import publish_sample
 
 
 def test_the_tokenizer_is_read_again_only_when_its_files_change(published: Path) -> None:

@@ -7,7 +7,6 @@ import orjson
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks.sample_publication import NANO, publish_sample, sample_records
 from streamlearn.gateway.publication import Prompt, PublishedFolder, Router, decoder_of
 from streamlearn.http.guards import ApiError
 from streamlearn.jobs.queue import PromptInput, RouteJob
@@ -18,6 +17,7 @@ from streamlearn.settings import Settings, ShiftSettings
 from streamlearn.shift.monitor import Monitor
 from tests.daemon.test_daemon import daemon_of, opened
 from tests.doubles import tiny_backbone
+from tests.gateway.sample_publication import NANO, publish_sample, sample_records
 
 from .kit import UNKNOWN_PROMPTS, prompts_of_each_task
 

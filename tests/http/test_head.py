@@ -17,7 +17,6 @@ GET_PATHS = (
     "/v1/shifts",
     "/v1/publication",
     "/v1/snapshots",
-    "/v1/experts",
 )
 VARYING = {"date", "content-length"}
 """/metrics measures the process anew at each request."""

@@ -27,7 +27,6 @@ READING = (
     "/v1/shifts",
     "/v1/publication",
     "/v1/snapshots",
-    "/v1/experts",
     "/openapi.json",
     "/",
 )

@@ -1,6 +1,6 @@
 """Jobs between training steps: their weights, their time budget and their failures."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,16 +15,13 @@ from torch import Tensor
 from streamlearn.adapters.presets import resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import Backbone, load, outline
-from streamlearn.baselines.consolidate import ExpertEvidence
 from streamlearn.controls import Control
 from streamlearn.errors import AdapterGoneError, Reason, RecordError, SnapshotError
 from streamlearn.events import Event
-from streamlearn.jobs.experts import experts
 from streamlearn.jobs.queue import (
     ControlJob,
     EvalJob,
     ExampleError,
-    ExpertsJob,
     GenerateJob,
     GenerationStream,
     Job,
@@ -33,7 +30,7 @@ from streamlearn.jobs.queue import (
     Sampling,
     SnapshotJob,
 )
-from streamlearn.jobs.results import ControlResult, EvalResult, ExpertsResult, GenerateResult, SnapshotResult
+from streamlearn.jobs.results import ControlResult, EvalResult, GenerateResult, SnapshotResult
 from streamlearn.jobs.runner import JobRunner
 from streamlearn.learner.cache import PinnedWeights
 from streamlearn.learner.learner import Learner
@@ -51,7 +48,6 @@ EXAMPLES: tuple[dict[str, Any], ...] = (
 )
 SCORE = EvalJob(EXAMPLES, generate=False, max_new_tokens=4)
 SCORE_AND_GENERATE = EvalJob(EXAMPLES, generate=True, max_new_tokens=4)
-EXPERTS = ExpertsJob(None)
 GENERATE = GenerateJob("the quick brown", None, max_new_tokens=5)
 SAMPLE = GenerateJob(
     "the quick brown",
@@ -88,7 +84,6 @@ class Environment:
             self.learner,
             decoder,
             first_regime,
-            self._experts,
             self._save,
             self._control,
             pack_tokens=1,
@@ -96,19 +91,13 @@ class Environment:
         )
         self.learner.forward.get_decoder().register_forward_hook(self._pass_time)
 
-    def _experts(self, job: ExpertsJob) -> Generator[None, None, ExpertsResult]:
-        load = {bank.name: torch.ones(bank.A.shape[:2], dtype=torch.long) for bank in self.learner.banks}
-        similarity = {bank.name: torch.zeros(*bank.A.shape[:2], 1) for bank in self.learner.banks}
-        evidence = ExpertEvidence({0: 1}, load, similarity, {0: random_examples([5, 7, 4])})
-        return experts(job, self.learner, evidence, pack_tokens=1, clock=lambda: self.now)
-
     def _save(self) -> SnapshotResult:
         return self.save()
 
     def _control(self, job: ControlJob) -> ControlResult:
         self.controls.append(job.control)
         return ControlResult(
-            control=job.control.name, changed=True, paused=False, pinned=(), skipped_records=(), snapshot=None
+            control=job.control.verb, changed=True, paused=False, pinned=(), skipped_records=(), snapshot=None
         )
 
     def _pass_time(self, *_: object) -> None:
@@ -147,14 +136,14 @@ def env(folder: Path) -> Environment:
     return env
 
 
-def untimed(result: EvalResult | GenerateResult | ExpertsResult) -> dict[str, Any]:
+def untimed(result: EvalResult | GenerateResult) -> dict[str, Any]:
     return result.model_dump(exclude={"seconds"})
 
 
 @pytest.mark.parametrize(
     "job",
-    [SCORE, SCORE_AND_GENERATE, GENERATE, SAMPLE, EXPERTS],
-    ids=["score", "score and generate", "generate", "sample", "experts"],
+    [SCORE, SCORE_AND_GENERATE, GENERATE, SAMPLE],
+    ids=["score", "score and generate", "generate", "sample"],
 )
 def test_a_job_spread_over_steps_gives_the_figures_of_its_start(env: Environment, job: Job) -> None:
     """Training continues after every piece, yet all figures, texts and the step are those of the job's start."""
@@ -192,7 +181,7 @@ def test_serving_changes_no_bit_of_training(folder: Path, env: Environment) -> N
     assert all(torch.equal(one, other) for one, other in zip(env.weights(), undisturbed.weights(), strict=True))
 
 
-@pytest.mark.parametrize("job", [SCORE, GENERATE, EXPERTS], ids=["score", "generate", "experts"])
+@pytest.mark.parametrize("job", [SCORE, GENERATE], ids=["score", "generate"])
 def test_a_job_whose_regime_is_replaced_fails_and_can_be_repeated(env: Environment, job: Job) -> None:
     """Between two of its pieces; it is not finished by the weights of another regime."""
     future = env.jobs.submit(job)

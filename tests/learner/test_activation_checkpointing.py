@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.context import RoutingContext, routing_context
-from streamlearn.adapters.presets import SHAPES
+from streamlearn.adapters.presets import PRESETS
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.learner.loss import pack, packed_loss
 from tests.doubles import random_examples
@@ -31,7 +31,7 @@ def slots_of(learner: Learner) -> list[int] | None:
     return [0, 1, 0, 2] if learner.routes_by_regime else None
 
 
-@pytest.mark.parametrize("preset", SHAPES)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_steps_are_bit_equal(make_learner: MakeLearner, preset: str) -> None:
     """Losses, gradient norms, weights, moments and loads after several steps, for every preset."""
     kept, again = make_learner(preset=preset), make_learner(preset=preset, activation_checkpointing=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamlearn.adapters import SHAPES
+from streamlearn.adapters import PRESETS
 from streamlearn.adapters.context import routing_context
 from streamlearn.adapters.presets import regime_adapter
 from streamlearn.adapters.tuner import SHARED
@@ -45,7 +45,7 @@ def train(learner: Learner, steps: Sequence[int]) -> list[float]:
     return [learner.step(batch_of(8, 5, seed=step).examples).loss for step in steps]
 
 
-@pytest.mark.parametrize("preset", list(SHAPES))
+@pytest.mark.parametrize("preset", list(PRESETS))
 def test_the_reported_loss_is_of_the_weights_before_the_update(make_learner: MakeLearner, preset: str) -> None:
     """Test, then train: the loss of a step is computed before the step changes the weights."""
     learner = make_learner(preset=preset)
@@ -190,7 +190,7 @@ def test_the_rate_rises_over_the_warmup(
     assert rates == pytest.approx([0.5 * factor for factor in factors])
 
 
-@pytest.mark.parametrize("preset", list(SHAPES))
+@pytest.mark.parametrize("preset", list(PRESETS))
 def test_the_same_batches_give_the_same_bits(make_learner: MakeLearner, preset: str) -> None:
     """Two learners with the same seed end bit-equal; another seed does not."""
     one, two, other = make_learner(preset=preset), make_learner(preset=preset), make_learner(preset=preset, seed=1)

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.measured_step import largest_batch
 from streamlearn.adapters.context import routing_context
 from streamlearn.adapters.presets import resolve
 from streamlearn.adapters.tuner import attach
@@ -17,6 +17,16 @@ from streamlearn.cli.doctor import StepMemory, can_estimate, step_memory
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_loss
 from streamlearn.settings import AdapterSettings, Settings
+from streamlearn.stream.record import Example
+
+
+def largest_batch(settings: Settings, vocab_size: int) -> list[Example]:
+    """Return records of `stream.max_tokens` that fill `stream.batch_tokens`."""
+    generator = np.random.default_rng(0)
+    length, total = settings.stream.max_tokens, settings.stream.batch_tokens
+    lengths = [min(length, total - start) for start in range(0, total, length)]
+    ids = [generator.integers(0, vocab_size, size=size, dtype=np.int32) for size in lengths]
+    return [Example(input_ids=tokens, labels=tokens.copy()) for tokens in ids]
 
 
 def settings_of(dtype: str = "float32", **sections: Any) -> Settings:

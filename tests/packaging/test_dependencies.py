@@ -20,7 +20,7 @@ OPTIONAL = {
     "matplotlib": ("bench", "streamlearn/bench/"),
     "gguf": ("gguf", "streamlearn/export/"),
     "pyarrow": ("parquet", "connectors/files/"),
-    "tensorboardX": ("tensorboard", "streamlearn/track/"),
+    "tensorboardX": ("tensorboard", "streamlearn/track.py"),
 }
 """Import name: the extra that installs it, and the only folder that may import it."""
 INDIRECT = {

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from benchmarks.sample_publication import publish_sample, sample_state
 from streamlearn.errors import PublicationError
 from streamlearn.publish import publication as routing_state
 from streamlearn.shift import monitor as state_arrays
+from tests.gateway.sample_publication import publish_sample, sample_state
 
 
 def test_a_state_survives_a_round_trip(tmp_path: Path) -> None:

@@ -12,10 +12,7 @@ from torch import Tensor
 
 from streamlearn.baselines.consolidate import Consolidator
 from streamlearn.daemon.build import Components
-from streamlearn.daemon.loop import Daemon
 from streamlearn.events import Event
-from streamlearn.jobs.queue import ExpertsJob, JobQueue
-from streamlearn.jobs.results import ExpertsResult
 from streamlearn.learner import evaluate as evaluation
 from streamlearn.learner.learner import Step
 from streamlearn.learner.loss import PackedBatch, PackedLoss, packed_loss
@@ -28,7 +25,7 @@ from streamlearn.settings import Settings
 from streamlearn.shift.drift import ConceptDriftDetector
 from streamlearn.shift.features import input_of
 from streamlearn.shift.input_shift import Shift
-from streamlearn.status import Board, Clock, Phase, Status
+from streamlearn.status import Status
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.record import Example
 from tests.daemon.test_daemon import daemon_of, opened
@@ -334,29 +331,6 @@ def test_changed_answers_are_a_shift_of_their_own_kind(
     assert 0 < regime.holdout_records < 2 * PER_TASK // 20
     assert regime.history
     assert all(scoring.step > shift.step for scoring in regime.history)
-
-
-def test_experts_of_a_running_daemon(make: Callable[..., Settings]) -> None:
-    """Each regime's hold-out tokens are routed among its own experts, through the queue and the loop."""
-    with opened(make(stream("animals", "sums"), adapter={"num_experts": 2})) as components:
-        jobs = JobQueue(1)
-        daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs)
-        daemon.run()
-        future = jobs.submit(ExpertsJob("layers.0."))
-        while not future.done():  # each call works for `serve.eval_budget_s` at most
-            daemon.serve_jobs()
-        result = future.result()
-        holdouts = components.adaptation.holdouts
-        tokens = [sum(map(len, holdouts.examples(slot))) for slot in (0, 1)]
-    assert isinstance(result, ExpertsResult)
-    assert (result.holdout_records, result.unmeasured) == (2 * (PER_TASK // 20), None)
-    assert all("layers.0." in layer.layer for layer in result.layers)
-    assert [layer.owner for layer in result.layers] == [1] * 3 + [2] * 3
-    for layer in result.layers:
-        (own,) = layer.regimes
-        assert own.regime == layer.owner
-        assert own.holdout_tokens is not None
-        assert [sum(row) for row in own.holdout_tokens] == [tokens[own.regime - 1]] * 4
 
 
 class Collector(Silent):

@@ -11,13 +11,12 @@ from typing import Any
 import httpx
 import orjson
 
-from streamlearn.controls import NAME, AuditLog
+from streamlearn.controls import AUDIT_FILE_NAME, AuditLog
 from streamlearn.errors import Reason
 from streamlearn.http.server import HttpServer
 from streamlearn.jobs.queue import (
     ControlJob,
     EvalJob,
-    ExpertsJob,
     GenerateJob,
     GenerationStart,
     JobQueue,
@@ -28,9 +27,7 @@ from streamlearn.jobs.results import (
     ControlResult,
     EvalResult,
     ExampleResult,
-    ExpertsResult,
     GenerateResult,
-    LayerExperts,
     RouteResult,
     SnapshotResult,
 )
@@ -185,9 +182,9 @@ def finish(ticket: Ticket, route: Route = KNOWN) -> None:
         if ticket.begin():
             ticket.finish(
                 ControlResult(
-                    control=job.control.name,
+                    control=job.control.verb,
                     changed=True,
-                    paused=job.control.name == "pause",
+                    paused=job.control.verb == "pause",
                     pinned=("0000000000000040",),
                     skipped_records=("orders:0:118..122",),
                     snapshot="0000000000000042",
@@ -232,19 +229,6 @@ def finish(ticket: Ticket, route: Route = KNOWN) -> None:
         )
     elif isinstance(job, RouteJob):
         ticket.finish(RouteResult(step=42, routes=(UNKNOWN,) * len(job.prompts), seconds=0.01))
-    elif isinstance(job, ExpertsJob):
-        layer = LayerExperts(layer=job.layer or "all", load=[[3, 1]], share=[[0.75, 0.25]], importance=None, regimes=())
-        ticket.finish(
-            ExpertsResult(
-                step=42,
-                layers=(layer,),
-                holdout_records=0,
-                holdout_tokens=0,
-                compositions=16,
-                unmeasured="no record was held out yet",
-                seconds=0.01,
-            )
-        )
     else:
         ticket.finish(SnapshotResult(name="0000000000000042", step=42))
 
@@ -306,7 +290,7 @@ class Daemon:
     @property
     def refusals(self) -> list[dict[str, Any]]:
         """The lines of the audit log since the last reset."""
-        path = Path(self._folder.name) / NAME
+        path = Path(self._folder.name) / AUDIT_FILE_NAME
         return [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
     def reset(self) -> None:
@@ -316,7 +300,7 @@ class Daemon:
         self.loop.respond = finish
         self.loop.paused.clear()
         self.rows = (row(40), row(42), row(41))
-        (Path(self._folder.name) / NAME).unlink(missing_ok=True)
+        (Path(self._folder.name) / AUDIT_FILE_NAME).unlink(missing_ok=True)
 
     def stop(self) -> None:
         """Stop in the same order as the daemon."""

@@ -12,9 +12,7 @@ from streamlearn.errors import Reason, RecordError, SnapshotError
 from streamlearn.jobs.queue import (
     EvalJob,
     ExampleError,
-    ExpertsJob,
     Job,
-    LayerError,
     PromptInput,
     RouteJob,
     Ticket,
@@ -173,36 +171,6 @@ def test_before_the_first_regime_regimes_and_shifts_are_empty(daemon: Daemon, cl
     assert client.get("/v1/shifts").json() == {"total": {"inputs": 0, "answers": 0}, "shifts": []}
     status = client.get("/v1/status").json()
     assert (status["current_regime"], status["num_regimes"]) == (None, 0)
-
-
-@pytest.mark.parametrize(("query", "layer"), [("", None), ("?layer=layers.3.", "layers.3.")])
-def test_experts_are_described_by_the_loop(daemon: Daemon, client: httpx.Client, query: str, layer: str | None) -> None:
-    """The handler passes the requested layers to the loop and waits for its result."""
-    seen: list[Ticket] = []
-
-    def respond(ticket: Ticket) -> None:
-        seen.append(ticket)
-        finish(ticket)
-
-    daemon.loop.respond = respond
-    answer = client.get(f"/v1/experts{query}").json()
-    assert seen[0].job == ExpertsJob(layer)
-    assert answer["layers"][0]["load"] == [[3, 1]]
-    assert (answer["layers"][0]["effective_number"], answer["unmeasured"]) == (None, "no record was held out yet")
-
-
-def test_an_unknown_layer_is_the_clients_error(daemon: Daemon, client: httpx.Client) -> None:
-    daemon.loop.respond = lambda ticket: ticket.fail(LayerError("layer: expected part of a layer's name, found 'x'"))
-    answer = client.get("/v1/experts?layer=x")
-    assert answer.status_code == 422
-    assert error_of(answer)["code"] == "invalid"
-    assert "'x'" in error_of(answer)["message"]
-
-
-def test_experts_are_not_described_while_not_ready(daemon: Daemon, client: httpx.Client) -> None:
-    daemon.board.publish(Status(phase=Phase.RESTORING))
-    assert client.get("/v1/experts").status_code == 503
-    assert len(daemon.jobs) == 0
 
 
 def test_snapshots_are_listed_newest_first(client: httpx.Client) -> None:
@@ -429,8 +397,8 @@ def test_openapi_describes_every_endpoint_and_the_index_lists_it(client: httpx.C
     described = client.get("/openapi.json").json()
     paths = described["paths"]
     reading = {"/v1/status", "/v1/history", "/v1/regimes", "/v1/shifts", "/v1/publication", "/v1/snapshots"}
-    jobs = {"/v1/experts", "/v1/eval", "/v1/generate", "/v1/route"}
-    snapshots = {f"/v1/snapshots/{{name}}/{each}" for each in ("pin", "unpin", "rollback")}
+    jobs = {"/v1/eval", "/v1/generate", "/v1/route"}
+    snapshots = {f"/v1/snapshots/{{snapshot}}/{each}" for each in ("pin", "unpin", "rollback")}
     regimes = {f"/v1/regimes/{{number}}/{each}" for each in ("freeze", "unfreeze", "rename", "approve", "drop")}
     controls = {"/v1/pause", "/v1/resume", *snapshots, *regimes}
     official = {"/v1/models", "/v1/completions", "/v1/chat/completions"}

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import httpx
-
 from streamlearn.cli.watch import HistoryCopy
+
 from streamlearn.history import BackbonePair, History
 from streamlearn.serve.models import HistoryView, history_view
 from streamlearn.status import SnapshotStatus

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks.sample_publication import NANO
 from streamlearn.publish.publication import load_tokenizer
+from tests.gateway.sample_publication import NANO
 
 
 def test_a_saved_tokenizer_is_the_one_that_was_saved(tmp_path: Path) -> None:

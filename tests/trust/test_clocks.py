@@ -1,6 +1,5 @@
-"""No deadline, interval or order depends on the wall clock: its uses are listed, and it may jump at any time."""
+"""No deadline, interval or order depends on the wall clock, which may jump at any time. Ruff finds its uses."""
 
-import ast
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -19,59 +18,6 @@ from streamlearn.serve.models import JobsView, status_view
 from streamlearn.settings import Settings
 from streamlearn.status import Board, Clock, Phase, Status
 from tests.doubles import tiny_backbone
-
-from .rules import ROOT, SOURCES, uses
-
-WALL = {
-    "time.time",
-    "time.time_ns",
-    "time.localtime",
-    "time.ctime",
-    "time.clock_gettime",
-    "datetime.datetime.now",
-    "datetime.datetime.utcnow",
-    "datetime.datetime.today",
-    "datetime.date.today",
-}
-NAMED = {
-    ("streamlearn/runtime/checkpoint.py", "datetime.datetime.now"),  # a snapshot's created_at: information for people
-    ("streamlearn/controls/audit_log.py", "datetime.datetime.now"),  # when a control was asked for
-    ("streamlearn/publish/adapter_publisher.py", "datetime.datetime.now"),  # a publication's written_at
-    ("streamlearn/commands/doctor.py", "time.time"),  # warns that the clock is not set
-    ("streamlearn/status/board.py", "time.time"),  # the default of Clock.wall: started_at and the snapshot's age
-}
-"""Where the wall clock is read, and why."""
-BAD = (
-    "import time\ntime.time()",
-    "import time as t\nwait = t.time",
-    "from time import time\ntime()",
-    "from datetime import datetime\ndatetime.now()",
-    "import datetime as d\nd.datetime.utcnow()",
-    "def f(clock=__import__('time').time): ...\nimport time\nx = getattr(time, 'time')",
-)
-
-
-def wall_clocks(source: str) -> set[str]:
-    return {name for _, name in uses(ast.parse(source))} & WALL
-
-
-def test_the_wall_clock_is_read_only_as_information() -> None:
-    """Everything else uses time.monotonic or perf_counter."""
-    found = {
-        (str(path.relative_to(ROOT)), name)
-        for path in SOURCES
-        for name in wall_clocks(path.read_text(encoding="utf-8"))
-    }
-    assert found == NAMED
-
-
-@pytest.mark.parametrize("source", BAD)
-def test_the_search_finds_every_way_to_read_it(source: str) -> None:
-    assert wall_clocks(source)
-
-
-def test_the_search_ignores_other_clocks() -> None:
-    assert not wall_clocks("import time\ntime.monotonic(), time.perf_counter(), time.sleep(1), row.time()")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +70,7 @@ class Jumping:
 
 @pytest.fixture
 def jumping(monkeypatch: pytest.MonkeyPatch) -> Jumping:
-    """Replaces the clock at each place in `NAMED`, and `time.time` everywhere else."""
+    """Replaces the clock of snapshots, and `time.time` everywhere."""
     wall = Jumping()
 
     class Day(datetime):

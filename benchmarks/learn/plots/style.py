@@ -9,8 +9,7 @@ matplotlib.use("Agg")  # draws to files and opens no window
 
 from matplotlib.axes import Axes
 
-from benchmarks.learn.skill import CEILINGS
-from benchmarks.learn.verdicts import CONTROL
+from benchmarks.learn.skill import CEILINGS, CONTROL
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"  # Okabe and Ito, green darkened for text
 DPI = 120

@@ -12,7 +12,7 @@ from rich.console import Console
 from benchmarks.many_regimes import measured_daemon, regime_costs, returns
 from benchmarks.many_regimes.regime_costs import measure, table
 from benchmarks.many_regimes.two_rounds import TwoRounds
-from benchmarks.plot_option import drawing
+from benchmarks.measuring import drawing
 from streamlearn.errors import UsageError
 
 TASKS = {

@@ -8,11 +8,11 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.measuring import drawing
 from benchmarks.mot.benchmark import both_fits, show
 from benchmarks.mot.compare import MODELS, ComparisonSettings
 from benchmarks.mot.figures import figures
 from benchmarks.mot.training import Hyperparameters
-from benchmarks.plot_option import drawing
 from streamlearn.errors import UsageError
 from tests.benchmarks.mot.models import SHORT
 

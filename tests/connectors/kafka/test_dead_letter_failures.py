@@ -1,11 +1,13 @@
-"""Dead letters in a topic whose cluster fails at a chosen request."""
+"""Dead letters in a topic without a broker: a cluster that fails at a chosen request, and messages of other writers."""
+
+from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
 
+from connectors.dead_letters import PREFIX
 from connectors.kafka.clients import wait_until_reachable
-from connectors.kafka.dead_letters import KafkaDeadLetters
-from connectors.kafka.topic_replayer import KafkaTarget
+from connectors.kafka.dead_letters import KafkaDeadLetters, _dead_letter
 from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.events import Event
 from streamlearn.stream.record import Record, RecordId, TopicPartition
@@ -93,16 +95,20 @@ def test_without_a_broker_the_start_fails_in_the_end(monkeypatch: pytest.MonkeyP
     assert 55.0 < clock.now <= 60.0
 
 
-def test_a_replay_into_such_a_cluster_is_an_error(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is put back, and after a kill, when the topics are read for what was."""
-    cluster.tells_offsets = False
-    for name in ("end_offsets", "beginning_offsets"):
-        monkeypatch.setattr(f"connectors.kafka.topic_replayer.{name}", cluster.end_offsets)
-    monkeypatch.setattr("connectors.kafka.topic_replayer.new_consumer", lambda *_, **__: cluster)
-    target = object.__new__(KafkaTarget)
-    target._settings, target._partitions = settings(), frozenset([ORIGIN])
-    message = "the topics cannot be read: .*Failed to get offsets"
-    with pytest.raises(DeadLetterError, match=message):
-        target.plan([])
-    with pytest.raises(DeadLetterError, match=message):
-        target.arrived({"ids": [], "ends": [["events", 2, 7]]})
+def test_headers_without_a_value_are_read() -> None:
+    """The record's own become empty, as the source reads them; the reason's count as absent."""
+    place: list[tuple[str, bytes | None]] = [
+        (f"{PREFIX}topic", b"a"),
+        (f"{PREFIX}partition", b"0"),
+        (f"{PREFIX}offset", b"7"),
+    ]
+
+    def read(*headers: tuple[str, bytes | None]) -> DeadLetter | None:
+        return _dead_letter(SimpleNamespace(value=b"{", key=None, headers=list(headers), timestamp=17, partition=0))
+
+    dead_letter = read(*place, (f"{PREFIX}exception.message", None), ("trace", None))
+    assert dead_letter is not None
+    assert (dead_letter.record.id, dead_letter.message) == (RecordId(TopicPartition("a", 0), 7), "")
+    assert dead_letter.record.headers == (("trace", b""),)
+    assert read(*place[:2], (f"{PREFIX}offset", None)) is None
+    assert read(("__streamlearn.replay.of", b"a:0:7:17")) is None  # a mark that release 0.1 wrote

@@ -3,8 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
-from connectors.dead_letters import StoredDeadLetter
-from connectors.kafka.dead_letters import KafkaDeadLetterLog, KafkaDeadLetters
+from connectors.kafka.dead_letters import KafkaDeadLetters, read_topic
 from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.events import Event
 from streamlearn.settings import KafkaSettings
@@ -145,13 +144,9 @@ def test_dead_letters_survive_an_outage(broker: Broker) -> None:
     assert sorted(written) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def stored(settings: KafkaSettings, topic: str) -> list[StoredDeadLetter]:
+def stored(settings: KafkaSettings, topic: str) -> list[DeadLetter]:
     """What the topic holds, by offset of the records."""
-    log = KafkaDeadLetterLog(settings, topic)
-    try:
-        return sorted(log.read(), key=lambda each: each.record.offset)
-    finally:
-        log.close()
+    return sorted(read_topic(settings, topic), key=lambda dead_letter: dead_letter.record.offset)
 
 
 def dead_letter(offset: int) -> DeadLetter:

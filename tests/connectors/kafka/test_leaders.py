@@ -7,14 +7,14 @@ import pytest
 from kafka.errors import LeaderNotAvailableError
 from structlog.testing import capture_logs
 
-from connectors.kafka.clients import CLIENT_ERRORS
-from connectors.kafka.dead_letters import (
-    KafkaDeadLetters,
+from connectors.kafka.admin import (
     available_beginning_offsets,
     available_end_offsets,
     beginning_offsets,
     end_offsets,
 )
+from connectors.kafka.clients import CLIENT_ERRORS
+from connectors.kafka.dead_letters import KafkaDeadLetters
 from connectors.kafka.source import KafkaSource
 from streamlearn.errors import DeadLetterError, OffsetGapError, Reason, SourceError
 from streamlearn.events import Event

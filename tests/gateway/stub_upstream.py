@@ -1,6 +1,6 @@
 """A model server without a model: it answers at once, and fails when it is told to.
 
-python -m streamlearn.bench.stub_upstream MODEL... serves on a free port, which it prints.
+python -m tests.gateway.stub_upstream MODEL... serves on a free port, which it prints.
 
 It speaks as much HTTP/1.1 as a client with keep-alive connections needs. `script` decides what happens to the next
 completions, one word each:

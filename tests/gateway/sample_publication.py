@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from benchmarks.sample import SAMPLE
+from benchmarks.measuring import SAMPLE
 from streamlearn.publish import publication as routing_state
 from streamlearn.publish.publication import Publication, PublishedRegime, load_tokenizer
 from streamlearn.settings import ShiftSettings, StreamSettings
@@ -20,7 +20,7 @@ from streamlearn.shift.monitor import Monitor
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Decoder
 
-NANO = Path(__file__).parents[1] / "backbone" / "nano"
+NANO = Path(__file__).parents[2] / "streamlearn/backbone/nano"
 BACKBONE = "nano"
 
 Arrays = Mapping[str, NDArray[np.generic]]
