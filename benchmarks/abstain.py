@@ -35,8 +35,8 @@ from benchmarks.superni import read_texts, to_chat, to_record
 from streamlearn.errors import UsageError
 from streamlearn.settings import ServeSettings, ShiftSettings
 from streamlearn.shift.features import input_of
-from streamlearn.shift.input_shift import Assignment
 from streamlearn.shift.monitor import Monitor
+from streamlearn.shift.routing import Assignment
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.record import Example
 

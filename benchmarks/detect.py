@@ -39,7 +39,7 @@ from benchmarks import concept, detect_others
 from benchmarks.matches import matches
 from benchmarks.streams import PROMPTS, RAMP, Boundary, Maker, Stream, Task, read_tasks
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.input_shift import InputShiftDetector, Shift
+from streamlearn.shift.detector import InputShiftDetector, Shift
 from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.record import Example

@@ -37,8 +37,8 @@ from benchmarks.streams import PROMPTS, Maker, Stream, Task, text_decoder, to_ta
 from benchmarks.superni import read_texts
 from streamlearn.errors import UsageError
 from streamlearn.settings import ShiftSettings
+from streamlearn.shift.detector import InputShiftDetector, Shift
 from streamlearn.shift.features import Features, Featurizer, input_of
-from streamlearn.shift.input_shift import InputShiftDetector, Shift
 
 NUM_BOUNDARIES = 100
 YOUNG_RECORDS = 1000

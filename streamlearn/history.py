@@ -15,7 +15,7 @@ import orjson
 
 from streamlearn.errors import Reason
 from streamlearn.learner.learner import Step
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from streamlearn.snapshot.parts import Snapshot, SnapshotPart, read_bounded
 from streamlearn.status import (
     Clock,

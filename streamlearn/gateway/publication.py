@@ -31,7 +31,7 @@ from streamlearn.publish import publication as routing_state
 from streamlearn.publish.publication import FILE, Publication, PublishedRegime, load_tokenizer
 from streamlearn.settings import StreamSettings
 from streamlearn.shift.features import Featurizer, input_of_prompt
-from streamlearn.shift.input_shift import MonitorState
+from streamlearn.shift.monitor import MonitorState
 from streamlearn.shift.routing import RequestClassifier
 from streamlearn.stream.decode import Decoder
 

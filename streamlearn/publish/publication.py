@@ -41,7 +41,7 @@ from transformers import PreTrainedTokenizerFast
 
 from streamlearn.errors import PublicationError
 from streamlearn.shift import monitor as state_arrays
-from streamlearn.shift.input_shift import MonitorState
+from streamlearn.shift.monitor import MonitorState
 from streamlearn.snapshot.files import Files, SharedFiles
 
 FILE = "publication.json"

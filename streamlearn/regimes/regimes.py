@@ -32,10 +32,10 @@ from streamlearn.regimes.route import RequestRouter, RoutedInput
 from streamlearn.regimes.start import Fallback
 from streamlearn.regimes.statistics import RegimeControls, RegimeStatistics, ShiftReport
 from streamlearn.settings import Settings, ShiftSettings
+from streamlearn.shift.detector import NO_SLOT, Shift
 from streamlearn.shift.drift import ConceptDriftDetector
 from streamlearn.shift.features import input_of
-from streamlearn.shift.input_shift import NO_SLOT, MonitorState, Shift
-from streamlearn.shift.monitor import AssignedBatch, Monitor
+from streamlearn.shift.monitor import AssignedBatch, Monitor, MonitorState
 from streamlearn.status import AdaptationStatus
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.record import Example

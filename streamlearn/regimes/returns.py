@@ -24,7 +24,8 @@ from streamlearn.events import Event, get_logger
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import Settings
-from streamlearn.shift.input_shift import RefusedRecord, RefusedReturn, Shift
+from streamlearn.shift.detector import Shift
+from streamlearn.shift.input_shift import RefusedRecord, RefusedReturn
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.stream.record import Example
 

@@ -13,7 +13,7 @@ from benchmarks import detect
 from benchmarks.streams import PASSAGE_CHARS, RAMP, Boundary, Maker, Stream, Task, read_tasks
 from streamlearn.errors import UsageError
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from tests.shift.streams import stream as synthetic
 
 NUM_TASKS = 6

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from streamlearn.settings import ShiftSettings
+from streamlearn.shift.detector import AssignedRecord, InputShiftDetector
 from streamlearn.shift.features import Features
-from streamlearn.shift.input_shift import AssignedRecord, InputShiftDetector
 from tests.shift.records import features_of
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from streamlearn.shift.input_shift import DetectorState, Shift
+from streamlearn.shift.detector import DetectorState, Shift
 from streamlearn.shift.monitor import HeldBatch, Lookahead
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.record import Record, TopicPartition

@@ -5,9 +5,10 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import pytest
+from streamlearn.shift.input_shift import RefusedRecord, RefusedReturn
 
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.input_shift import RefusedRecord, RefusedReturn, Shift
+from streamlearn.shift.detector import Shift
 from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.record import Example, Record, TopicPartition

@@ -1,9 +1,10 @@
 """A record leaves the segment's regime only for one to which it clearly belongs."""
 
 import numpy as np
+from streamlearn.shift.input_shift import MARGIN, PARENT_MARGIN, RecordAssigner
 
+from streamlearn.shift.detector import NO_SLOT
 from streamlearn.shift.features import Features
-from streamlearn.shift.input_shift import MARGIN, NO_SLOT, PARENT_MARGIN, RecordAssigner
 from streamlearn.shift.memory import RegimeMemory, RegimeScores
 from tests.shift.records import features_of, memory_of
 

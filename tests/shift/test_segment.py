@@ -2,10 +2,12 @@
 
 from itertools import pairwise
 
+from streamlearn.shift.input_shift import WindowTests
+
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.change_tests import WINDOWS, Alarm
+from streamlearn.shift.detector import COOLDOWN, NO_SLOT, Segment
 from streamlearn.shift.features import Features
-from streamlearn.shift.input_shift import COOLDOWN, NO_SLOT, Segment, WindowTests
 from tests.shift.records import features_of, memory_of, recent
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import pytest
-
-from streamlearn.shift import input_shift as segment_classifier
-from streamlearn.shift.change_tests import Alarm, MeanEmbeddingTest, RecentRecord, TokenChange
 from streamlearn.shift.input_shift import CLEARLY_DISTINCT, DISTINCT, LONG, Classification, SegmentClassifier
+
+from streamlearn.shift import detector as segment_classifier
+from streamlearn.shift.change_tests import Alarm, MeanEmbeddingTest, RecentRecord, TokenChange
 from streamlearn.shift.memory import RegimeMemory
 from tests.shift.records import features_of, memory_of, recent
 

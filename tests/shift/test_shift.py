@@ -1,6 +1,6 @@
 """A declared change."""
 
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 
 
 def test_survives_json() -> None:

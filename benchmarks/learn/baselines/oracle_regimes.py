@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from benchmarks.learn.baselines.baseline import Baseline
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.regimes.regimes import Adaptation
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from streamlearn.stream.record import Example
 
 

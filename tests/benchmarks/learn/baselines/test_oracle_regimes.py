@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.learn.baselines.oracle_regimes import OracleRegimes
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from tests.benchmarks.learn.baselines.tasks import ONE, TWO
 from tests.learners import MakeLearner
 
