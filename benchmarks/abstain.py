@@ -138,7 +138,7 @@ def _drawn(tasks: Sequence[RequestTask], prompt: Prompt, number: int, draws: int
 
 def run(tasks: Sequence[RequestTask], chosen: Sequence[int], prompt: Prompt, rng: np.random.Generator) -> RequestScores:
     """Let a monitor read the chosen tasks, and classify requests of all."""
-    monitor = Monitor(ShiftSettings(max_regimes=256), vocab_size=1, seed=0)
+    monitor = Monitor(ShiftSettings(max_regimes=256), seed=0)
     stream: list[Example] = []
     known: list[Example] = []
     for task in chosen:
@@ -156,7 +156,8 @@ def run(tasks: Sequence[RequestTask], chosen: Sequence[int], prompt: Prompt, rng
     for start in range(0, len(stream), BATCH_RECORDS):
         monitor.update(Batch((), tuple(stream[start : start + BATCH_RECORDS])))
     monitor.flush()
-    state = monitor.released
+    *_, last = iter(monitor.take, None)
+    state = last.after
     started = time.process_time()
     monitor.assign([input_of(known[0])], state)
     prepared = time.process_time()

@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,9 @@ from benchmarks import concept, detect_others
 from benchmarks.matches import matches
 from benchmarks.streams import PROMPTS, RAMP, Boundary, Maker, Stream, Task, read_tasks
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.detector import InputShiftDetector, Shift
-from streamlearn.shift.monitor import AssignedBatch, Monitor
+from streamlearn.shift.change_tests import WINDOW_TESTS, WindowTest
+from streamlearn.shift.detector import Shift
+from streamlearn.shift.monitor import Monitor
 from streamlearn.stream.batch import Batch
 from streamlearn.stream.record import Example
 
@@ -152,7 +154,7 @@ def report(
 
 def measure(data: Path, *, seeds: int, quick: bool = False) -> dict[str, Any]:
     """The metrics of every detector, and under `setting` what they were measured on."""
-    tasks, vocab_size = read_tasks(data, limit=60 if quick else None)
+    tasks, _ = read_tasks(data, limit=60 if quick else None)
     streams = [
         stream
         for seed in range(seeds)
@@ -161,7 +163,7 @@ def measure(data: Path, *, seeds: int, quick: bool = False) -> dict[str, Any]:
     ]
     result: dict[str, Any] = {
         name: metrics([(stream, run(stream, tasks)) for stream in streams], tasks)
-        for name, run in detectors(ShiftSettings(), vocab_size).items()
+        for name, run in detectors(ShiftSettings()).items()
     }
     result["setting"] = {
         "seeds": seeds,
@@ -176,8 +178,8 @@ def measure(data: Path, *, seeds: int, quick: bool = False) -> dict[str, Any]:
 
 def measure_others(others: Others, seeds: int) -> dict[str, Any]:
     """Boundaries between other tasks, and the rate of false alarms at each asked level."""
-    tasks, vocab_size = detect_others.read_tasks(others.file)
-    run = detectors(ShiftSettings(), vocab_size)["default"]
+    tasks, _ = detect_others.read_tasks(others.file)
+    run = detectors(ShiftSettings())["default"]
     tallies: dict[str, Tally] = {prompt: Tally() for prompt in PROMPTS}
     for stream, subset in detect_others.boundary_streams(tasks, seeds):
         detection = run(stream, subset)
@@ -195,17 +197,15 @@ def measure_others(others: Others, seeds: int) -> dict[str, Any]:
     }
 
 
-def detectors(settings: ShiftSettings, vocab_size: int) -> dict[str, Run]:
+def detectors(settings: ShiftSettings) -> dict[str, Run]:
     """The daemon's detector, ablations of it, and dummies that ignore the records."""
     builds = {
-        "default": lambda: InputShiftDetector(settings),
-        "mixture_is_a_regime": lambda: InputShiftDetector(settings, per_record=False),
-        "window_16": lambda: InputShiftDetector(settings, windows=(16,), per_record=False),
-        "window_32": lambda: InputShiftDetector(settings, windows=(32,), per_record=False),
-        "independent_records": lambda: InputShiftDetector(settings, serial_correlation=False, per_record=False),
+        "default": lambda: Monitor(settings, seed=0),
+        "window_16": lambda: Monitor(settings, seed=0, tests=_without_window(32)),
+        "window_32": lambda: Monitor(settings, seed=0, tests=_without_window(16)),
     }
     return {
-        **{name: _with_monitor(settings, vocab_size, build) for name, build in builds.items()},
+        **{name: _with_monitor(build) for name, build in builds.items()},
         "always": _dummy(lambda _: True),
         "periodic": _dummy(lambda ordinal: ordinal % PERIOD == 1),
         "never": _dummy(lambda ordinal: ordinal == 1),
@@ -292,19 +292,19 @@ def table(result: dict[str, Any]) -> Table:
     return shown
 
 
-def _with_monitor(settings: ShiftSettings, vocab_size: int, build: Callable[[], InputShiftDetector]) -> Run:
+def _with_monitor(build: Callable[[], Monitor]) -> Run:
     def run(stream: Stream, tasks: Sequence[Task]) -> Detection:
-        monitor = Monitor(settings, vocab_size, seed=0, detector=build())
+        monitor = build()
         examples = list(stream.examples(tasks))
         batches = [
             Batch((), tuple(examples[start : start + BATCH_RECORDS]))
             for start in range(0, len(examples), BATCH_RECORDS)
         ]
-        assigned: list[AssignedBatch] = []
         started = time.process_time()  # CPU time of this process: others share the cores
         for batch in batches:
-            assigned += monitor.update(batch)
-        assigned += monitor.flush()
+            monitor.update(batch)
+        monitor.flush()
+        assigned = [*iter(monitor.take, None)]
         seconds = time.process_time() - started
         return Detection(
             [shift for each in assigned for shift in each.shifts],
@@ -316,6 +316,11 @@ def _with_monitor(settings: ShiftSettings, vocab_size: int, build: Callable[[], 
         )
 
     return run
+
+
+def _without_window(n: int) -> list[WindowTest]:
+    """The tests but those of windows of n records."""
+    return [test for test in WINDOW_TESTS if not (isinstance(test, partial) and test.keywords["n"] == n)]
 
 
 def _dummy(declares: Callable[[int], bool]) -> Run:

@@ -156,12 +156,15 @@ def turns(rng: np.random.Generator, producers: int, length: int, num_records: in
 
 def run(tasks: NDArray[np.int64], stream: Sequence[Example]) -> AssignedStream:
     """Let a monitor assign the records of a stream."""
-    monitor = Monitor(ShiftSettings(), vocab_size=1, seed=0)
+    monitor = Monitor(ShiftSettings(), seed=0)
     batches = [
         Batch((), tuple(stream[start : start + BATCH_RECORDS])) for start in range(0, len(stream), BATCH_RECORDS)
     ]
     started = time.process_time()
-    assigned = [each for batch in batches for each in monitor.update(batch)] + monitor.flush()
+    for batch in batches:
+        monitor.update(batch)
+    monitor.flush()
+    assigned = [*iter(monitor.take, None)]
     seconds = time.process_time() - started
     return AssignedStream(tasks, np.array([slot for each in assigned for slot in each.slots]), seconds)
 

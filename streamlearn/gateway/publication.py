@@ -247,7 +247,7 @@ class Router:
         self._threshold = publication.max_known_rejected
         self._by_slot = {each.slot: each for each in publication.regimes}
         self._featurizer = Featurizer(publication.seed)
-        self._classifier = RequestClassifier.of(state) if state.detector.regimes else None
+        self._classifier = RequestClassifier.from_state(state.detector) if state.detector.regimes else None
         self._decoder = decoder
 
     def route(self, prompt: Prompt) -> RoutedPrompt:

@@ -35,6 +35,7 @@ from typing import Any
 
 from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.backbone.load import Outline
+from streamlearn.codec import from_arrays
 from streamlearn.errors import ConfigError, PublicationError, SnapshotError, StreamlearnError
 from streamlearn.events import Event, get_logger
 from streamlearn.export import formats as export_card
@@ -49,8 +50,8 @@ from streamlearn.publish.replicas import HubRepository, Replica, ReplicaSet
 from streamlearn.publish.snapshot import SnapshotRegimes
 from streamlearn.regimes.holdout import TimeBudget
 from streamlearn.settings import PublishSettings, Settings
-from streamlearn.shift.memory import SavedProfiles
-from streamlearn.shift.monitor import profiles_from_arrays
+from streamlearn.shift.memory import Profiles
+from streamlearn.shift.monitor import MonitorState
 from streamlearn.snapshot.parts import Snapshot, read_manifest
 from streamlearn.status import PublicationStatus, RegimePublication
 
@@ -306,7 +307,7 @@ class AdapterPublisher:
         routing = folder.write_routing(snapshot.step, arrays)  # 4.
         if self._is_undone(snapshot.step):
             return None
-        self._replace(snapshot, decisions, fresh, routing, profiles_from_arrays(arrays))  # 5.
+        self._replace(snapshot, decisions, fresh, routing, from_arrays(MonitorState, arrays).detector.regimes)  # 5.
         self._log_written(new=len(fresh), started=started)
         return None
 
@@ -347,7 +348,7 @@ class AdapterPublisher:
         decisions: Sequence[RegimeDecision],
         fresh: Mapping[int, Version],
         routing: str,
-        profiles: SavedProfiles,
+        profiles: Profiles,
     ) -> None:
         """Step 5, and what follows from it at once."""
         versions = {each.regime.number: fresh.get(each.regime.number, each.version) for each in decisions}
@@ -456,7 +457,7 @@ class AdapterPublisher:
 
 
 def published_regimes(
-    profiles: SavedProfiles, labels: Mapping[int, str], versions: Mapping[int, str]
+    profiles: Profiles, labels: Mapping[int, str], versions: Mapping[int, str]
 ) -> tuple[PublishedRegime, ...]:
     """The regimes of a routing state, with their versions.
 

@@ -224,9 +224,11 @@ class Monitor:
         assert taken is not None, "a batch was taken"
         returns = next((shift for shift in taken.shifts if shift.slot == slot), None)
         assert target is not None or returns is not None, "only a shift is refused in favor of a new regime"
-        later = [shift for read in self._untrained if read is not taken for shift in read.shifts if not shift.known]
-        if any(shift.slot in (slot, target) for shift in later):  # the slot was freed for another regime
-            return False
+        for shift in (shift for read in self._untrained if read is not taken for shift in read.shifts):
+            if shift.slot == target and not shift.known:
+                return False  # its slot was freed for another regime
+            if shift.slot == slot and (target is not None or not shift.known):
+                return False  # so was the regime's, or the stream returns to it later, which is checked then
         protected = {used for read in self._untrained for used in read.slots} | self._detector.segment.slots
         protected |= self._slots_of(kept_at(self.records_read))
         first = taken.first if target is not None or returns is None else returns.onset
