@@ -74,7 +74,7 @@ def load(hint: type[T], arrays: Arrays, tree: Json) -> T:
 def to_arrays(value: Any) -> dict[str, NDArray[Any]]:
     """The arrays of `dump` with its JSON as one of them, for a file that holds arrays only."""
     arrays, tree = dump(value)
-    return {**arrays, "json": np.frombuffer(json.dumps(tree).encode(), dtype=np.uint8)}
+    return {**arrays, "json": np.frombuffer(json.dumps(tree).encode(), dtype=np.uint8).copy()}
 
 
 def from_arrays(hint: type[T], arrays: Arrays) -> T:
