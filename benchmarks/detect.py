@@ -43,8 +43,7 @@ from streamlearn.settings import ShiftSettings
 from streamlearn.shift.change_tests import WINDOW_TESTS, WindowTest
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.monitor import Monitor
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 WITHIN = 64
 PERIOD = 200

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import orjson
 from rich.console import Console
@@ -89,7 +89,7 @@ async def _in_turns(
     prompts = [record["prompt"] for record in sample_records()]
     taken: dict[str, list[float]] = {name: [] for name in urls}
     failed = 0
-    async with httpx.AsyncClient(timeout=30.0, trust_env=False) as client:
+    async with httpx2.AsyncClient(timeout=30.0, trust_env=False) as client:
         for turn in range(ROUNDS + 1):
             for name, (url, model) in urls.items():
                 number = round(seconds * requests_per_s)
@@ -102,7 +102,7 @@ async def _in_turns(
 
 
 async def _turn(
-    client: httpx.AsyncClient, url: str, model: str, prompts: Sequence[str], seconds: float
+    client: httpx2.AsyncClient, url: str, model: str, prompts: Sequence[str], seconds: float
 ) -> list[float | None]:
     """Send the prompts evenly over `seconds`; seconds each took, None for one that failed."""
 
@@ -131,9 +131,9 @@ def _wait(process: "subprocess.Popen[bytes]", url: str, path: str) -> float:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            if httpx.get(url + path, trust_env=False).status_code == 200:
+            if httpx2.get(url + path, trust_env=False).status_code == 200:
                 return time.monotonic()
-        except httpx.TransportError:
+        except httpx2.TransportError:
             time.sleep(POLL_S)
     raise RuntimeError(f"the gateway did not answer {path} within {START_S:g} s; exit code {process.poll()}")
 

@@ -71,7 +71,7 @@ def run(kind: Quantization, seed: int, records: int, backbone: str | None) -> di
         attach(loaded.model, resolve(AdapterSettings(preset=PRESET)), seed),
         LearnerSettings(lr=LEARNING_RATES[True]),
         loaded.device,
-        objective=PRESETS[PRESET].objective,
+        router_lr=PRESETS[PRESET].objective.router_lr,
     )
     learner.add_regime(0, seed)
     before = _score(learner, scored)

@@ -40,9 +40,9 @@ from streamlearn.settings import (
     LearnerSettings,
     StreamSettings,
 )
-from streamlearn.stream.batch import Batch, Batcher
 from streamlearn.stream.decode import Decoder
-from streamlearn.stream.record import Position
+from streamlearn.stream.intake import Batcher
+from streamlearn.stream.record import Batch, Position
 
 STREAM = StreamSettings()
 REGIMES = {"streamlearn": 1, "streamlearn_32": 32, "streamlearn_300": 300}
@@ -200,7 +200,7 @@ def _streamlearn_step(model: Any, regimes: int, resting: Path) -> Callable[[Batc
         attach(model, resolve(settings), seed=0),
         LearnerSettings(lr=1e-4),
         torch.device("cpu"),
-        objective=PRESETS["streamlearn"].objective,
+        router_lr=PRESETS["streamlearn"].objective.router_lr,
         cache=AdapterCache(resting, settings.max_in_memory),
     )
     for slot in range(regimes):

@@ -14,9 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from streamlearn.adapters.presets import PRESETS, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
+from streamlearn.baselines.consolidate import BaselineHooks
 from streamlearn.learner.cache import AdapterCache
-from streamlearn.learner.learner import Learner
-from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings
+from streamlearn.learner.learner import Compute, Learner
+from streamlearn.settings import AdapterSettings, BackboneSettings, ConsolidateSettings, LearnerSettings, ProbeSettings
 from tests.doubles import tiny_backbone
 
 REGIMES = 4
@@ -24,7 +25,10 @@ REGIMES = 4
 
 
 class MakeLearner(Protocol):
-    """Factory of learners; `changes` override the preset's objective, `settings` the learner settings."""
+    """Factory of learners; `changes` override the preset's objective, `settings` the learner settings.
+
+    `consolidate` are settings of that section.
+    """
 
     def __call__(
         self,
@@ -32,7 +36,9 @@ class MakeLearner(Protocol):
         preset: Any = "mh-moe",
         seed: int = 0,
         changes: Mapping[str, Any] | None = None,
+        consolidate: Mapping[str, Any] | None = None,
         cache: AdapterCache | None = None,
+        compute: Compute | None = None,
         **settings: Any,
     ) -> Learner: ...
 
@@ -53,8 +59,10 @@ def tiny_learner(
     preset: Any = "mh-moe",
     seed: int = 0,
     changes: Mapping[str, Any] | None = None,
+    consolidate: Mapping[str, Any] | None = None,
     cache: AdapterCache | None = None,
     mesh: DeviceMesh | None = None,
+    compute: Compute | None = None,
     **settings: Any,
 ) -> Learner:
     """A learner on the tiny backbone in a folder; see `MakeLearner`, and `load` about `mesh`."""
@@ -63,18 +71,33 @@ def tiny_learner(
     merged = replace(PRESETS[preset].objective, **(changes or {}))
     regimes = REGIMES if merged.bias != "none" else 0
     model = attach(backbone.model, resolve(AdapterSettings(preset=preset), regimes=regimes), seed)
+    learner_settings = LearnerSettings(**{"lr": 1e-2, **settings})
     learner = Learner(
         model,
-        LearnerSettings(**{"lr": 1e-2, **settings}),
+        learner_settings,
         backbone.device,
         clock=lambda: 0.0,
-        objective=merged,
-        integrate=merged.anchor_strength > 0,
+        router_lr=merged.router_lr,
         cache=cache,
+        compute=compute,
+    )
+    learner.hooks = BaselineHooks(
+        learner,
+        merged,
+        learner_settings,
+        ConsolidateSettings(**(consolidate or {})),
+        ProbeSettings(warmup_tokens=300),
+        regimes=REGIMES,
+        seed=seed,
     )
     for slot in range(REGIMES if learner.per_regime else 0):
         learner.add_regime(slot, seed + slot)
     return learner
+
+
+def hooks_of(learner: Learner) -> BaselineHooks:
+    assert isinstance(learner.hooks, BaselineHooks)
+    return learner.hooks
 
 
 def state_of(learner: Learner) -> dict[str, Tensor]:

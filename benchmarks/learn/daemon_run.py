@@ -14,7 +14,7 @@ from streamlearn.settings import Settings
 from streamlearn.shift.features import input_of
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 
 
 def train_in_daemon(suite: Suite, settings: Settings, progress: Progress) -> TrainedMethod:

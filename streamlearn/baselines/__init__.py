@@ -1,1 +1,1 @@
-"""Presets with shared experts: transient expert, CKA routing bias and importance consolidation (CP-MoE)."""
+"""Presets with shared experts, as hooks of the learner: transient expert, CKA, consolidation, balance, stages."""

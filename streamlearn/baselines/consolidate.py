@@ -1,11 +1,8 @@
-"""What a shift changes in the learner, apart from the probe.
+"""Presets whose regimes share experts, as hooks of the learner: CP routing bias, consolidation, balance, stages.
 
-    close    take in the regime's importance Omega_t; the current weights become the anchors       CP-MoE eq. 13, 14
-    open     give the new regime an adapter of its own, or where experts are shared its CP bias alpha h     eq. 10
-    enter    train a regime, new or returning: hold what the others need
-    release  the regime's targets changed: remove its part of the importance
-
-An adapter of one regime is trained on the records of that regime only, so it needs no importance and has none.
+At a shift the importance Omega_t of the regime that ends is added, and the current weights become the anchors (CP-MoE
+eq. 13, 14). A new regime gets its CP bias alpha h from the similarity h that its probe measured (eq. 10). Where the
+answers of a regime change, its part of the importance is removed.
 
 Omega_t is computed along the training path of the stable experts (`importance: path`, Zenke et al. 2017; h is 1,
 because every expert is measured itself), or along the path of the transient expert (`transient`, eq. 6 and 7).
@@ -23,159 +20,242 @@ bias so that all tasks share experts, one seed; accuracy on test tokens, forgett
     | transient, A of its own  | AP .366 AF .019 | AP .318 AF .010 |
     | none (lambda 0)          | AP .350 AF .034 |                 |
 
-All lie on one frontier: lambda determines the trade-off, and one seed does not separate them. The simplest is the
-default: `path` measures the weights that it protects, needs no warm-up, and has no problem of coordinates.
-
-The table is of importance that adds up as published (`accumulation: sum`, `summed_importance`). `per_regime`, the
-default of all presets but `cp-moe`, measures the path without gradient noise (`signal_integral`) and keeps regimes
-apart (`regime_importance`).
+All lie on one frontier: lambda determines the trade-off, and one seed does not separate them. `path` is the default: it
+measures the weights that it protects, and needs no warm-up. The table is of importance that adds up as published
+(`accumulation: sum`, preset `cp-moe`); with `per_regime`, the default elsewhere, regimes are kept apart.
 """
+# Shape suffixes: H heads, K experts a head, N regime slots.
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.tuner import Bank, copy_slots
-from streamlearn.baselines.importance import ImportanceStore, RegimeImportance, SummedImportance
-from streamlearn.baselines.transient import ProbeReport
-from streamlearn.learner.importance import RANK_DIM
-from streamlearn.learner.learner import Learner
-from streamlearn.settings import ConsolidateSettings
+from streamlearn.adapters.presets import Objective, objective
+from streamlearn.adapters.tuner import copy_slots
+from streamlearn.baselines.balance_stages import LoadBalance, LocalizedBalance, Stages
+from streamlearn.baselines.importance import PATHS, RANK_DIM, Anchors, RegimeImportance, SummedImportance
+from streamlearn.baselines.transient import ProbeReport, probe
+from streamlearn.learner.learner import AuxiliaryLoss, Hooks, Learner, Probe
+from streamlearn.learner.loss import PackedBatch
+from streamlearn.settings import ConsolidateSettings, LearnerSettings, ProbeSettings, Settings
+from streamlearn.stream.record import Example
 
-# Shape suffixes: H heads, K experts a head, N regime slots.
+NO_SLOT = -1
 
 
-_SIMILARITY, _PENDING = "consolidate.similarity.", "consolidate.prospect."
-"""Prefixes of names in snapshots."""
+def hooks_for(learner: Learner, settings: Settings) -> Hooks:
+    """Return what the configured preset adds to the learner; nothing for the default preset."""
+    wanted = objective(settings)
+    if not (wanted.compares or wanted.balance_strength or wanted.localized_balance or wanted.staged):
+        return Hooks()
+    return BaselineHooks(
+        learner,
+        wanted,
+        settings.learner,
+        settings.consolidate,
+        settings.probe,
+        regimes=settings.shift.max_regimes,
+        seed=settings.seed,
+    )
 
 
-class Consolidator:
-    """Updates biases, importance and anchors of one learner at a shift."""
+class BaselineHooks(Hooks):
+    """The terms and mechanisms of one preset, as its objective says."""
 
-    def __init__(self, learner: Learner, settings: ConsolidateSettings, *, regimes: int, seed: int) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        wanted: Objective,
+        settings: LearnerSettings,
+        consolidate: ConsolidateSettings,
+        probe_settings: ProbeSettings,
+        *,
+        regimes: int,
+        seed: int,
+    ) -> None:
         self._learner = learner
+        self._objective = wanted
         self._settings = settings
+        self._consolidate = consolidate
+        self._probe = probe_settings
         self._seed = seed
-        device = learner.device
-        self._shared: tuple[Bank, ...] = () if learner.per_regime else learner.banks
-        shapes = {bank.name: bank.A.shape[:2] for bank in self._shared}
-        held = learner.anchors.importance()
-        self.store: ImportanceStore = (
-            SummedImportance(held, self._shared, regimes)
-            if learner.objective.accumulation == "sum"
-            else RegimeImportance(held, {bank.name: bank.A.shape[RANK_DIM] for bank in self._shared}, settings.damping)
-        )
-        """Importance by regime."""
-        self.similarity: dict[str, Tensor] = {
-            name: torch.zeros(*shape, regimes, device=device) for name, shape in shapes.items()
-        }
-        """CKA from the probe of each slot's regime, (H, K, N) by bank."""
-        transient = settings.importance == "transient" and learner.objective.anchor_strength > 0
-        self._pending: dict[str, Tensor] = (
-            {name: torch.zeros_like(omega) for name, omega in held.items()} if transient else {}
-        )
-        """Omega_t of the current regime, to be added by `close`; empty unless it comes from the transient expert."""
+        self._probed: ProbeReport | None = None
+        """Of the regime that `open` comes for next."""
         self._current: int | None = None
         """Slot of the regime whose segment is under way, which the training path is of."""
+        self.stages = Stages(settings) if wanted.staged else None
+        banks = learner.banks
+        experts = [group for group in learner.optimizer.groups if group.name in {bank.name for bank in banks}]
+        is_summed, is_transient = wanted.accumulation == "sum", consolidate.importance == "transient"
+        self.anchors: Anchors | None = None
+        self.path = None
+        """Path of the experts' own training; None unless importance is computed from it."""
+        self.pending: dict[str, Tensor] = {}
+        """Omega_t of the regime under way, to be added when it ends; empty unless a transient expert measures it."""
+        if wanted.anchor_strength > 0:
+            self.anchors = Anchors(experts, wanted.anchor_strength, over_rank=not is_summed)
+            held = self.anchors.importance
+            self.store: SummedImportance | RegimeImportance = (
+                SummedImportance(held, banks, regimes)
+                if is_summed
+                else RegimeImportance(held, {bank.name: bank.A.shape[RANK_DIM] for bank in banks}, consolidate.damping)
+            )
+            if is_transient:
+                self.pending = {name: torch.zeros_like(omega) for name, omega in held.items()}
+            else:
+                parameters = {f"{group.name}.{part}": p for group in experts for part, p in group.parameters.items()}
+                self.path = PATHS[wanted.accumulation](parameters)
+        shapes = {bank.name: bank.A.shape[:2] for bank in banks if wanted.compares}
+        self._similarity = {name: torch.zeros(*shape, regimes, device=learner.device) for name, shape in shapes.items()}
+
+    def auxiliary_losses(self, packed: PackedBatch, examples: Sequence[Example]) -> Sequence[AuxiliaryLoss]:
+        terms: list[AuxiliaryLoss] = []
+        if self._objective.balance_strength:
+            terms.append(LoadBalance(self._objective.balance_strength))
+        types = [example.sample_type for example in examples]
+        if self._objective.localized_balance and any(types):
+            names = self._settings.sample_types
+            terms.append(LocalizedBalance(self._objective.localized_balance, packed, types, names))
+        return terms
+
+    def before_update(self) -> None:
+        if self.path is not None:
+            self._plain = [parameter.grad for parameter in self._experts()]  # not normalized by a stage
+            self.path.before()
+        if self.stages is not None:
+            self.stages.apply(self._learner.optimizer.active, frozenset(bank.name for bank in self._learner.banks))
+
+    def after_update(self, clipped: float) -> None:
+        if self.path is not None:
+            pairs = zip(self._experts(), self._plain, strict=True)
+            self.path.after([None if p.grad is None else plain for p, plain in pairs], scale=clipped)
+            del self._plain
+
+    def _experts(self) -> list[torch.nn.Parameter]:
+        return [parameter for bank in self._learner.banks for parameter in (bank.A, bank.B)]
+
+    def probe_tokens(self, *, is_first: bool) -> int:
+        if not self._objective.compares or (is_first and not self.pending):
+            return 0
+        return self._probe.warmup_tokens or 0
+
+    def probe(self, examples: Sequence[Example], number: int) -> Probe:
+        """Train a transient expert on the records and discard it."""
+        seed = self._seed * 1_000_003 + number
+        accumulation = self._objective.accumulation
+        report = probe(self._learner, examples, self._probe, self._consolidate, accumulation, seed=seed)
+        self._probed = report
+        means = [similarity_HK.mean() for similarity_HK in report.similarity.values()]
+        return Probe(report.tokens, float(torch.stack(means).mean()))
 
     @torch.no_grad()
-    def close(self, slot: int) -> None:
-        """End the segment of the regime in `slot`: take in its importance and move the anchors."""
-        learner = self._learner
-        if learner.anchors.strength == 0:
+    def leave(self, slot: int) -> None:
+        """Add the regime's importance and move the anchors."""
+        if self.anchors is None:
             return
-        if learner.path is not None:
-            importance: Mapping[str, Tensor] = learner.path.importance(self._settings.damping)
-            weight = None
-            learner.path.restart()
+        if self.path is not None:
+            self.store.add(slot, self.path.importance(self._consolidate.damping))
+            self.path.restart()
         else:
-            importance = self._pending
-            weight = {name: similarity[:, :, slot] for name, similarity in self.similarity.items()}
-        self.store.add(slot, importance, weight)
-        learner.anchors.move()
-        learner.anchors.hold()
-        for omega in self._pending.values():
-            omega.zero_()
+            h = {name: similarity_HKN[:, :, slot] for name, similarity_HKN in self._similarity.items()}
+            self.store.add(slot, self.pending, h)
+        self.anchors.move()
+        self.anchors.hold()
+        self._clear_pending()
 
     @torch.no_grad()
-    def open(self, slot: int, number: int, report: ProbeReport | None, *, start: int | None = None) -> None:
-        """Give a new regime its adapter or its bias.
-
-        Args:
-            slot: The regime's slot; what it had before is forgotten.
-            number: The regime's number, which seeds the weights of its adapter.
-            report: Its probe; None without one.
-            start: Slot of the regime whose adapter or bias it starts from; None: from nothing.
-        """
-        self.forget(slot)
-        if self._learner.per_regime:
-            self._learner.add_regime(slot, self._seed * 1_000_003 + number, start=start)
-        for bank in self._shared:
-            similarity_HKN = self.similarity[bank.name]
+    def open(self, slot: int, *, start: int | None = None) -> None:
+        """Set the regime's CP bias, and what its importance will be when it ends."""
+        self._forget(slot)
+        report, self._probed = self._probed, None
+        for name, similarity_HKN in self._similarity.items():
             if report is not None:
-                similarity_HKN[:, :, slot] = report.similarity[bank.name]
+                similarity_HKN[:, :, slot] = report.similarity[name]
             elif start is not None:
                 similarity_HKN[:, :, slot] = similarity_HKN[:, :, start]
-            if bank.bias_HKN is not None:
-                bank.bias_HKN[:, :, slot] = self._learner.objective.bias_strength * similarity_HKN[:, :, slot]
+        self._set_bias(slot)
         if report is not None:
-            for name, omega in self._pending.items():
+            for name, omega in self.pending.items():
                 omega.copy_(report.importance[name])
 
     def enter(self, slot: int) -> None:
-        """Begin a segment of the regime in `slot`, and after `load_state` go on with it."""
-        self._current = slot
-        self.store.enter(slot)
-        self._learner.anchors.hold()
+        """Train a regime, new or returning: hold what the others need."""
+        self._hold_for(slot)
+        if self.stages is not None:
+            self.stages.steps = 0
 
     @torch.no_grad()
     def release(self, slot: int) -> None:
-        """Remove the importance of the regime in `slot`: its targets changed, and the newest are correct.
-
-        The training path goes on where it is another regime's.
-        """
-        if self._learner.anchors.strength == 0:
+        """Remove the regime's importance. The training path goes on where it is another regime's."""
+        if self.anchors is None:
             return
         self.store.release(slot)
-        self._learner.anchors.hold()
-        if self._learner.path is not None and slot == self._current:
-            self._learner.path.restart()  # it measured the way to the old targets
+        self.anchors.hold()
+        if self.path is not None and slot == self._current:
+            self.path.restart()  # it measured the way to the old targets
 
     @torch.no_grad()
     def drop(self, slot: int) -> None:
-        """Remove what the regime in `slot` has in the learner; experts that regimes share keep their weights."""
-        self.forget(slot)
+        """Remove the regime's bias and importance; experts that regimes share keep their weights."""
+        self._forget(slot)
         if slot == self._current:
-            for omega in self._pending.values():
-                omega.zero_()
+            self._clear_pending()
             self._current = None
-        if self._learner.per_regime:
-            self._learner.remove_regime(slot)
 
-    def forget(self, slot: int) -> None:
-        """Free the slot of a regime that is no longer remembered: remove its bias and its part of the importance."""
+    def _forget(self, slot: int) -> None:
         self.release(slot)
-        self._clear_bias(slot)
+        for similarity_HKN in self._similarity.values():
+            similarity_HKN[:, :, slot] = 0.0
+        self._set_bias(slot)
 
-    def _clear_bias(self, slot: int) -> None:
-        for bank in self._shared:
-            self.similarity[bank.name][:, :, slot] = 0.0
+    def _set_bias(self, slot: int) -> None:
+        for bank in self._learner.banks:
             if bank.bias_HKN is not None:
-                bank.bias_HKN[:, :, slot] = 0.0
+                bank.bias_HKN[:, :, slot] = self._objective.bias_strength * self._similarity[bank.name][:, :, slot]
+
+    def _hold_for(self, slot: int) -> None:
+        self._current = slot
+        if self.anchors is not None:
+            self.store.enter(slot)
+            self.anchors.hold()
+
+    def _clear_pending(self) -> None:
+        for omega in self.pending.values():
+            omega.zero_()
+
+    def importance(self) -> Mapping[str, Tensor]:
+        return {} if self.anchors is None else self.anchors.importance
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors of a snapshot, not copied."""
-        similarity = {f"{_SIMILARITY}{name}": tensor for name, tensor in self.similarity.items()}
-        pending = {f"{_PENDING}{name}": tensor for name, tensor in self._pending.items()}
-        return {**similarity, **pending, **self.store.state()}
+        parts = {**self._fixed(), "similarity": self._similarity}
+        tensors = {f"baseline.{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
+        counts = [NO_SLOT if self._current is None else self._current, 0 if self.stages is None else self.stages.steps]
+        stored = {} if self.anchors is None else self.store.state()
+        return {**tensors, **stored, "baseline.counts": torch.tensor(counts)}
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned; `enter` must follow if a segment is under way."""
+        for part, named in self._fixed().items():
+            for name, tensor in named.items():
+                tensor.copy_(tensors[f"baseline.{part}.{name}"])
+        for name, similarity_HKN in self._similarity.items():
+            copy_slots(similarity_HKN, tensors[f"baseline.similarity.{name}"])
+        current, steps = (int(count) for count in tensors["baseline.counts"])
+        if self.stages is not None:
+            self.stages.steps = steps
+        if self.anchors is not None:
+            self.store.load_state(tensors)
+            self.anchors.hold()
         self._current = None
-        for name, similarity_HKN in self.similarity.items():
-            copy_slots(similarity_HKN, tensors[f"{_SIMILARITY}{name}"])
-        for name, omega in self._pending.items():
-            omega.copy_(tensors[f"{_PENDING}{name}"])
-        self.store.load_state(tensors)
+        if current != NO_SLOT:
+            self._hold_for(current)
+
+    def _fixed(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors whose shapes do not depend on the number of regimes."""
+        parts = {"pending_importance": self.pending}
+        if self.anchors is not None:
+            parts["anchors"] = self.anchors.state()
+        if self.path is not None:
+            parts["path"] = self.path.state()
+        return parts

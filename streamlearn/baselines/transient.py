@@ -23,15 +23,17 @@ from torch import Tensor, nn
 from streamlearn.adapters.bottleneck import add_experts, split_heads
 from streamlearn.adapters.context import AdaptedLayer, routing_context
 from streamlearn.adapters.tuner import Bank
-from streamlearn.learner.learner import INTEGRALS, Learner
+from streamlearn.baselines.importance import PATHS
+from streamlearn.learner.evaluate import first_tokens, token_groups
+from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_loss
 from streamlearn.learner.optimizer import Group, MaskedAdamW
-from streamlearn.settings import ConsolidateSettings, LearnerSettings, ProbeSettings
+from streamlearn.settings import Accumulation, ConsolidateSettings, LearnerSettings, ProbeSettings
 from streamlearn.stream.record import Example
 
 # CKA similarity of a transient expert to every stable expert of a bank, accumulated over chunks of tokens.
 #
-#     Z = U B,  U (T, R) the bottleneck of an expert, centred over the tokens, B (R, O) its up projection   (1)
+#     Z = U B,  U (T, R) the bottleneck of an expert, centered over the tokens, B (R, O) its up projection   (1)
 #     CKA = |Z_se^T Z_te|_F^2 / (|Z_te^T Z_te|_F |Z_se^T Z_se|_F)                                           (2)
 #
 # Eq. (2) is CP-MoE (arXiv 2605.20247) eq. 9. Neither Z nor its O x O products are ever formed: with the second moments
@@ -48,7 +50,7 @@ from streamlearn.stream.record import Example
 
 
 ROUNDING = 1e-12
-"""Minimum variance relative to the uncentred energy; below it, a variance is rounding noise of float32 activations."""
+"""Minimum variance relative to the uncentered energy; below it, a variance is rounding noise of float32 activations."""
 
 
 class GramCka:
@@ -56,13 +58,13 @@ class GramCka:
 
     def __init__(self) -> None:
         self.moments_HXX: Tensor | None = None
-        """Float64, not centred, so that chunks and processes add up. None before the first token."""
+        """Float64, not centered, so that chunks and processes add up. None before the first token."""
 
     def add(self, te_HNT: Tensor, se_HKRT: Tensor) -> None:
         """Add a chunk of tokens: the bottlenecks of both kinds of experts for the same tokens."""
         ones_H1T = te_HNT.new_ones(len(te_HNT), 1, te_HNT.shape[-1])
         x_HXT = torch.cat([te_HNT, se_HKRT.flatten(1, 2), ones_H1T], dim=1).detach()
-        x_HXT = x_HXT.to(torch.float64)  # centring after summation cancels leading digits
+        x_HXT = x_HXT.to(torch.float64)  # centering after summation cancels leading digits
         moments_HXX = torch.bmm(x_HXT, x_HXT.mT)
         self.moments_HXX = moments_HXX if self.moments_HXX is None else self.moments_HXX.add_(moments_HXX)
 
@@ -78,13 +80,13 @@ class GramCka:
         if self.moments_HXX is None or self.num_tokens < 2:
             return torch.zeros(H, K, device=B_se_HKRO.device)
         raw_HXX, sums_HX = self.moments_HXX[:, :-1, :-1], self.moments_HXX[:, :-1, -1]
-        centred_HXX = raw_HXX - sums_HX[:, :, None] * sums_HX[:, None, :] / self.num_tokens
+        centered_HXX = raw_HXX - sums_HX[:, :, None] * sums_HX[:, None, :] / self.num_tokens
         B_te_HNO, B_se_HKRO = B_te_HNO.detach().to(torch.float64), B_se_HKRO.detach().to(torch.float64)
         G_te_HNN, G_se_HKRR = B_te_HNO @ B_te_HNO.mT, B_se_HKRO @ B_se_HKRO.mT
-        C_HKRN = centred_HXX[:, N:, :N].reshape(H, K, R, N)
+        C_HKRN = centered_HXX[:, N:, :N].reshape(H, K, R, N)
         cross_HK = ((G_se_HKRR @ C_HKRN) * (C_HKRN @ G_te_HNN[:, None])).sum((2, 3))
-        te_H = _self_similarity(centred_HXX[:, :N, :N], raw_HXX[:, :N, :N], G_te_HNN)
-        se_HK = _self_similarity(_own_blocks(centred_HXX[:, N:, N:], K), _own_blocks(raw_HXX[:, N:, N:], K), G_se_HKRR)
+        te_H = _self_similarity(centered_HXX[:, :N, :N], raw_HXX[:, :N, :N], G_te_HNN)
+        se_HK = _self_similarity(_own_blocks(centered_HXX[:, N:, N:], K), _own_blocks(raw_HXX[:, N:, N:], K), G_se_HKRR)
         norm_HK = te_H[:, None] * se_HK
         score_HK = torch.where(norm_HK > 0, cross_HK / norm_HK, 0.0)
         return score_HK.clamp(0.0, 1.0).float()  # rounding errors of 1e-15
@@ -181,7 +183,7 @@ class ProbeReport:
     similarity: Mapping[str, Tensor]
     """CKA of each stable expert by bank, (H, K) in [0, 1]."""
     importance: Mapping[str, Tensor]
-    """Omega by parameter (`BANK.A`, `BANK.B`), of the shape of `Anchors.importance`; empty unless
+    """Omega by parameter (`BANK.A`, `BANK.B`), of the shapes of `Anchors.importance`; empty unless
     `consolidate.importance` is `transient`."""
     losses: tuple[float, ...]
     """Loss of each warm-up step, nats per learned token."""
@@ -194,6 +196,7 @@ def probe(
     examples: Sequence[Example],
     settings: ProbeSettings,
     consolidate: ConsolidateSettings,
+    accumulation: Accumulation,
     *,
     seed: int,
 ) -> ProbeReport:
@@ -206,6 +209,7 @@ def probe(
         examples: First examples of the regime, at least one.
         settings: Warm-up and comparison sizes, learning rate; `warmup_tokens` must be set.
         consolidate: Kind of importance and coordinates of the transient expert.
+        accumulation: How importance adds up, which decides what it is computed from.
         seed: Seed of the transient expert.
     """
     # 1.
@@ -215,10 +219,10 @@ def probe(
         [Group(bank.name, {"A": expert.A[bank.name], "B": expert.B[bank.name]}, None) for bank in learner.banks],
         LearnerSettings(lr=settings.lr, weight_decay=0.0),
     )
-    path = INTEGRALS[learner.objective.accumulation](parameters) if consolidate.importance == "transient" else None
+    path = PATHS[accumulation](parameters) if consolidate.importance == "transient" else None
     # 2.
     assert settings.warmup_tokens is not None, "set from the backbone's default at start-up"
-    groups = list(_groups(examples, settings.warmup_tokens // STEPS))
+    groups = list(token_groups(examples, settings.warmup_tokens // STEPS))
     losses = []
     with _frozen(learner):
         for group in groups:
@@ -257,23 +261,6 @@ def _compare(learner: Learner, expert: TransientExpert, examples: Sequence[Examp
     expert.comparing, context.parallel_adapter = True, expert
     with torch.no_grad(), routing_context(learner.model, context):
         packed_loss(learner.forward, packed)
-
-
-def first_tokens(examples: Sequence[Example], tokens: int) -> list[Example]:
-    """Return the first examples, at least one, up to at least `tokens` tokens in total."""
-    return next(_groups(examples, tokens))
-
-
-def _groups(examples: Sequence[Example], tokens: int) -> Iterator[list[Example]]:
-    """Consecutive examples of at least `tokens` tokens in total; the last group has the rest."""
-    group: list[Example] = []
-    for example in examples:
-        group.append(example)
-        if sum(map(len, group)) >= tokens:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""From a configuration to a learner that stands where it stopped.
+"""From a configuration to a learner that continues where it stopped.
 
 Checks run in this order: the configuration by itself, the backbone's architecture, the state folder (unless the caller
 has locked it), the snapshot. Only then are weights loaded and the stream opened.
@@ -20,7 +20,7 @@ from streamlearn.adapters.check import check
 from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.backbone.load import Outline, choose, device_of, identity, outline
 from streamlearn.controls import AuditLog, Control, ControlFile, ControlState, Requester, Result, StateControls
-from streamlearn.daemon.checkpoint import Checkpoint, Durable
+from streamlearn.daemon.checkpoint import Checkpoint
 from streamlearn.daemon.model import Model, adapter_of, adapter_shape
 from streamlearn.distributed.processes import Leader
 from streamlearn.events import Event, get_logger
@@ -42,9 +42,8 @@ _log = get_logger("daemon")
 class Components:
     """Everything that the loop works with, built once.
 
-    `close` releases source, sink, journal and lock; safe to call twice. `lock` is that of the state folder where the
-    caller holds it, and remains held. `leader` shares out the steps among several processes. `clock` is that of
-    `Checkpoint`.
+    `close` releases source, sink, journal and lock; safe to call twice. A caller that holds the state folder's `lock`
+    keeps it. `leader` divides the steps among several processes. `clock`: see `Checkpoint`.
     """
 
     def __init__(
@@ -108,8 +107,8 @@ class Components:
         if leader is not None:
             dtype = dtype or choose(settings.backbone.dtype, device_of(settings.backbone)).name  # the same in all
             leader.load(dtype)
-        mesh = None if leader is None else leader.mesh
-        self.model = Model(settings, shape, config, dtype, settings.state / "resting", mesh=mesh)
+        mesh, compute = (None, None) if leader is None else (leader.mesh, leader.compute)
+        self.model = Model(settings, shape, config, dtype, settings.state / "offloaded", mesh=mesh, compute=compute)
         if leader is not None:
             leader.lead(self.model.learner)
         opened.callback(self.model.learner.cache.clear_folder)
@@ -117,9 +116,9 @@ class Components:
         self.decoder = self.model.decoder
         self.adaptation = self.model.adaptation
         tokenizer = self.model.backbone.tokenizer
-        self.publisher = publishing.open_publisher(settings, config, shape, self.learner, tokenizer)
-        if self.publisher is not None:
-            opened.enter_context(closing(self.publisher))
+        self.adapter_publisher = publishing.open_publisher(settings, config, shape, self.learner, tokenizer)
+        if self.adapter_publisher is not None:
+            opened.enter_context(closing(self.adapter_publisher))
         self.trackers = tracking.open_trackers(settings)
         if self.trackers is not None:
             opened.enter_context(closing(self.trackers))
@@ -128,15 +127,25 @@ class Components:
         decoding = None
         if self.model.backbone.vision is not None and _has_spare_core(self.model.backbone.device):
             decoding = opened.enter_context(decoding_thread())
-        durable = Durable(self.store, self.journal, self.crash_guard, self.controls, sink, self.source)
-        self.history = History(Clock())
+        self.history = History(Clock(), settings.state)
         self.checkpoint = Checkpoint(
-            self.model, durable, settings, config, self.history, decoding=decoding, clock=clock
+            self.model,
+            settings,
+            config,
+            store=self.store,
+            journal=self.journal,
+            crash_guard=self.crash_guard,
+            controls=self.controls,
+            sink=sink,
+            source=self.source,
+            history=self.history,
+            decoding=decoding,
+            clock=clock,
         )
         self.state = self.checkpoint.restore(snapshot)
 
     def check_compatible(self, snapshot: Snapshot, *, accept: bool = True) -> None:
-        """Check that the run may go on from a snapshot with this configuration.
+        """Check that the run may continue from a snapshot with this configuration.
 
         Raises:
             SnapshotMismatchError: it may not, or only with `accept`.
@@ -168,7 +177,7 @@ class Components:
 
 @contextmanager
 def decoding_thread() -> Iterator[Executor]:
-    """A thread that decodes ahead; the end of the block waits for the record under way and drops what waits."""
+    """A thread that decodes ahead. The end of the block waits for the current record and drops the others."""
     executor = ThreadPoolExecutor(1, thread_name_prefix="decode")
     try:
         yield executor
@@ -177,8 +186,8 @@ def decoding_thread() -> Iterator[Executor]:
 
 
 def _has_spare_core(device: torch.device) -> bool:
-    """Whether another thread may run beside a step.
+    """Whether another thread may run during a step.
 
-    On a CPU where each core computes a share of every product, a thread that competes for one core delays them all.
+    On a CPU each core computes a share of every product, so a thread that competes for one core delays all of them.
     """
     return device.type != "cpu" or torch.get_num_threads() < len(os.sched_getaffinity(0))

@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from streamlearn.daemon.run_state import RunState
+from streamlearn.daemon.checkpoint import RunState
 from streamlearn.events import Event, get_logger
 from streamlearn.history import History
 from streamlearn.learner.learner import Step
@@ -76,7 +76,7 @@ class Throughput:
         return (tokens - before) / (now - then) if now > then else 0.0
 
 
-class Publisher:
+class StatusPublisher:
     """Puts a new status on the board. Only the loop's thread calls it."""
 
     def __init__(

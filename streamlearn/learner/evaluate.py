@@ -85,6 +85,23 @@ def groups(examples: Sequence[Example], pack_tokens: int) -> Iterator[list[int]]
         yield group
 
 
+def first_tokens(examples: Sequence[Example], tokens: int) -> list[Example]:
+    """Return the first examples, at least one, up to at least `tokens` tokens in total."""
+    return next(token_groups(examples, tokens))
+
+
+def token_groups(examples: Sequence[Example], tokens: int) -> Iterator[list[Example]]:
+    """Yield consecutive examples of at least `tokens` tokens in total; the last group has the rest."""
+    group: list[Example] = []
+    for example in examples:
+        group.append(example)
+        if sum(map(len, group)) >= tokens:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
 def prompt_of(example: Example) -> Prompt:
     """Return what precedes the first learned token of an example."""
     end = example.prompt_length

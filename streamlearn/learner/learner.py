@@ -4,11 +4,8 @@
     2. guard: if loss or gradient is not finite, end the step; weights and optimizer state are unchanged;
     3. train: make one MaskedAdamW update.
 
-1 and 3 share one forward and one backward pass: the reported loss is L_task of
-
-    L = L_task + lambda L_reg + gamma L_aux                                                    (1)
-
-CP-MoE (arXiv 2605.20247) eq. 15; for LoRAMoE the third term is beta L_lbc. The preset's objective sets the strengths.
+1 and 3 share one forward and one backward pass: the reported loss is the task loss, the mean over the learned tokens of
+the batch. Presets of other methods add terms and change gradients through `Hooks`; the default preset has none.
 """
 
 import math
@@ -17,23 +14,20 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.context import NO_REGIME, RoutingContext, Slot, routing_context
-from streamlearn.adapters.presets import ATTENTION_LINEARS, Objective, regime_adapter, slot_of
+from streamlearn.adapters.context import NO_REGIME, RoutingContext, RoutingHook, Slot, routing_context
+from streamlearn.adapters.presets import regime_adapter, slot_of
 from streamlearn.adapters.tuner import SHARED, Bank, add_regime, banks, copy_slots, delete_adapter
-from streamlearn.learner import evaluate as evaluation
-from streamlearn.learner.balance import LoadBalance, LocalizedBalance, Stages
+from streamlearn.learner import evaluate
 from streamlearn.learner.cache import AdapterCache, PinnedWeights
 from streamlearn.learner.evaluate import ExampleScore
-from streamlearn.learner.importance import Anchors, PathIntegral, SignalIntegral, TrainingPath
 from streamlearn.learner.loss import PackedBatch, PackedLoss, pack, packed_loss
 from streamlearn.learner.memory import checkpoint_layers, slices, with_oom_retry
 from streamlearn.learner.optimizer import Group, MaskedAdamW, load_state_dict, parameters_of, state_dict
-from streamlearn.settings import Accumulation, LearnerSettings
+from streamlearn.settings import LearnerSettings
 from streamlearn.stream.record import Example
 
 
@@ -71,24 +65,6 @@ class PassTotals:
         return loss, figures[passes], losses, [each == 1.0 for each in right]
 
 
-class Scorer(Protocol):
-    """See `Learner.score_here`."""
-
-    def __call__(
-        self, examples: Sequence[Example], slots: Sequence[Slot] | None, *, pack_tokens: int
-    ) -> Generator[None, None, list[ExampleScore]]:
-        """Compute loss and accuracy of each example; yields after every forward pass, or several at a time."""
-
-
-class Passes(Protocol):
-    """See `Learner.gradients`."""
-
-    def __call__(
-        self, examples: Sequence[Example], slots: Sequence[int] | None, parts: int, on_record: Callable[[int], None], /
-    ) -> PassTotals:
-        """Leave the gradients of a batch with the parameters."""
-
-
 @dataclass(frozen=True)
 class Step:
     """Figures of one step."""
@@ -112,17 +88,76 @@ class Step:
     """Whether every learned token of each record was the most probable one, under the weights before the update."""
 
 
-PLAIN = Objective()
-"""The task loss only."""
-INTEGRALS: Mapping[Accumulation, Callable[[Mapping[str, Tensor]], TrainingPath]] = {
-    "sum": PathIntegral,
-    "per_regime": SignalIntegral,
-}
-"""What importance is computed from, by `Objective.accumulation`."""
+class AuxiliaryLoss(RoutingHook, Protocol):
+    """A term that one forward pass adds to the task loss; it observes the routing of the pass."""
+
+    def loss(self) -> Tensor:
+        """Return the term, a scalar, after the pass."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Result of `Hooks.probe`."""
+
+    tokens: int
+    """Tokens that it read."""
+    mean_similarity: float
+    """Mean CKA of the records' own expert with the experts of the regimes so far."""
+
+
+class Hooks:
+    """Extension points of a step and of a shift, for presets other than the default (`baselines`).
+
+    Every method here does nothing.
+    """
+
+    def auxiliary_losses(self, packed: PackedBatch, examples: Sequence[Example]) -> Sequence[AuxiliaryLoss]:  # noqa: ARG002
+        """Return the terms that the forward pass over `packed` adds to the task loss."""
+        return ()
+
+    def before_update(self) -> None:
+        """Called when the gradients of a step are complete and clipped; may change them."""
+
+    def after_update(self, clipped: float) -> None:
+        """Called after the optimizer's step; clipping divided the gradients by `clipped`."""
+
+    def probe_tokens(self, *, is_first: bool) -> int:  # noqa: ARG002
+        """Return how many tokens `probe` needs of a new regime; 0: no probe. `is_first`: it is the first of all."""
+        return 0
+
+    def probe(self, examples: Sequence[Example], number: int) -> Probe:
+        """Learn from the first records of a new regime what `open` needs, without changing the model."""
+        raise NotImplementedError
+
+    def leave(self, slot: int) -> None:
+        """Called at the end of a segment of the regime in `slot`."""
+
+    def open(self, slot: int, *, start: int | None = None) -> None:
+        """Give `slot` to a new regime, the last one probed; `start`: slot of the regime it was split from, if any."""
+
+    def enter(self, slot: int) -> None:
+        """Called at the start of a segment of the regime in `slot`, and after `load_state` if one is under way."""
+
+    def release(self, slot: int) -> None:
+        """Called when the answers of the regime in `slot` changed: what it learned before is outdated."""
+
+    def drop(self, slot: int) -> None:
+        """Forget the regime in `slot`."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors of a snapshot, not copied."""
+        return {}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `state` returned; `enter` follows if a segment is under way. Other tensors are ignored."""
+
+
+Compute = Callable[["Learner", Sequence[Example], Sequence[int] | None, int, Callable[[int], None]], PassTotals]
+"""Computes the gradients of a batch, with the arguments of `Learner.gradients`, which is the default."""
 
 
 class Learner:
-    """Model, optimizer and regularizers. Not thread-safe: one thread owns it."""
+    """Model and optimizer. Not thread-safe: one thread owns it."""
 
     def __init__(
         self,
@@ -131,10 +166,11 @@ class Learner:
         device: torch.device,
         clock: Callable[[], float] = time.monotonic,
         *,
-        objective: Objective = PLAIN,
-        integrate: bool = False,
+        router_lr: float = 1.0,
         cache: AdapterCache | None = None,
+        compute: Compute | None = None,
     ) -> None:
+        """`router_lr`: learning rate of the routers, as a fraction of that of the experts."""
         self.model = model
         """The PEFT model, for operations on the adapter."""
         self.forward = model.get_base_model()
@@ -152,7 +188,8 @@ class Learner:
         self.per_regime: bool = next(iter(model.peft_config.values())).per_regime
         """Whether each regime has an adapter of its own."""
         self.device = device
-        self.objective = objective
+        self.hooks = Hooks()
+        """What the preset adds to a step; replaced before the first one."""
         self.number = 0
         self.updates = 0
         assert settings.lr is not None, "set from the adapter's default at start-up"
@@ -160,28 +197,17 @@ class Learner:
         """Learning rate after the warm-up."""
         self._settings = settings
         self._clock = clock
-        names = {bank.name for bank in self.banks}
+        self._router_lr = router_lr
         self._groups = {name: self._new_groups(name) for name in self._banks}
         """Adapter -> the optimizer's groups of its parameters."""
         for name, groups in self._groups.items():
             self.cache.add(name, groups)
         model.base_model.context_holder.before_pass = self._use_adapters if self.per_regime else None
-        self._pins: WeakSet[PinnedWeights] = WeakSet()
         self._changes = 0
         self.revisions: dict[str, int] = dict.fromkeys(self._groups, 0)
         """Adapter -> a number that is another one after each change of its weights or moments; of this process only."""
         self.optimizer = MaskedAdamW(chain.from_iterable(self._groups.values()), settings)
-        experts = [group for group in self.optimizer.groups if group.name in names]
-        over_rank = objective.accumulation == "per_regime"
-        self.anchors = Anchors(experts, objective.anchor_strength, over_rank=over_rank)
-        self.path = INTEGRALS[objective.accumulation](_by_name(experts)) if integrate else None
-        """Path of the experts' own training; None unless importance is computed from it."""
-        attention = frozenset(b.name for b in self.banks if b.name.rpartition(".")[2] in ATTENTION_LINEARS)
-        self.stages = Stages(settings, attention) if objective.staged else None
-        self.passes: Passes = self.gradients
-        """What computes the gradients of a step: this process, or several that share the batch."""
-        self.score: Scorer = self.score_here
-        """What computes scores: this process, or several that share the passes."""
+        self._compute = Learner.gradients if compute is None else compute
 
     @property
     def banks(self) -> tuple[Bank, ...]:
@@ -191,7 +217,7 @@ class Learner:
     @property
     def routes_by_regime(self) -> bool:
         """Whether what a record passes through depends on its regime."""
-        return self.per_regime or self.objective.bias != "none"
+        return self.per_regime or any(bank.bias_HKN is not None for bank in self.banks)
 
     @torch.no_grad()
     def add_regime(self, slot: int, seed: int, *, start: int | None = None) -> None:
@@ -206,8 +232,8 @@ class Learner:
         """
         name = regime_adapter(slot)
         copied = [] if start is None else [regime_adapter(start)]
-        with self.cache.holding(copied):
-            self._removing([name])
+        with self.cache.keeping(copied):
+            self.cache.remove(name)
             add_regime(self.model, slot, seed)
             self._banks = dict(sorted({**self._banks, name: banks(self.model, name)}.items()))
             self._set_groups({**self._groups, name: self._new_groups(name)})
@@ -222,7 +248,6 @@ class Learner:
         """Delete the adapters of all other regimes, with the optimizer's state; `slots` has one that exists."""
         names = {regime_adapter(slot) for slot in slots}
         gone = sorted(self.model.peft_config.keys() - names)
-        self._removing(gone)
         for name in gone:
             delete_adapter(self.model, name)
             self.cache.remove(name)
@@ -267,14 +292,14 @@ class Learner:
         adapters = self.activate(slots)
 
         def work(parts: int) -> PassTotals:
-            totals = self.passes(examples, slots, parts, on_record)
+            totals = self._compute(self, examples, slots, parts, on_record)
             if penalty is not None:
                 torch.autograd.backward(penalty())
             return totals
 
-        with self.cache.holding(adapters):
+        with self.cache.keeping(adapters):
             # 1.
-            totals = with_oom_retry(work, parts, len(examples), self.optimizer.zero_grad)
+            totals = with_oom_retry(work, parts, len(examples), self.optimizer.zero_grad, self.device)
             loss, norm, losses, right = totals.read(self._clip())
             # 2.
             refusal = None
@@ -332,12 +357,12 @@ class Learner:
         for part in slices(len(examples), parts):
             on_record(part.start)
             packed = pack(examples[part], self.device, None if slots is None else slots[part])
-            balances = self._balances(packed, examples[part])
-            with routing_context(self.model, packed.context(explore=True, hooks=balances)):
+            auxiliary = tuple(self.hooks.auxiliary_losses(packed, examples[part]))
+            with routing_context(self.model, packed.context(explore=True, hooks=auxiliary)):
                 loss = packed_loss(self.forward, packed)
             weight = len(packed.target_L) / learned
             totals.add(packed, loss, weight)
-            torch.autograd.backward(weight * sum((balance.loss() for balance in balances), start=loss.mean))
+            torch.autograd.backward(weight * sum((term.loss() for term in auxiliary), start=loss.mean))
         return totals
 
     @torch.no_grad()
@@ -364,53 +389,30 @@ class Learner:
                 losses += (sums_B / packed.learned_B).tolist()
             return losses
 
-        return with_oom_retry(work, parts, len(examples), lambda: None)
+        return with_oom_retry(work, parts, len(examples), lambda: None, self.device)
 
-    def score_here(
+    def score(
         self, examples: Sequence[Example], slots: Sequence[Slot] | None, *, pack_tokens: int
     ) -> Generator[None, None, list[ExampleScore]]:
-        """`evaluation.score` of the present weights, or of those that are pinned and swapped in."""
-        return evaluation.score(self.model, examples, self.device, pack_tokens=pack_tokens, slots=slots)
-
-    @property
-    def has_other_weights(self) -> bool:
-        """Whether weights of an earlier step are swapped in, so that `revisions` does not tell them."""
-        return any(pinned.in_use for pinned in self._pins)
+        """Compute loss and accuracy of each example; yields after every forward pass."""
+        return evaluate.score(self.model, examples, self.device, pack_tokens=pack_tokens, slots=slots)
 
     def skip_step(self) -> None:
         """Count a batch of which no record is trained on, so that its snapshot gets its own number."""
         self.number += 1
 
     def pin(self) -> PinnedWeights:
-        """Pin what inference depends on besides the backbone, weights and CP biases, as it is now."""
-        tensors: dict[str, list[Tensor]] = {name: [*parameters_of(groups)] for name, groups in self._groups.items()}
-        shared = [bank.bias_HKN for bank in self._banks.get(SHARED, ()) if bank.bias_HKN is not None]
-        pinned = PinnedWeights(tensors | ({SHARED: [*tensors[SHARED], *shared]} if shared else {}), self.cache)
-        if shared:
-            pinned.before_change([SHARED])  # a shift changes biases without a step
-        self._pins.add(pinned)
-        return pinned
+        """Keep the present weights and CP biases for a job that spans several training steps."""
+        return self.cache.pin([bank.bias_HKN for bank in self._banks.get(SHARED, ()) if bank.bias_HKN is not None])
 
     def _use_adapters(self, context: RoutingContext) -> None:
-        """Have the adapters of a pass in memory before it begins; a job may be on pinned weights, which may be gone."""
+        """Load the adapters of a pass before it begins."""
         sequences = context.sequences
         if sequences is None or sequences.slots is None:
             names = self.model.active_adapters
         else:
             names = list(map(regime_adapter, sequences.adapted_slots))
-        for pinned in self._pins:
-            pinned.check(names)
         self.cache.use(names)
-
-    def _balances(self, packed: PackedBatch, examples: Sequence[Example]) -> tuple[LoadBalance | LocalizedBalance, ...]:
-        balances: list[LoadBalance | LocalizedBalance] = []
-        if self.objective.balance_strength:
-            balances.append(LoadBalance(self.objective.balance_strength))
-        types = [example.sample_type for example in examples]
-        if self.objective.localized_balance and any(types):
-            names = self._settings.sample_types
-            balances.append(LocalizedBalance(self.objective.localized_balance, packed, types, names))
-        return tuple(balances)
 
     def _clip(self) -> Tensor:
         """Clip the gradients and return their norm, a scalar."""
@@ -427,7 +429,7 @@ class Learner:
 
     def _new_groups(self, adapter: str) -> list[Group]:
         own = self._banks[adapter]
-        return [*_experts(own), *_routers(own, self.objective.router_lr)]
+        return [*_experts(own), *_routers(own, self._router_lr)]
 
     def _set_groups(self, groups: Mapping[str, list[Group]]) -> None:
         self._groups = dict(sorted(groups.items()))
@@ -436,31 +438,17 @@ class Learner:
 
     def _changed(self, adapters: Collection[str]) -> None:
         """The weights or moments of these adapters are about to change."""
-        for pinned in self._pins:
-            pinned.before_change(adapters)
         self.cache.changed(adapters)
         for name in adapters:
             self._changes += 1
             self.revisions[name] = self._changes
 
-    def _removing(self, adapters: Collection[str]) -> None:
-        """These adapters are about to be removed, or replaced by others of their names."""
-        for pinned in self._pins:
-            pinned.before_removal(adapters)
-
     def _update(self, clipped: float) -> None:
         """Make the update; clipping divided the gradients by `clipped`."""
         self.updates += 1
-        experts = [] if self.path is None else [p for bank in self.banks for p in (bank.A, bank.B)]
-        plain = [p.grad for p in experts]  # not normalized by a stage
-        if self.stages is not None:
-            self.stages.apply(self.optimizer.active, frozenset(bank.name for bank in self.banks))
-        if self.path is not None:
-            self.path.before()
+        self.hooks.before_update()
         self.optimizer.step(self.learning_rate)
-        if self.path is not None:
-            trained = [None if p.grad is None else grad for p, grad in zip(experts, plain, strict=True)]
-            self.path.after(trained, scale=clipped)
+        self.hooks.after_update(clipped)
 
     @property
     def learning_rate(self) -> float:
@@ -489,19 +477,17 @@ class Learner:
 
     def state(self) -> dict[str, Tensor]:
         """Return what else the next step depends on besides the adapters' weights, for a snapshot; not copied."""
-        parts = {"optimizer": state_dict(self._groups.get(SHARED, ())), "anchors": self.anchors.state_dict()}
-        if self.path is not None:
-            parts["path"] = self.path.state_dict()
-        parts["bias"] = {bank.name: bank.bias_HKN for bank in self.banks if bank.bias_HKN is not None}
+        parts = {
+            "optimizer": state_dict(self._groups.get(SHARED, ())),
+            "bias": {bank.name: bank.bias_HKN for bank in self.banks if bank.bias_HKN is not None},
+        }
         tensors = {f"{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
-        if self.stages is not None:
-            tensors["learner.stages"] = torch.tensor(self.stages.steps)
-        return {**tensors, "learner.counts": torch.tensor([self.number, self.updates])}
+        return {**tensors, **self.hooks.state(), "learner.counts": torch.tensor([self.number, self.updates])}
 
     @torch.no_grad()
     def load_weights(self, adapter: str, weights: Mapping[str, Tensor]) -> None:
         """Replace, in place, what `weights` returned."""
-        with self.cache.holding([adapter]):
+        with self.cache.keeping([adapter]):
             self._changed([adapter])
             own = self.weights(adapter)
             assert own.keys() == weights.keys(), "the snapshot's manifest was checked against this adapter before"
@@ -511,7 +497,7 @@ class Learner:
     @torch.no_grad()
     def load_adapter(self, adapter: str, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
         """Restore, in place, what `weights` and, of the adapter of one regime, `moments` returned."""
-        with self.cache.holding([adapter]):
+        with self.cache.keeping([adapter]):
             self.load_weights(adapter, weights)
             if self.per_regime:
                 load_state_dict(self._groups[adapter], _part(moments, "optimizer."))
@@ -520,12 +506,8 @@ class Learner:
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned, in place."""
         self.number, self.updates = (int(count) for count in tensors["learner.counts"])
-        if self.stages is not None:
-            self.stages.steps = int(tensors["learner.stages"])
         load_state_dict(self._groups.get(SHARED, ()), _part(tensors, "optimizer."))
-        self.anchors.load_state_dict(_part(tensors, "anchors."))
-        if self.path is not None:
-            self.path.load_state_dict(_part(tensors, "path."))
+        self.hooks.load_state(tensors)
         for bank in self.banks:
             if bank.bias_HKN is not None:
                 copy_slots(bank.bias_HKN, tensors[f"bias.{bank.name}"])
@@ -542,10 +524,6 @@ def _routers(all_banks: Sequence[Bank], lr_scale: float) -> list[Group]:
         for bank in all_banks
         if bank.router is not None
     ]
-
-
-def _by_name(groups: Sequence[Group]) -> dict[str, Tensor]:
-    return {f"{group.name}.{name}": p for group in groups for name, p in group.parameters.items()}
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -18,7 +18,8 @@ from streamlearn.errors import SnapshotDamagedError
 from streamlearn.export.lora import PlainLora, plain_lora
 from streamlearn.regimes.holdout import HoldoutReservoirs
 from streamlearn.settings import Settings
-from streamlearn.snapshot.parts import STATE, Snapshot, reading
+from streamlearn.snapshot.files import reading
+from streamlearn.snapshot.parts import STATE, Snapshot
 from streamlearn.stream.record import Example
 
 _WEIGHTS = "adapter/{}/adapter_model.safetensors"

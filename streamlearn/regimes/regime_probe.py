@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
-
-from streamlearn.baselines.transient import ProbeReport, first_tokens, probe
+from streamlearn.learner.evaluate import first_tokens
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.route import RequestRouter
 from streamlearn.regimes.start import MAX_CANDIDATES, Fallback, HeadStart, measure_head_start
@@ -29,8 +27,6 @@ class Probed(NamedTuple):
     report: ShiftReport
     start: int | None = None
     """Slot of the regime whose adapter is copied; None: the new one starts from nothing."""
-    transient: ProbeReport | None = None
-    """What the transient expert found; None where none was trained."""
 
 
 class RegimeProbe:
@@ -54,14 +50,14 @@ class RegimeProbe:
             return False
         if self._learner.per_regime:
             return shift.previous is not None
-        objective, transient = self._learner.objective, self._settings.consolidate.importance == "transient"
-        return objective.compares and (shift.previous is not None or (transient and objective.anchor_strength > 0))
+        return self._learner.hooks.probe_tokens(is_first=shift.previous is None) > 0
 
     @property
     def tokens_needed(self) -> int:
         """Tokens of a regime's first records that a probe, or the check of a return, waits for."""
-        settings = self._settings.probe
-        return settings.similarity_tokens if self._learner.per_regime else settings.warmup_tokens or 0
+        if self._learner.per_regime:
+            return self._settings.probe.similarity_tokens
+        return self._learner.hooks.probe_tokens(is_first=False)
 
     def measure(
         self,
@@ -78,7 +74,7 @@ class RegimeProbe:
             numbers: Those of the entered regimes, by slot.
             trained: The monitor's state as of the last trained batch. What was read since may differ after a restart.
         """
-        began, start, transient = time.monotonic(), None, None
+        began, start = time.monotonic(), None
         if numbers and self._learner.routes_by_regime:
             found = self._head_start(report.shift.slot, examples, numbers, trained)
             self._fallback.add(found)
@@ -87,14 +83,11 @@ class RegimeProbe:
                 started_from = None if start is None else numbers[start]
                 report = replace(report, probe_tokens=found.tokens, started_from=started_from)
         if not self._learner.per_regime:
-            settings = self._settings
-            seed = settings.seed * 1_000_003 + report.shift.regime
-            transient = probe(self._learner, examples, settings.probe, settings.consolidate, seed=seed)
-            similarity = float(torch.stack([each.mean() for each in transient.similarity.values()]).mean())
-            report = replace(report, probe_tokens=transient.tokens, mean_similarity=similarity)
+            probed = self._learner.hooks.probe(examples, report.shift.regime)
+            report = replace(report, probe_tokens=probed.tokens, mean_similarity=probed.mean_similarity)
         seconds = time.monotonic() - began
         self.seconds += seconds
-        return Probed(replace(report, probe_seconds=seconds), start, transient)
+        return Probed(replace(report, probe_seconds=seconds), start)
 
     def _head_start(
         self, slot: int, examples: Sequence[Example], numbers: Mapping[int, int], trained: MonitorState | None

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamlearn.adapters.context import Slot
-from streamlearn.baselines.consolidate import Consolidator
 from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event, get_logger
@@ -38,8 +37,7 @@ from streamlearn.shift.drift import ConceptDriftDetector, LossLevels
 from streamlearn.shift.features import input_of
 from streamlearn.shift.monitor import AssignedBatch, Monitor, MonitorState
 from streamlearn.status import AdaptationStatus
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 CONFIRM_RECORDS = 64
 """Records that a suspected shift of the answers waits for confirmation. A shift of the inputs that is declared late, or
@@ -114,12 +112,6 @@ class Adaptation:
         """For scoring hold-out records; the other half is for `BackboneComparison`."""
         self.forgetting = Forgetting(learner, pack_tokens=settings.stream.batch_tokens)
         self.fallback = Fallback(settings.serve.unknown, has_regimes=learner.routes_by_regime)
-        self.consolidator = Consolidator(
-            learner,
-            settings.consolidate,
-            regimes=slots,
-            seed=settings.seed,
-        )
         self.controls = RegimeControls()
         self.statistics = RegimeStatistics(
             learner, self.holdouts, self.forgetting, self.controls, self.answer_shifts.detector.level_of
@@ -200,12 +192,10 @@ class Adaptation:
         if not shift.known:
             report = replace(report, refused_return=self.return_checks.refused_at(shift.declared_at))
             report = self._open(report, examples if self.probe.applies(shift) else ())
-        self.consolidator.enter(shift.slot)
+        self._learner.hooks.enter(shift.slot)
         self._take_slot(shift)
         self.statistics.entered(report, self.current)
         self.current = shift.slot
-        if self._learner.stages is not None:
-            self._learner.stages.restart()
         self._publish(report)
         return report
 
@@ -307,7 +297,9 @@ class Adaptation:
         self._clear(slot)
         self.return_checks.clear()
         self.statistics.forget(slot)
-        self.consolidator.drop(slot)
+        self._learner.hooks.drop(slot)
+        if self._learner.per_regime:
+            self._learner.remove_regime(slot)
         self._trained = self.monitor.forget(slot, self._trained, self.controls.frozen_at)
 
     def route(self, inputs: Sequence[NDArray[Any]], requested: Requested = "routed") -> list[RoutedInput]:
@@ -353,7 +345,9 @@ class Adaptation:
             found = self.probe.measure(report, examples, self.numbers, self._trained)
         shift = report.shift
         self._clear(shift.slot)
-        self.consolidator.open(shift.slot, shift.regime, found.transient, start=found.start)
+        if self._learner.per_regime:
+            self._learner.add_regime(shift.slot, self._settings.seed * 1_000_003 + shift.regime, start=found.start)
+        self._learner.hooks.open(shift.slot, start=found.start)
         return found.report
 
     def _divide_holdouts(self, shift: Shift) -> None:
@@ -384,7 +378,7 @@ class Adaptation:
             self._left.append(slot)  # the batch may have more of its records
         elif self.holdouts.examples(slot):
             self._score_at_end(slot)
-        self.consolidator.close(slot)
+        self._learner.hooks.leave(slot)
 
     def _score_at_end(self, slot: int) -> None:
         """Score a regime whose segment ended, also where no time is left for it."""
@@ -413,7 +407,7 @@ class Adaptation:
         for each in self.answer_shifts.due(self.records):
             if self.numbers.get(each.slot) != each.regime:
                 continue
-            self.consolidator.release(each.slot)
+            self._learner.hooks.release(each.slot)
             self.return_checks.losses.forget(each.slot)
             self.holdouts.clear(each.slot)
             self.forgetting.forget(each.slot)
@@ -475,7 +469,7 @@ class Adaptation:
             for part, held in parts.items()
             for name, array in held.items()
         }
-        return {**tensors, **self.consolidator.state(), **self.statistics.state()}
+        return {**tensors, **self.statistics.state()}
 
     def to_json(self) -> dict[str, Any]:
         """The rest of the state, for the manifest; keys are those of snapshot format 2."""
@@ -506,12 +500,9 @@ class Adaptation:
         self._left.clear()
         self.return_checks.losses.load_state(arrays("losses"))
         self.holdouts.load_state(arrays("holdouts"))
-        self.consolidator.load_state(tensors)
         self.numbers.clear()  # others have a view of it
         self.numbers.update({int(slot): number for slot, number in values["numbers"].items()})
         self.current = values["current"]
-        if self.current is not None:
-            self.consolidator.enter(self.current)
         self.records = values["records"]
         self.reports = deque((ShiftReport.from_json(fields) for fields in values["entries"]), maxlen=MAX_REPORTS)
         self.undivided = [Shift.from_json(fields) for fields in values.get("undivided", [])]  # older snapshots: none

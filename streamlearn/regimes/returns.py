@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu
 
-from streamlearn.baselines.transient import first_tokens
 from streamlearn.events import Event, get_logger
-from streamlearn.learner.evaluate import run_to_end
+from streamlearn.learner.evaluate import first_tokens, run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import Settings
 from streamlearn.shift.detector import Shift

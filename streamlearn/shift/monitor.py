@@ -33,11 +33,10 @@ from streamlearn.shift.detector import DetectorState, InputShiftDetector, Refusa
 from streamlearn.shift.features import Featurizer, input_of
 from streamlearn.shift.memory import RegimeMemory
 from streamlearn.shift.routing import Assignment, RequestClassifier
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 if TYPE_CHECKING:
     from streamlearn.settings import ShiftSettings
-    from streamlearn.stream.batch import Batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +55,7 @@ class MonitorState:
 class AssignedBatch:
     """A batch whose records are assigned to regimes."""
 
-    batch: "Batch"
+    batch: Batch
     slots: tuple[int, ...]
     """The slot of the regime of each of `batch.records`."""
     shifts: tuple[Shift, ...] = ()
@@ -69,7 +68,7 @@ class AssignedBatch:
         """Whether the stream moves to another regime in the batch. A regime that is split continues."""
         return any(shift.parent is None for shift in self.shifts)
 
-    def without(self, indices: Collection[int]) -> tuple["Batch", tuple[int, ...]]:
+    def without(self, indices: Collection[int]) -> tuple[Batch, tuple[int, ...]]:
         """Return the batch without the records at `indices`, and the slots of the remaining records."""
         kept = [i for i in range(len(self.slots)) if i not in indices]
         batch = replace(
@@ -84,7 +83,7 @@ class AssignedBatch:
 class _ReadBatch:
     """A batch that was read, as long as the monitor may change it."""
 
-    batch: "Batch | None"
+    batch: Batch | None
     """None for a batch that was trained on before the restart."""
     first: int
     """Ordinal of its first record."""
@@ -140,7 +139,7 @@ class Monitor:
         return self._detector.ordinal
 
     @property
-    def waiting(self) -> "list[Batch]":
+    def waiting(self) -> list[Batch]:
         """The batches that were read and not yet taken, in order."""
         return [read.batch for read in (*self._decided, *self._undecided) if read.batch is not None]
 
@@ -149,7 +148,7 @@ class Monitor:
         """Number of batches that are decided and not yet taken."""
         return len(self._decided)
 
-    def update(self, batch: "Batch", kept_at: KeptAt = lambda _: ()) -> None:
+    def update(self, batch: Batch, kept_at: KeptAt = lambda _: ()) -> None:
         """Read the next batch. After a flush, every batch must have been taken."""
         assert not (self._is_flushed and self._decided), "a probe would see later records than its replay does"
         self._is_flushed = False

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from streamlearn.adapters.context import NO_REGIME
-from streamlearn.adapters.presets import PRESETS, resolve
+from streamlearn.adapters.presets import resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.errors import Reason, RecordError
@@ -68,7 +68,7 @@ def examples_of(decoder: Decoder) -> list[Example]:
 
 def learner_of(backbone: Backbone) -> Learner:
     model = attach(backbone.model, resolve(AdapterSettings()), 0)
-    return Learner(model, LearnerSettings(lr=1e-2), CPU, objective=PRESETS["mh-moe"].objective)
+    return Learner(model, LearnerSettings(lr=1e-2), CPU)
 
 
 def loss_sums(learner: Learner, examples: list[Example]) -> list[float]:
@@ -119,7 +119,7 @@ def test_the_vision_tower_can_be_adapted_too(folder: Path, backbone: Backbone) -
     names = {name.rpartition(".")[2] for name in outline(BackboneSettings(model=str(folder))).tower_linears}
     config = resolve(AdapterSettings(preset="mh-moe", vision_modules=tuple(names)), regimes=2)
     model = attach(backbone.model, config, 0)
-    learner = Learner(model, LearnerSettings(lr=1e-2), CPU, objective=PRESETS["mh-moe"].objective)
+    learner = Learner(model, LearnerSettings(lr=1e-2), CPU)
     examples = examples_of(decoder_of(backbone))
     vision_banks = [bank for bank in learner.banks if bank.info.is_vision]
     assert {bank.name for bank in vision_banks} == set(outline(BackboneSettings(model=str(folder))).tower_linears)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +14,6 @@ from torch import Tensor
 import streamlearn.learner.learner as learner_module
 from connectors.jsonl import JsonlSource
 from streamlearn.daemon.build import Components
-from streamlearn.daemon.checkpoint import source_identity
 from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import DivergedError, SnapshotError, SnapshotMismatchError, StateLockedError
 from streamlearn.events import Event
@@ -27,8 +25,7 @@ from streamlearn.settings import Settings, SourceSettings
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Gap, Position, Record
+from streamlearn.stream.record import Batch, Gap, Position, Record
 from tests.broker import Broker
 from tests.doubles import tiny_backbone
 from tests.learners import state_of
@@ -313,15 +310,6 @@ def test_a_snapshot_remembers_which_stream_it_was(make: Callable[..., Settings],
     run(settings)
     run(settings)
     assert expiring.remembered == [{}, {"stream.jsonl": "7f"}]
-
-
-def test_a_snapshot_that_remembers_no_stream_is_accepted(make: Callable[..., Settings]) -> None:
-    """Earlier releases did not store it."""
-    settings = make(records(8))
-    run(settings)
-    snapshot = newest(settings)
-    before = snapshot.manifest.model_copy(update={"components": {"stream": {"letters_ahead": []}}})
-    assert source_identity(replace(snapshot, manifest=before)) == {}
 
 
 @pytest.mark.broker

@@ -2,7 +2,7 @@
 
 import torch
 
-from streamlearn.adapters.presets import PRESETS, resolve
+from streamlearn.adapters.presets import resolve
 from streamlearn.adapters.tuner import SHARED, attach
 from streamlearn.backbone.load import load, outline
 from streamlearn.export.lora import mean_gates, plain_lora, with_mean_gates
@@ -17,7 +17,7 @@ def test_experts_of_a_vision_tower_have_equal_gates_without_images() -> None:
     backbone = load(settings, outline(settings))
     config = resolve(AdapterSettings(preset="mh-moe", vision_modules=("linear_1", "linear_2")), regimes=1)
     model = attach(backbone.model, config, 0)
-    learner = Learner(model, LearnerSettings(lr=1e-2), torch.device("cpu"), objective=PRESETS["mh-moe"].objective)
+    learner = Learner(model, LearnerSettings(lr=1e-2), torch.device("cpu"))
     gates = mean_gates(learner, SHARED, 0, random_examples((5, 9)), pack_tokens=512)
     vision = {bank.linear for bank in learner.banks if bank.info.is_vision}
     assert len(vision) == 2

@@ -12,7 +12,7 @@ from streamlearn.regimes.statistics import ShiftReport
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import Status
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import daemon_of, opened
 from tests.learners import state_of
 

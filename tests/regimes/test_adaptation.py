@@ -10,11 +10,10 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from streamlearn.baselines.consolidate import Consolidator
 from streamlearn.daemon.build import Components
 from streamlearn.events import Event
 from streamlearn.learner import evaluate as evaluation
-from streamlearn.learner.learner import Step
+from streamlearn.learner.learner import Learner, Step
 from streamlearn.learner.loss import PackedBatch, PackedLoss, packed_loss
 from streamlearn.regimes import regime_probe
 from streamlearn.regimes.regimes import CONFIRM_RECORDS
@@ -26,8 +25,7 @@ from streamlearn.shift.detector import Shift
 from streamlearn.shift.drift import ConceptDriftDetector
 from streamlearn.shift.features import input_of
 from streamlearn.status import Status
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 from tests.daemon.test_daemon import daemon_of, opened
 from tests.regimes.shifting_streams import PER_TASK, SHAPES, Silent, differences, mixed, run, stream
 from tests.variants import variants
@@ -67,12 +65,12 @@ def test_a_regime_starts_from_the_adapter_that_explains_it_best(
 ) -> None:
     """A copy of the weights of the regime with the lowest loss, and reported as such."""
     starts: list[dict[str, bool]] = []
-    open_regime = Consolidator.open
+    add_regime = Learner.add_regime
 
-    def opened_with(self: Consolidator, slot: int, *args: Any, start: int | None = None) -> None:
-        open_regime(self, slot, *args, start=start)
+    def opened_with(self: Learner, slot: int, seed: int, *, start: int | None = None) -> None:
+        add_regime(self, slot, seed, start=start)
         if start is not None:
-            banks = {(bank.adapter, bank.linear): bank for bank in self._learner.banks}
+            banks = {(bank.adapter, bank.linear): bank for bank in self.banks}
             pairs = [
                 (bank, banks[f"regime{start}", linear])
                 for (name, linear), bank in banks.items()
@@ -89,7 +87,7 @@ def test_a_regime_starts_from_the_adapter_that_explains_it_best(
         assert set(found.losses) == set(known) == set(averaged)
         return replace(found, losses={slot: 0.1 + abs(slot - 1) for slot in known}, backbone_loss=5.0)
 
-    monkeypatch.setattr(Consolidator, "open", opened_with)
+    monkeypatch.setattr(Learner, "add_regime", opened_with)
     monkeypatch.setattr(regime_probe, "measure_head_start", measured)
     _, components = run(make(stream("animals", "sums", "cities")))
     assert [report.started_from for report in components.adaptation.reports] == [None, 1, 2]

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from streamlearn.baselines.consolidate import Consolidator
+from streamlearn.baselines import consolidate
+from streamlearn.baselines.consolidate import BaselineHooks
 from streamlearn.baselines.transient import probe
 from streamlearn.daemon.loop import Daemon
-from streamlearn.jobs.queue import EvalJob, JobQueue
-from streamlearn.jobs.results import EvalResult, Result
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.jobs.queue import EvalJob, EvalResult, JobQueue, Result
+from streamlearn.learner.learner import Hooks, Learner, Step
 from streamlearn.regimes import regime_probe
 from streamlearn.regimes.holdout import HoldoutReservoirs
 from streamlearn.regimes.start import measure_head_start
 from streamlearn.settings import Settings
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import opened
 from tests.regimes.shifting_streams import PER_TASK, SHAPES, Silent, differences, mixed, run, stream, tensors_of
 from tests.variants import variants
@@ -48,7 +48,7 @@ def die_after(monkeypatch: pytest.MonkeyPatch, due: list[int]) -> None:
     monkeypatch.setattr(Learner, "step", die_when_due)
 
 
-@pytest.mark.parametrize("where", ["probe", "close", "open", "enter"])
+@pytest.mark.parametrize("where", ["probe", "leave", "open", "enter"])
 @pytest.mark.parametrize("shape", variants(SHAPES, short=["adapter of its own"]))
 def test_a_death_at_a_shift_changes_no_bit(
     make: Callable[..., Settings],
@@ -74,11 +74,12 @@ def test_a_death_at_a_shift_changes_no_bit(
         return die_twice
 
     if where == "probe":
-        probes: dict[str, Callable[..., Any]] = {"probe": probe, "measure_head_start": measure_head_start}
-        name = "probe" if shape else "measure_head_start"
-        monkeypatch.setattr(regime_probe, name, dying(probes[name]))
+        monkeypatch.setattr(consolidate, "probe", dying(probe))
+        if not shape:
+            monkeypatch.setattr(regime_probe, "measure_head_start", dying(measure_head_start))
     else:
-        monkeypatch.setattr(Consolidator, where, dying(getattr(Consolidator, where)))
+        hooks = BaselineHooks if shape else Hooks
+        monkeypatch.setattr(hooks, where, dying(getattr(hooks, where)))
     assert_two_deaths_change_nothing(settings, whole, len(lines))
 
 
@@ -89,9 +90,9 @@ def test_a_death_among_regimes_with_importance_changes_no_bit(
     lines = stream("animals", "sums", "animals")
     whole, components = run(make(lines, "whole", **SHAPES["one adapter"]))
     assert [report.shift.regime for report in components.adaptation.reports] == [1, 2, 1]
-    assert components.learner.anchors.penalty() > 0
+    assert any(group.holds for group in components.learner.optimizer.groups)
     for slot in (0, 1):
-        assert any(omega.any() for name, omega in whole.items() if name.startswith(f"consolidate.importance.{slot}."))
+        assert any(omega.any() for name, omega in whole.items() if name.startswith(f"baseline.importance.{slot}."))
     settings = make(lines, "killed", **SHAPES["one adapter"])
     die_after(monkeypatch, [PER_TASK // 4 + 12, 2 * PER_TASK // 4 + 12])
     assert_two_deaths_change_nothing(settings, whole, len(lines))
@@ -107,7 +108,7 @@ def test_deaths_while_adapters_rest_change_nothing(
     settings = make(lines, "killed", adapter={"max_in_memory": 1})
     die_after(monkeypatch, [2 * PER_TASK // 4 + 12, 4 * PER_TASK // 4 + 2])
     assert_two_deaths_change_nothing(settings, whole, len(lines))
-    assert not (settings.state / "resting").exists()
+    assert not (settings.state / "offloaded").exists()
 
 
 def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
@@ -143,7 +144,7 @@ def test_a_death_at_a_split_changes_no_bit(make: Callable[..., Settings], monkey
     shape = {"holdout": {"every_records": 4}, "snapshot": {"every_records": 12}}
     whole, _ = run(make(lines, "whole", **shape))
     settings = make(lines, "killed", **shape)
-    for target, name in ((Consolidator, "open"), (HoldoutReservoirs, "move")):
+    for target, name in ((Learner, "add_regime"), (HoldoutReservoirs, "move")):
         really = getattr(target, name)
         calls: list[int] = []
 

@@ -200,7 +200,7 @@ def test_a_drop_deletes_the_adapter_in_memory_and_at_rest_and_in_the_next_snapsh
     with opened(settings) as components:
         daemon = daemon_of(components)
         daemon.run()
-        resting = settings.state / "resting" / "regime0.safetensors"
+        resting = settings.state / "offloaded" / "regime0.safetensors"
         assert resting.exists()
         daemon.operated_regimes.drop(1)
         assert not resting.exists()

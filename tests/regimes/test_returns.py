@@ -15,7 +15,7 @@ from streamlearn.regimes import returns as return_checks
 from streamlearn.regimes.returns import NUM_LOSSES, RecentLosses, ReturnCheck, Upcoming, check_return
 from streamlearn.settings import Settings
 from streamlearn.shift.monitor import AssignedBatch
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import daemon_of, opened
 from tests.regimes.shifting_streams import PER_TASK, differences, run, stream
 from tests.regimes.test_bit_equality import assert_two_deaths_change_nothing, die_after

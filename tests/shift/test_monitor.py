@@ -10,8 +10,7 @@ from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.detector import AssignedRecord, Shift
 from streamlearn.shift.monitor import AssignedBatch, KeptAt, Monitor, MonitorState
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example, Record, TopicPartition
+from streamlearn.stream.record import Batch, Example, Record, TopicPartition
 from tests.doubles import random_examples
 from tests.shift.streams import batches, questions, stream
 from tests.variants import variants

@@ -15,9 +15,8 @@ class Baseline:
 
     def begin(self, segment: int, examples: Sequence[Example]) -> None:
         """Start a segment; `examples` are all its records."""
-        del segment, examples
-        if self.learner.stages is not None:
-            self.learner.stages.restart()
+        del examples
+        self.learner.hooks.enter(segment)
 
     def step(self, examples: Sequence[Example]) -> Step:
         """Train on one batch and return the losses of these records from before the update."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from benchmarks.learn.baselines.baseline import Baseline
 from benchmarks.learn.segments import batches
+from streamlearn.baselines.consolidate import BaselineHooks
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import Settings
 from streamlearn.stream.record import Example
@@ -37,7 +38,9 @@ class StagedTraining(Baseline):
     def begin(self, segment: int, examples: Sequence[Example]) -> None:
         """Restart the stages; each has at least one step."""
         super().begin(segment, examples)
-        assert self.learner.stages is not None, "the preset trains in stages"
+        hooks = self.learner.hooks
+        assert isinstance(hooks, BaselineHooks), "the preset trains in stages"
+        assert hooks.stages is not None, "the preset trains in stages"
         steps = sum(1 for _ in batches(examples, self._settings.stream))
         lengths = {name: max(1, round(share * steps)) for name, share in self._shares.items()}
-        self.learner.stages.settings = self._settings.learner.model_copy(update=lengths)
+        hooks.stages.settings = self._settings.learner.model_copy(update=lengths)

@@ -16,10 +16,11 @@ from benchmarks.learn.profile import Profile
 from benchmarks.learn.suite import Metric, Reference, Suite, TaskSegment
 from benchmarks.learn.trained_method import TrainedMethod
 from streamlearn.backbone.load import outline
-from streamlearn.learner import learner
-from streamlearn.learner.balance import LocalizedBalance
+from streamlearn.baselines import consolidate
+from streamlearn.baselines.balance_stages import LocalizedBalance
 from streamlearn.learner.loss import PackedBatch
 from streamlearn.settings import BackboneSettings
+from tests.learners import hooks_of
 
 TASKS = ("fox", "dog", "fox", "cat")
 RECORDS = 9
@@ -81,7 +82,7 @@ def test_importance_anchors_one_lora_at_shifts(tiny_profile: Profile, tmp_path: 
     """Entering a regime adds a penalty to every parameter of the single expert, without a probe."""
     method = replace(METHODS["importance"], baseline=METHODS["lora-per-task"].baseline)
     learner = run(method, tiny_profile, tmp_path).model.learner
-    assert all(bool(omega.any()) for omega in learner.anchors.importance().values())
+    assert all(bool(omega.any()) for omega in hooks_of(learner).importance().values())
     assert all(set(group.holds) == {"A", "B"} for group in learner.optimizer.groups)
 
 
@@ -109,6 +110,6 @@ def test_loramoe_trains_with_both_types(tiny_profile: Profile, tmp_path: Path, m
             found.update(types)
             super().__init__(strength, packed, types, names)
 
-    monkeypatch.setattr(learner, "LocalizedBalance", Spy)
+    monkeypatch.setattr(consolidate, "LocalizedBalance", Spy)
     run("loramoe", tiny_profile, tmp_path)
     assert found == {"label"}  # every task has a single answer
