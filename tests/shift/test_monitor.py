@@ -25,7 +25,7 @@ def new_monitor(settings: ShiftSettings = SETTINGS) -> Monitor:
 
 def read(monitor: Monitor, made: Sequence[Batch], kept_at: KeptAt = lambda _: ()) -> list[AssignedBatch]:
     """Take the batches when they are decided, and all at the end."""
-    taken = []
+    taken: list[AssignedBatch] = []
     for batch in made:
         monitor.update(batch, kept_at)
         taken += iter(monitor.take, None)
@@ -201,7 +201,7 @@ def flushed_batches(
     monitor: Monitor, made: Sequence[Batch], flushes: Collection[int], start: int = 0
 ) -> list[AssignedBatch]:
     """What the monitor returns for the batches from `start` on, flushed after those in `flushes`."""
-    assigned = []
+    assigned: list[AssignedBatch] = []
     for number, batch in enumerate(made[start:], start):
         monitor.update(batch)
         assigned += iter(monitor.take, None)
@@ -477,7 +477,7 @@ def test_a_new_regime_waits_for_the_tokens_of_its_probe(monkeypatch: pytest.Monk
     decisions = [AssignedRecord(0), AssignedRecord(1, (shift_to(1, 2, 2),))]
     decisions += [AssignedRecord(slot) for slot in (1, 0, 1, 1)]
     monitor = scripted(monkeypatch, decisions, lookahead_records=0)
-    taken = []
+    taken: list[AssignedBatch] = []
     for batch in (made := of_ten_tokens(2, 3, 1)):
         assert not taken
         monitor.update(batch)
