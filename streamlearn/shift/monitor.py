@@ -238,7 +238,7 @@ class Monitor:
         for read in earlier:  # their states were taken before the refusal
             detector = read.after.detector
             read.after = replace(read.after, detector=replace(detector, refusals=(*detector.refusals, refusal)))
-        newest.after = self._state
+        newest.after = self.state
         return True
 
     def forget(self, slot: int, as_of: MonitorState, kept_at: KeptAt = lambda _: ()) -> MonitorState:
@@ -310,10 +310,11 @@ class Monitor:
             read = self._undecided.popleft()
             if read.batch is not None:
                 self._decided.append(read)
-        newest.after = self._state
+        newest.after = self.state
 
     @property
-    def _state(self) -> MonitorState:
+    def state(self) -> MonitorState:
+        """The state after everything that was read."""
         return MonitorState(self._detector.state, tuple(tuple(read.slots) for read in self._undecided))
 
     def _apply(self, refusal: Refusal) -> bool:
