@@ -157,7 +157,7 @@ class Tally:
 
 def measure(data: Path, *, seeds: int, quick: bool = False) -> dict[str, Any]:
     """Measure every detector on the same streams; `quick` makes short ones."""
-    decoder, vocab_size = text_decoder()
+    decoder, _ = text_decoder()
     rows = read_folder(data, 60 if quick else None, least=MIN_TASKS)
     tasks = [to_task(name, own, decoder) for name, own in rows.items()]
     streams = [
