@@ -1,4 +1,4 @@
-"""In place of Kafka's clients: a dead-letter topic in memory, and a consumer whose partitions lose their leaders."""
+"""Settings, a clock and clients for tests of Kafka code without a broker."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -10,7 +10,32 @@ from kafka.errors import KafkaError, KafkaTimeoutError
 from connectors.dead_letters import record_of
 from connectors.kafka.admin import Topic
 from connectors.kafka.clients import to_kafka
+from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import RecordId, TopicPartition
+
+
+def settings(**overrides: object) -> KafkaSettings:
+    """Settings for a broker that does not exist."""
+    values = {"bootstrap_servers": "127.0.0.1:9", "security_protocol": "PLAINTEXT", "topics": ("a",), **overrides}
+    return KafkaSettings.model_validate(values)
+
+
+class SteppingClock:
+    """A clock that only `sleep` advances."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Advance the time."""
+        self.pauses.append(seconds)
+        self.now += seconds
+
 
 PARTITION = TopicPartition("dead", 0)
 
