@@ -8,8 +8,8 @@
     snapshots/rolled-back-00018200 moved aside by a rollback to an earlier one
 
 Parts that have not changed since the snapshot before the newest are not written again: their files get another name (a
-hard link). The newest snapshot has its own copy, so that a damaged file never invalidates the two newest snapshots. Only
-snapshots that this process wrote are linked from, so nothing depends on an earlier process.
+hard link). The newest snapshot has its own copy, so that a damaged file never invalidates the two newest snapshots.
+Files are linked only from snapshots that this process wrote, so nothing depends on an earlier process.
 
 Only `prune` removes a complete snapshot, and never a pinned one. Snapshots that were moved aside are kept for the
 operator to examine and delete; they are never loaded.
