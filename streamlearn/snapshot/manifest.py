@@ -190,14 +190,11 @@ class Manifest(ManifestDraft):
         version = values.get("version")
         if version != FORMAT_VERSION:  # 2.
             release = _RELEASES.get(version) if isinstance(version, int) else None
+            wrote = f"the release that wrote it ({_release(values)})"
+            reader = wrote if release is None else f"release {release}, which reads it"
             raise SnapshotMismatchError(
-                f"{where}: this release reads snapshots of format {FORMAT_VERSION}, found format {version}: run "
-                + (
-                    f"release {release}, which reads it"
-                    if release
-                    else f"the release that wrote it ({_release(values)})"
-                )
-                + ", or start over with --fresh, which keeps the old snapshots in another folder"
+                f"{where}: this release reads snapshots of format {FORMAT_VERSION}, found format {version}: run {reader}, "
+                "or start over with --fresh, which keeps the old snapshots in another folder"
             )
         try:
             return cls.model_validate(values)  # 3.
