@@ -146,7 +146,7 @@ class MeasuredDaemon(Daemon):
                 memory_mib=resident_mib(),
                 snapshot_mib=store.infos()[-1].bytes / 2**20,
                 new_mib=store.new_bytes / 2**20,
-                snapshot_s=self.state.snapshot_seconds.last_s or 0.0,
+                snapshot_s=written.write_seconds or 0.0 if (written := self.state.last_snapshot) is not None else 0.0,
             )
         )
         if len(self._wanted) > 1:

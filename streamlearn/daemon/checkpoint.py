@@ -64,7 +64,7 @@ from streamlearn.snapshot.journal import Journal, JournalEntry
 from streamlearn.snapshot.manifest import ManifestDraft
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo, dump_components
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.status import SnapshotStatus, Timing
+from streamlearn.status import SnapshotStatus
 from streamlearn.stream.intake import BatchEnd, Intake
 from streamlearn.stream.record import Batch, Gap, PartitionRun, Position, Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetters, Source
@@ -149,9 +149,6 @@ class RunState:
     """Partitions in the position that the source does not read: their topic was taken out of the stream."""
     rolled_back_to: str | None = field(default=None, metadata=NOT_SAVED)
     """The snapshot that the last rollback restored, until a later one is written."""
-    step_seconds: Timing = field(default_factory=Timing, metadata=NOT_SAVED)
-    snapshot_seconds: Timing = field(default_factory=Timing, metadata=NOT_SAVED)
-    job_seconds: Timing = field(default_factory=Timing, metadata=NOT_SAVED)
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot) -> Self:
@@ -170,7 +167,6 @@ class RunState:
         self.records_since_save += len(batch.records) + len(batch.dead_lettered)
         if step is None:
             return
-        self.step_seconds = self.step_seconds.observe(step.seconds)
         if refused:
             self._refuse([record for index, record in enumerate(batch.records) if index not in held_out])
         else:
@@ -201,10 +197,9 @@ class RunState:
         self.reasons[str(Reason.NOT_FINITE_UPDATE)] += len(records)
         self.refused_since_save.update(record.id for record in records)
 
-    def saved(self, snapshot: SnapshotStatus, seconds: float) -> None:
+    def saved(self, snapshot: SnapshotStatus) -> None:
         """A snapshot of this state is durable."""
         self.last_snapshot = snapshot
-        self.snapshot_seconds = self.snapshot_seconds.observe(seconds)
         self.records_since_save = 0
         self.refused_since_save = set()
         self.moved_since_save = False

@@ -294,6 +294,8 @@ class Daemon:
         for report in self.adaptation.after_step(assigned, held_out, step, measured):
             self._notify(report)
         self.state.account(assigned.batch, step, held_out | frozen)
+        if step is not None:
+            self.board.counters.step_seconds.observe(step.seconds)
         is_rolled_back = self.state.bad_in_a_row >= self.components.settings.learner.max_bad_batches
         if is_rolled_back:
             self._publish(Phase.RUNNING, ready=True)  # process counters keep what the rollback takes back
@@ -410,15 +412,17 @@ class Daemon:
         return_freed_memory()
         self._saved_at = time.monotonic()
         written_at = datetime.fromisoformat(info.created_at).timestamp()
-        written = SnapshotStatus(info.name, info.step, written_at)
-        self.state.saved(written, self._saved_at - started)
+        seconds = self._saved_at - started
+        written = SnapshotStatus(info.name, info.step, written_at, seconds)
+        self.state.saved(written)
+        self.board.counters.snapshot_write_seconds.observe(seconds)
         self.history.add_snapshot(written, self.adaptation.records)
         _log.info(
             Event.SNAPSHOT_WRITTEN,
             name=info.name,
             bytes=info.bytes,
             new_bytes=self.components.store.new_bytes,
-            seconds=round(self._saved_at - started, 3),
+            seconds=round(seconds, 3),
         )
         if self.observer:
             self.observer.on_snapshot(info)
@@ -435,7 +439,7 @@ class Daemon:
         """
         if self.job_runner.busy:
             seconds = self.job_runner.serve(self.components.settings.serve.eval_budget_s)
-            self.state.job_seconds = self.state.job_seconds.observe(seconds)
+            self.board.counters.job_pause_seconds.observe(seconds)
         if self.control_runner.fault is not None:
             raise self.control_runner.fault
         self.board.beat()
