@@ -193,8 +193,8 @@ class Manifest(ManifestDraft):
             wrote = f"the release that wrote it ({_release(values)})"
             reader = wrote if release is None else f"release {release}, which reads it"
             raise SnapshotMismatchError(
-                f"{where}: this release reads snapshots of format {FORMAT_VERSION}, found format {version}: run {reader}, "
-                "or start over with --fresh, which keeps the old snapshots in another folder"
+                f"{where}: this release reads snapshots of format {FORMAT_VERSION}, found format {version}: run "
+                f"{reader}, or start over with --fresh, which keeps the old snapshots in another folder"
             )
         try:
             return cls.model_validate(values)  # 3.
