@@ -210,7 +210,7 @@ MAX_BYTES = 16 << 20  # some 25,000 batches, read in half a second; then older l
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """What changed. A point replaces the one of its step, a segment the one with its first record."""
+    """A change. A point replaces the one of its step, a segment the one with its first record."""
 
     step: int
     point: HistoryPoint | None = None
@@ -222,6 +222,13 @@ class _Line:
 
 
 _LINE = TypeAdapter(_Line)
+_DAMAGE = (ValueError, TypeError, LookupError)
+
+
+def _parsed(text: bytes) -> _Line:
+    line = _LINE.validate_json(text)
+    orjson.dumps(line)  # raises for an integer that no later line could hold
+    return line
 
 
 class History:
@@ -246,7 +253,7 @@ class History:
 
     @property
     def status(self) -> HistoryStatus:
-        """What is published; the same object until something changes."""
+        """The published history; the same object until something changes."""
         if self._published is None:
             self._published = HistoryStatus(
                 self.points.rows, self.segments.rows, tuple(self.dead_letters), tuple(self.snapshots)
@@ -273,12 +280,13 @@ class History:
         kept, dropped = [], 0
         for text in data.splitlines(keepends=True):
             try:
-                line = _LINE.validate_json(text)
-            except ValueError:
+                line = _parsed(text)
+                if line.step <= step:
+                    self._apply(line)
+            except _DAMAGE:
                 dropped += 1
                 continue
             if line.step <= step:
-                self._apply(line)
                 kept.append(text if text.endswith(b"\n") else text + b"\n")
         return b"".join(kept), dropped
 
@@ -368,7 +376,7 @@ class History:
             self._failed(error)
 
     def _failed(self, error: OSError) -> None:
-        """Log a failure once: charts have a gap, and training goes on."""
+        """Log a failure once: charts have a gap, and training continues."""
         fault = error.strerror or repr(error)
         if fault != self._fault:
             _log.warning(Event.HISTORY_FAILED, path=str(self._path), error=fault)
@@ -455,8 +463,8 @@ def _thinned(data: bytes, step: int) -> bytes:
     older, newer = History(Clock()), []
     for text in data.splitlines(keepends=True):
         try:
-            line = _LINE.validate_json(text)
-        except ValueError:
+            line = _parsed(text)
+        except _DAMAGE:
             continue
         if line.step <= step:
             older._apply(line)

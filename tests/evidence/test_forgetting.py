@@ -15,13 +15,10 @@ import httpx2
 import orjson
 import pytest
 
-from benchmarks.learn.arms import COMMON, by_section
-from benchmarks.learn.profile import read_profile
+from benchmarks.learn.methods import COMMON, by_section, read_profile
+from benchmarks.learn.report import spread
 from benchmarks.learn.scores import scores
-from benchmarks.learn.splits import Draw
-from benchmarks.learn.suite import Suite
-from benchmarks.learn.suites import ORDER_1, grouped, sequential
-from benchmarks.learn.summary import spread
+from benchmarks.learn.suites import ORDER_1, Draw, Suite, grouped, sequential
 from tests.broker import Broker
 from tests.end_to_end.process import DaemonProcess
 
@@ -84,7 +81,7 @@ def evaluate(client: httpx2.Client, suite: Suite, tasks: Sequence[str]) -> dict[
     """Token accuracy of each task's test records, over HTTP; requests do not name the task."""
     found = {}
     for task in tasks:
-        response = client.post("/v1/eval", json={"examples": suite.tests[task]})
+        response = client.post("/v1/eval", json={"examples": suite.tasks[task].scored})
         assert response.status_code == 200, response.text
         found[task] = response.json()["token_accuracy"]
     return found
@@ -154,7 +151,7 @@ def run_daemon(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Mean and standard deviation over the seeds, by arm."""
     return {
-        arm: {name: spread(run[name] for run in runs if run["arm"] == arm) for name in ("AP", "AF", "BWT")}
+        arm: {name: spread([run[name] for run in runs if run["arm"] == arm]) for name in ("AP", "AF", "BWT")}
         for arm in ARMS
     }
 

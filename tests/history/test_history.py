@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from streamlearn.history import (
     SEGMENTS_PER_LEVEL,
     BackbonePair,
     History,
+    ThinnedSeries,
 )
 from streamlearn.status import (
     AdaptationStatus,
@@ -284,11 +286,15 @@ def test_a_damaged_line_is_dropped_and_named(tmp_path: Path) -> None:
     path = tmp_path / FILE_NAME
     lines = path.read_bytes().splitlines(keepends=True)
     damaged = [b"\xff\x00{\n", b"[1]\n", b'{"step": "x"}\n', b'{"step": 3, "point": {"step": 3}}\n']
+    damaged += [b'{"step": 3, "level": 99, "point": {"step": 3, "record": 3}}\n']
+    damaged += [b'{"step": 3, "point": {"step": 3, "record": 3, "tokens": 1%s}}\n' % (b"0" * 30)]
+    segment = b'"regime": 1, "first_record": 1, "last_record": 9, "first_step": 1, "last_step": 3, "records": {"x": 1}'
+    damaged += [b'{"step": 3, "segments": [{%s}]}\n' % segment]
     path.write_bytes(b"".join([*lines[:5], *damaged, *lines[5:], lines[-1][:30]]))
     history = History(HandClock().clock, tmp_path)
     with capture_logs() as events:
         history.restore(60)
-        assert [(event["event"], event["lines"]) for event in events] == [(Event.HISTORY_LINES_DROPPED, 5)]
+        assert [(event["event"], event["lines"]) for event in events] == [(Event.HISTORY_LINES_DROPPED, 8)]
         history.restore(60)
     assert len(events) == 1
     assert history.status.points[-1].step == 60
@@ -342,3 +348,53 @@ def test_a_fresh_run_begins_without_a_past(tmp_path: Path) -> None:
     history.restore(None)
     assert history.status == HistoryStatus()
     assert (tmp_path / FILE_NAME).read_bytes() == b""
+
+
+Span = tuple[int, int]
+"""First and last of the rows that a row stands for."""
+
+
+def joined_spans(older: Span, newer: Span) -> Span:
+    assert older[1] + 1 == newer[0], "neighbours are joined"
+    return older[0], newer[1]
+
+
+def series(num_rows: int, *, per_level: int = 4, num_levels: int = 6) -> ThinnedSeries[Span]:
+    built = ThinnedSeries[Span](joined_spans, per_level=per_level, num_levels=num_levels)
+    for number in range(1, num_rows + 1):
+        built.append((number, number))
+    return built
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 4, 5, 100, 1000])
+def test_every_row_is_kept_once_and_in_order(num_rows: int) -> None:
+    """Joining loses nothing, and repeats nothing."""
+    covered = [number for first, last in series(num_rows).rows for number in range(first, last + 1)]
+    assert covered == list(range(1, num_rows + 1))
+
+
+def test_it_never_holds_more_rows_than_eq_1() -> None:
+    """Also long after the last level is full."""
+    built = ThinnedSeries[int](lambda older, newer: older + newer, per_level=4, num_levels=3)
+    sizes = []
+    for _ in range(500):
+        built.append(1)
+        sizes.append(len(built.rows))
+    assert max(sizes) == 4 * 3
+    assert sum(built.rows) == 500
+
+
+def test_a_row_stands_for_no_more_than_its_age_allows() -> None:
+    """Eq. 2."""
+    for num_rows in range(1, 120):
+        widths = [last - first + 1 for first, last in series(num_rows).rows]
+        ages = [num_rows - end for end in accumulate(widths)]
+        assert all(width <= 1 + age / 3 for width, age in zip(widths, ages, strict=True))
+
+
+def test_the_newest_row_can_be_replaced() -> None:
+    """Whatever was joined before."""
+    built = series(23)
+    built.newest[-1] = (23, 99)
+    assert built.last == built.rows[-1] == (23, 99)
+    assert series(0).last is None

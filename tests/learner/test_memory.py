@@ -1,0 +1,229 @@
+"""Retries in smaller parts when memory runs out, and activation checkpointing."""
+
+import threading
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+
+import streamlearn.learner.learner as learner_module
+from streamlearn.adapters.context import RoutingContext, routing_context
+from streamlearn.adapters.presets import PRESETS
+from streamlearn.events import Event
+from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.loss import PackedBatch, PackedLoss, pack, packed_loss
+from streamlearn.learner.memory import MAX_RETRIES, is_out_of_memory, slices, with_oom_retry
+from tests.doubles import random_examples
+from tests.learners import MakeLearner, same, snapshot
+
+EXAMPLES = random_examples([9, 4, 6, 12, 5], prompt_length=2)
+
+Loss = Callable[[Any, PackedBatch], PackedLoss]
+
+
+def limited_to(max_tokens: int) -> Loss:
+    """A forward pass that runs out of memory with more tokens than that."""
+
+    def limited(model: Any, packed: PackedBatch) -> PackedLoss:
+        if packed.input_ids.shape[1] > max_tokens:
+            torch.empty(1 << 60, dtype=torch.uint8)  # more than any machine has
+        return packed_loss(model, packed)
+
+    return limited
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+@pytest.mark.parametrize("preset", ["streamlearn", "mh-moe", "lora"])
+def test_parts_add_up_to_the_whole(make_learner: MakeLearner, preset: str, parts: int) -> None:
+    """Loss, gradient norm, figures of each record and updated weights are those of one pass."""
+    whole, split = make_learner(preset=preset), make_learner(preset=preset)
+    for _ in range(3):
+        expected, found = whole.step(EXAMPLES), split.step(EXAMPLES, parts=parts)
+    assert found.record_losses == pytest.approx(expected.record_losses, rel=1e-4)
+    assert (found.loss, found.grad_norm) == pytest.approx((expected.loss, expected.grad_norm), rel=1e-4)
+    for each in ("number", "tokens", "learned_tokens", "record_correct", "refusal"):
+        assert getattr(found, each) == getattr(expected, each)
+    for mine, other in zip(split.optimizer.parameters(), whole.optimizer.parameters(), strict=True):
+        # Adam divides by the gradient's size: the rounding of a tiny one moves a weight by up to a hundredth of lr.
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
+
+
+def test_records_are_announced(make_learner: MakeLearner) -> None:
+    """`on_record` gets the first record of each part before its forward pass."""
+    announced: list[int] = []
+    make_learner().step(EXAMPLES, parts=5, on_record=announced.append)
+    assert announced == [0, 1, 2, 3, 4]
+
+
+def test_out_of_memory_makes_smaller_parts(make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is retried in more parts, equals a step made in that many parts, and each retry is logged."""
+    expected, learner = make_learner(), make_learner()
+    expected.step(EXAMPLES, parts=4)
+    monkeypatch.setattr(learner_module, "packed_loss", limited_to(18))
+    with capture_logs() as logs:
+        step = learner.step(EXAMPLES)
+    assert step.refusal is None
+    assert [log["parts"] for log in logs if log["event"] == Event.OUT_OF_MEMORY_RETRIED] == [2, 4]
+    assert same(snapshot(learner), snapshot(expected))
+
+
+@pytest.mark.parametrize("max_tokens", [0, 11])
+def test_out_of_memory_in_the_smallest_parts_changes_nothing(
+    make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch, max_tokens: int
+) -> None:
+    """The error is raised after the last retry; weights and optimizer have not changed."""
+    learner = make_learner()
+    learner.step(EXAMPLES)
+    before = _without_counts(learner)
+    monkeypatch.setattr(learner_module, "packed_loss", limited_to(max_tokens))
+    with capture_logs() as logs, pytest.raises(RuntimeError) as raised:
+        learner.step(EXAMPLES)
+    assert is_out_of_memory(raised.value)
+    assert [log["parts"] for log in logs if log["event"] == Event.OUT_OF_MEMORY_RETRIED] == [2, 4, 5][:MAX_RETRIES]
+    after = _without_counts(learner)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(parameter.grad is None for parameter in learner.optimizer.parameters())
+
+
+def test_other_errors_are_not_retried(make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is not out of memory is raised at once."""
+    calls = []
+
+    def broken(model: Any, packed: PackedBatch) -> PackedLoss:
+        calls.append(packed)
+        raise RuntimeError("size mismatch")
+
+    monkeypatch.setattr(learner_module, "packed_loss", broken)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        make_learner().step(EXAMPLES)
+    assert len(calls) == 1
+
+
+def test_every_try_starts_from_the_same_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the GPU's generator too, where the model is on one: routing noise is drawn there."""
+    on_gpu = torch.tensor([7], dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _: on_gpu.clone())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, _: on_gpu.copy_(state))
+    seen: list[tuple[float, int]] = []
+
+    def work(parts: int) -> int:
+        seen.append((float(torch.rand(())), int(on_gpu)))
+        on_gpu.add_(1)
+        if parts < 4:
+            raise torch.OutOfMemoryError
+        return parts
+
+    assert with_oom_retry(work, 1, 8, lambda: None, torch.device("cuda")) == 4
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+
+
+def test_slices_cover_everything_once() -> None:
+    """Consecutive, in order, none empty."""
+    for number in range(1, 20):
+        for parts in range(1, number + 1):
+            taken = [list(range(number))[part] for part in slices(number, parts)]
+            assert list(chain.from_iterable(taken)) == list(range(number))
+            assert len(taken) == parts
+            assert all(taken)
+
+
+def _without_counts(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in snapshot(learner).items() if "counts" not in name}
+
+
+RECORDS = random_examples([9, 7, 8, 12], prompt_length=4)
+
+STEPS = 3
+
+
+def loads(learner: Learner) -> list[Tensor]:
+    return [bank.load_HK.clone() for bank in learner.banks if bank.load_HK is not None]
+
+
+def steps(learner: Learner, slots: list[int] | None) -> list[Step]:
+    torch.manual_seed(0)  # the noise of sequence routing
+    return [learner.step(RECORDS, slots) for _ in range(STEPS)]
+
+
+def slots_of(learner: Learner) -> list[int] | None:
+    return [0, 1, 0, 2] if learner.routes_by_regime else None
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_steps_are_bit_equal(make_learner: MakeLearner, preset: str) -> None:
+    """Losses, gradient norms, weights, moments and loads after several steps, for every preset."""
+    kept, again = make_learner(preset=preset), make_learner(preset=preset, activation_checkpointing=True)
+    assert steps(kept, slots_of(kept)) == steps(again, slots_of(again))
+    assert same(snapshot(kept), snapshot(again))
+    assert all(map(torch.equal, loads(kept), loads(again)))
+
+
+@pytest.mark.parametrize("preset", ["mh-moe", "mot"])
+def test_hooks_are_called_once(make_learner: MakeLearner, preset: str) -> None:
+    """A backward pass that computes layers again shows their routing to nobody."""
+    learner = make_learner(preset=preset, activation_checkpointing=True)
+    seen: list[str] = []
+    context = RoutingContext(hooks=(lambda layer, _: seen.append(layer.name),))
+    packed = pack(RECORDS, learner.device)
+    with routing_context(learner.model, context):
+        loss = packed_loss(learner.forward, packed).mean
+    after_forward = list(seen)
+    torch.autograd.backward(loss)
+    assert seen == after_forward
+    assert len(seen) == len(set(seen)) > 0
+
+
+def test_a_layer_is_computed_again_under_its_own_context_in_any_thread(make_learner: MakeLearner) -> None:
+    """Autograd's threads for a GPU know no routing context, and another pass may have begun in between."""
+    gradients = []
+    for elsewhere in (False, True):
+        learner = make_learner(preset="streamlearn", activation_checkpointing=True)
+        packed = pack(RECORDS, learner.device, [1, 1, 2, 2])
+        with routing_context(learner.model, packed.context()):
+            loss = packed_loss(learner.forward, packed).mean
+        with routing_context(learner.model, pack(RECORDS, learner.device, [0, 0, 0, 0]).context()):
+            if elsewhere:
+                thread = threading.Thread(target=torch.autograd.backward, args=(loss,))
+                thread.start()
+                thread.join()
+            else:
+                torch.autograd.backward(loss)
+        gradients.append([bank.B.grad for bank in learner.banks])
+    for one, other in zip(*gradients, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("preset", ["streamlearn", "mh-moe", "mot"])
+def test_less_is_kept_for_the_backward_pass(make_learner: MakeLearner, preset: str) -> None:
+    """The tensors that the graph holds after the forward pass, in bytes."""
+
+    def kept(**settings: Any) -> int:
+        learner = make_learner(preset=preset, **settings)
+        packed = pack(RECORDS, learner.device, slots_of(learner))
+        saved: dict[int, int] = {}
+
+        def count(tensor: Tensor) -> Tensor:
+            saved[tensor.data_ptr()] = tensor.nbytes
+            return tensor
+
+        with (
+            torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
+            routing_context(learner.model, packed.context()),
+        ):
+            packed_loss(learner.forward, packed)
+        return sum(saved.values())
+
+    assert kept(activation_checkpointing=True) < kept() / 2
+
+
+def test_dropout_stays_off(make_learner: MakeLearner) -> None:
+    """No layer is put into training mode."""
+    learner = make_learner(activation_checkpointing=True)
+    learner.step(RECORDS)
+    assert not any(layer.training for layer in learner.forward.get_decoder().layers)
