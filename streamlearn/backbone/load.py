@@ -101,10 +101,6 @@ class Outline:
     """(In, out) features of every linear in the decoder, by name."""
     tower_linears: Mapping[str, tuple[int, int]]
     """The same for vision tower and projector; empty for a text-only model."""
-    num_parameters: int
-    """Number of weights; shared ones count once."""
-    norms: tuple[str, ...]
-    """Names of the norms in a decoder layer, from the last dot on."""
 
     @property
     def is_vision(self) -> bool:
@@ -124,7 +120,7 @@ class Backbone:
     arithmetic: Arithmetic
     device: torch.device
     identity: Mapping[str, str]
-    """See `identity`."""
+    """Model, revision, and the digest of its files."""
 
     @property
     def vocab_size(self) -> int:
@@ -183,12 +179,6 @@ def outline(settings: BackboneSettings) -> Outline:
         config=config,
         linears=_linears(decoder, lambda _: True),
         tower_linears=_linears(tower, lambda module: id(module) not in inside and module is not head),
-        num_parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
-        norms=tuple(
-            name.rpartition(".")[2]
-            for name, module in decoder_layers(skeleton)[0].named_modules()
-            if type(module).__name__.endswith("Norm")
-        ),
     )
 
 
@@ -369,7 +359,7 @@ def _local_folder(settings: BackboneSettings) -> Path | None:
     if not _is_hub_id(name):
         raise ConfigError(
             f"backbone.model {name}: no such folder, and not a hub id of the form owner/name; "
-            "`python -m streamlearn.backbone.smollm2 FOLDER` makes the folder of SmolLM2-135M-Instruct"
+            "in a checkout, `python -m benchmarks.backbones.smollm2 FOLDER` makes the folder of SmolLM2-135M-Instruct"
         )
     if not re.fullmatch(r"[0-9a-f]{40}", settings.revision or ""):
         raise ConfigError(

@@ -31,9 +31,6 @@ BLOCK = 32
 class QuantizedLinear(nn.Linear):
     """A frozen linear with quantized weights; `weight` holds the numbers q."""
 
-    bytes_per_weight: float
-    """Bytes of a weight, with its share of the scales in (2)."""
-
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)  # that of nn.Linear would allocate weights
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -61,8 +58,6 @@ class QuantizedLinear(nn.Linear):
 class Int8Linear(QuantizedLinear):
     """A frozen linear with weights as in eq. (1)."""
 
-    bytes_per_weight = 1.0
-
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Compute eq. (1), in float32, and round to `dtype`."""
         return self.weight.to(dtype).mul_(self.scale[:, None])
@@ -75,8 +70,6 @@ class Int8Linear(QuantizedLinear):
 
 class Nf4Linear(QuantizedLinear):
     """A frozen linear with weights as in eq. (2)."""
-
-    bytes_per_weight = 0.5 + 4 / BLOCK
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Compute eq. (2)."""

@@ -346,7 +346,7 @@ class Learner:
 
         Args:
             examples: A batch, or a share of one.
-            slots: As in `step`, which has chosen the active adapters.
+            slots: As in `step`, which selected the active adapters.
             parts: As in `step`.
             on_record: As in `step`.
             learned: Learned tokens of the whole batch, if these are a share.

@@ -171,7 +171,7 @@ def test_a_missing_folder_is_refused(name: str, monkeypatch: pytest.MonkeyPatch)
     forbid_download(monkeypatch)
     assert refusals(settings_for(name, revision=REVISION)) == {
         f"backbone.model {name}: no such folder, and not a hub id of the form owner/name; "
-        "`python -m streamlearn.backbone.smollm2 FOLDER` makes the folder of SmolLM2-135M-Instruct"
+        "in a checkout, `python -m benchmarks.backbones.smollm2 FOLDER` makes the folder of SmolLM2-135M-Instruct"
     }
 
 
@@ -181,13 +181,6 @@ def test_a_hub_id_needs_a_pinned_commit(revision: str | None, monkeypatch: pytes
     forbid_download(monkeypatch)
     (message,) = refusals(settings_for("owner/name", revision=revision))
     assert message.startswith(f"backbone.revision: a hub id needs a pinned commit of 40 hex digits, found {revision!r}")
-
-
-def test_a_local_model_is_located_without_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A builtin model, and a folder with weights, are where they are."""
-    forbid_download(monkeypatch)
-    for model, expected in (("builtin:nano", BUILTIN["builtin:nano"]), (str(folder), folder)):
-        assert locate(settings_for(model)) == expected
 
 
 def test_a_hub_model_is_located_in_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
