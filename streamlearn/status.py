@@ -15,7 +15,7 @@ from typing import Literal
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
 from streamlearn.errors import Reason
-from streamlearn.stream.record import TopicPartition
+from streamlearn.stream.position import TopicPartition
 
 FIELD_DOCS = {"use_attribute_docstrings": True}
 """Pydantic configuration of rows that HTTP returns unchanged: docstrings become descriptions in OpenAPI."""
