@@ -186,7 +186,7 @@ def shown(daemon: DaemonProcess) -> dict[str, Any]:
 
 def durable(daemon: DaemonProcess) -> dict[str, Any]:
     """What the newest snapshot holds about regime 1; empty if it holds none."""
-    regimes = daemon.newest().manifest["rooms"]["regimes"]
+    regimes = daemon.newest().manifest["components"]["regimes"]
     controls = regimes["controls"]
     if 1 not in regimes["numbers"].values():
         return {}
