@@ -182,7 +182,8 @@ def test_requests_change_no_bit(make: Callable[..., Settings]) -> None:
         class Requester(Silent):
             def on_step(self, batch: Batch, step: Step, status: Status) -> None:
                 if not answers or answers[-1].done():
-                    answers.append(jobs.submit(EvalJob(({"prompt": "a", "completion": " b"},), generate=True, max_new_tokens=2)))
+                    examples = ({"prompt": "a", "completion": " b"},)
+                    answers.append(jobs.submit(EvalJob(examples, generate=True, max_new_tokens=2)))
 
         daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs, observer=Requester())
         daemon.run()
