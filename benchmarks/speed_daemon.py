@@ -22,7 +22,7 @@ from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon, Observer
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.regimes.statistics import ShiftReport
+from streamlearn.regimes.regime import ShiftReport
 from streamlearn.settings import JsonlSettings, LogSettings, ProbeSettings, Settings, SourceSettings
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import Board, Clock, Phase, Status

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StringConstraints
 
-from streamlearn.regimes.requested import Requested
+from streamlearn.regimes.route import Requested
 
 
 def answer_headers(model: str, regime: int | None, score: float | None) -> dict[str, str]:

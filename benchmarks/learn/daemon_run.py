@@ -8,8 +8,8 @@ from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.learner import Step
-from streamlearn.regimes.regimes import Adaptation
-from streamlearn.regimes.statistics import ShiftReport
+from streamlearn.regimes.regime import ShiftReport
+from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
 from streamlearn.shift.features import input_of
 from streamlearn.snapshot.parts import SnapshotInfo
@@ -28,13 +28,13 @@ def train_in_daemon(suite: Suite, settings: Settings, progress: Progress) -> Tra
         recorder.evaluate(components.learner, slots_of)
     components.close()
     detection = {
-        "shifts": [report.to_json() for report in observer.reports],
-        "probe_seconds": components.adaptation.probe.seconds,
+        "shifts": [asdict(report) for report in observer.reports],
+        "probe_seconds": components.adaptation.probe_seconds,
     }
     return TrainedMethod(recorder, components.model, slots_of, detection)
 
 
-def slots_by_input(adaptation: Adaptation) -> SlotsOf:
+def slots_by_input(adaptation: Regimes) -> SlotsOf:
     """Assign each test record the regime nearest to its input, as the daemon does for HTTP requests."""
     return lambda _, examples: adaptation.slots_of([input_of(example) for example in examples])
 
@@ -68,6 +68,6 @@ class SegmentObserver:
         del batch, status
         recorder = self._recorder
         recorder.record(step)
-        done = self._components.adaptation.records
+        done = self._components.adaptation.state.records
         while len(recorder.matrix) < len(self._ends) - 1 and done >= self._ends[len(recorder.matrix)]:
             recorder.evaluate(self._components.learner, self._slots_of)

@@ -134,7 +134,7 @@ class Checkpoint:
         state = self._model.restore(snapshot) if snapshot is not None else RunState()  # 1.
         load_history(self._history, snapshot)
         if state.last_snapshot is not None:  # it was written before it could hold itself
-            self._history.add_snapshot(state.last_snapshot, self._model.adaptation.records)
+            self._history.add_snapshot(state.last_snapshot, self._model.adaptation.state.records)
         # 2. A new run begins at the sink's end: what an earlier run left there is not its own.
         durable.sink.flush()
         mark = snapshot.manifest.dead_letter_mark if snapshot is not None else durable.sink.mark()
@@ -290,7 +290,7 @@ class Checkpoint:
                     "identity": {**self._identity, **durable.source.identity},
                     read_ahead.KEY: self._read_ahead.to_json(),
                 },
-                "regimes": model.adaptation.to_json(),
+                "regimes": model.adaptation.json(),
             },
         )
 

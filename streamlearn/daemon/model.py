@@ -22,7 +22,7 @@ from streamlearn.daemon.run_state import RunState
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.cache import AdapterCache
 from streamlearn.learner.learner import Learner
-from streamlearn.regimes.regimes import Adaptation
+from streamlearn.regimes.regimes import Regimes, regimes_state
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import Snapshot, SnapshotPart, adapter_part, optimizer_part, state_part
 from streamlearn.stream.decode import Decoder
@@ -92,14 +92,14 @@ class Model:
         self.decoder = Decoder(
             backbone.tokenizer, settings.stream, backbone.vocab_size, types, backbone.vision, backbone.template
         )
-        self.adaptation = Adaptation(self.learner, settings, backbone.vocab_size, self.decoder.restored)
+        self.adaptation = Regimes(self.learner, settings, backbone.vocab_size, self.decoder.restored)
         trainable = sum(p.numel() for p in self.learner.optimizer.parameters())
         _log.info(Event.ADAPTER_ATTACHED, preset=settings.adapter.preset, parameters=trainable)
 
     def parts(self) -> list[SnapshotPart]:
         """The parts of a snapshot: everything that the next step depends on besides the position."""
         learner = self.learner
-        state = state_part({**learner.state(), **self.adaptation.state(), **random_state(learner.device)})
+        state = state_part({**learner.state(), **self.adaptation.tensors(), **random_state(learner.device)})
         if not learner.per_regime:
             return [state, adapter_part(self.peft.save_pretrained)]
         adapters = [
@@ -119,7 +119,7 @@ class Model:
         restore_random_state(tensors, self.learner.device)
         self.learner.load_state(tensors)
         manifest = snapshot.manifest
-        self.adaptation.restore(tensors, manifest.components["regimes"])
+        self.adaptation.restore(regimes_state(tensors, manifest.components["regimes"]))
         state = RunState.restored(manifest)
         _log.info(Event.SNAPSHOT_RESTORED, name=snapshot.name, records=state.records, position=str(manifest.position))
         return state

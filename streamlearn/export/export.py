@@ -21,7 +21,7 @@ from streamlearn.export.formats import BaseModel, DaemonModel, ExportedRegime, F
 from streamlearn.export.lora import PlainLora, mean_gates, plain_lora, with_mean_gates
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import PackedBatch, pack, packed_logits
-from streamlearn.regimes.regimes import Adaptation
+from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
 from streamlearn.snapshot.manifest import Manifest
 from streamlearn.snapshot.parts import snapshot_name
@@ -89,7 +89,7 @@ class Exporter:
     def __init__(
         self,
         learner: Learner,
-        adaptation: Adaptation,
+        adaptation: Regimes,
         manifest: Manifest,
         shape: Outline,
         settings: Settings,
@@ -168,7 +168,7 @@ class Exporter:
 
     def _target(self, slot: int | None) -> Path:
         """The folder of a regime; None: of all."""
-        return self._options.out / (ALL_REGIMES if slot is None else f"regime-{self._adaptation.numbers[slot]}")
+        return self._options.out / (ALL_REGIMES if slot is None else f"regime-{self._adaptation.by_slot[slot].number}")
 
     def _lora(self, slot: int | None) -> PlainLora:
         """The regime's adapter in a plain form; where that is an approximation, only if it is asked for."""
@@ -176,7 +176,7 @@ class Exporter:
         if self._config.num_experts == 1:
             return plain_lora(weights, self._config)
         assert slot is not None
-        examples, number = self._examples(slot), self._adaptation.numbers[slot]
+        examples, number = self._examples(slot), self._adaptation.by_slot[slot].number
         choice = f"tokens choose among {self._config.num_experts} experts per head, which no plain LoRA can express"
         if not examples:
             raise UsageError(
@@ -217,22 +217,22 @@ class Exporter:
     def _examples(self, slot: int | None) -> tuple[Example, ...]:
         """The hold-out records of a regime; None: of all."""
         slots = self._adaptation.numbers if slot is None else [slot]
-        return tuple(example for each in slots for example in self._adaptation.holdouts.examples(each))
+        return tuple(example for each in slots for example in self._adaptation.examples(each))
 
     def _adapter(self, slot: int | None) -> str:
         return regime_adapter(slot) if slot is not None and self._learner.per_regime else SHARED
 
     def _describe(self, name: str, slot: int | None, lora: PlainLora, figures: HoldoutFigures | None) -> ExportedRegime:
-        visits_by_slot = self._adaptation.statistics.visits_by_slot
-        visits = list(visits_by_slot.values()) if slot is None else [visits_by_slot[slot]]
+        by_slot = self._adaptation.by_slot
+        regimes = list(by_slot.values()) if slot is None else [by_slot[slot]]
         return ExportedRegime(
             name=name,
-            regime=None if slot is None else self._adaptation.numbers[slot],
-            label="" if slot is None else self._adaptation.controls.names.get(self._adaptation.numbers[slot], ""),
+            regime=None if slot is None else by_slot[slot].number,
+            label="" if slot is None else by_slot[slot].name,
             snapshot=snapshot_name(self._manifest.step),
             written=self._manifest.created_at,
-            records=sum(each.records for each in visits),
-            visits=sum(each.visits for each in visits),
+            records=sum(regime.records for regime in regimes),
+            visits=sum(regime.visits for regime in regimes),
             base=self._options.base,
             form=self._options.form,
             dtype=self._manifest.dtype,

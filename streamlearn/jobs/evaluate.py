@@ -16,8 +16,7 @@ from streamlearn.jobs.results import EvalResult, ExampleResult
 from streamlearn.learner.evaluate import ExampleScore, exact_match, prompt_of, reference_of, rouge_l
 from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
-from streamlearn.regimes.requested import Requested
-from streamlearn.regimes.route import RoutedInput
+from streamlearn.regimes.route import Requested, RoutedInput
 from streamlearn.shift.features import input_of
 from streamlearn.status import Route
 from streamlearn.stream.decode import Decoder

@@ -20,7 +20,7 @@ from typing import Any
 from streamlearn.controls import Control, Requester
 from streamlearn.errors import RecordError, StreamlearnError
 from streamlearn.jobs.results import Result
-from streamlearn.regimes.requested import Requested
+from streamlearn.regimes.route import Requested
 from streamlearn.status import Route
 
 

@@ -1,71 +1,33 @@
-"""Records that look like a known regime's, checked by their losses (`probe/return_check`) before they are trained on.
+"""Test whether a regime really has returned, by comparing the new records' losses with its own recent ones.
+
+The records are scored under the regime's adapter before anything is learned from them. Its own losses are those of its
+last records, each measured before it was trained on, so both are of records that the adapter has not seen. A return is
+refused where the records' losses are higher by the one-sided rank test of Mann and Whitney (1947). The test assumes no
+form of the distribution: losses of labels and of texts have none in common.
 
 A regime returns in two ways: the stream moves to it (a shift), or single records of other producers are assigned to it
 while the stream stays where it is (visits). Visits are checked where they begin: after `ABSENT` records without one of
 the regime's, by all of its records that had been read when the batch was decided. A replay may read less far ahead than
 the run did before training on a batch, but it decides each batch after the same record.
 
-What an entered shift was found from is believed: without it, the shift might not be found again.
+Records that led to a shift already entered are not checked: if they were refused, re-reading might not find that shift
+again.
 """
 
-import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu
 
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.evaluate import first_tokens, run_to_end
 from streamlearn.learner.learner import Learner
+from streamlearn.regimes.regime import Regime, slot_of
 from streamlearn.settings import Settings
 from streamlearn.shift.input_shift import RefusedRecord, RefusedReturn, Shift
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.stream.record import Example
-
-NUM_LOSSES = 32
-"""Losses kept per regime. More would be of records from before the adapter had learned what it knows now."""
-
-
-class RecentLosses:
-    """By slot, oldest first."""
-
-    def __init__(self) -> None:
-        self._losses: dict[int, deque[float]] = {}
-
-    def add(self, slot: int, loss: float) -> None:
-        """Add the loss of the newest record of the regime in a slot, nats per learned token."""
-        if math.isfinite(loss):
-            self._losses.setdefault(slot, deque(maxlen=NUM_LOSSES)).append(loss)
-
-    def of(self, slot: int) -> Sequence[float]:
-        """The losses of the regime in a slot; empty before its first record."""
-        return tuple(self._losses.get(slot, ()))
-
-    def forget(self, slot: int) -> None:
-        """Discard a slot's losses: they are another regime's, or of other answers."""
-        self._losses.pop(slot, None)
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Arrays for a snapshot."""
-        return {str(slot): np.array(losses, dtype=np.float64) for slot, losses in self._losses.items()}
-
-    def load_state(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `state` returned; nothing for a snapshot from before they were kept."""
-        self._losses = {int(slot): deque(losses.tolist(), maxlen=NUM_LOSSES) for slot, losses in arrays.items()}
-
-
-# Whether records whose inputs look like a known regime's are its: their losses, beside the regime's own.
-#
-# The records are scored under the regime's adapter before anything is learned from them. Its own losses are those of
-# its
-# last records, each measured before it was trained on, so both are of records that the adapter has not seen. A return
-# is refused where the records' losses are higher by the one-sided rank test of Mann and Whitney (1947). The test asks
-# for no form of the distribution: losses of labels and of texts have none in common.
 
 
 @dataclass(frozen=True)
@@ -102,7 +64,7 @@ def check_return(
         pack_tokens: Maximum tokens per forward pass.
     """
     work = learner.score(examples, [slot] * len(examples), pack_tokens=pack_tokens)
-    losses = tuple(each.loss_sum / each.tokens for each in run_to_end(work))
+    losses = tuple(result.loss_sum / result.tokens for result in run_to_end(work))
     return ReturnCheck(losses, tuple(own_losses))
 
 
@@ -122,8 +84,8 @@ class Upcoming:
     """Ordinal of its first record."""
     current: int | None
     """Slot of the regime under way before it."""
-    numbers: Mapping[int, int]
-    """Of the regimes that were entered, by slot."""
+    regimes: Mapping[int, Regime]
+    """Those that were entered, by slot."""
     last_records: Mapping[int, int]
     """Ordinal of each regime's last record before it, by slot."""
     examples_of: Callable[[int], Sequence[Example]]
@@ -136,24 +98,22 @@ class ReturnChecks:
     """Checks the returns and visits in the next batch to train on. What it refused is decided again by the monitor."""
 
     def __init__(self, learner: Learner, settings: Settings) -> None:
-        self.losses = RecentLosses()
-        """What the regimes' own records cost."""
         self._learner = learner
         self._settings = settings
         self._returns: list[Shift] = []
         self._records: list[RefusedRecord] = []
 
-    def applies(self, shift: Shift, numbers: Mapping[int, int]) -> bool:
-        """Whether the losses of its first records decide about this shift; `numbers` are those of regimes by slot."""
-        return self._enabled and shift.known and numbers.get(shift.slot) == shift.regime
+    def applies(self, shift: Shift, regimes: Mapping[int, Regime]) -> bool:
+        """Whether the losses of its first records decide about this shift; `regimes` are those entered, by slot."""
+        return self._enabled and shift.known and slot_of(regimes, shift.regime) == shift.slot
 
     def refuse(self, upcoming: Upcoming) -> bool:
         """Check a batch that is not trained on yet; return whether anything was refused in it that was not before."""
         for shift in upcoming.assigned.shifts:
-            is_checked = self.applies(shift, upcoming.numbers) and shift.declared_at > upcoming.entered_until
+            is_checked = self.applies(shift, upcoming.regimes) and shift.declared_at > upcoming.entered_until
             examples = upcoming.examples_of(shift.slot) if is_checked else ()
             # A shift that was found after a flush may come with a batch that has none of its records: it is believed.
-            check = self._check(shift.slot, examples) if examples else None
+            check = self._check(upcoming.regimes[shift.slot], examples) if examples else None
             if check is not None:
                 self._returns.append(shift)
                 _log_refused(
@@ -174,7 +134,7 @@ class ReturnChecks:
 
     def refused_at(self, declared_at: int) -> int | None:
         """Number of the regime whose return was refused that was declared at this record; None: there is none."""
-        return next((each.regime for each in self._returns if each.declared_at == declared_at), None)
+        return next((shift.regime for shift in self._returns if shift.declared_at == declared_at), None)
 
     def clear(self) -> None:
         """The batch is trained on, or will be decided again without what was refused."""
@@ -194,7 +154,7 @@ class ReturnChecks:
         return [
             slot
             for slot in others
-            if slot in upcoming.numbers and upcoming.first - upcoming.last_records.get(slot, upcoming.first) > ABSENT
+            if slot in upcoming.regimes and upcoming.first - upcoming.last_records.get(slot, upcoming.first) > ABSENT
         ]
 
     def _refuse_visits(self, slot: int, upcoming: Upcoming) -> bool:
@@ -202,27 +162,27 @@ class ReturnChecks:
         visits = upcoming.assigned.records_of(slot, upcoming.first)
         visits = [(ordinal, example) for ordinal, example in visits if ordinal > upcoming.entered_until]
         new = [RefusedRecord(ordinal, slot) for ordinal, _ in visits]
-        new = [each for each in new if each not in self._records]
-        check = self._check(slot, [example for _, example in visits]) if new else None
+        new = [record for record in new if record not in self._records]
+        check = self._check(upcoming.regimes[slot], [example for _, example in visits]) if new else None
         if check is None:
             return False
         self._records += new
-        _log_refused(Event.VISIT_REFUSED, upcoming.numbers[slot], check, first_record=visits[0][0])
+        _log_refused(Event.VISIT_REFUSED, upcoming.regimes[slot].number, check, first_record=visits[0][0])
         return True
 
-    def _check(self, slot: int, examples: Sequence[Example]) -> ReturnCheck | None:
-        """The losses of the first records, if they speak against the regime in `slot`."""
+    def _check(self, regime: Regime, examples: Sequence[Example]) -> ReturnCheck | None:
+        """The losses of the first records, if they contradict that these are the regime's."""
         records = first_tokens(examples, self._settings.probe.similarity_tokens)
-        own, pack_tokens = self.losses.of(slot), self._settings.stream.batch_tokens
-        check = check_return(self._learner, records, slot, own, pack_tokens=pack_tokens)
+        pack_tokens = self._settings.stream.batch_tokens
+        check = check_return(self._learner, records, regime.slot, regime.losses, pack_tokens=pack_tokens)
         return check if check.p_value < self._settings.probe.max_returns_refused else None
 
 
-def _log_refused(event: Event, regime: int, check: ReturnCheck, **found: int) -> None:
+def _log_refused(event: Event, regime: int, check: ReturnCheck, **where: int) -> None:
     _log.info(
         event,
         regime=regime,
-        **found,
+        **where,
         records=len(check.losses),
         loss=round(fmean(check.losses), 4),
         own_loss=round(fmean(check.own_losses), 4),

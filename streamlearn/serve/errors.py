@@ -25,7 +25,7 @@ from streamlearn.events import Event, get_logger
 from streamlearn.http.guards import ApiError, internal_error, unavailable
 from streamlearn.jobs.queue import ExampleError, QueueClosedError, QueueFullError
 from streamlearn.jobs.results import Result
-from streamlearn.regimes.requested import UnknownRegimeError
+from streamlearn.regimes.route import UnknownRegimeError
 
 _log = get_logger("serve")
 

@@ -33,7 +33,7 @@ from streamlearn.openai_api import (
     conversation_of,
     event,
 )
-from streamlearn.regimes.requested import Requested
+from streamlearn.regimes.route import Requested
 from streamlearn.serve.errors import (
     OrjsonRoute,
     client_left,

@@ -371,4 +371,4 @@ def _unused(path: Path) -> Path:
 
 def _controls(manifest: ManifestDraft) -> Any:
     """What an operator decided about regimes, which changes the state between two steps."""
-    return manifest.components.get("regimes", {}).get("controls")
+    return manifest.components.get("regimes", {}).get("num_changes")

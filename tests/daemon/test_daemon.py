@@ -22,7 +22,7 @@ from streamlearn.events import Event
 from streamlearn.jobs.queue import EvalJob, JobQueue, QueueClosedError
 from streamlearn.learner.learner import Step
 from streamlearn.learner.loss import PackedLoss, packed_loss
-from streamlearn.regimes.statistics import ShiftReport
+from streamlearn.regimes.regime import ShiftReport
 from streamlearn.settings import Settings, SourceSettings
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
@@ -94,7 +94,7 @@ def run(settings: Settings, observer: Any = None, **options: Any) -> tuple[dict[
         snapshot = components.store.newest()
         assert snapshot is not None
         weights = {f"{bank.name}.{n}": p.detach().clone() for bank in _banks(components) for n, p in bank.items()}
-        return {**state_of(components.learner), **components.adaptation.state(), **weights}, daemon
+        return {**state_of(components.learner), **components.adaptation.tensors(), **weights}, daemon
 
 
 def _banks(components: Components) -> list[Any]:

@@ -10,6 +10,7 @@ import orjson
 import torch
 import yaml
 
+from streamlearn.regimes.regimes import regimes_state
 from tests.docs.place import free_port
 from tests.doubles import tiny_backbone
 from tests.end_to_end.process import DaemonProcess, ForkedDaemon
@@ -186,13 +187,10 @@ def shown(daemon: DaemonProcess) -> dict[str, Any]:
 
 def durable(daemon: DaemonProcess) -> dict[str, Any]:
     """What the newest snapshot holds about regime 1; empty if it holds none."""
-    regimes = daemon.newest().manifest["rooms"]["regimes"]
-    controls = regimes["controls"]
-    if 1 not in regimes["numbers"].values():
+    snapshot = daemon.newest()
+    components = snapshot.manifest.get("components") or snapshot.manifest["rooms"]
+    state = regimes_state(snapshot.tensors(), components["regimes"])
+    regime = next((regime for regime in state.regimes.values() if regime.number == 1), None)
+    if regime is None:
         return {}
-    is_frozen = len(controls["frozen"].get("1", [])) % 2 == 1
-    return {
-        "frozen": is_frozen,
-        "name": controls["names"].get("1", ""),
-        "approved": "1" in controls.get("approved", {}),
-    }
+    return {"frozen": regime.is_frozen, "name": regime.name, "approved": regime.approved_at is not None}

@@ -16,8 +16,7 @@ from streamlearn.jobs.queue import EvalJob, ExampleError, GenerateJob
 from streamlearn.jobs.results import EvalResult
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
-from streamlearn.regimes.requested import Requested
-from streamlearn.regimes.route import RoutedInput
+from streamlearn.regimes.route import Requested, RoutedInput
 from streamlearn.shift.features import input_of
 from streamlearn.stream.decode import Decoder
 from tests.jobs.conftest import first_regime

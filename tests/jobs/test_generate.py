@@ -15,8 +15,7 @@ from streamlearn.jobs.queue import GenerateJob, GenerationStart, GenerationStrea
 from streamlearn.jobs.results import GenerateResult
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
-from streamlearn.regimes.requested import Requested
-from streamlearn.regimes.route import RoutedInput
+from streamlearn.regimes.route import Requested, RoutedInput
 from streamlearn.stream.decode import Decoder
 from tests.jobs.conftest import first_regime
 

@@ -266,7 +266,7 @@ def test_what_an_operator_decided_replaces_the_snapshot_of_the_same_step(store: 
     """Between two steps a regime may be named, frozen or dropped."""
 
     def decided(number: int) -> dict[str, Any]:
-        return {"regimes": {"controls": {"num_changes": number}, "scores": number}}
+        return {"regimes": {"num_changes": number, "scores": number}}
 
     save(store, 3, components=decided(0))
     assert save(store, 3, components=decided(1)).step == 3

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from benchmarks.learn.baselines.baseline import Baseline
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.regimes.regimes import Adaptation
+from streamlearn.regimes.regimes import Regimes
 from streamlearn.shift.input_shift import Shift
 from streamlearn.stream.record import Example
 
@@ -18,7 +18,7 @@ class OracleRegimes(Baseline):
     """A preset with perfect detection: no boundary missed, no false alarm, every record in its own regime."""
 
     def __init__(
-        self, learner: Learner, *, seed: int, adaptation: Adaptation, warmup_tokens: int, slots: Sequence[int]
+        self, learner: Learner, *, seed: int, adaptation: Regimes, warmup_tokens: int, slots: Sequence[int]
     ) -> None:
         """`slots`: the regime slot of each segment; segments of the same tasks share one."""
         super().__init__(learner, seed=seed)

@@ -75,7 +75,7 @@ def test_lora_per_task_gives_each_task_an_adapter_of_its_own(tiny_profile: Profi
     trained = run("lora-per-task", tiny_profile, tmp_path)
     assert sorted({bank.adapter for bank in trained.model.learner.banks}) == ["regime0", "regime1", "regime2"]
     assert all(bool(bank.B.any()) for bank in trained.model.learner.banks)
-    assert all(report.started_from is None for report in trained.model.adaptation.reports)
+    assert all(report.started_from is None for report in trained.model.adaptation.state.reports)
 
 
 def test_importance_anchors_one_lora_at_shifts(tiny_profile: Profile, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.jobs.queue import GenerateJob, Sampling, Ticket
-from streamlearn.regimes.requested import UnknownRegimeError
+from streamlearn.regimes.route import UnknownRegimeError
 from streamlearn.status import Phase, Route, Status
 from tests.serve.doubles import ADAPTATION, KNOWN, RUNNING, SETTINGS, TOKEN, UNKNOWN, Daemon, finish
 
