@@ -31,7 +31,7 @@ from streamlearn.stream.batch import Batch
 from streamlearn.stream.record import Gap, Position, Record
 from tests.broker import Broker
 from tests.doubles import tiny_backbone
-from tests.learners import state_of
+from tests.learners import state_of, timeless
 
 PER_BATCH = 4
 RUBBISH = b"{not json"
@@ -94,7 +94,7 @@ def run(settings: Settings, observer: Any = None, **options: Any) -> tuple[dict[
         snapshot = components.store.newest()
         assert snapshot is not None
         weights = {f"{bank.name}.{n}": p.detach().clone() for bank in _banks(components) for n, p in bank.items()}
-        return {**state_of(components.learner), **components.adaptation.tensors(), **weights}, daemon
+        return {**state_of(components.learner), **timeless(components.adaptation.tensors()), **weights}, daemon
 
 
 def _banks(components: Components) -> list[Any]:

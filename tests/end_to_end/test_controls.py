@@ -9,6 +9,7 @@ import httpx
 import orjson
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from streamlearn.regimes.regimes import regimes_state
 from tests.docs.place import free_port
@@ -189,7 +190,7 @@ def durable(daemon: DaemonProcess) -> dict[str, Any]:
     """What the newest snapshot holds about regime 1; empty if it holds none."""
     snapshot = daemon.newest()
     components = snapshot.manifest.get("components") or snapshot.manifest["rooms"]
-    state = regimes_state(snapshot.tensors(), components["regimes"])
+    state = regimes_state(load_file(snapshot.folder / "state.safetensors"), components["regimes"])
     regime = next((regime for regime in state.regimes.values() if regime.number == 1), None)
     if regime is None:
         return {}

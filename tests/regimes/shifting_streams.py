@@ -17,7 +17,7 @@ from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import Status
 from streamlearn.stream.batch import Batch
 from tests.daemon.test_daemon import daemon_of, opened
-from tests.learners import state_of
+from tests.learners import state_of, timeless
 
 PER_TASK = 90
 
@@ -70,7 +70,7 @@ def tensors_of(components: Components) -> dict[str, Tensor]:
     """Copies of all that a snapshot holds."""
     learner = components.learner
     weights = {f"{adapter}: {n}": w for adapter in learner.revisions for n, w in learner.weights(adapter).items()}
-    state = {**state_of(learner), **components.adaptation.tensors(), **weights}
+    state = {**state_of(learner), **timeless(components.adaptation.tensors()), **weights}
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
