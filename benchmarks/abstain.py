@@ -37,8 +37,7 @@ from streamlearn.settings import ServeSettings, ShiftSettings
 from streamlearn.shift.features import input_of
 from streamlearn.shift.input_shift import Assignment
 from streamlearn.shift.monitor import Monitor
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 TRAIN_RECORDS = 80
 """Maximum records of a task in the stream."""

@@ -35,7 +35,7 @@ from streamlearn.learner.learner import Step
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 
 TASKS = ("task363", "task875", "task1687")
 DISTINCT, PASSES, PASSES_AFTER = 150, 6, 10

@@ -41,8 +41,7 @@ from benchmarks.streams import PROMPTS, RAMP, Boundary, Maker, Stream, Task, rea
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.input_shift import InputShiftDetector, Shift
 from streamlearn.shift.monitor import AssignedBatch, Monitor
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 WITHIN = 64
 PERIOD = 200

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Literal
@@ -23,13 +24,12 @@ from benchmarks.speed_arms import sample_batches
 from streamlearn.adapters.presets import PRESETS, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import choose, load, outline
+from streamlearn.distributed.channel import Channel, find_rank
 from streamlearn.distributed.processes import Leader, follow, wait_for_load
-from streamlearn.distributed.share import Channel, find_rank
 from streamlearn.events import configure_logging
-from streamlearn.learner.learner import Learner
+from streamlearn.learner.learner import Compute, Learner, PassTotals
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 STEPS = 60
 SKIPPED = 20
@@ -41,28 +41,41 @@ TASKS = 3
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 
-def make_learner(folder: str | None, dtype: Dtype) -> Learner:
+def make_learner(folder: str | None, dtype: Dtype, compute: Compute | None = None) -> Learner:
     """The default preset with a regime for each task."""
     settings = BackboneSettings(dtype=dtype, device="cpu")
     if folder is not None:
         settings = settings.model_copy(update={"model": folder})
     model = attach(load(settings, outline(settings)).model, resolve(AdapterSettings()), seed=0)
-    learner = Learner(
-        model, LearnerSettings(lr=1e-3), torch.device("cpu"), router_lr=PRESETS["streamlearn"].objective.router_lr
-    )
+    router_lr = PRESETS["streamlearn"].objective.router_lr
+    learner = Learner(model, LearnerSettings(lr=1e-3), torch.device("cpu"), router_lr=router_lr, compute=compute)
     for slot in range(TASKS):
         learner.add_regime(slot, seed=slot)
     return learner
 
 
+@dataclass
+class Shares:
+    """The `compute` of a learner whose steps are shared out, or made by the leader on its own."""
+
+    leader: Leader
+    alone: bool = False
+
+    def __call__(self, learner: Learner, *arguments: Any) -> PassTotals:
+        """Compute the gradients of a batch."""
+        return (Learner.gradients if self.alone else self.leader.compute)(learner, *arguments)
+
+
 @contextmanager
-def led(channel: Channel, learner: Learner) -> Iterator[None]:
-    """All processes train the learner inside the block."""
+def led(channel: Channel, folder: str | None, dtype: Dtype) -> Iterator[tuple[Shares, Learner]]:
+    """A learner that all processes train inside the block."""
     leader = Leader(channel, beat_s=1.0, alive=lambda: True)
+    shares = Shares(leader)
     leader.load("float32")
+    learner = make_learner(folder, dtype, shares)
     leader.lead(learner)
     try:
-        yield
+        yield shares, learner
     finally:
         leader.end()
 
@@ -84,14 +97,13 @@ def largest_difference(some: dict[str, Tensor], others: dict[str, Tensor]) -> fl
     return max(float((others[name] - some[name]).norm() / some[name].norm()) for name in trained)
 
 
-def speeds(learner: Learner, batches: Sequence[Batch], rounds: int) -> list[tuple[float, float]]:
-    """Tokens per second of steps by the leader alone and by all, in turns."""
-    shared, found = learner.passes, []
+def speeds(shares: Shares, learner: Learner, batches: Sequence[Batch], rounds: int) -> list[tuple[float, float]]:
+    """Tokens per second of steps by the leader on its own and by all, in turns."""
+    found = []
     for number in range(rounds + 1):
         batch = batches[number % len(batches)]
         pair = []
-        for passes in (learner.gradients, shared):
-            learner.passes = passes
+        for shares.alone in (True, False):
             pair.append(batch.num_tokens / seconds(learner, batch.examples))
         found.append((pair[0], pair[1]))
     return found[1:]  # the first round warms up
@@ -111,12 +123,10 @@ def lead(channel: Channel, folder: str | None, rounds: int) -> dict[str, Any]:
     alone = train(make_learner(folder, "float32"), batches)
     runs = []
     for _ in range(2):
-        learner = make_learner(folder, "float32")
-        with led(channel, learner):
+        with led(channel, folder, "float32") as (_, learner):
             runs.append(train(learner, batches))
-    learner = make_learner(folder, "auto")
-    with led(channel, learner):
-        pairs = speeds(learner, sample_batches(path, stream=TIMED), rounds)
+    with led(channel, folder, "auto") as (shares, learner):
+        pairs = speeds(shares, learner, sample_batches(path, stream=TIMED), rounds)
     ratios = [together / one for one, together in pairs]
     low, _, high = quantiles(ratios, n=4)
     return {

@@ -33,8 +33,7 @@ from benchmarks.abstain import RequestTask, read_tasks
 from benchmarks.streams import PROMPTS, Prompt
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.monitor import Monitor
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 MIXED = (2, 3, 5, 10, 20)
 BURSTS = (4, 8, 16, 32, 64)

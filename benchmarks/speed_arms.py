@@ -40,9 +40,9 @@ from streamlearn.settings import (
     LearnerSettings,
     StreamSettings,
 )
-from streamlearn.stream.batch import Batch, Batcher
 from streamlearn.stream.decode import Decoder
-from streamlearn.stream.record import Position
+from streamlearn.stream.intake import Batcher
+from streamlearn.stream.record import Batch, Position
 
 STREAM = StreamSettings()
 REGIMES = {"streamlearn": 1, "streamlearn_32": 32, "streamlearn_300": 300}

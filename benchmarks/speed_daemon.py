@@ -26,8 +26,7 @@ from streamlearn.regimes.regime import ShiftReport
 from streamlearn.settings import JsonlSettings, LogSettings, ProbeSettings, Settings, SourceSettings
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from PIL import Image
 from benchmarks.stream_batches import stream_batches
 from streamlearn.daemon.build import Components
 from streamlearn.settings import BackboneSettings, JsonlSettings, LogSettings, Settings, SourceSettings, StreamSettings
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 
 RECORDS = 160
 STREAM = StreamSettings(max_tokens=512, batch_tokens=1024, batch_records=8)

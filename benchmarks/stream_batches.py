@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from streamlearn.daemon.build import Components
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 
 
 def stream_batches(components: Components) -> Iterator[Batch]:

@@ -136,6 +136,11 @@ def _join(name: str, field: object) -> str:
     return f"{name}.{field}" if name else str(field)
 
 
+def _inner(name: str, hint: Any) -> str:
+    """Name of the values in a column of lists; values that have lengths too need a name of their own."""
+    return f"{name}[values]" if _kind(hint).name in ("optional", "array", "bytes", "row", "mapping") else name
+
+
 def _scalar(make: Any, value: Any) -> Any:
     return index(value) if make is int else make(value)
 
@@ -199,10 +204,13 @@ class _Writer:
                 return [self.column(_join(name, i), item, [v[i] for v in values]) for i, item in enumerate(items)]
             case "row":
                 flat = [e for value in values for e in (sorted(value) if make in (set, frozenset) else value)]
-                return {"lengths": self.lengths(name, values), "values": self.column(name, items[0], flat)}
+                return {
+                    "lengths": self.lengths(name, values),
+                    "values": self.column(_inner(name, items[0]), items[0], flat),
+                }
             case "mapping":
                 keys = self.column(f"{name}[keys]", items[0], [key for value in values for key in value])
-                column = self.column(name, items[1], [entry for value in values for entry in value.values()])
+                column = self.column(_inner(name, items[1]), items[1], [e for value in values for e in value.values()])
                 return {"lengths": self.lengths(name, values), "keys": keys, "values": column}
             case "scalar" if make is not str:
                 return self.array(name, np.array([_scalar(make, value) for value in values], dtype=_DTYPES[make]))
@@ -293,12 +301,12 @@ class _Reader:
                 return list(zip(*members, strict=True))
             case "row":
                 lengths = self.lengths(name, node, rows)
-                values = iter(self.column(name, items[0], node["values"], sum(lengths)))
+                values = iter(self.column(_inner(name, items[0]), items[0], node["values"], sum(lengths)))
                 return [make([next(values) for _ in range(length)]) for length in lengths]
             case "mapping":
                 lengths = self.lengths(name, node, rows)
                 keys = iter(self.column(f"{name}[keys]", items[0], node["keys"], sum(lengths)))
-                values = iter(self.column(name, items[1], node["values"], sum(lengths)))
+                values = iter(self.column(_inner(name, items[1]), items[1], node["values"], sum(lengths)))
                 return [make({next(keys): next(values) for _ in range(length)}) for length in lengths]
             case "scalar" if make is not str:
                 array = self.entries(name, node, rows)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # commands import this module for --help
     from streamlearn.snapshot.manifest import Manifest
     from streamlearn.snapshot.parts import Snapshot
     from streamlearn.snapshot.store import SnapshotStore
-    from streamlearn.stream.batch import Batch
+    from streamlearn.stream.record import Batch
 
 _log = get_logger("controls")
 
@@ -398,14 +398,9 @@ def read(folder: Path) -> ControlState:
 # position is not enough.
 
 
-KEY = "read_ahead"
-"""In the manifest's component `stream`."""
-
-
 def read_ahead(manifest: "Manifest") -> Position:
-    """Per partition, the offset after the last record that had been examined; the position in snapshots of 0.1.0."""
-    rows = manifest.components.get("stream", {}).get(KEY)
-    return manifest.position if rows is None else Position.from_json(rows)
+    """Per partition, the offset after the last record that had been examined."""
+    return manifest.read_ahead
 
 
 def advanced(before: Position, position: Position, waiting: "Iterable[Batch]") -> Position:

@@ -65,6 +65,7 @@ class Event(StrEnum):
     SNAPSHOT_PRUNE_FAILED = "snapshot_prune_failed"
     HTTP_STARTED = "http_started"
     HTTP_FAILED = "http_failed"
+    REQUEST_REFUSED = "request_refused"
     JOB_FINISHED = "job_finished"
     JOB_FAILED = "job_failed"
     VERSION_PUBLISHED = "version_published"
@@ -91,6 +92,8 @@ class Event(StrEnum):
     CONFIG_CHANGE_ACCEPTED = "config_change_accepted"
     CONTROL_APPLIED = "control_applied"
     CONTROL_REFUSED = "control_refused"
+    HISTORY_FAILED = "history_failed"
+    HISTORY_LINES_DROPPED = "history_lines_dropped"
     SNAPSHOT_MOVED_ASIDE = "snapshot_moved_aside"
 
 

@@ -1,38 +1,39 @@
-"""The past of the run, in bounded memory: a point for each batch, thinned with age, and a segment for each regime.
+"""The past of the run, for charts: a point for each batch, thinned with age, and a segment for each regime.
 
-The loop hands over values after each batch and reads nothing back. A snapshot holds the history, so a restart and a
-rollback continue it; `StreamFigures` and the segments' extents are those of an uninterrupted run then.
+`history.jsonl` in the state folder has a line for each batch. A restart and a rollback cut it at the step of the
+snapshot that they continue from, so everything in it that depends on the stream alone is that of an uninterrupted run.
+It is no part of a snapshot: a line that is damaged or cannot be written is missing from the charts, and nothing else.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from heapq import nlargest
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import orjson
+from pydantic import TypeAdapter
 
 from streamlearn.errors import Reason
+from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Step
 from streamlearn.shift.input_shift import Shift
-from streamlearn.snapshot.parts import Snapshot, SnapshotPart, read_bounded
+from streamlearn.snapshot.files import Files
 from streamlearn.status import (
     Clock,
-    Counts,
     DeadLetterRow,
     HistoryPoint,
     HistoryStatus,
     RegimeSegment,
     RegimeStatus,
-    RunFigures,
     SnapshotMark,
     SnapshotStatus,
     Status,
-    StreamFigures,
 )
-from streamlearn.stream.batch import Batch, DeadLetteredRecord
-from streamlearn.stream.record import RecordId
+from streamlearn.stream.record import Batch, DeadLetteredRecord, RecordId
+
+_log = get_logger("history")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class BatchOutcome:
     last_record: int
     """Ordinal of its last record."""
     number: int
-    """Of its step; a batch of which no record is trained on has one too."""
+    """Number of its step; a batch of which no record is trained on has one too."""
     step: Step | None
     """None when no record of it was trained on."""
     refused: tuple[RecordId, ...] = ()
@@ -94,70 +95,40 @@ def refusal_message(step: Step) -> str:
 
 MAX_REGIMES_IN_SEGMENT = 8
 """Regimes whose records are counted in a segment, those with the most."""
+_NEWEST = {"step", "record", "at", "average_forgetting", "backward_transfer"}
 
 
 def joined_points(older: HistoryPoint, newer: HistoryPoint) -> HistoryPoint:
     """Both points together."""
-    stream = _joined_stream(older.stream, newer.stream)
-    return HistoryPoint(stream, _joined_run(older.run, newer.run), max(older.revision, newer.revision))
+    special = {
+        "longest_step_seconds": max(older.longest_step_seconds, newer.longest_step_seconds),
+        "lag": max((lag for lag in (older.lag, newer.lag) if lag is not None), default=None),
+        "dead_letters": dict(Counter(older.dead_letters) + Counter(newer.dead_letters)),
+        **{name: getattr(newer, name) for name in _NEWEST},
+    }
+    names = [field.name for field in fields(HistoryPoint) if field.name not in special]
+    return HistoryPoint(**special, **{name: getattr(older, name) + getattr(newer, name) for name in names})
 
 
 def joined_segments(older: RegimeSegment, newer: RegimeSegment) -> RegimeSegment:
     """Both segments together: the longer one's regime, and the accuracy at the end of the newer one."""
-    segment = RegimeSegment(
+    return RegimeSegment(
         regime=(newer if newer.num_records > older.num_records else older).regime,
         first_record=older.first_record,
         last_record=newer.last_record,
         first_step=older.first_step,
         last_step=newer.last_step,
         joined=older.joined + newer.joined,
-        records=tuple((Counter(dict(older.records)) + Counter(dict(newer.records))).items()),
+        ended=newer.ended,
+        records=_most(Counter(older.records) + Counter(newer.records)),
         accuracy=newer.accuracy or older.accuracy,
-        revision=max(older.revision, newer.revision),
-    )
-    return replace(segment, records=segment.most_records(MAX_REGIMES_IN_SEGMENT))
-
-
-def _joined_stream(older: StreamFigures, newer: StreamFigures) -> StreamFigures:
-    return StreamFigures(
-        step=newer.step,
-        record=newer.record,
-        batches=older.batches + newer.batches,
-        records=older.records + newer.records,
-        tokens=older.tokens + newer.tokens,
-        learned_tokens=older.learned_tokens + newer.learned_tokens,
-        loss_sum=older.loss_sum + newer.loss_sum,
-        refusals=older.refusals + newer.refusals,
-        dead_letters=_added(older.dead_letters, newer.dead_letters),
     )
 
 
-def _joined_run(older: RunFigures, newer: RunFigures) -> RunFigures:
-    return RunFigures(
-        ended_at=newer.ended_at,
-        elapsed_s=older.elapsed_s + newer.elapsed_s,
-        step_s=older.step_s + newer.step_s,
-        longest_step_s=max(older.longest_step_s, newer.longest_step_s),
-        lag=_largest([older.lag, newer.lag]),
-        requests=older.requests + newer.requests,
-        unexplained=older.unexplained + newer.unexplained,
-        sample_records=older.sample_records + newer.sample_records,
-        sample_tokens=older.sample_tokens + newer.sample_tokens,
-        sample_loss_sum=older.sample_loss_sum + newer.sample_loss_sum,
-        backbone_loss_sum=older.backbone_loss_sum + newer.backbone_loss_sum,
-        average_forgetting=newer.average_forgetting,
-        backward_transfer=newer.backward_transfer,
-    )
-
-
-def _added(older: Counts, newer: Counts) -> Counts:
-    if not older or not newer:
-        return older or newer
-    return tuple(sorted((Counter(dict(older)) + Counter(dict(newer))).items()))
-
-
-def _largest(values: Iterable[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
+def _most(records: Counter[str]) -> dict[str, int]:
+    """The regimes with the most records, most first, and of equal ones the older first."""
+    ordered = sorted(records.items(), key=lambda row: (-row[1], int(row[0])))
+    return dict(ordered[:MAX_REGIMES_IN_SEGMENT])
 
 
 # A series in bounded memory whose resolution falls with age.
@@ -213,333 +184,316 @@ class ThinnedSeries(Generic[R]):
         if len(last) > self._per_level:
             last[:2] = [self._join(*last[:2])]
 
-    def replace_last(self, row: R) -> None:
-        """Put another row in the newest one's place."""
-        self._levels[0][-1] = row
-
     @property
-    def newest(self) -> Sequence[R]:
-        """The newest rows, oldest first: those that were not joined yet."""
+    def newest(self) -> list[R]:
+        """The newest rows, oldest first: those that were not joined yet. Their values may be replaced."""
         return self._levels[0]
 
-    def replace_newest(self, index: int, row: R) -> None:
-        """Put another row in the place of one of `newest`."""
-        self._levels[0][index] = row
-
     @property
-    def levels(self) -> Sequence[Sequence[R]]:
-        """The rows by level, for a snapshot."""
+    def levels(self) -> Sequence[list[R]]:
+        """The rows by level, the newest ones at level 0."""
         return self._levels
-
-    def load(self, levels: Iterable[Sequence[R]]) -> None:
-        """The inverse of `levels`; there may be fewer."""
-        loaded = [list(level) for level in levels]
-        self._levels = loaded + [[] for _ in range(len(self._levels) - len(loaded))]
 
 
 POINTS_PER_LEVEL, POINT_LEVELS = 96, 20
-"""At most 1,920 points (thinned_series, eq. 1). One that is a batches old stands for at most 1 + a / 95 of them, up to
-a million batches, and the last level then holds 96 points of half a million batches each."""
+"""At most 1,920 points (eq. 1). One that is a batches old stands for at most 1 + a / 95 of them, up to a million
+batches, and the last level then holds 96 points of half a million batches each."""
 SEGMENTS_PER_LEVEL, SEGMENT_LEVELS = 96, 4
 """At most 384 segments: the newest 96 as they were, older ones joined."""
 MAX_MATRIX_REGIMES = 32
 """Regimes in a row of the accuracy matrix: the segment's own, and those with the most records."""
 MAX_DEAD_LETTERS = 32
 MAX_SNAPSHOTS = 32
+FILE_NAME = "history.jsonl"
+MAX_BYTES = 16 << 20  # some 25,000 batches, read in half a second; then older lines are replaced by thinned ones
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What changed. A point replaces the one of its step, a segment the one with its first record."""
+
+    step: int
+    point: HistoryPoint | None = None
+    segments: tuple[RegimeSegment, ...] = ()
+    dead_letters: tuple[DeadLetterRow, ...] = ()
+    snapshot: SnapshotMark | None = None
+    level: int = 0
+    """Level of the thinned series that point and segments belong to."""
+
+
+_LINE = TypeAdapter(_Line)
 
 
 class History:
-    """Only the loop's thread calls it."""
+    """Only the loop calls it. Without a folder it is kept in memory only."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, folder: Path | None = None, files: Files | None = None) -> None:
+        self._clock = clock
+        self._path = None if folder is None else folder / FILE_NAME
+        self._files = files if files is not None else Files()
+        self._fault = ""
+        self._batch_ended: float | None = None
+        self._requests = (0, 0)
+        """Requests answered by this process, and those of them that no regime explained, up to the newest batch."""
+        self._clear()
+
+    def _clear(self) -> None:
         self.points = ThinnedSeries(joined_points, per_level=POINTS_PER_LEVEL, num_levels=POINT_LEVELS)
         self.segments = ThinnedSeries(joined_segments, per_level=SEGMENTS_PER_LEVEL, num_levels=SEGMENT_LEVELS)
         self.dead_letters: deque[DeadLetterRow] = deque(maxlen=MAX_DEAD_LETTERS)
         self.snapshots: deque[SnapshotMark] = deque(maxlen=MAX_SNAPSHOTS)
-        self._clock = clock
-        self._origin = f"{clock.wall() * 1000:.0f}"
-        self._revision = 0
-        self._batch_ended: float | None = None
-        self._requests = (0, 0)
-        """Those of this process, and those of them that no regime explained, up to the newest batch."""
         self._published: HistoryStatus | None = None
-        self._unscored: set[int] | None = None
-        """Regimes whose last segment lacks their own accuracy; None: not looked at since it was loaded."""
 
     @property
     def status(self) -> HistoryStatus:
         """What is published; the same object until something changes."""
         if self._published is None:
             self._published = HistoryStatus(
-                origin=self._origin,
-                revision=self._revision,
-                points=self.points.rows,
-                segments=self.segments.rows,
-                dead_letters=tuple(self.dead_letters),
-                snapshots=tuple(self.snapshots),
+                self.points.rows, self.segments.rows, tuple(self.dead_letters), tuple(self.snapshots)
             )
         return self._published
 
-    @property
-    def last_record(self) -> int:
-        """Ordinal of the newest record in it; 0 before the first."""
-        return self.points.last.stream.record if self.points.last is not None else 0
+    def restore(self, step: int | None) -> None:
+        """Continue from the snapshot of a step: later lines are cut. None: the run is new, and so is the history."""
+        self._clear()
+        if self._path is None:
+            return
+        try:
+            data = b"" if step is None or not self._path.exists() else self._path.read_bytes()
+            kept, dropped = self._read(data, step or 0)
+            if dropped:
+                _log.warning(Event.HISTORY_LINES_DROPPED, path=str(self._path), lines=dropped)
+            if kept != data or step is None:
+                self._files.replace(self._path, kept)
+        except OSError as error:
+            self._failed(error)
+
+    def _read(self, data: bytes, step: int) -> tuple[bytes, int]:
+        """Take in the lines up to a step; return them, and how many were damaged."""
+        kept, dropped = [], 0
+        for text in data.splitlines(keepends=True):
+            try:
+                line = _LINE.validate_json(text)
+            except ValueError:
+                dropped += 1
+                continue
+            if line.step <= step:
+                self._apply(line)
+                kept.append(text if text.endswith(b"\n") else text + b"\n")
+        return b"".join(kept), dropped
+
+    def sync(self, *, rewind_to: int) -> None:
+        """Make the lines durable, with a snapshot; `rewind_to` is the step of the oldest one that a run may return to.
+
+        Where the file has grown too large, lines up to that step are replaced by thinned ones.
+        """
+        if self._path is None:
+            return
+        try:
+            if not self._path.exists():
+                return
+            if self._path.stat().st_size > MAX_BYTES:
+                self._files.replace(self._path, _thinned(self._path.read_bytes(), rewind_to))
+            self._files.sync(self._path)
+        except OSError as error:
+            self._failed(error)
+
+    def lines(self) -> Iterator[_Line]:
+        """Lines that make up this history, oldest first."""
+        lines: list[_Line] = []
+        for level, points in enumerate(self.points.levels):
+            lines += [_Line(point.step, point, level=level) for point in points]
+        for level, segments in enumerate(self.segments.levels):
+            lines += [_Line(segment.last_step, segments=(segment,), level=level) for segment in segments]
+        lines += [_Line(row.step, dead_letters=(row,)) for row in self.dead_letters]
+        lines += [_Line(mark.step, snapshot=mark) for mark in self.snapshots]
+        yield from sorted(lines, key=lambda line: line.step)
 
     def add(self, outcome: BatchOutcome, status: Status) -> None:
         """Add a batch that is done; `status` is what was published after it."""
-        self._changed()
-        run = self._run_figures(outcome, status)
-        self.points.append(HistoryPoint(_stream_figures(outcome), run, self._revision))
-        self._extend_segments(outcome, status.adaptation.regimes)
-        self.complete_rows(status.adaptation.regimes)
-        for record, reason, message in outcome.dead_lettered[-MAX_DEAD_LETTERS:]:
-            origin, offset = record
-            row = DeadLetterRow(
-                origin.topic, origin.partition, offset, str(reason), message, run.ended_at, self._revision
+        point = self._point(outcome, status)
+        self._write(
+            _Line(
+                outcome.number,
+                point,
+                tuple(self._segments_after(outcome, status.adaptation.regimes)),
+                tuple(_dead_letters(outcome, point.at)),
             )
-            self.dead_letters.append(row)
+        )
+        self.complete_rows(status.adaptation.regimes)
 
     def add_pair(self, pair: BackbonePair) -> None:
         """Add a comparison with the backbone to the newest batch."""
         last = self.points.last
         if last is None:
             return
-        self._changed()
-        run = replace(
-            last.run,
-            sample_records=last.run.sample_records + pair.records,
-            sample_tokens=last.run.sample_tokens + pair.tokens,
-            sample_loss_sum=last.run.sample_loss_sum + pair.loss_sum,
-            backbone_loss_sum=last.run.backbone_loss_sum + pair.backbone_loss_sum,
+        point = replace(
+            last,
+            sample_records=last.sample_records + pair.records,
+            sample_tokens=last.sample_tokens + pair.tokens,
+            sample_loss_sum=last.sample_loss_sum + pair.loss_sum,
+            backbone_loss_sum=last.backbone_loss_sum + pair.backbone_loss_sum,
         )
-        self.points.replace_last(HistoryPoint(last.stream, run, self._revision))
+        self._write(_Line(point.step, point))
 
     def complete_rows(self, regimes: Sequence[RegimeStatus]) -> None:
-        """Fill in what a regime's own segment ended with, which may be scored some batches later."""
-        if self._unscored is None:
-            self._unscored = {segment.regime for segment in self.segments.newest[:-1] if not _has_own(segment)}
-        if not self._unscored:
-            return
+        """Fill in a regime's accuracy at the end of its newest segment, which may be scored some batches later."""
+        newest = {segment.regime: segment for segment in self.segments.newest}
         for regime in regimes:
-            if regime.number in self._unscored and regime.end_accuracy is not None:
-                self._complete_row(regime.number, regime.end_accuracy)
-
-    def _complete_row(self, regime: int, accuracy: float) -> None:
-        """Fill it in for the regime's last segment, unless that one was joined to another or goes on."""
-        segments = self.segments.newest
-        index = max((i for i, segment in enumerate(segments) if segment.regime == regime), default=None)
-        if index == len(segments) - 1:
-            return
-        assert self._unscored is not None
-        self._unscored.remove(regime)
-        if index is not None and not _has_own(segments[index]):
-            self._changed()
-            row = tuple(sorted((*segments[index].accuracy, (regime, accuracy))))
-            self.segments.replace_newest(index, replace(segments[index], accuracy=row, revision=self._revision))
+            segment, key = newest.get(regime.number), str(regime.number)
+            if segment is None or not segment.ended or key in segment.accuracy or regime.end_accuracy is None:
+                continue
+            accuracy = {**segment.accuracy, key: regime.end_accuracy}
+            ordered = dict(sorted(accuracy.items(), key=lambda row: int(row[0])))
+            step = self.points.last.step if self.points.last is not None else segment.last_step
+            self._write(_Line(step, segments=(replace(segment, accuracy=ordered),)))
 
     def add_snapshot(self, snapshot: SnapshotStatus, record: int) -> None:
         """Add a snapshot that is durable; `record` is the ordinal of the newest record in it."""
-        self._changed()
-        if self.snapshots and self.snapshots[-1].name == snapshot.name:  # the same step, written again
-            self.snapshots.pop()
-        mark = SnapshotMark(snapshot.name, snapshot.step, record, snapshot.written_at, self._revision)
-        self.snapshots.append(mark)
+        mark = SnapshotMark(snapshot.name, snapshot.step, record, snapshot.written_at)
+        if not self.snapshots or self.snapshots[-1] != mark:
+            self._write(_Line(snapshot.step, snapshot=mark))
 
-    def begin_again(self) -> None:
-        """Begin anew, or go on from what is loaded next: revisions that were published before mean nothing now."""
-        before = self._origin
-        self._origin = f"{max(self._clock.wall() * 1000, float(before) + 1):.0f}"
-        self._revision = 0
+    def _write(self, line: _Line) -> None:
+        """Apply a line and append it to the file."""
+        self._apply(line)
+        if self._path is None:
+            return
+        try:
+            with self._path.open("ab", buffering=0) as file:
+                torn = self._fault != ""  # the failed write may have left half a line
+                file.write((b"\n" if torn else b"") + orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+            self._fault = ""
+        except OSError as error:
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        """Log a failure once: charts have a gap, and training goes on."""
+        fault = error.strerror or repr(error)
+        if fault != self._fault:
+            _log.warning(Event.HISTORY_FAILED, path=str(self._path), error=fault)
+        self._fault = fault
+
+    def _apply(self, line: _Line) -> None:
         self._published = None
-        self._unscored = None
-        self.points.load(())
-        self.segments.load(())
-        self.dead_letters.clear()
-        self.snapshots.clear()
+        if line.level:
+            self.points.levels[line.level].extend([line.point] if line.point is not None else [])
+            self.segments.levels[line.level].extend(line.segments)
+            return
+        if line.point is not None:
+            self._put_point(line.point)
+        for segment in line.segments:
+            self._put_segment(segment)
+        self.dead_letters.extend(line.dead_letters)
+        if line.snapshot is not None:
+            if self.snapshots and self.snapshots[-1].name == line.snapshot.name:  # the same step, written again
+                self.snapshots.pop()
+            self.snapshots.append(line.snapshot)
 
-    def _changed(self) -> None:
-        self._revision += 1
-        self._published = None
+    def _put_point(self, point: HistoryPoint) -> None:
+        if self.points.last is not None and self.points.last.step == point.step:
+            self.points.newest[-1] = point
+        else:
+            self.points.append(point)
 
-    def _run_figures(self, outcome: BatchOutcome, status: Status) -> RunFigures:
-        now, step_s = self._clock.monotonic(), 0.0 if outcome.step is None else outcome.step.seconds
-        elapsed_s = step_s if self._batch_ended is None else now - self._batch_ended
+    def _put_segment(self, segment: RegimeSegment) -> None:
+        newest = self.segments.newest
+        for index, known in enumerate(newest):
+            if known.first_record == segment.first_record or not known.num_records:
+                newest[index] = segment
+                return
+        if not newest or segment.first_record > newest[-1].first_record:  # an older one may have been joined
+            self.segments.append(segment)
+
+    def _point(self, outcome: BatchOutcome, status: Status) -> HistoryPoint:
+        step = outcome.step
+        now, seconds = self._clock.monotonic(), 0.0 if step is None else step.seconds
+        elapsed_s = seconds if self._batch_ended is None else now - self._batch_ended
         self._batch_ended = now
         lags = [partition.lag for partition in status.partitions if partition.lag is not None]
         before, self._requests = self._requests, _requests(status)
-        return RunFigures(
-            ended_at=self._clock.wall(),
+        is_refused = step is not None and step.refusal is not None
+        trained = None if is_refused else step
+        return HistoryPoint(
+            step=outcome.number,
+            record=outcome.last_record,
+            records=len(outcome.regimes),
+            tokens=0 if trained is None else trained.tokens,
+            learned_tokens=0 if trained is None else trained.learned_tokens,
+            loss_sum=0.0 if trained is None else trained.loss * trained.learned_tokens,
+            refusals=int(is_refused),
+            dead_letters=dict(sorted(Counter(str(letter.reason) for letter in outcome.dead_lettered).items())),
+            at=round(self._clock.wall(), 3),
             elapsed_s=elapsed_s,
-            step_s=step_s,
-            longest_step_s=step_s,
+            step_s=seconds,
+            longest_step_seconds=round(seconds, 6),
             lag=sum(lags) if lags else None,
             requests=self._requests[0] - before[0],
-            unexplained=self._requests[1] - before[1],
+            unexplained_requests=self._requests[1] - before[1],
             average_forgetting=status.adaptation.average_forgetting,
             backward_transfer=status.adaptation.backward_transfer,
         )
 
-    def _extend_segments(self, outcome: BatchOutcome, regimes: Sequence[RegimeStatus]) -> None:
-        """Let the segment under way go on to the end of the batch; where the stream moved, end it and begin another."""
-        begin = outcome.first_record
+    def _segments_after(self, outcome: BatchOutcome, regimes: Sequence[RegimeStatus]) -> list[RegimeSegment]:
+        """The open segment up to the end of the batch; where the stream moved, it ends and others begin."""
+        last, begin = self.segments.last, outcome.first_record
+        rows = [] if last is None else [last]
+        if last is None or begin > last.last_record + 1:  # the history begins within a segment, or lacks lines
+            rows = [_ended(row, regimes) for row in rows]
+            rows += [_opened(number, begin, outcome) for number in outcome.regimes[:1] if number is not None]
         for shift in outcome.moves:
             onset = min(max(shift.onset, begin), outcome.last_record)
-            self._extend(outcome, begin, onset - 1)
-            self._end_segment(regimes)
-            self._open_segment(shift.regime, onset, outcome.number)
+            rows = _extended(rows, outcome, begin, onset - 1)
+            rows = [*rows[:-1], _ended(rows[-1], regimes)] if rows and rows[-1].num_records else rows[:-1]
+            rows.append(_opened(shift.regime, onset, outcome))
             begin = onset
-        if self.segments.last is None and outcome.regimes and outcome.regimes[0] is not None:
-            self._open_segment(outcome.regimes[0], begin, outcome.number)  # the history begins within a segment
-        self._extend(outcome, begin, outcome.last_record)
+        return _extended(rows, outcome, begin, outcome.last_record)
 
-    def _extend(self, outcome: BatchOutcome, first: int, last: int) -> None:
-        """Add the batch's records from `first` to `last` to the segment under way."""
-        segment, offset = self.segments.last, outcome.first_record
-        if segment is None or last < first:
-            return
-        records = Counter(dict(segment.records))
-        records.update(number for number in outcome.regimes[first - offset : last + 1 - offset] if number is not None)
-        counted = tuple(records.items())
-        self.segments.replace_last(
-            replace(segment, last_record=last, last_step=outcome.number, records=counted, revision=self._revision)
-        )
 
-    def _end_segment(self, regimes: Sequence[RegimeStatus]) -> None:
-        segment = self.segments.last
-        if segment is not None:
-            records = segment.most_records(MAX_REGIMES_IN_SEGMENT)
-            accuracy = _matrix_row(regimes, segment.regime)
-            if self._unscored is not None:
-                self._unscored.add(segment.regime)
-            self.segments.replace_last(replace(segment, records=records, accuracy=accuracy, revision=self._revision))
-
-    def _open_segment(self, regime: int, first: int, step: int) -> None:
-        segment = RegimeSegment(regime, first, first - 1, step, step, revision=self._revision)
-        if self.segments.last is not None and not self.segments.last.num_records:
-            self.segments.replace_last(segment)
+def _thinned(data: bytes, step: int) -> bytes:
+    """Lines up to a step as a thinned history, then those after it as they are."""
+    older, newer = History(Clock()), []
+    for text in data.splitlines(keepends=True):
+        try:
+            line = _LINE.validate_json(text)
+        except ValueError:
+            continue
+        if line.step <= step:
+            older._apply(line)
         else:
-            self.segments.append(segment)
+            newer.append(text)
+    return b"".join([*(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in older.lines()), *newer])
 
 
-def _stream_figures(outcome: BatchOutcome) -> StreamFigures:
-    step = outcome.step
-    is_refused = step is not None and step.refusal is not None
-    trained = None if is_refused else step
-    return StreamFigures(
-        step=outcome.number,
-        record=outcome.last_record,
-        records=len(outcome.regimes),
-        tokens=0 if trained is None else trained.tokens,
-        learned_tokens=0 if trained is None else trained.learned_tokens,
-        loss_sum=0.0 if trained is None else trained.loss * trained.learned_tokens,
-        refusals=int(is_refused),
-        dead_letters=_by_reason(outcome),
-    )
+def _opened(regime: int, first: int, outcome: BatchOutcome) -> RegimeSegment:
+    return RegimeSegment(regime, first, first - 1, outcome.number, outcome.number)
 
 
-def _by_reason(outcome: BatchOutcome) -> Counts:
-    return tuple(sorted(Counter(str(each.reason) for each in outcome.dead_lettered).items()))
+def _extended(rows: list[RegimeSegment], outcome: BatchOutcome, first: int, last: int) -> list[RegimeSegment]:
+    """Add the batch's records from `first` to `last` to the newest of these segments."""
+    if not rows or last < first:
+        return rows
+    offset = outcome.first_record
+    records = Counter(rows[-1].records)
+    records.update(str(number) for number in outcome.regimes[first - offset : last + 1 - offset] if number is not None)
+    return [*rows[:-1], replace(rows[-1], last_record=last, last_step=outcome.number, records=dict(records))]
+
+
+def _ended(segment: RegimeSegment, regimes: Sequence[RegimeStatus]) -> RegimeSegment:
+    """With the newest accuracy of each regime; `complete_rows` adds that of its own."""
+    scored = [(regime.records, regime.number, regime.now) for regime in regimes if regime.number != segment.regime]
+    largest = nlargest(MAX_MATRIX_REGIMES - 1, [row for row in scored if row[2] is not None], key=lambda row: row[0])
+    ordered = sorted(largest, key=lambda row: row[1])
+    accuracy = {str(number): now.accuracy for _, number, now in ordered if now is not None}
+    return replace(segment, ended=True, records=_most(Counter(segment.records)), accuracy=accuracy)
+
+
+def _dead_letters(outcome: BatchOutcome, at: float) -> Iterator[DeadLetterRow]:
+    for (origin, offset), reason, message in outcome.dead_lettered[-MAX_DEAD_LETTERS:]:
+        yield DeadLetterRow(origin.topic, origin.partition, offset, str(reason), message, at, outcome.number)
 
 
 def _requests(status: Status) -> tuple[int, int]:
     """Requests answered by this process, and those of them that no regime explained."""
-    unexplained = sum(each.number for each in status.requests if not each.known)
-    return sum(each.number for each in status.requests), unexplained
-
-
-def _has_own(segment: RegimeSegment) -> bool:
-    """Whether the segment's row of the matrix has its own regime."""
-    return segment.regime in dict(segment.accuracy)
-
-
-def _matrix_row(regimes: Sequence[RegimeStatus], ended: int) -> tuple[tuple[int, float], ...]:
-    """Newest accuracy of each regime, but that of the regime whose segment `ended`: `complete_rows` adds it."""
-    scored = [regime for regime in regimes if regime.now is not None and regime.number != ended]
-    largest = nlargest(MAX_MATRIX_REGIMES - 1, scored, key=lambda regime: regime.records)
-    return tuple(sorted((regime.number, regime.now.accuracy) for regime in largest if regime.now is not None))
-
-
-# The history as one file of a snapshot, `history.json`: for each series its columns' names, and a list for each row.
-#
-# A later release may add columns: where a file has none of a name, its rows get the default.
-
-
-NAME = "history.json"
-MAX_BYTES = 64 << 20
-"""Maximum size of the file in bytes: far more than bounded series take, and still quick to read."""
-_NOT_STORED = "revision"  # a process counts its own
-
-
-def history_part(history: History) -> SnapshotPart:
-    """The part of a snapshot that holds the history."""
-    return SnapshotPart(NAME, lambda path: _write(path, to_json(history)))
-
-
-def load_history(history: History, snapshot: Snapshot | None) -> None:
-    """Go on from a snapshot, or begin anew. One of an earlier release has no history, and leaves it empty.
-
-    Raises:
-        SnapshotDamagedError: the file changed since it was verified.
-        SnapshotError: this process cannot read it.
-    """
-    history.begin_again()
-    if snapshot is not None and NAME in snapshot.manifest.files:
-        load_json(history, orjson.loads(read_bounded(snapshot.path / NAME, MAX_BYTES)))
-
-
-def to_json(history: History) -> dict[str, Any]:
-    """What the file holds."""
-    return {
-        "points": {
-            "columns": [*_columns(StreamFigures), *_columns(RunFigures)],
-            "levels": [
-                [[*_values(point.stream), *_values(point.run)] for point in level] for level in history.points.levels
-            ],
-        },
-        "segments": {
-            "columns": _columns(RegimeSegment),
-            "levels": [[_values(segment) for segment in level] for level in history.segments.levels],
-        },
-        "dead_letters": {"columns": _columns(DeadLetterRow), "rows": [_values(row) for row in history.dead_letters]},
-        "snapshots": {"columns": _columns(SnapshotMark), "rows": [_values(row) for row in history.snapshots]},
-    }
-
-
-def load_json(history: History, values: Mapping[str, Any]) -> None:
-    """The inverse of `to_json`, into an empty history."""
-    points, segments = values["points"], values["segments"]
-    history.points.load([[_point(points["columns"], row) for row in level] for level in points["levels"]])
-    history.segments.load([_rows(RegimeSegment, segments["columns"], level) for level in segments["levels"]])
-    history.dead_letters.extend(_rows(DeadLetterRow, values["dead_letters"]["columns"], values["dead_letters"]["rows"]))
-    history.snapshots.extend(_rows(SnapshotMark, values["snapshots"]["columns"], values["snapshots"]["rows"]))
-
-
-def _write(path: Path, values: Mapping[str, Any]) -> None:
-    with path.open("xb") as file:
-        file.write(orjson.dumps(values))
-
-
-def _columns(kind: type[Any]) -> list[str]:
-    return [field.name for field in fields(kind) if field.name != _NOT_STORED]
-
-
-def _values(row: Any) -> list[Any]:
-    return [getattr(row, name) for name in _columns(type(row))]
-
-
-def _rows(kind: type[R], columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[R]:
-    return [_row(kind, dict(zip(columns, row, strict=True))) for row in rows]
-
-
-def _row(kind: type[R], values: Mapping[str, Any]) -> R:
-    return kind(**{name: _tuples(values[name]) for name in _columns(kind) if name in values})
-
-
-def _point(columns: Sequence[str], row: Sequence[Any]) -> HistoryPoint:
-    values = dict(zip(columns, row, strict=True))
-    return HistoryPoint(_row(StreamFigures, values), _row(RunFigures, values))
-
-
-def _tuples(value: Any) -> Any:
-    """Lists, which JSON has in place of tuples, as tuples."""
-    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value
+    unexplained = sum(count.number for count in status.requests if not count.known)
+    return sum(count.number for count in status.requests), unexplained

@@ -14,144 +14,139 @@ FIELD_DOCS = {"use_attribute_docstrings": True}
 """Pydantic configuration of rows that HTTP returns unchanged: docstrings become descriptions in OpenAPI."""
 
 
-# What is published about the past of the run: points, segments, the newest dead letters and snapshots.
-#
-# A row's `revision` is that of `HistoryStatus` when the row changed last, so a reader that knows a revision asks for
-# the rows after it. It never decreases along a series.
-
-
-Counts = tuple[tuple[str, int], ...]
-"""Numbers by name, sorted by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamFigures:
-    """Sums over consecutive batches that depend on the stream only: a replay repeats them bit for bit."""
-
-    step: int
-    """Step of the newest batch."""
-    record: int
-    """Ordinal of the newest record; records are counted from 1 over all that were trained on or held out."""
-    batches: int = 1
-    records: int = 0
-    """Records that were trained on, held out, or only measured because their regime is frozen."""
-    tokens: int = 0
-    """Tokens of records trained on."""
-    learned_tokens: int = 0
-    """Those of them that the loss is over."""
-    loss_sum: float = 0.0
-    """Prequential loss, summed over the learned tokens, nats."""
-    refusals: int = 0
-    """Updates refused because the loss or a gradient was not finite."""
-    dead_letters: Counts = ()
-    """Unusable records, by reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunFigures:
-    """Figures of the same batches that also depend on when they were taken: times, lag, requests, what was scored."""
-
-    ended_at: float
-    """End of the newest batch, Unix time."""
-    elapsed_s: float = 0.0
-    """Time since the batch before, waiting for records included; 0 for the first batch of a process."""
-    step_s: float = 0.0
-    """Duration of the steps."""
-    longest_step_s: float = 0.0
-    """Duration of the longest step."""
-    lag: int | None = None
-    """Largest lag, all partitions together; None when unknown."""
-    requests: int = 0
-    """Prompts and examples of requests that were answered meanwhile."""
-    unexplained: int = 0
-    """Those of them that no regime explained."""
-    sample_records: int = 0
-    """Records trained on whose loss was measured under the untouched backbone too."""
-    sample_tokens: int = 0
-    """Their learned tokens."""
-    sample_loss_sum: float = 0.0
-    """Their prequential loss, summed over their learned tokens, nats."""
-    backbone_loss_sum: float = 0.0
-    """That of the untouched backbone on the same tokens."""
-    average_forgetting: float | None = None
-    """At the end of the newest batch."""
-    backward_transfer: float | None = None
-    """At the end of the newest batch."""
+def mean(total: float, number: float, digits: int = 6) -> float | None:
+    """Rounded mean; None of nothing."""
+    return round(total / number, digits) if number else None
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """One batch, or consecutive batches together."""
+    """One batch, or the sums over consecutive ones. `serve.models.PointColumns` describes it.
 
-    stream: StreamFigures
-    run: RunFigures
-    revision: int = 0
+    Fields before `at` depend on the stream only, so a replay repeats them bit for bit.
+    """
+
+    step: int
+    record: int
+    batches: int = 1
+    records: int = 0
+    tokens: int = 0
+    learned_tokens: int = 0
+    loss_sum: float = 0.0
+    refusals: int = 0
+    dead_letters: dict[str, int] = field(default_factory=dict)
+    at: float = 0.0
+    elapsed_s: float = 0.0
+    """Time since the batch before, waiting for records included."""
+    step_s: float = 0.0
+    longest_step_seconds: float = 0.0
+    lag: int | None = None
+    requests: int = 0
+    unexplained_requests: int = 0
+    sample_records: int = 0
+    sample_tokens: int = 0
+    sample_loss_sum: float = 0.0
+    backbone_loss_sum: float = 0.0
+    average_forgetting: float | None = None
+    backward_transfer: float | None = None
+
+    @property
+    def loss(self) -> float | None:
+        return mean(self.loss_sum, self.learned_tokens)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return mean(self.tokens, self.elapsed_s, 1)
+
+    @property
+    def step_seconds(self) -> float:
+        return mean(self.step_s, self.batches) or 0.0
+
+    @property
+    def sample_loss(self) -> float | None:
+        return mean(self.sample_loss_sum, self.sample_tokens)
+
+    @property
+    def backbone_loss(self) -> float | None:
+        return mean(self.backbone_loss_sum, self.sample_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class RegimeSegment:
-    """A stretch of the stream in one regime; in a long history, several that were joined."""
+    """A stretch of the stream in one regime; in a long history, several short ones together."""
+
+    __pydantic_config__ = FIELD_DOCS
 
     regime: int
-    """Number of the regime that the stream was in; of joined ones, that of the longest."""
+    """Number of the regime that the stream was in; of several segments, that of the longest."""
     first_record: int
+    """Its first record."""
     last_record: int
+    """Its last record so far."""
     first_step: int
+    """Step of the batch with its first record."""
     last_step: int
+    """Step of the batch with its last record."""
     joined: int = 1
     """Number of segments that it stands for."""
-    records: tuple[tuple[int, int], ...] = ()
-    """Records by number of the regime that each was assigned to; once it ended, those with the most, most first."""
-    accuracy: tuple[tuple[int, float], ...] = ()
-    """Newest hold-out accuracy of each regime at the end of the segment, by number: a row of the accuracy matrix. Empty
-    while it goes on. Of many regimes, those with the most records."""
-    revision: int = 0
+    ended: bool = False
+    """Whether the stream left it; the newest segment goes on."""
+    records: dict[str, int] = field(default_factory=dict)
+    """Records by number of the regime that each was assigned to, of up to eight regimes, most first. More than one
+    where producers are interleaved."""
+    accuracy: dict[str, float] = field(default_factory=dict)
+    """A row of the accuracy matrix: hold-out accuracy of each regime when the segment ended, by number, as last scored
+    by then. The segment's own regime is scored for it, at the latest before it is trained on again. Empty while the
+    segment goes on: /v1/regimes has the present accuracies. Of many regimes, its own and the 31 largest."""
 
     @property
     def num_records(self) -> int:
         """Its length."""
         return self.last_record - self.first_record + 1
 
-    def most_records(self, number: int) -> tuple[tuple[int, int], ...]:
-        """The regimes with the most records, most first, and of equal ones the older first."""
-        return tuple(sorted(self.records, key=lambda row: (-row[1], row[0]))[:number])
-
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterRow:
     """A record that became a dead letter; nothing of its content."""
 
+    __pydantic_config__ = FIELD_DOCS
+
     topic: str
+    """Topic, or the file of a JSONL source."""
     partition: int
+    """Number of the partition."""
     offset: int
+    """Its offset."""
     reason: str
+    """Why it is unusable."""
     message: str
-    """For people."""
+    """The same for people."""
     at: float
     """When its batch was done, Unix time."""
-    revision: int = 0
+    step: int
+    """Step of its batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMark:
     """A snapshot that was written."""
 
+    __pydantic_config__ = FIELD_DOCS
+
     name: str
+    """Name of its folder."""
     step: int
+    """Optimizer updates in it."""
     record: int
     """Ordinal of the newest record in it."""
     written_at: float
-    """Unix time."""
-    revision: int = 0
+    """When it became durable, Unix time."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryStatus:
     """The history at one moment; every series is oldest first."""
 
-    origin: str = ""
-    """Another one after each start and rollback, because revisions begin again."""
-    revision: int = 0
     points: tuple[HistoryPoint, ...] = ()
     segments: tuple[RegimeSegment, ...] = ()
     dead_letters: tuple[DeadLetterRow, ...] = ()

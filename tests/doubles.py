@@ -89,3 +89,12 @@ def random_examples(
     return tuple(
         example(rng.integers(8, vocab_size, size=length).tolist(), prompt_length=prompt_length) for length in lengths
     )
+
+
+class SetClock:
+    """A clock that shows what a test sets."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now

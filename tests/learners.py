@@ -16,8 +16,10 @@ from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
 from streamlearn.baselines.consolidate import BaselineHooks
 from streamlearn.learner.cache import AdapterCache
-from streamlearn.learner.learner import Learner
+from streamlearn.learner.learner import Compute, Learner
+from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import AdapterSettings, BackboneSettings, ConsolidateSettings, LearnerSettings, ProbeSettings
+from streamlearn.snapshot.parts import dump_components
 from tests.doubles import tiny_backbone
 
 REGIMES = 4
@@ -38,6 +40,7 @@ class MakeLearner(Protocol):
         changes: Mapping[str, Any] | None = None,
         consolidate: Mapping[str, Any] | None = None,
         cache: AdapterCache | None = None,
+        compute: Compute | None = None,
         **settings: Any,
     ) -> Learner: ...
 
@@ -61,6 +64,7 @@ def tiny_learner(
     consolidate: Mapping[str, Any] | None = None,
     cache: AdapterCache | None = None,
     mesh: DeviceMesh | None = None,
+    compute: Compute | None = None,
     **settings: Any,
 ) -> Learner:
     """A learner on the tiny backbone in a folder; see `MakeLearner`, and `load` about `mesh`."""
@@ -77,6 +81,7 @@ def tiny_learner(
         clock=lambda: 0.0,
         router_lr=merged.router_lr,
         cache=cache,
+        compute=compute,
     )
     learner.hooks = BaselineHooks(
         learner,
@@ -96,6 +101,12 @@ def timeless(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A snapshot's tensors without those that depend on time: scores of hold-out records, durations of probes."""
     timed = ("regimes.regimes.scores.", "regimes.reports.probe_seconds")
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(timed)}
+
+
+def regime_tensors(regimes: Regimes) -> dict[str, Tensor]:
+    """The tensors that a snapshot has about regimes, without those that depend on time."""
+    tensors, _ = dump_components({"regimes": regimes.save()})
+    return timeless(tensors)
 
 
 def hooks_of(learner: Learner) -> BaselineHooks:

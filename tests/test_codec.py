@@ -300,3 +300,23 @@ def test_a_type_that_cannot_be_saved_is_a_mistake_in_the_program() -> None:
         dump(1 + 2j)
     with pytest.raises(TypeError, match="an array of object cannot be saved"):
         dump(Window(np.array([None], dtype=object)))
+
+
+@dataclass(frozen=True)
+class Album:
+    """Values with lengths, in a list of values with lengths."""
+
+    images: tuple[bytes, ...]
+    pages: tuple[tuple[int, ...], ...] = ()
+    notes: tuple[bytes | None, ...] = ()
+    titles: dict[int, bytes] = field(default_factory=dict)
+
+
+def test_lists_of_lists_of_different_lengths() -> None:
+    """The lengths of the inner and of the outer lists are two arrays."""
+    albums = (
+        Album((b"a", b"bcd"), ((1,), (), (2, 3)), (None, b"x"), {1: b"one", 2: b"seven"}),
+        Album(()),
+        Album((b"ef",), ((4, 5),), (b"yz",)),
+    )
+    assert load(tuple[Album, ...], *dump(albums, tuple[Album, ...])) == albums

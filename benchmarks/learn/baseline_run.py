@@ -25,7 +25,7 @@ def train_baseline(suite: Suite, method: Method, arm: Arm, progress: Progress) -
     """Train on one segment after another and evaluate after each; of several passes, in the last one only."""
     assert method.baseline is not None
     settings = arm.settings
-    model = Model(settings, outline(settings.backbone), adapter_of(settings), None, settings.state / "resting")
+    model = Model(settings, outline(settings.backbone), adapter_of(settings), None, settings.state / "offloaded")
     recorder = RunRecorder(
         suite, Evaluator(suite, model.decoder), progress, answer_after=method.trained and not method.shuffled
     )

@@ -1,5 +1,7 @@
 """Training a method in the daemon, in this process, without task boundaries."""
 
+from dataclasses import asdict
+
 from benchmarks.learn.evaluator import Evaluator, SlotsOf
 from benchmarks.learn.recorder import RunRecorder
 from benchmarks.learn.suite import Suite
@@ -14,7 +16,7 @@ from streamlearn.settings import Settings
 from streamlearn.shift.features import input_of
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 
 
 def train_in_daemon(suite: Suite, settings: Settings, progress: Progress) -> TrainedMethod:

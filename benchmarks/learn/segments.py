@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from benchmarks.learn.suite import Json, Suite, TaskSegment
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.batch import Batcher
+from streamlearn.stream.intake import Batcher
 from streamlearn.stream.record import Example, Record, TopicPartition
 
 

@@ -23,8 +23,7 @@ from benchmarks.streams import text_decoder
 from streamlearn.events import configure_logging
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.monitor import AssignedBatch, Monitor
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 BATCH_RECORDS = 8
 COLUMNS = ("records", "regimes", "recognised", "taken_for_known", "purity")

@@ -18,7 +18,7 @@ from streamlearn.errors import StateLockedError, StreamlearnError, UsageError
 if TYPE_CHECKING:  # commands are imported for --help too
     from rich.console import RenderableType
 
-    from streamlearn.jobs.results import ControlResult
+    from streamlearn.jobs.queue import ControlResult
     from streamlearn.settings import Settings
     from streamlearn.snapshot.parts import SnapshotInfo
     from streamlearn.snapshot.store import SnapshotStore
@@ -47,7 +47,7 @@ def request_control(settings: "Settings", control: Control) -> "ControlResult":
 
 def _request_daemon(settings: "Settings", control: Control) -> "ControlResult":
     from streamlearn.cli.client import request, understood  # noqa: PLC0415
-    from streamlearn.jobs.results import ControlResult  # noqa: PLC0415
+    from streamlearn.jobs.queue import ControlResult  # noqa: PLC0415
 
     agent = f"streamlearn/{__version__} ({Requester.from_process().user})"
     advice = "a process holds the state folder; wait until it serves HTTP"

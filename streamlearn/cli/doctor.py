@@ -3,40 +3,38 @@
 Nothing is changed: no offset is committed, no snapshot written, no record trained on, no model fetched. Each check
 calls the code that a start calls. A check is skipped if one that it depends on failed.
 
-Not checked, because it takes as long as a start: that every weight is in the safetensors files, that the tokenizer and
-the image processor load, and that published versions are undamaged. Model servers, the hub and MLflow are not asked,
-because a start does not need them.
+`--step` also loads the model, as long as a start takes, and trains on the largest batch that the configuration allows.
+Published versions are not verified. Model servers, the hub and MLflow are not asked, because a start does not need
+them.
 """
 
 import importlib.util
 import os
+import resource
 import shutil
 import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, get_args
 
+import numpy as np
 import torch
 from rich.table import Table
 from rich.text import Text
 
 from connectors.open import open_dead_letters, open_source
 from streamlearn import track as tracking
-from streamlearn.adapters.check import LinearShapes, activated_parameters, adapter_bytes, check, decoder_targets
+from streamlearn.adapters.check import activated_parameters, adapter_bytes
 from streamlearn.adapters.check import check as check_adapter
-from streamlearn.adapters.presets import HeadLoraConfig
-from streamlearn.backbone.attention import BLOCK
-from streamlearn.backbone.load import Arithmetic, Outline, choose, device_of, locate, outline
+from streamlearn.backbone.load import Outline, choose, device_of, locate, outline
 from streamlearn.backbone.load import identity as backbone_identity
-from streamlearn.backbone.quantization import KINDS
-from streamlearn.daemon.checkpoint import source_identity
-from streamlearn.daemon.model import adapter_of, adapter_shape
+from streamlearn.daemon.checkpoint import StreamState
+from streamlearn.daemon.model import Model, adapter_of, adapter_shape
 from streamlearn.errors import (
     ConfigError,
     DeadLetterError,
@@ -47,83 +45,14 @@ from streamlearn.errors import (
     StateLockedError,
     StreamlearnError,
 )
-from streamlearn.http.guards import obtain, token_path
-from streamlearn.learner.loss import CPU_LOGITS, GPU_LOGITS
+from streamlearn.http.guards import obtain_token, token_path
 from streamlearn.publish import publisher as publishing
-from streamlearn.settings import Quantization, Settings, fingerprint, with_defaults
+from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot import compatibility
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.parts import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.record import Position
-
-RECORD_TOKENS = 256
-"""Length of records, and of batches, that is the last thing advised: longer records lose their start."""
-
-Change = Mapping[str, Any]
-"""SECTION.KEY -> value, of what is changed together."""
-
-
-def advice(settings: Settings, needed: Callable[[Settings], int], available: int) -> str | None:
-    """Return the settings that make a step fit, of those that change least of the result.
-
-    1. Changes are added, the most harmless first, until the step fits.
-    2. Those that it fits without are taken back.
-
-    Args:
-        settings: What does not fit.
-        needed: Estimates the memory of a step of settings, bytes.
-        available: Memory that there is, bytes.
-
-    Returns:
-        For example `set learner.activation_checkpointing: true and backbone.quantization: int8`; None: nothing helps.
-    """
-    # 1.
-    chosen: list[Change] = []
-    for change in _changes(settings):
-        chosen.append(change)
-        if needed(_changed(settings, chosen)) <= available:
-            break
-    else:
-        return None
-    # 2.
-    for change in list(chosen):
-        others = [each for each in chosen if each is not change]
-        if needed(_changed(settings, others)) <= available:
-            chosen = others
-    values = {key: value for change in chosen for key, value in change.items()}
-    return "set " + " and ".join(f"{key}: {_yaml(value)}" for key, value in values.items())
-
-
-def _changes(settings: Settings) -> Iterator[Change]:
-    """What takes less memory, from what changes nothing of the result to what changes most."""
-    if not settings.learner.activation_checkpointing:
-        yield {"learner.activation_checkpointing": True}
-    for number in (8, 1):
-        if settings.adapter.max_in_memory > number:
-            yield {"adapter.max_in_memory": number}
-    kinds = get_args(Quantization)  # from the largest
-    for kind in kinds[kinds.index(settings.backbone.quantization) + 1 :]:
-        yield {"backbone.quantization": kind}
-    if settings.stream.batch_tokens > settings.stream.max_tokens:
-        yield {"stream.batch_tokens": settings.stream.max_tokens}
-    if settings.stream.max_tokens > RECORD_TOKENS:
-        yield {"stream.max_tokens": RECORD_TOKENS, "stream.batch_tokens": RECORD_TOKENS}
-
-
-def _changed(settings: Settings, changes: Sequence[Change]) -> Settings:
-    """The settings with changes; of two to one key the later one holds."""
-    for change in changes:
-        for name, value in change.items():
-            section, _, key = name.partition(".")
-            changed = getattr(settings, section).model_copy(update={key: value})
-            settings = settings.model_copy(update={section: changed})
-    return settings
-
-
-def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
+from streamlearn.stream.record import Example, Position
 
 _CGROUP, _ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
@@ -164,179 +93,9 @@ def _limit(file: Path) -> Iterator[int]:
         yield int(text)
 
 
-# How much memory the largest step of a configuration takes, from its architecture and settings.
-#
-#     M = process + weights + experts + c (activations + max(loss, backward))                         (1)
-#
-# The largest step has one batch of `stream.batch_tokens` tokens T, in records of `stream.max_tokens` each, all of them
-# learned. What a decoder layer keeps of it for the backward pass, in bytes a token, e those of the dtype:
-#
-#     norms        4 per feature that a norm reads: it computes in float32                            (2)
-#     attention    e (2 Q + 2 G): queries, keys, values and output, of Q and G features               (3)
-#     attention    e (Q + 2 G) + 6 heads * (tokens attended to), for bfloat16 on a CPU                (4)
-#     MLP          3 e F: gate, its activation, up, of F features                                     (5)
-#     adapters     e per feature that adapted linears read, and H K (e R + 9) for each of them;       (6)
-#                  the 9 are logits, gates and selection, where there is a router
-#
-# c is the part that glibc does not return to the system, see `runtime.heap`; it was fitted to measured steps. On a GPU,
-# and where freed memory is returned at once, c = 1. With `learner.activation_checkpointing` a layer keeps e D, its
-# input,
-# and one layer at a time has the rest. The terms were read off autograd's saved tensors; `streamlearn bench memory`
-# compares their sum with measured steps. They are those of Qwen3, Llama, Mistral and Gemma on text: images add to it,
-# and other architectures differ.
-
-
-# T tokens, F features of the MLP, D hidden size, H heads of an adapter, K experts a head, R rank.
-
-
-FLOAT32 = 4
-"""Bytes of a number of an expert, its gradient and its moments."""
-KEPT_BY_GLIBC = 1.35
-"""c of eq. (1) on a CPU without checkpointing: 1.16 to 1.63 in six configurations."""
-READ = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "vocab_size",
-)
-"""What the estimate reads of a model's configuration."""
-
-
-@dataclass(frozen=True)
-class StepMemory:
-    """The terms of eq. (1), bytes."""
-
-    process: int
-    """What the process has before it loads the model."""
-    weights: int
-    """The frozen backbone."""
-    experts: int
-    """Adapters in memory, with the optimizer's moments, and the gradient of one."""
-    activations: int
-    """What the forward pass keeps for the backward pass."""
-    loss: int
-    """A chunk of logits, and the gradient of the hidden states."""
-    backward: int
-    """Gradients of one layer's activations, and with checkpointing those activations."""
-    kept_by_allocator: float
-    """c."""
-
-    @property
-    def total(self) -> int:
-        """The largest that the process gets."""
-        step = self.activations + max(self.loss, self.backward)
-        return self.process + self.weights + self.experts + int(self.kept_by_allocator * step)
-
-    def __str__(self) -> str:
-        sizes = {name: size for name, size in asdict(self).items() if name != "kept_by_allocator"}
-        return ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in sizes.items())
-
-
-def can_estimate(shape: Outline) -> bool:
-    """Whether the model's configuration says all that `step_memory` reads."""
-    return all(hasattr(shape.config.get_text_config(), name) for name in READ)
-
-
-def step_memory(
-    settings: Settings,
-    shape: Outline,
-    adapter: HeadLoraConfig,
-    *,
-    dtype: torch.dtype,
-    on_cpu: bool,
-    adapters: int,
-    process: int,
-) -> StepMemory:
-    """Estimate the memory of the largest step.
-
-    Args:
-        settings: The sections `backbone`, `stream` and `learner`.
-        shape: The backbone, which `can_estimate`.
-        adapter: The adapter.
-        dtype: That of the activations.
-        on_cpu: Whether the step is computed on a CPU; if not, on a GPU.
-        adapters: Number of adapters in memory.
-        process: What the process has on the device before, bytes.
-    """
-    size, tokens = dtype.itemsize, settings.stream.batch_tokens
-    text = shape.config.get_text_config()
-    one = adapter_bytes(adapter, shape.linears)
-    layer = _Layer(shape, adapter, size=size, by_products=on_cpu and dtype == torch.bfloat16)
-    whole = tokens * layer.bytes_per_token(settings.stream.max_tokens)
-    layers = text.num_hidden_layers - adapter.first_layer
-    transient = tokens * size * (3 * text.intermediate_size + 2 * text.hidden_size)
-    if settings.learner.activation_checkpointing:
-        activations, transient = layers * tokens * text.hidden_size * size, transient + whole
-    else:
-        activations = layers * whole
-    casts = one // 3 * size // FLOAT32 if size < FLOAT32 else 0
-    logits = min(CPU_LOGITS if on_cpu else GPU_LOGITS, tokens * text.vocab_size)
-    return StepMemory(
-        process=process,
-        weights=_weight_bytes(settings, shape, size),
-        experts=adapters * one + one // 3,
-        activations=activations + casts,
-        loss=logits * (2 * 4 + (size if size < FLOAT32 else 0)) + tokens * text.hidden_size * size,
-        backward=transient,
-        kept_by_allocator=KEPT_BY_GLIBC if on_cpu and not settings.learner.activation_checkpointing else 1.0,
-    )
-
-
-def _weight_bytes(settings: Settings, shape: Outline, size: int) -> int:
-    if settings.backbone.quantization == "none":
-        return shape.num_parameters * size
-    quantized = sum(i * o for i, o in shape.linears.values())
-    stored = quantized * KINDS[settings.backbone.quantization].bytes_per_weight
-    return (shape.num_parameters - quantized) * size + int(stored)
-
-
-class _Layer:
-    """What one decoder layer keeps."""
-
-    def __init__(self, shape: Outline, adapter: HeadLoraConfig, *, size: int, by_products: bool) -> None:
-        text = shape.config.get_text_config()
-        self._size, self._by_products, self._adapter = size, by_products, adapter
-        self._heads: int = text.num_attention_heads
-        width = getattr(text, "head_dim", None) or text.hidden_size // self._heads
-        self._queries: int = self._heads * width
-        self._keys: int = text.num_key_value_heads * width
-        self._hidden: int = text.hidden_size
-        self._mlp: int = text.intermediate_size
-        of_heads = {"q_norm": self._queries, "k_norm": self._keys}
-        self._norms: int = sum(of_heads.get(name, self._hidden) for name in shape.norms)
-        chosen = decoder_targets(adapter, shape.linears)
-        self._adapted: LinearShapes = {name.rpartition(".")[2]: each for name, each in chosen.items()}
-
-    def bytes_per_token(self, record_tokens: int) -> int:
-        """Eq. (2) to (6), in a batch of records of this length."""
-        return 4 * self._norms + self._attention(record_tokens) + 3 * self._size * self._mlp + self._experts()
-
-    def _attention(self, record_tokens: int) -> int:
-        """Eq. (3) or (4)."""
-        if not self._by_products:
-            return self._size * 2 * (self._queries + self._keys)
-        attended = (record_tokens + BLOCK) // 2  # mean over the tokens of a record, whose blocks end at multiples
-        return self._size * (self._queries + 2 * self._keys) + 6 * self._heads * attended
-
-    def _experts(self) -> int:
-        """Eq. (6)."""
-        config = self._adapter
-        inputs = {"qkv": self._hidden, "o": self._queries, "gate_up": self._hidden, "down": self._mlp}
-        read = {_input_of(name) for name in self._adapted}
-        each = config.num_heads * config.num_experts * (self._size * config.r + (9 if config.routed else 0))
-        return self._size * sum(inputs[name] for name in read) + len(self._adapted) * each
-
-
-def _input_of(linear: str) -> str:
-    """What a linear reads; several read the same."""
-    return {"o_proj": "o", "gate_proj": "gate_up", "up_proj": "gate_up", "down_proj": "down"}.get(linear, "qkv")
-
-
 CODECS = {"lz4": "lz4", "snappy": "snappy", "zstd": "zstandard"}
 """Kafka's name of a codec -> the module that decompresses it; gzip is in the standard library."""
-STATE_FILES = ("journal.jsonl", "in-hand", "deaths.json")
+STATE_FILES = ("journal.jsonl", "in_progress", "crashes.json")
 """Files of the state folder that a start opens for writing; the lock is checked by taking it."""
 SPARE = 2
 """Snapshots beyond snapshot.keep that may be on disk: the one being written, and the one that it replaces."""
@@ -344,8 +103,6 @@ COPIES = 3
 """Of each regime's adapter on disk while it rests: two in snapshots, of which the others are links, and its file."""
 POLL_S, PATIENCE_S = 3.0, 10.0
 EARLIEST_CLOCK = 1_767_225_600  # 2026: a clock that was never set reads 1970
-CUDA_CONTEXT_BYTES = 1 << 29
-"""Size assumed for what CUDA and its libraries take on a GPU."""
 UNKNOWN_BYTES = 1 << 30
 """Size assumed for a snapshot before there is one."""
 
@@ -376,8 +133,9 @@ class Doctor:
     """The checks of one configuration, in the order of a start."""
 
     settings: Settings
+    takes_step: bool = False
+    """Whether the model is loaded and takes its largest step; minutes for a large one."""
     _shape: Outline | None = None
-    _chosen: Arithmetic | None = None
     _snapshot: Snapshot | None = None
     _locked: bool = False
     _failed: set[str] = field(default_factory=set)
@@ -394,12 +152,13 @@ class Doctor:
             ("snapshots", self._snapshots, ("state folder", "backbone")),
             ("disk", self._disk, ("state folder",)),
             ("regimes", self._regimes, ("backbone", "state folder")),
-            ("memory", self._memory, ("backbone", "arithmetic")),
             ("codecs", self._codecs, ()),
             ("source", self._source, ("snapshots",)),
             ("dead letters", self._dead_letters, ("state folder",)),
             ("http", self._http, ("state folder",)),
         )
+        if self.takes_step:
+            checks += (("step", self._step, ("backbone", "arithmetic")),)
         for name, run_check, needs in checks:
             missing = sorted(self._failed & set(needs))
             if missing:
@@ -459,7 +218,7 @@ class Doctor:
 
     def _arithmetic(self) -> tuple[Level, str]:
         device = device_of(self.settings.backbone)
-        chosen = self._chosen = choose(self.settings.backbone.dtype, device)
+        chosen = choose(self.settings.backbone.dtype, device)
         return Level.OK, f"{chosen.name} on {device}: {chosen.reason}"
 
     def _state(self) -> tuple[Level, str]:
@@ -504,7 +263,7 @@ class Doctor:
                 return Level.OK, "none yet: a start begins a new run"
             raise SnapshotError(
                 f"expected a valid snapshot in {store.folder}, found only damaged ones: "
-                f"{'; '.join(damaged or moved_aside)}; restore one from a copy, or start anew with --fresh, which "
+                f"{'; '.join(damaged or moved_aside)}; restore one from a copy, or start again with --fresh, which "
                 "keeps them"
             )
         assert self._shape is not None
@@ -546,32 +305,26 @@ class Doctor:
             return Level.WARNING, f"{text}; the device has {_gib(total)} of memory: lower adapter.max_in_memory"
         return Level.OK, text
 
-    def _memory(self) -> tuple[Level, str]:
+    def _step(self) -> tuple[Level, str]:
+        """Take the largest step twice; the second time the optimizer has its moments from the start."""
         assert self._shape is not None, "the check of the backbone came before"
-        if not can_estimate(self._shape):
-            return Level.OK, f"not estimated for {self._shape.config.model_type}"
-        device = device_of(self.settings.backbone)
-        available, found = total_memory(device), self._step_memory(self.settings, device)
-        text = f"the largest step takes some {_gib(found.total)} of {_gib(available)} ({found}"
-        text += ", without images)" if self._shape.is_vision else ")"
-        if found.total <= available:
-            return Level.OK, text
-        fits = advice(self.settings, lambda settings: self._step_memory(settings, device).total, available)
-        return Level.WARNING, f"{text}; {fits or 'no setting makes it fit: choose a smaller backbone'}"
-
-    def _step_memory(self, settings: Settings, device: torch.device) -> StepMemory:
-        assert self._shape is not None
-        assert self._chosen is not None, "the check of the arithmetic came before"
-        adapter = adapter_of(settings)
-        return step_memory(
-            settings,
-            self._shape,
-            adapter,
-            dtype=self._chosen.dtype,
-            on_cpu=device.type == "cpu",
-            adapters=min(settings.shift.max_regimes, settings.adapter.max_in_memory) if adapter.per_regime else 1,
-            process=_resident_memory() if device.type == "cpu" else CUDA_CONTEXT_BYTES,
+        settings, device = self.settings, device_of(self.settings.backbone)
+        with tempfile.TemporaryDirectory(prefix="streamlearn-") as folder:
+            model = Model(settings, self._shape, adapter_of(settings), None, Path(folder))
+            learner, batch = model.learner, _largest_batch(settings, model.backbone.vocab_size)
+            started = time.monotonic()
+            for _ in range(2):
+                step = learner.step(batch, [0] * len(batch) if learner.routes_by_regime else None, parts=1)
+            seconds = (time.monotonic() - started) / 2
+        text = (
+            f"{settings.stream.batch_tokens:,} tokens in records of {settings.stream.max_tokens:,} took "
+            f"{seconds:.1f} s; peak memory {_gib(_peak_memory(device))} of {_gib(total_memory(device))}"
         )
+        if self._shape.is_vision:
+            text += ", without images"
+        if step.refusal is not None:
+            return Level.WARNING, f"{text}; {step.refusal}"
+        return Level.OK, text
 
     def _codecs(self) -> tuple[Level, str]:
         if self.settings.source.kafka is None:
@@ -585,7 +338,7 @@ class Doctor:
 
     def _source(self) -> tuple[Level, str]:
         position = self._snapshot.manifest.position if self._snapshot else Position({})
-        remembered = source_identity(self._snapshot) if self._snapshot else {}
+        remembered = self._snapshot.component("stream", StreamState).source_identity if self._snapshot else {}
         with closing(open_source(self.settings.source, start_timeout_s=PATIENCE_S)) as source:
             found = source.seek(position, remembered)
             deadline = time.monotonic() + POLL_S
@@ -620,7 +373,7 @@ class Doctor:
         ports = []
         if serve.enabled:
             if serve.token_file is not None or token_path(self.settings).exists():
-                obtain(self.settings)
+                obtain_token(self.settings)
             if serve.tls_certfile is not None:
                 _check_certificate(serve.tls_certfile, serve.tls_keyfile)
             ports.append(("serve.port", serve.host, serve.port))
@@ -635,13 +388,23 @@ class Doctor:
 
 def _free_disk(folder: Path) -> int:
     """Bytes free on the disk of a folder that may not exist yet."""
-    return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
+    return shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.exists())).free
 
 
-def _resident_memory() -> int:
-    """Bytes of this process, which has imported what a daemon imports."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def _largest_batch(settings: Settings, vocab_size: int) -> list[Example]:
+    """Records of `stream.max_tokens` random tokens, all learned, that fill `stream.batch_tokens`."""
+    generator = np.random.default_rng(0)
+    length, total = settings.stream.max_tokens, settings.stream.batch_tokens
+    lengths = [min(length, total - start) for start in range(0, total, length)]
+    ids = [generator.integers(0, vocab_size, size=tokens, dtype=np.int32) for tokens in lengths]
+    return [Example(input_ids=tokens, labels=tokens.copy()) for tokens in ids]
+
+
+def _peak_memory(device: torch.device) -> int:
+    """The most that this process has had on the device, bytes."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _gib(number: int) -> str:
@@ -719,7 +482,7 @@ def check_backbone(settings: Settings) -> str:
     name = settings.backbone.model
     shape = None if locate(settings.backbone) is None else outline(settings.backbone)
     if shape is not None:
-        check(config, shape.linears, shape.tower_linears)
+        check_adapter(config, shape.linears, shape.tower_linears)
     publishing.check(settings, config, shape)
     tracking.check(settings)
     if shape is None:

@@ -8,13 +8,13 @@ from pydantic import ValidationError
 from streamlearn.daemon.process import StopSignals
 from streamlearn.errors import StreamlearnError, UsageError
 from streamlearn.events import Event, configure_logging, get_logger
-from streamlearn.gateway.app import GatewayConnection, create_app
-from streamlearn.http.guards import read
-from streamlearn.http.server import HttpServer
+from streamlearn.gateway.app import MAX_CONNECTIONS, create_app
+from streamlearn.http.guards import read_token
+from streamlearn.http.server import HttpServer, Listener
 from streamlearn.settings import GatewaySettings
 
 CHECK_S = 1.0
-"""How often the main thread looks whether the server still runs."""
+"""How often the main thread checks that the server still runs."""
 
 _log = get_logger("gateway")
 
@@ -28,7 +28,7 @@ def gateway_settings(**options: Any) -> GatewaySettings:
     try:
         return GatewaySettings(require_token=options.get("token_file") is not None, **options)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, each['loc']))} {each['msg']}".strip() for each in error.errors()]
+        faults = [f"{'.'.join(map(str, fault['loc']))} {fault['msg']}".strip() for fault in error.errors()]
         raise UsageError("; ".join(fault.replace("Value error, ", "") for fault in faults)) from error
 
 
@@ -46,10 +46,11 @@ def run_gateway(settings: GatewaySettings, signals: StopSignals) -> None:
         _log.info(Event.STOP_REQUESTED, signal=signal)
         stopping.set()
 
-    token = read(settings.token_file) if settings.token_file is not None else ""
-    upstream_token = read(settings.upstream_token_file) if settings.upstream_token_file is not None else ""
+    token = read_token(settings.token_file) if settings.token_file is not None else ""
+    upstream_token = read_token(settings.upstream_token_file) if settings.upstream_token_file is not None else ""
     app = create_app(settings, token=token, upstream_token=upstream_token)
-    server = HttpServer(app, settings, connection=GatewayConnection, grace_s=settings.stop_timeout_s)
+    listener = Listener.for_requests(settings)
+    server = HttpServer(app, listener, max_connections=MAX_CONNECTIONS, grace_s=settings.stop_timeout_s)
     signals.call_on_signal(stop)
     with server:
         _log.info(Event.GATEWAY_STARTED, published=str(settings.published), upstreams=settings.upstreams)

@@ -15,7 +15,6 @@ from streamlearn.cli import controls, dead_letters
 from streamlearn.cli.feed import feed
 from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out
 from streamlearn.daemon.process import StopSignals
-from streamlearn.distributed.share import find_rank
 from streamlearn.errors import StreamlearnError, UsageError
 from streamlearn.events import configure_logging
 
@@ -98,6 +97,7 @@ def run(
     signals = StopSignals()
     with signals.installed():  # before the import, which takes longer than the rest of a start
         from streamlearn.cli.run import run_daemon  # noqa: PLC0415
+        from streamlearn.distributed.channel import find_rank  # noqa: PLC0415
 
         run_daemon(
             load_settings(config),
@@ -159,7 +159,6 @@ def export_regimes(
     form: Annotated[
         ExportFormat, typer.Option("--format", help="A folder for PEFT and vLLM, or an adapter for llama.cpp.")
     ] = ExportFormat.PEFT,
-    merge: Annotated[bool, typer.Option("--merge", help="Write backbone and adapter as one model folder.")] = False,
     approximate: Annotated[
         bool,
         typer.Option(
@@ -179,8 +178,6 @@ def export_regimes(
     """
     if bool(regime) == every:
         raise UsageError("expected either --regime N or --all; `streamlearn status` lists the regimes")
-    if merge and form is not ExportFormat.PEFT:
-        raise UsageError("--merge writes a model folder of transformers; leave out --format")
     from streamlearn.cli import offline as exporting  # noqa: PLC0415
 
     exported = exporting.export(
@@ -188,7 +185,7 @@ def export_regimes(
         snapshot=snapshot,
         regimes=regime or [],
         out=out_folder,
-        form="merged" if merge else form.value,
+        form=form.value,
         base=base_model,
         approximate=approximate,
     )
@@ -286,7 +283,13 @@ def check_config(config: ConfigOption) -> None:
 
 
 @app.command()
-def doctor(config: ConfigOption, as_json: JsonOption = False) -> None:
+def doctor(
+    config: ConfigOption,
+    step: Annotated[
+        bool, typer.Option("--step", help="Also load the model and take the largest step, to see whether it fits.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Check everything a start needs: model, state folder, disk, source, ports.
 
     Changes nothing. Exits with the code that `run` would exit with. --json prints one object per finding.
@@ -295,7 +298,7 @@ def doctor(config: ConfigOption, as_json: JsonOption = False) -> None:
 
     configure_logging("error")  # the findings report the rest
     code = 0
-    for finding in Doctor(load_settings(config)).examine():
+    for finding in Doctor(load_settings(config), step).examine():
         code = code or finding.exit_code
         if as_json:
             print(orjson.dumps(finding).decode())  # noqa: T201

@@ -1,5 +1,6 @@
 """The eval command: the same measurements from the running daemon or from a snapshot on disk."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,9 +20,8 @@ from streamlearn.daemon.model import Model, adapter_of, adapter_shape
 from streamlearn.errors import ConfigError, SnapshotError, UsageError
 from streamlearn.export.export import Exporter, ExportOptions
 from streamlearn.export.formats import BaseModel, ExportedRegime, Format
-from streamlearn.jobs.evaluate import evaluate
-from streamlearn.jobs.queue import EvalJob
-from streamlearn.jobs.results import EvalResult
+from streamlearn.jobs.queue import EvalJob, EvalResult
+from streamlearn.jobs.runner import evaluate
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot import compatibility
@@ -67,7 +67,7 @@ def restored_model(settings: Settings, name: str, *, same_dtype: bool) -> Iterat
     )
     dtype = snapshot.manifest.dtype if same_dtype else None
     with TemporaryDirectory(prefix="streamlearn-") as folder:
-        model = Model(settings, shape, config, dtype, Path(folder) / "resting")
+        model = Model(settings, shape, config, dtype, Path(folder) / "offloaded")
         model.restore(snapshot)
         yield RestoredModel(model, snapshot, shape, settings)
 
@@ -133,7 +133,9 @@ def evaluate_snapshot(
     job = EvalJob(tuple(examples), generate=generate, max_new_tokens=max_new_tokens)
     with restored_model(settings, name, same_dtype=True) as restored:
         model, pack_tokens = restored.model, restored.settings.stream.batch_tokens
-        return run_to_end(evaluate(job, model.learner, model.decoder, model.adaptation.route, pack_tokens=pack_tokens))
+        began = time.monotonic()
+        work = evaluate(job, model.learner, model.decoder, model.adaptation.route, pack_tokens=pack_tokens)
+        return run_to_end(work).model_copy(update={"seconds": time.monotonic() - began})
 
 
 def table(result: EvalResult) -> Table:
@@ -177,7 +179,7 @@ def export(
             format does not know the backbone.
     """
     with restored_model(settings, snapshot, same_dtype=False) as restored:
-        found = BaseModel.of(restored.settings.backbone, restored.shape.folder, name=base)
+        found = BaseModel.from_settings(restored.settings.backbone, restored.shape.folder, name=base)
         options = ExportOptions(out, form, found, approximate=approximate)
         exporter = Exporter(
             restored.model.learner,
@@ -196,9 +198,8 @@ def table_export(exported: Sequence[ExportedRegime]) -> Table:
         "folder": lambda regime: regime.name,
         "records": lambda regime: f"{regime.records:,}",
         "rank": lambda regime: str(regime.rank),
-        "hold-out": lambda regime: str(regime.figures.records) if regime.figures else "0",
-        "loss": lambda regime: f"{regime.figures.loss:.3f}" if regime.figures else "-",
-        "backbone's": lambda regime: f"{regime.figures.backbone_loss:.3f}" if regime.figures else "-",
-        "KL": lambda regime: f"{regime.figures.divergence:.1e}" if regime.figures else "-",
+        "hold-out": lambda regime: str(regime.losses.records) if regime.losses else "0",
+        "loss": lambda regime: f"{regime.losses.exported:.3f}" if regime.losses else "-",
+        "backbone's": lambda regime: f"{regime.losses.backbone:.3f}" if regime.losses else "-",
     }
     return render_table(exported, columns, text=("folder",))

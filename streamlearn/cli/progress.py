@@ -19,8 +19,7 @@ from streamlearn.learner.learner import Step
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import AdaptationStatus, Status
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import IGNORED
+from streamlearn.stream.record import IGNORED, Batch
 
 FIRST, LAST = 2, 50
 """Records over which a segment's first and last loss are averaged: most is learned from the first few."""

@@ -15,16 +15,16 @@ from streamlearn.daemon.launch import leading, run_follower
 from streamlearn.daemon.loop import Daemon
 from streamlearn.daemon.model import versions
 from streamlearn.daemon.process import ServiceManager, StopEarly, StopSignals, dump_stacks_on_abort
-from streamlearn.distributed.share import ProcessRank
+from streamlearn.distributed.channel import ProcessRank
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, configure_logging, get_logger
-from streamlearn.http.guards import obtain
-from streamlearn.http.server import HttpServer
+from streamlearn.http.guards import obtain_token
+from streamlearn.http.server import HttpServer, Listener
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.openai_api import DEFAULT_NAME
 from streamlearn.serve.app import create_app
 from streamlearn.serve.health import health_app
 from streamlearn.serve.models import SnapshotRow
+from streamlearn.serve.openai import DEFAULT_NAME
 from streamlearn.settings import Settings
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.store import SnapshotStore
@@ -149,7 +149,7 @@ def _health(settings: Settings, board: Board) -> AbstractContextManager[object]:
     """The listener for health probes, if it is configured."""
     if settings.serve.health_port is None:
         return nullcontext()
-    return HttpServer(health_app(board), settings.serve, health=True)
+    return HttpServer(health_app(board), Listener.for_health(settings.serve))
 
 
 @contextmanager
@@ -175,8 +175,9 @@ def _http(settings: Settings, board: Board, jobs: JobQueue, clock: Clock) -> Ite
 
     name = DEFAULT_NAME if settings.publish is None else settings.publish.name  # as a fleet's gateway names them
     audit = AuditLog(settings.state)
-    app = create_app(board, jobs, settings.serve, rows, clock, token=obtain(settings), audit=audit, model_name=name)
-    server = HttpServer(app, settings.serve)
+    token = obtain_token(settings)
+    app = create_app(board, jobs, settings.serve, rows, clock, token=token, audit=audit, model_name=name)
+    server = HttpServer(app, Listener.for_requests(settings.serve))
     server.start()
     try:
         host = f"[{settings.serve.host}]" if ":" in settings.serve.host else settings.serve.host

@@ -20,7 +20,7 @@ from streamlearn.adapters.check import check
 from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.backbone.load import Outline, choose, device_of, identity, outline
 from streamlearn.controls import AuditLog, Control, ControlFile, ControlState, Requester, Result, StateControls
-from streamlearn.daemon.checkpoint import Checkpoint, Durable
+from streamlearn.daemon.checkpoint import Checkpoint
 from streamlearn.daemon.model import Model, adapter_of, adapter_shape
 from streamlearn.distributed.processes import Leader
 from streamlearn.events import Event, get_logger
@@ -108,8 +108,8 @@ class Components:
         if leader is not None:
             dtype = dtype or choose(settings.backbone.dtype, device_of(settings.backbone)).name  # the same in all
             leader.load(dtype)
-        mesh = None if leader is None else leader.mesh
-        self.model = Model(settings, shape, config, dtype, settings.state / "resting", mesh=mesh)
+        mesh, compute = (None, None) if leader is None else (leader.mesh, leader.compute)
+        self.model = Model(settings, shape, config, dtype, settings.state / "offloaded", mesh=mesh, compute=compute)
         if leader is not None:
             leader.lead(self.model.learner)
         opened.callback(self.model.learner.cache.clear_folder)
@@ -128,10 +128,20 @@ class Components:
         decoding = None
         if self.model.backbone.vision is not None and _has_spare_core(self.model.backbone.device):
             decoding = opened.enter_context(decoding_thread())
-        durable = Durable(self.store, self.journal, self.crash_guard, self.controls, sink, self.source)
-        self.history = History(Clock())
+        self.history = History(Clock(), settings.state)
         self.checkpoint = Checkpoint(
-            self.model, durable, settings, config, self.history, decoding=decoding, clock=clock
+            self.model,
+            settings,
+            config,
+            store=self.store,
+            journal=self.journal,
+            crash_guard=self.crash_guard,
+            controls=self.controls,
+            sink=sink,
+            source=self.source,
+            history=self.history,
+            decoding=decoding,
+            clock=clock,
         )
         self.state = self.checkpoint.restore(snapshot)
 

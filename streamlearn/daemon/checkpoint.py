@@ -5,13 +5,14 @@ record from it on is read again after a restart, and the same batches are formed
 make single files durable; the order among them is decided here and nowhere else.
 
     RESTORE, at start and by a rollback
-      1. Weights, optimizer, detectors, ledger and history are those of the snapshot; a new run has none.
+      1. Weights, optimizer, detectors and ledger are those of the snapshot; a new run has none. The history is cut at
+         the snapshot's step.
       2. Dead letters already in the sink for records after its position are recalled, so that none is sent twice.
       3. The source is positioned by the snapshot. The consumer group's offset is never read. Where a partition that the
          snapshot does not name begins is durable before its first record is read: the loop saves first. A partition
          that is not read at present keeps its position for the time when it is read again.
-      4. Batches journalled after the snapshot are formed again in the same order and flushed at the same places, then
-         new ones.
+      4. A stream of one partition is flushed again where the journal says so, and the batches after the snapshot are
+         formed again as they were. Of several partitions each record is read once; the batches may differ.
 
     FLUSH, when the source is quiet or exhausted
       5. The compositions of all batches that were read, and that the stream is flushed after them, are durable in the
@@ -31,7 +32,7 @@ make single files durable; the order among them is decided here and nowhere else
          dead letters when they are read again.
 
     ROLL BACK, when an operator asks
-     12. See `StateControls`; then the newest snapshot is restored (1 to 4). The reader leaves out skipped records from
+     12. See `StateControls`; then the newest snapshot is restored (1 to 4). The intake leaves out skipped records from
          then on: they become dead letters, and the position moves past them.
 
 A crash between any two steps repeats work and loses none: after 5 the flush is repeated by 4, after 7 the letters are
@@ -40,47 +41,196 @@ recalled by 2, after 8 the commit and the removals are repeated by the next save
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Self
 
-from streamlearn import controls as read_ahead
+from torch import Tensor
+
 from streamlearn.adapters.presets import HeadLoraConfig
-from streamlearn.controls import StateControls
+from streamlearn.codec import NOT_SAVED
+from streamlearn.controls import StateControls, advanced
 from streamlearn.daemon.model import Model, adapter_shape, versions
-from streamlearn.daemon.run_state import RunState
 from streamlearn.errors import Reason, SnapshotError
 from streamlearn.events import Event, get_logger
-from streamlearn.history import History, history_part, load_history
+from streamlearn.history import History
+from streamlearn.learner.learner import Step
 from streamlearn.settings import Settings, fingerprint
 from streamlearn.snapshot.crash_guard import MAX_CRASHES, CrashGuard
 from streamlearn.snapshot.journal import Journal, JournalEntry
 from streamlearn.snapshot.manifest import ManifestDraft
-from streamlearn.snapshot.parts import Snapshot, SnapshotInfo
+from streamlearn.snapshot.parts import Snapshot, SnapshotInfo, dump_components
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.batch import Batch, Batcher, PartitionRun
-from streamlearn.stream.intake import DeadLetterWriter, Intake, Mark, Merger, SkippingReader
-from streamlearn.stream.record import Position, RecordId, TopicPartition
+from streamlearn.status import SnapshotStatus, Timing
+from streamlearn.stream.intake import BatchEnd, Intake
+from streamlearn.stream.record import Batch, Gap, PartitionRun, Position, Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetters, Source
 
 _REFUSED = (Reason.NOT_FINITE_UPDATE, "its update was refused before the rollback")
 _KILLED = (Reason.KILLED_PROCESS, f"the process died of it {MAX_CRASHES} times")
-_POLLED_BATCHES = 8  # records taken from the source at a time, in full batches
 _log = get_logger("checkpoint")
 
 
-@dataclass(frozen=True)
-class Durable:
-    """Everything that outlives the process."""
+SMOOTHING = 0.98  # of the published loss: an average over about 50 batches
 
-    store: SnapshotStore
-    journal: Journal
-    crash_guard: CrashGuard
-    controls: StateControls
-    sink: DeadLetters
-    source: Source
+
+@dataclass
+class Ledger:
+    """Counts that add up: records read = trained + dead-lettered + held out. The position follows the last of them."""
+
+    position: Position = field(default_factory=Position)
+    trained: Counter[TopicPartition] = field(default_factory=Counter)
+    dead_lettered: Counter[TopicPartition] = field(default_factory=Counter)
+    held_out: Counter[TopicPartition] = field(default_factory=Counter)
+
+    def account(self, batch: Batch, *, refused: bool, held_out: Collection[int] = ()) -> None:
+        """Count a batch: its records were trained on, or dead-lettered if the update was refused.
+
+        `held_out` holds the indices of records that were evaluated only.
+        """
+        self.dead_lettered.update(dead_lettered.id.origin for dead_lettered in batch.dead_lettered)
+        column = self.dead_lettered if refused else self.trained
+        for index, record in enumerate(batch.records):
+            (self.held_out if index in held_out else column)[record.origin] += 1
+        self.position = Position({**self.position, **{run.origin: run.next_offset for run in batch.runs}})
+
+    def skip(self, run: PartitionRun) -> None:
+        """Count records that became dead letters outside of any batch."""
+        self.dead_lettered[run.origin] += run.num_records
+        self.position = Position({**self.position, run.origin: run.next_offset})
+
+    def rows(self) -> list[tuple[str, int, int, int, int]]:
+        """Topic, partition, trained, dead-lettered, held out: one row per partition, sorted."""
+        origins = sorted(set(self.position) | set(self.trained) | set(self.dead_lettered) | set(self.held_out))
+        return [(o.topic, o.partition, self.trained[o], self.dead_lettered[o], self.held_out[o]) for o in origins]
+
+    @classmethod
+    def restore(cls, position: Position, rows: Iterable[tuple[str, int, int, int, int]]) -> Self:
+        """The inverse of `rows`, with the position of the same snapshot."""
+        ledger = cls(position)
+        for topic, partition, trained, dead_lettered, held_out in rows:
+            origin = TopicPartition(topic, partition)
+            ledger.trained[origin], ledger.dead_lettered[origin] = trained, dead_lettered
+            ledger.held_out[origin] = held_out
+        return ledger
+
+
+@dataclass
+class RunState:
+    """The loop's own state: the ledger and running totals. Only the loop changes it.
+
+    A snapshot has the ledger in its manifest and the other saved fields in the component `run`.
+    """
+
+    ledger: Ledger = field(default_factory=Ledger, metadata=NOT_SAVED)
+    tokens: int = 0
+    """Tokens trained on."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Dead letters by reason."""
+    refusals: int = 0
+    """Updates refused because of a non-finite loss or gradient."""
+    bad_in_a_row: int = 0
+    """Updates refused since the last one that was made."""
+    loss: float | None = None
+    """Prequential loss of the last batch, nats per token."""
+    loss_smoothed: float | None = None
+
+    last_snapshot: SnapshotStatus | None = field(default=None, metadata=NOT_SAVED)
+    records_since_save: int = field(default=0, metadata=NOT_SAVED)
+    refused_since_save: set[RecordId] = field(default_factory=set, metadata=NOT_SAVED)
+    moved_since_save: bool = field(default=False, metadata=NOT_SAVED)
+    """Whether the position skipped lost records, or got the start of a partition that no snapshot names."""
+    changed_since_save: bool = field(default=False, metadata=NOT_SAVED)
+    """Whether an operator changed regimes, and the snapshot after it could not be written."""
+    not_read: frozenset[TopicPartition] = field(default_factory=frozenset, metadata=NOT_SAVED)
+    """Partitions in the position that the source does not read: their topic was taken out of the stream."""
+    rolled_back_to: str | None = field(default=None, metadata=NOT_SAVED)
+    """The snapshot that the last rollback restored, until a later one is written."""
+    step_seconds: Timing = field(default_factory=Timing, metadata=NOT_SAVED)
+    snapshot_seconds: Timing = field(default_factory=Timing, metadata=NOT_SAVED)
+    job_seconds: Timing = field(default_factory=Timing, metadata=NOT_SAVED)
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Snapshot) -> Self:
+        """The state when a snapshot was written."""
+        manifest, state = snapshot.manifest, snapshot.component("run", cls)
+        state.ledger = Ledger.restore(manifest.position, manifest.ledger)
+        written = datetime.fromisoformat(manifest.created_at).timestamp()
+        state.last_snapshot = SnapshotStatus(snapshot.name, manifest.step, written)
+        return state
+
+    def account(self, batch: Batch, step: Step | None, held_out: Collection[int] = ()) -> None:
+        """Count a batch and its step; `step` is None when no record of the batch was trained on."""
+        refused = step is not None and step.refusal is not None
+        self.ledger.account(batch, refused=refused, held_out=held_out)
+        self.reasons.update(str(dead_lettered.reason) for dead_lettered in batch.dead_lettered)
+        self.records_since_save += len(batch.records) + len(batch.dead_lettered)
+        if step is None:
+            return
+        self.step_seconds = self.step_seconds.observe(step.seconds)
+        if refused:
+            self._refuse([record for index, record in enumerate(batch.records) if index not in held_out])
+        else:
+            self.bad_in_a_row = 0
+            self.tokens += step.tokens
+            self.loss = step.loss
+            before = step.loss if self.loss_smoothed is None else self.loss_smoothed
+            self.loss_smoothed = SMOOTHING * before + (1 - SMOOTHING) * step.loss
+
+    def skip_gaps(self, gaps: Iterable[Gap]) -> None:
+        """Move the position past what the source skipped, where every record before it is accounted for."""
+        for gap in gaps:
+            position = self.ledger.position
+            if position.get(gap.origin) == gap.lost_from:
+                self.ledger.position = Position({**position, gap.origin: gap.lost_to})
+                self.moved_since_save = True
+
+    def skip(self, runs: Iterable[PartitionRun]) -> None:
+        """Count records that an operator skips, and move the position past them: all before are accounted for."""
+        for run in runs:
+            self.ledger.skip(run)
+            self.reasons[str(Reason.SKIPPED)] += run.num_records
+            self.records_since_save += run.num_records
+
+    def _refuse(self, records: Sequence[Record]) -> None:
+        self.refusals += 1
+        self.bad_in_a_row += 1
+        self.reasons[str(Reason.NOT_FINITE_UPDATE)] += len(records)
+        self.refused_since_save.update(record.id for record in records)
+
+    def saved(self, snapshot: SnapshotStatus, seconds: float) -> None:
+        """A snapshot of this state is durable."""
+        self.last_snapshot = snapshot
+        self.snapshot_seconds = self.snapshot_seconds.observe(seconds)
+        self.records_since_save = 0
+        self.refused_since_save = set()
+        self.moved_since_save = False
+        self.changed_since_save = False
+        self.rolled_back_to = None
+
+    @property
+    def read_position(self) -> Position:
+        """The position, without partitions that are not read. They keep their offset until they are read again."""
+        position = self.ledger.position
+        return Position({origin: position[origin] for origin in position if origin not in self.not_read})
+
+    @property
+    def records(self) -> int:
+        """Records that are done: trained on, dead-lettered or held out."""
+        return self.ledger.trained.total() + self.ledger.dead_lettered.total() + self.ledger.held_out.total()
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """What a snapshot's component `stream` holds besides the positions."""
+
+    dead_letters_ahead: tuple[RecordId, ...] = ()
+    """Dead letters that were sent before the snapshot was written, for records that it does not cover."""
+    source_identity: dict[str, str] = field(default_factory=dict)
+    """The source's, and that of topics which an earlier process read."""
 
 
 class Checkpoint:
@@ -88,18 +238,20 @@ class Checkpoint:
 
     intake: Intake
     """Batches from the restored position on; a new one after each restore."""
-    reader: SkippingReader
-    """What the intake reads from; a new one after each restore, as the next."""
-    dead_letters: DeadLetterWriter
 
     def __init__(
         self,
         model: Model,
-        durable: Durable,
         settings: Settings,
         config: HeadLoraConfig,
-        history: History,
         *,
+        store: SnapshotStore,
+        journal: Journal,
+        crash_guard: CrashGuard,
+        controls: StateControls,
+        sink: DeadLetters,
+        source: Source,
+        history: History,
         decoding: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -108,16 +260,17 @@ class Checkpoint:
         `clock`, monotonic and in seconds, measures the linger.
         """
         self._model = model
-        self._durable = durable
         self._settings = settings
         self._adapter = adapter_shape(config)
+        self._store, self._journal, self._crash_guard, self._controls = store, journal, crash_guard, controls
+        self._sink, self._source = sink, source
         self._history = history
         self._decoding = decoding
         self._clock = clock
         self._read_ahead = Position()
-        """See `read_ahead`."""
+        """See `ManifestDraft.read_ahead`."""
         self._identity: Mapping[str, str] = {}
-        """The source's, and that of topics which an earlier process read."""
+        """See `StreamState.source_identity`."""
         self._journalled: dict[int, JournalEntry] = {}
         """Entries of steps that are still to come, by step: written by an earlier process, or by a flush."""
 
@@ -130,25 +283,27 @@ class Checkpoint:
             SourceError: the source cannot be positioned.
             DeadLetterError: the sink cannot be read.
         """
-        durable = self._durable
-        state = self._model.restore(snapshot) if snapshot is not None else RunState()  # 1.
-        load_history(self._history, snapshot)
+        state, ahead = RunState(), StreamState()
+        if snapshot is not None:  # 1.
+            self._model.restore(snapshot)
+            state, ahead = RunState.from_snapshot(snapshot), snapshot.component("stream", StreamState)
+            position = str(snapshot.manifest.position)
+            _log.info(Event.SNAPSHOT_RESTORED, name=snapshot.name, records=state.records, position=position)
+        self._history.restore(None if snapshot is None else snapshot.manifest.step)
         if state.last_snapshot is not None:  # it was written before it could hold itself
             self._history.add_snapshot(state.last_snapshot, self._model.adaptation.state.records)
         # 2. A new run begins at the sink's end: what an earlier run left there is not its own.
-        durable.sink.flush()
-        mark = snapshot.manifest.dead_letter_mark if snapshot is not None else durable.sink.mark()
-        ahead = dead_letters_ahead(snapshot) if snapshot is not None else []
-        self.dead_letters = DeadLetterWriter(durable.sink, [*durable.sink.recall(mark), *ahead])
-        position = self._seek(state, snapshot)  # 3.
-        self._read_ahead = position if snapshot is None else read_ahead.read_ahead(snapshot.manifest)
-        self.reader = SkippingReader(durable.source, position, durable.controls.state.skipped, self.dead_letters)
+        self._sink.flush()
+        mark = snapshot.manifest.dead_letter_mark if snapshot is not None else self._sink.mark()
+        known = [*self._sink.recall(mark), *ahead.dead_letters_ahead]
+        begins = self._seek(state, ahead.source_identity, is_new=snapshot is None)  # 3.
+        self._read_ahead = begins if snapshot is None else snapshot.manifest.read_ahead
         # 4.
-        entries = self._replayable(position)
+        entries = self._replayable(begins)
         self._journalled = {entry.step: entry for entry in entries}
-        self.intake = self._open_intake(entries, refused)
+        self.intake = self._open_intake(begins, entries, known, refused)
         not_read = list(map(str, sorted(state.not_read)))
-        _log.info(Event.POSITION_SET, position=str(position), not_read=not_read, journalled_batches=len(entries))
+        _log.info(Event.POSITION_SET, position=str(begins), not_read=not_read, journalled_batches=len(entries))
         return state
 
     def journal_flush(self, compositions: Sequence[tuple[PartitionRun, ...]]) -> SnapshotError | None:
@@ -159,7 +314,7 @@ class Checkpoint:
         Raises:
             SnapshotError: the journal cannot be rewritten.
         """
-        journal, after = self._durable.journal, self._model.learner.number
+        journal, after = self._journal, self._model.learner.number
         last = after + len(compositions)
         entries = [JournalEntry(step, runs, step == last) for step, runs in enumerate(compositions, after + 1)]
         if entries != [self._journalled.get(entry.step) for entry in entries]:
@@ -172,13 +327,15 @@ class Checkpoint:
     def journal(self, batch: Batch) -> SnapshotError | None:
         """Record the composition of the next step's batch; see STEP.
 
-        Returns why it could not be written, if so: no record is lost or trained twice without it, but several
-        partitions may then replay in another order.
+        Returns why it could not be written, if so: no record is lost or trained twice without it.
         """
-        journal, step = self._durable.journal, self._model.learner.number + 1
+        journal, step = self._journal, self._model.learner.number + 1
         expected = self._journalled.pop(step, None)
         if expected is None or expected.runs != batch.runs:
-            if expected is not None or self._journalled:  # batches differ after an accepted configuration change
+            if expected is not None or self._journalled:
+                # After an accepted change of the configuration, or where records are gone that must be read again.
+                lost = "the composition of the batches from there on"
+                _log.warning(Event.JOURNAL_TRUNCATED, fault=f"the batch of step {step} has other records", lost=lost)
                 journal.rewind(to_step=step - 1)
                 self._journalled = {}
             journal.append(step, batch.runs)
@@ -187,12 +344,12 @@ class Checkpoint:
     @property
     def journal_lags(self) -> bool:
         """Whether the composition of a batch that was trained on could not be written."""
-        return self._durable.journal.lags
+        return self._journal.lags
 
     def retry_journal(self) -> SnapshotError | None:
         """Write again what the journal lacks; returns like `journal`."""
-        self._durable.journal.retry()
-        return self._durable.journal.fault
+        self._journal.retry()
+        return self._journal.fault
 
     def save(self, state: RunState) -> SnapshotInfo:
         """Make the present state durable; see SAVE.
@@ -201,115 +358,101 @@ class Checkpoint:
             DeadLetterError: dead letters are not durable, so no snapshot may cover their records.
             SnapshotError: the snapshot could not be written; the one before it is untouched.
         """
-        durable, model = self._durable, self._model
-        durable.sink.flush()  # 7.
+        self._sink.flush()  # 7.
         self.pass_gaps(state)
-        draft = self._draft(state)  # 8.
-        info = durable.store.save(draft, [*model.parts(), history_part(self._history)])
-        durable.source.commit(state.read_position, info.name)  # 9.
-        durable.store.prune()  # 10.
-        # A pinned snapshot needs none: a rollback to it begins anew after it.
-        durable.journal.truncate(before_step=int(durable.store.names()[-durable.store.keep :][0]))
-        durable.crash_guard.passed(state.ledger.position)
+        draft, tensors = self._draft(state)  # 8.
+        info = self._store.save(draft, self._model.parts(tensors))
+        self._source.commit(state.read_position, info.name)  # 9.
+        self._store.prune()  # 10.
+        # A pinned snapshot needs none: a rollback to it starts a new journal after it.
+        oldest = int(self._store.names()[-self._store.keep :][0])
+        self._journal.truncate(before_step=oldest)
+        self._history.sync(rewind_to=oldest)
+        self._crash_guard.passed(state.ledger.position)
         return info
 
     def pass_gaps(self, state: RunState) -> None:
         """Move the position past what was lost or skipped, where every record before it is accounted for."""
-        state.skip_gaps(self._durable.source.gaps)
-        state.skip(self.reader.take_passed(state.ledger.position))
+        state.skip_gaps(self._source.gaps)
+        state.skip(self.intake.take_skipped(state.ledger.position))
 
     def roll_back(self, snapshot: Snapshot, refused: frozenset[RecordId]) -> RunState:
         """Restore `snapshot` in this process and leave out the records of refused updates; see ROLL BACK."""
-        self._durable.journal.rewind(to_step=snapshot.manifest.step)
+        self._journal.rewind(to_step=snapshot.manifest.step)
         return self.restore(snapshot, refused=refused)
 
-    def _seek(self, state: RunState, snapshot: Snapshot | None) -> Position:
+    def _seek(self, state: RunState, identity: Mapping[str, str], *, is_new: bool) -> Position:
         """Position the source and the ledger; return where each partition begins that is read."""
-        source, wanted = self._durable.source, state.ledger.position
-        identity = source_identity(snapshot) if snapshot is not None else {}
-        position = source.seek(wanted, identity)
-        self._identity = {**identity, **source.identity}
-        is_new = snapshot is not None and not position.keys() <= wanted.keys()
-        state.moved_since_save = is_new or bool(wanted.gaps_to(position))
+        wanted = state.ledger.position
+        position = self._source.seek(wanted, identity)
+        self._identity = {**identity, **self._source.identity}
+        has_new_partition = not is_new and not position.keys() <= wanted.keys()
+        state.moved_since_save = has_new_partition or bool(wanted.gaps_to(position))
         state.not_read = frozenset(wanted.keys() - position.keys())
         state.ledger.position = Position({**wanted, **position})
         return position
 
     def _replayable(self, position: Position) -> list[JournalEntry]:
-        """Batches journalled after the restored step; none when the stream no longer holds their records."""
-        journal, step = self._durable.journal, self._model.learner.number
+        """Batches of one partition journalled after the restored step; none when the stream lacks their records."""
+        journal, step = self._journal, self._model.learner.number
         entries = journal.entries(after_step=step)
-        runs = (run for entry in entries for run in entry.runs)
+        runs = [run for entry in entries for run in entry.runs]
         gone = next((run for run in runs if run.first_offset < position.get(run.origin, math.inf)), None)
         if gone is not None:
             fault = f"offset {gone.first_offset} of {gone.origin} must be read again and is no longer available"
             if gone.origin not in position:
                 fault = f"offset {gone.first_offset} of {gone.origin} must be read again and its topic is not read"
+        elif len(position) > 1:
+            journal.rewind(to_step=step)
+            return []
         elif entries and entries[0].step != step + 1:
             fault = f"the journal must go on after step {step}, found step {entries[0].step}"
         else:
             return entries
-        _log.warning(Event.JOURNAL_TRUNCATED, fault=fault, lost=f"the replay order of {len(entries)} batches")
+        _log.warning(Event.JOURNAL_TRUNCATED, fault=fault, lost=f"the composition of {len(entries)} batches")
         journal.rewind(to_step=step)
         return []
 
-    def _open_intake(self, entries: list[JournalEntry], refused: frozenset[RecordId]) -> Intake:
-        guard, stream = self._durable.crash_guard, self._settings.stream
+    def _open_intake(
+        self, position: Position, entries: list[JournalEntry], known: list[RecordId], refused: frozenset[RecordId]
+    ) -> Intake:
+        guard = self._crash_guard
+        ends = [(entry.runs[-1], entry.flush) for entry in entries if entry.runs]
         return Intake(
-            Merger(self.reader, _order(entries), clock=self._clock),
+            self._source,
+            position,
             self._model.decoder,
-            Batcher(stream),
-            self.dead_letters,
-            max_records=stream.batch_records * _POLLED_BATCHES,
+            self._sink,
+            self._settings.stream,
+            known=known,
+            journalled=[BatchEnd(RecordId(run.origin, run.next_offset - 1), flush) for run, flush in ends],
+            skipped=self._controls.state.skipped,
             given_up={**dict.fromkeys(refused, _REFUSED), **dict.fromkeys(guard.given_up, _KILLED)},
             decoding=guard.decoding,
             ahead=self._decoding,
-            linger_s=stream.linger_s,
             clock=self._clock,
         )
 
-    def _draft(self, state: RunState) -> ManifestDraft:
-        durable, model = self._durable, self._model
-        self._read_ahead = read_ahead.advanced(self._read_ahead, state.ledger.position, model.adaptation.waiting)
-        ahead = self.dead_letters.ahead_of(state.ledger.position)
-        return ManifestDraft(
+    def _draft(self, state: RunState) -> tuple[ManifestDraft, dict[str, Tensor]]:
+        """The manifest, and the tensors of the components in it."""
+        model, position = self._model, state.ledger.position
+        self._read_ahead = advanced(self._read_ahead, position, model.adaptation.waiting)
+        ahead = tuple(self.intake.dead_letters_from(position))
+        stream = StreamState(ahead, {**self._identity, **self._source.identity})
+        tensors, components = dump_components({"run": state, "stream": stream, "regimes": model.adaptation.save()})
+        draft = ManifestDraft(
             step=model.learner.number,
             created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),  # noqa: TID251 - for people
-            position=state.ledger.position,
+            position=position,
+            read_ahead=self._read_ahead,
             ledger=tuple(state.ledger.rows()),
-            dead_letter_mark=dict(durable.sink.mark()),
+            dead_letter_mark=dict(self._sink.mark()),
             config=fingerprint(self._settings),
             backbone=dict(model.backbone.identity),
             adapter=self._adapter,
             dtype=model.backbone.arithmetic.name,
             versions=versions(),
-            learner=state.to_json(),
-            components={
-                "stream": {
-                    "letters_ahead": [[o.topic, o.partition, offset] for o, offset in ahead],
-                    "identity": {**self._identity, **durable.source.identity},
-                    read_ahead.KEY: self._read_ahead.to_json(),
-                },
-                "regimes": model.adaptation.json(),
-            },
+            regime_changes=model.adaptation.state.num_changes,
+            components=components,
         )
-
-
-def _order(entries: list[JournalEntry]) -> Iterator[PartitionRun | Mark]:
-    """The journalled order of records and flushes."""
-    for entry in entries:
-        yield from entry.runs
-        if entry.flush:
-            yield Mark.FLUSH
-
-
-def dead_letters_ahead(snapshot: Snapshot) -> list[RecordId]:
-    """Dead letters sent before this snapshot was written, for records that it does not cover."""
-    rows = snapshot.manifest.components["stream"]["letters_ahead"]
-    return [RecordId(TopicPartition(topic, partition), offset) for topic, partition, offset in rows]
-
-
-def source_identity(snapshot: Snapshot) -> Mapping[str, str]:
-    """The source's identity when the snapshot was written; empty for releases that did not store it."""
-    found: Mapping[str, Any] = snapshot.manifest.components["stream"].get("identity", {})
-    return found
+        return draft, tensors

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 
 from streamlearn.controls import AuditLog, Control, Scope, StateControls
 from streamlearn.errors import SnapshotError, StreamlearnError, UsageError
-from streamlearn.jobs.queue import ControlJob
-from streamlearn.jobs.results import ControlResult
+from streamlearn.jobs.queue import ControlJob, ControlResult
 from streamlearn.jobs.runner import control_result
 from streamlearn.snapshot.parts import Snapshot
 

@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from streamlearn.backbone.load import device_of, outline
 from streamlearn.daemon.model import Model, adapter_of
 from streamlearn.daemon.process import STOPPING
+from streamlearn.distributed.channel import Channel, ProcessRank
 from streamlearn.distributed.processes import Leader, follow, wait_for_load
-from streamlearn.distributed.share import Channel, ProcessRank
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.settings import Settings, with_defaults
@@ -72,7 +72,7 @@ def run_follower(settings: Settings, place: ProcessRank) -> None:
         if dtype is None:
             return
         with TemporaryDirectory(prefix="streamlearn-") as folder:
-            model = _load(settings, dtype, Path(folder) / "resting", channel.mesh)
+            model = _load(settings, dtype, Path(folder) / "offloaded", channel.mesh)
             follow(channel, model.learner, model.decoder.restored)
 
 
@@ -96,8 +96,8 @@ def _join(settings: Settings, place: ProcessRank) -> Channel:
     return channel
 
 
-def _load(settings: Settings, dtype: str, resting: Path, mesh: DeviceMesh | None) -> Model:
+def _load(settings: Settings, dtype: str, offloaded: Path, mesh: DeviceMesh | None) -> Model:
     """The leader's model, which checked the settings before."""
     config, shape = adapter_of(settings), outline(settings.backbone)
     settings = with_defaults(settings, is_vision=shape.is_vision, per_regime=config.per_regime)
-    return Model(settings, shape, config, dtype, resting, mesh=mesh)
+    return Model(settings, shape, config, dtype, offloaded, mesh=mesh)

@@ -17,8 +17,7 @@ from streamlearn.daemon.status_publisher import Publisher
 from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.history import BatchOutcome, refusal_message
-from streamlearn.jobs.queue import JobQueue
-from streamlearn.jobs.results import SnapshotResult
+from streamlearn.jobs.queue import JobQueue, SnapshotResult
 from streamlearn.jobs.runner import JobRunner
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.holdout import BackboneComparison
@@ -30,8 +29,8 @@ from streamlearn.snapshot.crash_guard import GuardedBatch
 from streamlearn.snapshot.files import is_disk_full
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo, snapshot_name
 from streamlearn.status import Board, Phase, SnapshotStatus, Status
-from streamlearn.stream.batch import Batch
 from streamlearn.stream.intake import FlushReason
+from streamlearn.stream.record import Batch
 
 _log = get_logger("daemon")
 
@@ -514,7 +513,7 @@ class Daemon:
     def _dead_letter(self, batch: Batch, step: Step) -> None:
         _log.error(Event.UPDATE_REFUSED, step=step.number, refusal=step.refusal, records=len(batch.records))
         for record in batch.records:
-            self.checkpoint.dead_letters.send(record, Reason.NOT_FINITE_UPDATE, refusal_message(step))
+            self.checkpoint.intake.set_aside(record, Reason.NOT_FINITE_UPDATE, refusal_message(step))
 
     def _roll_back(self) -> None:
         """The weights themselves are suspect: restore the last snapshot, leave out the refused records, read on."""

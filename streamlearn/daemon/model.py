@@ -1,6 +1,6 @@
-"""Backbone, adapter and decoder: all that a snapshot needs to be used, with or without a stream."""
+"""The model of a run: backbone, adapter, learner and decoder, with or without a stream."""
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache, partial
 from importlib.metadata import version
@@ -18,31 +18,15 @@ from streamlearn.adapters.tuner import SHARED, attach
 from streamlearn.backbone.load import Backbone, Outline, load
 from streamlearn.baselines.consolidate import hooks_for
 from streamlearn.daemon.process import return_freed_memory, return_freed_tensors
-from streamlearn.daemon.run_state import RunState
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.cache import AdapterCache
-from streamlearn.learner.learner import Learner
-from streamlearn.regimes.regimes import Regimes, regimes_state
+from streamlearn.learner.learner import Compute, Learner
+from streamlearn.learner.memory import random_state, restore_random_state
+from streamlearn.regimes.regime import RegimesState
+from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import Snapshot, SnapshotPart, adapter_part, optimizer_part, state_part
 from streamlearn.stream.decode import Decoder
-
-CPU, CUDA = "rng.torch", "rng.cuda"
-
-
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Return the state of the CPU's generator, and of the GPU's where the model is on one: uint8, by name."""
-    on_gpu = {CUDA: torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
-    return {CPU: torch.get_rng_state(), **on_gpu}
-
-
-def restore_random_state(tensors: MutableMapping[str, Tensor], device: torch.device) -> None:
-    """Take the states out of a snapshot's tensors and set them; that of a GPU applies to a GPU only."""
-    torch.set_rng_state(tensors.pop(CPU))
-    on_gpu = tensors.pop(CUDA, None)
-    if on_gpu is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(on_gpu, device)
-
 
 _log = get_logger("daemon")
 
@@ -56,9 +40,10 @@ class Model:
         shape: Outline,
         config: HeadLoraConfig,
         dtype: str | None,
-        resting: Path,
+        offloaded: Path,
         *,
         mesh: DeviceMesh | None = None,
+        compute: Compute | None = None,
     ) -> None:
         """Load the backbone.
 
@@ -67,8 +52,9 @@ class Model:
             shape: The backbone's.
             config: The adapter.
             dtype: That of the snapshot to resume, so that `backbone.dtype: auto` repeats the same bits.
-            resting: Folder for the adapters of regimes beyond `adapter.max_in_memory`; emptied.
+            offloaded: Folder for the adapters of regimes beyond `adapter.max_in_memory`; emptied.
             mesh: See `load`.
+            compute: See `Learner`.
         """
         torch.manual_seed(settings.seed)
         if settings.learner.activation_checkpointing:
@@ -84,7 +70,8 @@ class Model:
             settings.learner,
             self.backbone.device,
             router_lr=wanted.router_lr,
-            cache=AdapterCache(resting, settings.adapter.max_in_memory),
+            cache=AdapterCache(offloaded, settings.adapter.max_in_memory),
+            compute=compute,
         )
         self.learner.hooks = hooks_for(self.learner, settings)
         types = settings.learner.sample_types if wanted.localized_balance else ()
@@ -96,10 +83,10 @@ class Model:
         trainable = sum(p.numel() for p in self.learner.optimizer.parameters())
         _log.info(Event.ADAPTER_ATTACHED, preset=settings.adapter.preset, parameters=trainable)
 
-    def parts(self) -> list[SnapshotPart]:
-        """The parts of a snapshot: everything that the next step depends on besides the position."""
+    def parts(self, components: Mapping[str, Tensor]) -> list[SnapshotPart]:
+        """The parts of a snapshot: everything that the next step depends on, with the tensors of `components`."""
         learner = self.learner
-        state = state_part({**learner.state(), **self.adaptation.tensors(), **random_state(learner.device)})
+        state = state_part({**learner.state(), **random_state(learner.device), **components})
         if not learner.per_regime:
             return [state, adapter_part(self.peft.save_pretrained)]
         adapters = [
@@ -112,17 +99,13 @@ class Model:
         ]
         return [state, *adapters, *optimizer]
 
-    def restore(self, snapshot: Snapshot) -> RunState:
-        """Load a snapshot's weights, optimizer and detectors in place; return the rest of its state."""
+    def restore(self, snapshot: Snapshot) -> None:
+        """Load a snapshot's weights, optimizer, random state and regimes in place."""
         tensors = snapshot.tensors()
         load_adapters(self.learner, snapshot)
         restore_random_state(tensors, self.learner.device)
         self.learner.load_state(tensors)
-        manifest = snapshot.manifest
-        self.adaptation.restore(regimes_state(tensors, manifest.components["regimes"]))
-        state = RunState.restored(manifest)
-        _log.info(Event.SNAPSHOT_RESTORED, name=snapshot.name, records=state.records, position=str(manifest.position))
-        return state
+        self.adaptation.restore(snapshot.component("regimes", RegimesState))
 
 
 def save_adapter(learner: Learner, name: str, folder: Path) -> None:

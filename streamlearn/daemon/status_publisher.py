@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from streamlearn.daemon.run_state import RunState
+from streamlearn.daemon.checkpoint import RunState
 from streamlearn.events import Event, get_logger
 from streamlearn.history import History
 from streamlearn.learner.learner import Step

@@ -1,6 +1,6 @@
-"""A plain LoRA as a folder that stock PEFT loads, and back."""
+"""Formats of an exported regime: a folder that stock PEFT loads, an adapter for llama.cpp, and the model card."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,113 +13,56 @@ from numpy.typing import NDArray
 from peft import LoraConfig, TaskType
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-from torch.nn import functional as F
 
 from streamlearn import __version__
-from streamlearn.adapters.context import NO_REGIME, routing_context
+from streamlearn.adapters.context import NO_REGIME
 from streamlearn.errors import ConfigError, PublicationError, UsageError
 from streamlearn.export.lora import LoraMatrices, PlainLora, PlainLoraAdapter
-from streamlearn.learner.evaluate import groups
+from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
-from streamlearn.learner.loss import PackedBatch, pack, packed_logits
 from streamlearn.settings import BackboneSettings
 from streamlearn.stream.record import Example
 
 # Shape suffixes: L learned tokens, V vocabulary.
 
 
-Logits = Callable[[Sequence[Example]], tuple[PackedBatch, Tensor]]
-"""Packs examples and returns the logits (L, V) that predict their learned tokens."""
-
-
 @dataclass(frozen=True)
-class HoldoutFigures:
-    """Means over the learned tokens of a regime's hold-out records."""
+class HoldoutLosses:
+    """Mean losses over the learned tokens of a regime's hold-out records, nats per token."""
 
     records: int
     tokens: int
-    loss: float
-    """Of what was exported, nats per token."""
-    accuracy: float
-    daemon_loss: float
-    daemon_accuracy: float
-    backbone_loss: float
+    exported: float
+    daemon: float
+    backbone: float
     """Of the untouched backbone."""
-    backbone_accuracy: float
-    divergence: float
-    """KL divergence of what was exported from the daemon's answer, nats per token."""
-    largest_difference: float
-    """Of a logit, from the daemon's."""
 
 
-class DaemonModel:
-    """The daemon's model: under the adapter of a regime, untouched, or with a plain LoRA beside the backbone."""
+def holdout_losses(
+    learner: Learner, examples: Sequence[Example], slot: int, lora: PlainLora, *, pack_tokens: int
+) -> HoldoutLosses:
+    """Score at least one record three times: with `lora`, under the regime in `slot`, and without any adapter."""
 
-    def __init__(self, learner: Learner) -> None:
-        self._learner = learner
+    def loss_sum(slot: int, adapter: PlainLoraAdapter | None) -> tuple[float, int]:
+        scores = run_to_end(
+            score(
+                learner.model,
+                examples,
+                learner.device,
+                pack_tokens=pack_tokens,
+                slots=[slot] * len(examples),
+                parallel_adapter=adapter,
+            )
+        )
+        return sum(each.loss_sum for each in scores), sum(each.tokens for each in scores)
 
-    def adapted(self, slot: int) -> Logits:
-        """The logits under the regime in `slot`; `NO_REGIME` is the untouched backbone."""
-        return lambda examples: self._logits(examples, slot, None)
-
-    def with_lora(self, lora: PlainLora) -> Logits:
-        """The logits of the backbone with a plain LoRA, whose matrices are not copied."""
-        return lambda examples: self._logits(examples, NO_REGIME, PlainLoraAdapter(lora))
-
-    def _logits(
-        self, examples: Sequence[Example], slot: int, lora: PlainLoraAdapter | None
-    ) -> tuple[PackedBatch, Tensor]:
-        model = self._learner.model
-        packed = pack(examples, self._learner.device, [slot] * len(examples))
-        context = packed.context()
-        context.parallel_adapter = lora
-        with torch.no_grad(), routing_context(model, context):
-            return packed, packed_logits(model.get_base_model(), packed)
+    exported, tokens = loss_sum(NO_REGIME, PlainLoraAdapter(lora))
+    daemon, backbone = loss_sum(slot, None)[0], loss_sum(NO_REGIME, None)[0]
+    return HoldoutLosses(len(examples), tokens, exported / tokens, daemon / tokens, backbone / tokens)
 
 
-def measure(
-    examples: Sequence[Example], daemon: Logits, backbone: Logits, exported: Logits, *, pack_tokens: int
-) -> HoldoutFigures:
-    """Score the records, of which there is at least one, three times, group by group."""
-    sums = torch.zeros(8, dtype=torch.float64)
-    largest = 0.0
-    for indices in groups(examples, pack_tokens):
-        group = [examples[i] for i in indices]
-        packed, exported_LV = exported(group)
-        daemon_LV, backbone_LV = daemon(group)[1], backbone(group)[1]
-        divergence_L = (
-            F.kl_div(exported_LV.log_softmax(-1), daemon_LV.log_softmax(-1), reduction="none", log_target=True)
-            .sum(-1)
-            .clamp_min(0.0)
-        )  # rounding alone may give less
-        scores = [figure for each in (exported_LV, daemon_LV, backbone_LV) for figure in _scores(each, packed)]
-        sums += torch.tensor([*scores, float(divergence_L.sum()), len(divergence_L)], dtype=torch.float64)
-        largest = max(largest, float((exported_LV - daemon_LV).abs().max()))
-    tokens = int(sums[-1])
-    loss, accuracy, daemon_loss, daemon_accuracy, backbone_loss, backbone_accuracy, divergence = sums[:-1] / tokens
-    return HoldoutFigures(
-        records=len(examples),
-        tokens=tokens,
-        loss=float(loss),
-        accuracy=float(accuracy),
-        daemon_loss=float(daemon_loss),
-        daemon_accuracy=float(daemon_accuracy),
-        backbone_loss=float(backbone_loss),
-        backbone_accuracy=float(backbone_accuracy),
-        divergence=float(divergence),
-        largest_difference=largest,
-    )
-
-
-def _scores(logits_LV: Tensor, packed: PackedBatch) -> tuple[float, int]:
-    """Summed loss, and number of tokens that were the most probable."""
-    loss = F.cross_entropy(logits_LV, packed.target_L, reduction="sum")
-    return float(loss), int((logits_LV.argmax(-1) == packed.target_L).sum())
-
-
-Format = Literal["peft", "gguf", "merged"]
-"""A folder that PEFT loads, an adapter of llama.cpp, or backbone and adapter as one model."""
+Format = Literal["peft", "gguf"]
+"""A folder that PEFT loads, or an adapter of llama.cpp."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +74,7 @@ class BaseModel:
     revision: str | None
 
     @classmethod
-    def of(cls, settings: BackboneSettings, folder: Path, *, name: str | None = None) -> Self:
+    def from_settings(cls, settings: BackboneSettings, folder: Path, *, name: str | None = None) -> Self:
         """The backbone's hub id, or the `folder` that it was loaded from; `name` replaces both."""
         if name is not None:
             return cls(name, None)
@@ -143,7 +86,7 @@ class ExportedRegime:
     """One regime of one snapshot."""
 
     name: str
-    """Of its folder, for example regime-3."""
+    """Name of its folder, for example regime-3."""
     regime: int | None
     """Its number; None for the one adapter that all regimes share."""
     label: str
@@ -157,25 +100,19 @@ class ExportedRegime:
     """Times that the stream came to it."""
     base: BaseModel
     form: Format
-    dtype: str
-    """What the daemon computes in; a merged model is stored in it."""
-    computed_in: str
-    """The dtype in which `figures` were computed."""
     rank: int
     alpha: float
     num_linears: int
     is_approximate: bool
     """Whether experts among which tokens choose were replaced by their mean."""
-    figures: HoldoutFigures | None
-    """None without hold-out records."""
+    losses: HoldoutLosses | None
+    """None where they were not measured."""
 
     @property
     def fidelity(self) -> str:
         """How it relates to the daemon's experts."""
         if self.is_approximate:
             return "approximate: each expert applies with its mean weight, where the daemon's tokens choose one"
-        if self.form == "merged" and self.dtype != "float32":
-            return f"rounded to {self.dtype}, the dtype of the backbone"
         return "exact"
 
 
@@ -183,7 +120,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
-def write(folder: Path, lora: PlainLora, base: BaseModel) -> None:
+def write_peft(folder: Path, lora: PlainLora, base: BaseModel) -> None:
     """Write `adapter_config.json` and `adapter_model.safetensors`, in float32, into an existing folder."""
     tensors: dict[str, torch.Tensor] = {}
     for name, matrices in lora.layers.items():
@@ -205,8 +142,8 @@ def write(folder: Path, lora: PlainLora, base: BaseModel) -> None:
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def read(folder: Path) -> PlainLora:
-    """Read what `write` wrote.
+def read_peft(folder: Path) -> PlainLora:
+    """Read a folder that `write_peft` wrote.
 
     Raises:
         PublicationError: a file is missing or damaged.
@@ -231,7 +168,7 @@ def _sort_modules(file: Path) -> None:
     file.write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-FILE = "adapter.gguf"
+GGUF = "adapter.gguf"
 ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
@@ -247,7 +184,7 @@ _ROTATES_PAIRS = ("llama", "smollm3")
 of a head against each other, so the rows of these projections change places."""
 
 
-def check(config: Any) -> None:
+def check_gguf(config: Any) -> None:
     """Check that a backbone of this configuration can be exported.
 
     Raises:
@@ -263,14 +200,14 @@ def check(config: Any) -> None:
         )
 
 
-def write_gguf_adapter(folder: Path, lora: PlainLora, config: Any) -> None:
-    """Write `adapter.gguf`, in float32, into an existing folder. `config` is the backbone's, see `check`."""
+def write_gguf(folder: Path, lora: PlainLora, config: Any) -> None:
+    """Write `adapter.gguf`, in float32, into an existing folder. `config` is the backbone's, see `check_gguf`."""
     import gguf  # noqa: PLC0415 - an optional dependency
 
     name = ARCHITECTURES[config.model_type]
-    architecture = next(each for each, label in gguf.MODEL_ARCH_NAMES.items() if label == name)
+    architecture = next(number for number, label in gguf.MODEL_ARCH_NAMES.items() if label == name)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    writer = gguf.GGUFWriter(folder / FILE, name)
+    writer = gguf.GGUFWriter(folder / GGUF, name)
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(lora.alpha))
@@ -299,29 +236,29 @@ def _paired(B_ON: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(B_ON.reshape(heads, 2, num // heads // 2, rank).swapaxes(1, 2).reshape(num, rank))
 
 
-_LIBRARY = {"peft": "peft", "gguf": "llama.cpp", "merged": "transformers"}
+_LIBRARY = {"peft": "peft", "gguf": "llama.cpp"}
 
 
-def card(exported: ExportedRegime, figures: Sequence[str] | None = None) -> str:
-    """The text of the card; `figures` are lines that replace the hold-out figures of `exported`."""
+def card(exported: ExportedRegime) -> str:
+    """The model card, Markdown."""
     what = "All regimes" if exported.regime is None else f"Regime {exported.regime}"
     what += f" ({exported.label})" if exported.label else ""
     return "\n".join(
         [
             "---",
             f"base_model: {exported.base.name}",
-            f"base_model_relation: {'merge' if exported.form == 'merged' else 'adapter'}",
+            "base_model_relation: adapter",
             f"library_name: {_LIBRARY[exported.form]}",
             "tags: [lora, streamlearn]",
             "---",
             f"# {what} of snapshot {exported.snapshot}",
             "",
-            f"Learned from a stream of records by streamlearn {__version__}. A regime is what the learner found to be",
-            "one kind of records.",
+            f"Learned from a stream of records by streamlearn {__version__}. A regime is a stretch of the stream with",
+            "one distribution, found by the learner.",
             "",
             *_table(exported),
             "",
-            *(_figures(exported) if figures is None else figures),
+            *_losses(exported),
             "## Use",
             "",
             *_usage(exported),
@@ -342,21 +279,18 @@ def _table(exported: ExportedRegime) -> list[str]:
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
 
 
-def _figures(exported: ExportedRegime) -> list[str]:
-    figures = exported.figures
-    if figures is None:
-        return ["There were no hold-out records to measure it on.", ""]
+def _losses(exported: ExportedRegime) -> list[str]:
+    losses = exported.losses
+    if losses is None:
+        return []
     return [
-        f"On {figures.records} hold-out records, which were never trained on ({figures.tokens:,} answer tokens):",
+        f"On {losses.records} hold-out records, which were never trained on ({losses.tokens:,} answer tokens):",
         "",
-        "| | loss, nats per token | token accuracy |",
-        "|---|---|---|",
-        f"| this export | {figures.loss:.4f} | {figures.accuracy:.4f} |",
-        f"| the daemon | {figures.daemon_loss:.4f} | {figures.daemon_accuracy:.4f} |",
-        f"| untouched backbone | {figures.backbone_loss:.4f} | {figures.backbone_accuracy:.4f} |",
-        "",
-        f"Between this export and the daemon, computed in {exported.computed_in}: KL divergence "
-        f"{figures.divergence:.2g} nats per token, largest difference of a logit {figures.largest_difference:.2g}.",
+        "| | loss, nats per token |",
+        "|---|---|",
+        f"| this export | {losses.exported:.4f} |",
+        f"| the daemon | {losses.daemon:.4f} |",
+        f"| untouched backbone | {losses.backbone:.4f} |",
         "",
     ]
 
@@ -364,14 +298,6 @@ def _figures(exported: ExportedRegime) -> list[str]:
 def _usage(exported: ExportedRegime) -> list[str]:
     if exported.form == "gguf":
         return ["```", "llama-cli -m BACKBONE.gguf --lora adapter.gguf", "```"]
-    if exported.form == "merged":
-        return [
-            "```python",
-            "from transformers import AutoModelForCausalLM",
-            "",
-            'model = AutoModelForCausalLM.from_pretrained("FOLDER")',
-            "```",
-        ]
     return [
         "```python",
         "from peft import PeftModel",

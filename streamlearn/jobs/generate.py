@@ -1,99 +1,32 @@
 """Text generation for a request, token by token."""
 
-import time
 from collections.abc import Callable, Generator, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from streamlearn.jobs.evaluate import RouteInputs
-from streamlearn.jobs.queue import GenerateJob, GenerationStart, GenerationStream, PromptInput, Sampling
-from streamlearn.jobs.results import GenerateResult
+from streamlearn.jobs.queue import (
+    GenerateJob,
+    GenerateResult,
+    GenerationStart,
+    GenerationStream,
+    PromptInput,
+    Sampling,
+)
 from streamlearn.learner.generate import NucleusSampler, TokenChoice, decode, most_likely
 from streamlearn.learner.learner import Learner
+from streamlearn.regimes.route import Requested, RoutedInput
 from streamlearn.shift.features import input_of_prompt
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import Prompt
 
-MAX_STRINGS = 4
-MAX_CHARS = 256
-"""Of one string: the last characters of a text are compared with every beginning of every string."""
-
-
-class StopStrings:
-    """Finds the first of several strings in a text that comes in pieces.
-
-    The first is the one that ends first, the longest of several that end together: what is found depends on the text,
-    not on its pieces.
-    """
-
-    def __init__(self, strings: Sequence[str]) -> None:
-        self._strings = strings
-        self._held = ""
-        self.found = False
-        """Whether the text has ended."""
-
-    def add(self, piece: str) -> str:
-        """The next part of the text that is certain to be in front of a stop string."""
-        text = self._held + piece
-        places = [(start + len(each), start) for each in self._strings if (start := text.find(each)) >= 0]
-        if places:
-            _, start = min(places)
-            self.found, self._held = True, ""
-            return text[:start]
-        cut = len(text) - self._beginning_at_end_of(text)
-        self._held = text[cut:]
-        return text[:cut]
-
-    def flush(self) -> str:
-        """The rest of a text that ends without a stop string."""
-        rest, self._held = self._held, ""
-        return rest
-
-    def _beginning_at_end_of(self, text: str) -> int:
-        """Length of the longest end of `text` with which a string begins."""
-        lengths = (n for each in self._strings for n in range(1, len(each)) if text.endswith(each[:n]))
-        return max(lengths, default=0)
-
-
-_INCOMPLETE = "�"  # what a tokenizer writes for bytes that are not a character, or not yet
-
-
-class IncrementalText:
-    """Decodes tokens to pieces of text that join to the text of all tokens.
-
-    A token is decoded after those of the piece before, because tokenizers treat the first token of a text differently.
-    """
-
-    def __init__(self, to_text: Callable[[Sequence[int]], str]) -> None:
-        """`to_text` decodes tokens; the text of more tokens extends the text of fewer."""
-        self._to_text = to_text
-        self._tokens: list[int] = []  # those of the last piece, then those without a piece yet
-        self._num_written = 0
-        self._written = ""
-
-    def add(self, token: int) -> str:
-        """The text that the token completes; empty in the middle of a character."""
-        self._tokens.append(token)
-        piece = self.flush()
-        if piece.endswith(_INCOMPLETE):
-            return ""
-        if piece:
-            self._tokens = self._tokens[self._num_written :]
-            self._num_written = len(self._tokens)
-            self._written = self._to_text(self._tokens)
-        return piece
-
-    def flush(self) -> str:
-        """The rest at the end of the text: incomplete characters."""
-        return self._to_text(self._tokens)[len(self._written) :]
+RouteInputs = Callable[[Sequence[NDArray[np.int32]], Requested], list[RoutedInput]]
+"""Finds what answers each input; raises UnknownRegimeError if the requested regime cannot answer."""
 
 
 def generate(
-    job: GenerateJob,
-    learner: Learner,
-    decoder: Decoder,
-    route_inputs: RouteInputs,
-    clock: Callable[[], float] = time.monotonic,
+    job: GenerateJob, learner: Learner, decoder: Decoder, route_inputs: RouteInputs
 ) -> Generator[None, None, GenerateResult]:
     """Continue a prompt or answer a conversation.
 
@@ -101,7 +34,7 @@ def generate(
         RecordError: the prompt cannot be encoded.
         UnknownRegimeError: the requested regime cannot answer.
     """
-    started, step = clock(), learner.number
+    step = learner.number
     prompt = encoded(job, decoder)
     [routed] = route_inputs([input_of_prompt(prompt)], job.requested)
     if job.stream is not None:
@@ -125,7 +58,6 @@ def generate(
         prompt_tokens=len(prompt),
         finish_reason="length" if len(output) == job.max_new_tokens and not text.stopped else "stop",
         route=routed.route,
-        seconds=clock() - started,
     )
 
 
@@ -159,7 +91,7 @@ class _Text:
         return self._stop.found
 
     def add(self, _: int, token: int) -> bool:
-        """Take in the next token; return whether the text continues."""
+        """Add the next token; return whether the text continues."""
         self._write(self._stop.add(self._incremental.add(token)))
         return not self.stopped
 
@@ -174,3 +106,72 @@ class _Text:
         self.pieces.append(piece)
         if self._stream is not None:
             self._stream.write(piece)
+
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer writes for bytes that are not a character, or not yet
+
+
+class IncrementalText:
+    """Decodes tokens to pieces of text that join to the text of all tokens.
+
+    A token is decoded after those of the piece before, because tokenizers treat the first token of a text differently.
+    """
+
+    def __init__(self, to_text: Callable[[Sequence[int]], str]) -> None:
+        """`to_text` decodes tokens; the text of more tokens extends the text of fewer."""
+        self._to_text = to_text
+        self._tokens: list[int] = []  # those of the last piece, then those without a piece yet
+        self._num_written = 0
+        self._written = ""
+
+    def add(self, token: int) -> str:
+        """The text that the token completes; empty in the middle of a character."""
+        self._tokens.append(token)
+        piece = self.flush()
+        if piece.endswith(_INCOMPLETE):
+            return ""
+        if piece:
+            self._tokens = self._tokens[self._num_written :]
+            self._num_written = len(self._tokens)
+            self._written = self._to_text(self._tokens)
+        return piece
+
+    def flush(self) -> str:
+        """The rest at the end of the text: incomplete characters."""
+        return self._to_text(self._tokens)[len(self._written) :]
+
+
+class StopStrings:
+    """Finds the first of several strings in a text that comes in pieces.
+
+    The first is the one that ends first, the longest of several that end together: the result depends on the text, not
+    on its pieces.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = strings
+        self._pending = ""
+        self.found = False
+        """Whether the text has ended."""
+
+    def add(self, piece: str) -> str:
+        """The next part of the text that certainly precedes a stop string."""
+        text = self._pending + piece
+        places = [(start + len(string), start) for string in self._strings if (start := text.find(string)) >= 0]
+        if places:
+            _, start = min(places)
+            self.found, self._pending = True, ""
+            return text[:start]
+        cut = len(text) - self._beginning_at_end_of(text)
+        self._pending = text[cut:]
+        return text[:cut]
+
+    def flush(self) -> str:
+        """The rest of a text that ends without a stop string."""
+        rest, self._pending = self._pending, ""
+        return rest
+
+    def _beginning_at_end_of(self, text: str) -> int:
+        """Length of the longest end of `text` with which a string begins."""
+        lengths = (n for string in self._strings for n in range(1, len(string)) if text.endswith(string[:n]))
+        return max(lengths, default=0)

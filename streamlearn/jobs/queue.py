@@ -15,18 +15,19 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from streamlearn.controls import Control, Requester
 from streamlearn.errors import RecordError, StreamlearnError
-from streamlearn.jobs.results import Result
 from streamlearn.regimes.route import Requested
 from streamlearn.status import Route
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationStart:
-    """What is known of a generation before its first token."""
+    """Weights and route of a generation, known before its first token."""
 
     step: int
     """Optimizer updates made before the job."""
@@ -37,10 +38,9 @@ class GenerationStart:
 
 
 class GenerationStream:
-    """Text on its way. Thread-safe; no method blocks.
+    """Text from the loop to a client. Thread-safe; no method blocks.
 
-    A slow reader finds several pieces as one. What waits for it is never more than the text of the job, which
-    `max_new_tokens` bounds.
+    A slow reader gets several pieces as one. At most the text of the job waits for it, which `max_new_tokens` bounds.
     """
 
     def __init__(self, notify: Callable[[], None]) -> None:
@@ -52,12 +52,11 @@ class GenerationStream:
         """None before the job runs."""
 
     def begin(self, start: GenerationStart) -> None:
-        """Say what generates the text."""
+        """Publish what generates the text."""
         self.start = start
         self._notify()
 
     def write(self, piece: str) -> None:
-        """Add to the text."""
         if piece:
             with self._lock:
                 self._pieces.append(piece)
@@ -145,12 +144,126 @@ class SnapshotJob:
 
 @dataclass(frozen=True, slots=True)
 class ControlJob:
-    """Carry out what an operator asks."""
+    """Apply a control."""
 
     control: Control
     who: Requester
 
 
+# Results, as HTTP returns them and the OpenAPI document describes them.
+
+FinishReason = Literal["stop", "length"]
+
+
+class ApiModel(BaseModel):
+    """Base class of request and response models: frozen, no unknown fields, docstrings as field descriptions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ExampleResult(ApiModel):
+    """The result of one example of an evaluation."""
+
+    loss: float
+    """Mean over the example's scored tokens, nats per token."""
+    tokens: int
+    """Scored tokens."""
+    output: str | None = None
+    """Generated text; null without generate."""
+    route: Route
+    """Its regime, and what computed the loss and the output."""
+
+
+class EvalResult(ApiModel):
+    """Evaluation of the request's examples on the weights of one step."""
+
+    step: int
+    """Optimizer updates made before the job."""
+    examples: int
+    """Number of examples."""
+    tokens: int
+    """Scored tokens."""
+    loss: float
+    """Mean over all scored tokens, nats per token."""
+    perplexity: float
+    """exp(loss)."""
+    token_accuracy: float
+    """Share of scored tokens that were the most probable ones, 0 to 1."""
+    exact_match: float | None = None
+    """Share of generated answers that equal the expected one, 0 to 1; null without generate."""
+    rouge_l: float | None = None
+    """Mean ROUGE-L F1 of the generated answers, 0 to 1; null without generate."""
+    num_known: int
+    """Examples that a regime explains."""
+    num_unknown: int
+    """Examples that no regime explains."""
+    answered_by: dict[str, int]
+    """Number of examples by what computed them: regime, adapter, mean or backbone."""
+    per_example: tuple[ExampleResult, ...]
+    """In the order of the request."""
+    seconds: float = 0.0
+    """Time spent on the job, not counting the time in the queue."""
+
+
+class GenerateResult(ApiModel):
+    """Generated text."""
+
+    step: int
+    """Optimizer updates made before the job."""
+    text: str
+    """The continuation, without the prompt."""
+    tokens: int
+    """Generated tokens."""
+    prompt_tokens: int
+    """Tokens of the prompt."""
+    finish_reason: FinishReason
+    """stop: the text ended by itself or with a stop string; length: at the maximum number of tokens."""
+    route: Route
+    """The prompt's regime, and what generated the text."""
+    seconds: float = 0.0
+    """Time spent on the job, not counting the time in the queue."""
+
+
+class RouteResult(ApiModel):
+    """Regimes of prompts, and what would answer them."""
+
+    step: int
+    """Optimizer updates made before the prompts were routed."""
+    routes: tuple[Route, ...]
+    """In the order of the request."""
+    seconds: float = 0.0
+    """Time spent on the job, not counting the time in the queue."""
+
+
+class SnapshotResult(ApiModel):
+    """A new durable snapshot."""
+
+    name: str
+    """Name of its folder."""
+    step: int
+    """Optimizer updates in it."""
+
+
+class ControlResult(ApiModel):
+    """A control that was applied, and the resulting state."""
+
+    control: str
+    """pause, resume, pin, unpin, rollback, freeze, unfreeze, rename, approve or drop."""
+    changed: bool
+    """Whether it changed anything; false when the run was in this state already."""
+    paused: bool
+    """Whether the daemon takes no step and reads no record."""
+    pinned: tuple[str, ...]
+    """Names of the snapshots that are never pruned."""
+    skipped_records: tuple[str, ...]
+    """Offsets that are never trained on, as TOPIC:PARTITION:FROM..TO with both ends included."""
+    moved_aside: tuple[str, ...] = ()
+    """Names of the snapshots that a rollback moved aside, newest first."""
+    snapshot: str | None
+    """Name of the newest snapshot; null before the first."""
+
+
+Result = EvalResult | GenerateResult | RouteResult | SnapshotResult | ControlResult
 Job = EvalJob | GenerateJob | RouteJob | SnapshotJob | ControlJob
 MAX_CONTROLS = 16
 """Controls that may wait."""
@@ -180,9 +293,8 @@ class Ticket:
     def fail(self, error: Exception) -> None:
         """Set an error; has no effect on a cancelled job.
 
-        RecordError and ExampleError become 400, UnknownRegimeError 404, UsageError 409. Any other
-        StreamlearnError becomes a 500 with its message; every other exception becomes a 500 without one, so the caller
-        logs it.
+        A StreamlearnError keeps its message (see `serve.errors`). Any other exception becomes a 500 without one, so
+        the caller logs it.
         """
         with suppress(InvalidStateError):
             self.future.set_exception(error)

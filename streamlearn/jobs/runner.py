@@ -4,40 +4,44 @@ A job that is unfinished when the budget is spent continues after the next step,
 adapter that it needs was removed or replaced by then, it fails with an error that asks to repeat the request.
 """
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from statistics import fmean
 
 from streamlearn.controls import Control, StateControls
-from streamlearn.errors import StreamlearnError
+from streamlearn.errors import RecordError, StreamlearnError
 from streamlearn.events import Event, get_logger
-from streamlearn.jobs.evaluate import RouteInputs, evaluate
-from streamlearn.jobs.generate import generate
+from streamlearn.jobs.generate import RouteInputs, encoded, generate
 from streamlearn.jobs.queue import (
     ControlJob,
+    ControlResult,
     EvalJob,
+    EvalResult,
+    ExampleError,
+    ExampleResult,
     GenerateJob,
+    GenerateResult,
     JobQueue,
     QueueClosedError,
+    Result,
     RouteJob,
+    RouteResult,
     SnapshotJob,
+    SnapshotResult,
     Ticket,
 )
-from streamlearn.jobs.results import (
-    ControlResult,
-    EvalResult,
-    GenerateResult,
-    Result,
-    RouteResult,
-    SnapshotResult,
-)
-from streamlearn.jobs.route import route
 from streamlearn.learner.cache import PinnedWeights
+from streamlearn.learner.evaluate import ExampleScore, exact_match, prompt_of, reference_of, rouge_l
+from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
+from streamlearn.shift.features import input_of, input_of_prompt
 from streamlearn.status import AnsweredBy, Route
 from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Example
 
 _log = get_logger("jobs")
 
@@ -113,14 +117,12 @@ class JobRunner:
         if isinstance(ticket.job, SnapshotJob):  # in one piece, and with the live weights
             with self._failures_reported_to(ticket):
                 ticket.finish(self._save())
-            return
-        if isinstance(ticket.job, ControlJob):
+        elif isinstance(ticket.job, ControlJob):
             if ticket.begin():
                 with self._failures_reported_to(ticket):
                     ticket.finish(self._control(ticket.job))
-            return
-        work = self._begin(ticket.job)
-        self._continue(_RunningJob(ticket, work), deadline)  # the first piece runs at once: it records the step
+        else:  # the first piece runs at once: it records the step
+            self._continue(_RunningJob(ticket, self._begin(ticket.job)), deadline)
 
     def _begin(self, job: EvalJob | GenerateJob | RouteJob) -> Work:
         if isinstance(job, EvalJob):
@@ -140,7 +142,7 @@ class JobRunner:
                 except StopIteration as finished:
                     seconds = job.seconds + self._clock() - began
                     job.ticket.finish(finished.value.model_copy(update={"seconds": seconds}))
-                    self.requests.update((each.known, each.answered_by) for each in _answered(finished.value))
+                    self.requests.update((route.known, route.answered_by) for route in _answered(finished.value))
                     return
                 if self._clock() >= deadline:
                     job.weights = job.weights or self._learner.pin()
@@ -170,6 +172,87 @@ def _answered(result: Result) -> Iterator[Route]:
         yield from (example.route for example in result.per_example)
     elif isinstance(result, GenerateResult):
         yield result.route
+
+
+def evaluate(
+    job: EvalJob, learner: Learner, decoder: Decoder, route_inputs: RouteInputs, *, pack_tokens: int
+) -> Generator[None, None, EvalResult]:
+    """Score examples with the current weights; with `generate` also compare generated answers with the expected ones.
+
+    Raises:
+        ExampleError: an example is unusable; the message has its index.
+    """
+    step = learner.number
+    examples = _decode(job, decoder)
+    routed = route_inputs([input_of(example) for example in examples], "routed")
+    slots = [answerer.slot for answerer in routed]
+    scores = yield from learner.score(examples, slots, pack_tokens=pack_tokens)
+    outputs: list[str | None] = [None] * len(examples)
+    if job.generate:
+        prompts = [prompt_of(example) for example in examples]
+        lengths = [job.max_new_tokens] * len(examples)
+        decoded = yield from decode(learner.model, prompts, lengths, decoder.stop, learner.device, slots)
+        outputs = [decoder.text(ids) for ids in decoded]
+    references = [decoder.text(reference_of(example)) for example in examples]
+    return _eval_result(step, scores, outputs, references, [answerer.route for answerer in routed])
+
+
+def _decode(job: EvalJob, decoder: Decoder) -> list[Example]:
+    examples = []
+    for index, value in enumerate(job.examples):
+        try:
+            examples.append(decoder.decode_value(value))
+        except RecordError as error:
+            raise ExampleError(index, error) from error
+    return examples
+
+
+def _eval_result(
+    step: int,
+    scores: Sequence[ExampleScore],
+    outputs: Sequence[str | None],
+    references: Sequence[str],
+    routes: Sequence[Route],
+) -> EvalResult:
+    tokens = sum(score.tokens for score in scores)
+    loss = sum(score.loss_sum for score in scores) / tokens
+    pairs = [(output, reference) for output, reference in zip(outputs, references, strict=True) if output is not None]
+    return EvalResult(
+        step=step,
+        examples=len(scores),
+        tokens=tokens,
+        loss=loss,
+        perplexity=math.exp(min(loss, 700.0)),  # exp overflows a float above 709
+        token_accuracy=sum(score.correct for score in scores) / tokens,
+        exact_match=fmean(exact_match(*pair) for pair in pairs) if pairs else None,
+        rouge_l=fmean(rouge_l(*pair) for pair in pairs) if pairs else None,
+        num_known=sum(route.known for route in routes),
+        num_unknown=sum(not route.known for route in routes),
+        answered_by=dict(Counter(str(route.answered_by) for route in routes)),
+        per_example=tuple(
+            ExampleResult(loss=score.loss_sum / score.tokens, tokens=score.tokens, output=output, route=route)
+            for score, output, route in zip(scores, outputs, routes, strict=True)
+        ),
+    )
+
+
+def route(
+    job: RouteJob, learner: Learner, decoder: Decoder, route_inputs: RouteInputs
+) -> Generator[None, None, RouteResult]:
+    """Route prompts by their tokens, without a forward pass; yields after every prompt.
+
+    Raises:
+        ExampleError: a prompt cannot be encoded; the message has its index.
+    """
+    inputs = []
+    for index, prompt in enumerate(job.prompts):
+        try:
+            inputs.append(input_of_prompt(encoded(prompt, decoder)))
+        except RecordError as error:
+            raise ExampleError(index, error, field="prompts") from error
+        yield
+    routes = tuple(answerer.route for answerer in route_inputs(inputs, "routed"))
+    return RouteResult(step=learner.number, routes=routes)
 
 
 def control_result(

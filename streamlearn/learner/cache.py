@@ -1,16 +1,25 @@
-"""Adapters of regimes: those in memory, and those at rest in files.
+"""The store of all adapters: those in memory, those offloaded to files, and copies for jobs that span several steps.
 
-A pass uses the adapters of its own records only. So at most `max_in_memory` are in memory, with the optimizer's
-moments. The least recently used rests in a file when there are more, and the first pass that uses it reads it back, bit
-for bit. The number of regimes is thus bounded by the disk.
-
-The files are scratch: snapshots have their own, and the folder is emptied at start and at the end.
+A pass uses the adapters of its own records only, so at most `max_in_memory` are in memory, with their optimizer state.
+Beyond that the least recently used is offloaded to a file, and the first pass that uses it reads it back, bit for bit.
+The number of regimes is thus bounded by the disk. The files are scratch: snapshots have their own, and the folder is
+emptied at start and at the end.
 
 An adapter has hundreds of small tensors. On a CPU they are parts of one allocation, which is freed as a whole. With 200
-adapters this measured no less resident memory than separate ones; what bounds that is `runtime.heap`.
+adapters this measured no less resident memory than separate ones; `daemon.process` bounds that.
 
-In place of a tensor at rest there is one of the same shape that takes no memory and whose elements are all NaN: using
-it by mistake gives a loss that is not finite, copying to it is an error.
+An offloaded tensor is replaced by one of the same shape that takes no memory and whose elements are all NaN: using it
+by mistake gives a loss that is not finite, and copying to it is an error.
+
+A job that spans several training steps sees the weights of one step (`AdapterCache.pin`):
+
+    at the first interruption   the job pins the weights: nothing is copied yet
+    before an adapter changes   it is copied
+    in each later slice         the copies are swapped in
+
+So a job costs the memory of the adapters that are trained while it runs. An adapter that is removed, or replaced by
+another one (a new regime in its slot, a rollback), is not copied: a slice that would use it ends the job with an error,
+and the request can be repeated.
 """
 
 import math
@@ -20,15 +29,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
+from weakref import WeakSet
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from streamlearn.adapters.tuner import SHARED
 from streamlearn.errors import AdapterGoneError, SnapshotError
 from streamlearn.events import Event, get_logger
-from streamlearn.learner.optimizer import Group
+from streamlearn.learner.optimizer import Group, parameters_of
 
 LINE = 16
 """Elements of float32 in a cache line."""
@@ -36,20 +47,76 @@ LINE = 16
 _log = get_logger("adapters")
 
 
+class PinnedWeights:
+    """The weights of one step. Created by `AdapterCache.pin`, which refers to it weakly: active while referenced."""
+
+    def __init__(self, cache: "AdapterCache", tensors: Mapping[str, Sequence[Tensor]]) -> None:
+        """`tensors` are those that inference depends on, by adapter."""
+        self._cache = cache
+        self._tensors = dict(tensors)
+        self._copies: dict[str, list[Tensor]] = {}
+        self._removed: set[str] = set()
+        self._in_use = False
+        """Whether the job runs."""
+
+    def before_change(self, adapters: Iterable[str]) -> None:
+        """Copy these adapters, unless they were copied before or did not exist at the pin."""
+        for name in adapters:
+            if name in self._tensors and name not in self._copies:
+                self._copies[name] = [tensor.detach().clone() for tensor in self._tensors[name]]
+
+    def before_removal(self, name: str) -> None:
+        """Drop an adapter, even if another takes its name."""
+        if self._tensors.pop(name, None) is not None:
+            self._copies.pop(name, None)
+            self._removed.add(name)
+
+    def check(self, adapters: Collection[str]) -> None:
+        """Check that a pass inside `swapped_in` can use these adapters.
+
+        Raises:
+            AdapterGoneError: one was removed or replaced.
+        """
+        if self._in_use and not self._removed.isdisjoint(adapters):
+            raise AdapterGoneError(
+                "the weights of this request are gone: the regime that answers it was removed, replaced or rolled back "
+                "while it ran; repeat the request"
+            )
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Use the copies inside the block; after it, or after an error, parameters point to their own memory again."""
+        with self._cache.keeping(self._copies):
+            live = {name: [tensor.data for tensor in self._tensors[name]] for name in self._copies}
+            try:
+                self._point_to(self._copies)
+                self._in_use = True
+                yield
+            finally:
+                self._in_use = False
+                self._point_to(live)
+
+    def _point_to(self, tensors: Mapping[str, Sequence[Tensor]]) -> None:
+        for name, values in tensors.items():
+            for tensor, value in zip(self._tensors[name], values, strict=True):
+                tensor.data = value
+
+
 class AdapterCache:
     """The groups of each adapter by its name. Not thread-safe: the thread that owns the model uses it."""
 
     def __init__(self, folder: Path | None = None, max_in_memory: int = sys.maxsize) -> None:
         """`folder` is emptied; it is not needed, and not created, while all adapters are in memory."""
-        assert folder is not None or max_in_memory == sys.maxsize, "adapters at rest need a folder"
+        assert folder is not None or max_in_memory == sys.maxsize, "offloaded adapters need a folder"
         self._folder, self._max_in_memory = folder, max_in_memory
         self._groups: dict[str, Sequence[Group]] = {}
         self._in_memory: dict[str, None] = {}
         """Names, the least recently used first."""
         self._current_files: set[str] = set()
         """Adapters whose file has their present values."""
-        self._held: frozenset[str] = frozenset()
+        self._kept: frozenset[str] = frozenset()
         """Adapters that stay in memory."""
+        self._pins: WeakSet[PinnedWeights] = WeakSet()
         self.num_reads = 0
         """Adapters read back so far."""
         self.clear_folder()
@@ -60,57 +127,75 @@ class AdapterCache:
         return len(self._in_memory)
 
     def add(self, name: str, groups: Sequence[Group]) -> None:
-        """Take in an adapter, which is in memory; one that had the name is forgotten."""
+        """Add an adapter, which is in memory; an older one of this name is removed."""
         self.remove(name)
         self._groups[name] = groups
         self._install(name, _copied(_tensors(groups)))
         self._in_memory[name] = None
-        self._rest([name])
+        self._evict([name])
 
     def remove(self, name: str) -> None:
-        """Forget an adapter, if there is one of this name, and remove its file."""
+        """Remove an adapter and its file, if there is one of this name."""
+        for pin in self._pins:
+            pin.before_removal(name)
         self._groups.pop(name, None)
         self._in_memory.pop(name, None)
-        self.changed([name])
+        self._current_files.discard(name)
         if self._folder is None:
             return
         try:
             self._path(name).unlink(missing_ok=True)
-        except OSError as error:  # it is not read any more, and removed at the next start
+        except OSError as error:  # it is never read again, and removed at the next start
             _log.warning(Event.ADAPTER_NOT_REMOVED, adapter=name, folder=str(self._folder), error=str(error))
 
     def use(self, names: Collection[str]) -> None:
-        """Have these adapters in memory, all at a time; unknown names are ignored.
+        """Bring these adapters into memory, all at a time; unknown names are ignored.
 
         Raises:
             SnapshotError: a file cannot be read back.
+            AdapterGoneError: a job runs on pinned weights, and they have one of these adapters no longer.
         """
-        wanted = [name for name in names if name in self._groups]
-        for name in wanted:
+        for pin in self._pins:
+            pin.check(names)
+        used = [name for name in names if name in self._groups]
+        for name in used:
             if name in self._in_memory:
                 del self._in_memory[name]
             else:
                 self._install(name, self._read(name))
                 self.num_reads += 1
             self._in_memory[name] = None
-        self._rest(wanted)
+        self._evict(used)
 
-    def changed(self, names: Iterable[str]) -> None:
-        """The values of these adapters are about to change, so their files no longer have them."""
+    def changed(self, names: Collection[str]) -> None:
+        """Prepare for a change of these adapters, which are in memory: jobs copy them, and files become outdated."""
+        for pin in self._pins:
+            pin.before_change(names)
         self._current_files.difference_update(names)
 
+    def pin(self, biases: Sequence[Tensor]) -> PinnedWeights:
+        """Pin the present weights of all adapters, and the CP biases of the shared one."""
+        tensors: dict[str, list[Tensor]] = {name: [*parameters_of(groups)] for name, groups in self._groups.items()}
+        if biases:
+            tensors[SHARED] += biases
+        pin = PinnedWeights(self, tensors)
+        if biases:
+            pin.before_change([SHARED])  # a shift changes biases without a step
+        self._pins.add(pin)
+        return pin
+
     @contextmanager
-    def holding(self, names: Iterable[str]) -> Iterator[None]:
-        """Keep these adapters in memory inside the block, whatever else is used there."""
-        before, self._held = self._held, self._held | frozenset(names)
+    def keeping(self, names: Iterable[str]) -> Iterator[None]:
+        """Keep these adapters in memory for the duration of the block."""
+        before, self._kept = self._kept, self._kept | frozenset(names)
         try:
-            self.use(sorted(self._held - before))
+            self.use(sorted(self._kept - before))
             yield
         finally:
-            self._held = before
+            self._kept = before
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """The weights and moments of an adapter, by group and parameter, wherever they are; not to be changed.
+        """Return the weights and moments of an adapter by group and parameter, from memory or file; do not change them.
 
         Raises:
             SnapshotError: its file cannot be read back.
@@ -118,24 +203,24 @@ class AdapterCache:
         return _tensors(self._groups[name]) if name in self._in_memory else self._read(name)
 
     def clear_folder(self) -> None:
-        """Remove all files. Adapters at rest cannot be used any more."""
+        """Remove all files. Offloaded adapters can no longer be used."""
         if self._folder is not None and self._folder.exists():
             shutil.rmtree(self._folder)
 
-    def _rest(self, used: Collection[str]) -> None:
-        """Write adapters that are in memory beyond the limit to files, except those in use and those held."""
+    def _evict(self, in_use: Collection[str]) -> None:
+        """Offload the least recently used adapters beyond the limit to files."""
         excess = len(self._in_memory) - self._max_in_memory
         if excess <= 0:
             return
-        able = [name for name in self._in_memory if name not in used and name not in self._held]
-        for name in able[:excess]:
+        evictable = [name for name in self._in_memory if name not in in_use and name not in self._kept]
+        for name in evictable[:excess]:
             try:
                 self._write(name)
-            except (OSError, SafetensorError) as error:  # learning goes on; the next one that is used tries again
+            except (OSError, SafetensorError) as error:  # learning continues; the next use tries again
                 _log.warning(Event.ADAPTER_NOT_WRITTEN, adapter=name, folder=str(self._folder), error=str(error))
                 return
-            at_rest = {key: _placeholder(tensor) for key, tensor in _tensors(self._groups[name]).items()}
-            self._install(name, at_rest)
+            placeholders = {key: _placeholder(tensor) for key, tensor in _tensors(self._groups[name]).items()}
+            self._install(name, placeholders)
             del self._in_memory[name]
 
     def _write(self, name: str) -> None:
@@ -152,12 +237,12 @@ class AdapterCache:
         path = self._path(name)
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
-                # Copied: what is mapped from a file is read later, where an error of the disk would kill the process.
+                # Copied: a mapped tensor is read later, where an error of the disk would kill the process.
                 return _copied({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118  not a dict
         except (OSError, SafetensorError) as error:
             raise SnapshotError(
-                f"{path} must hold an adapter at rest, found: {error}; restart to go on from the newest snapshot, and "
-                "check the disk"
+                f"{path} must hold an offloaded adapter, found: {error}; restart to continue from the newest snapshot, "
+                "and check the disk"
             ) from error
 
     def _install(self, name: str, tensors: Mapping[str, Tensor]) -> None:
@@ -179,7 +264,7 @@ def _tensors(groups: Sequence[Group]) -> dict[str, Tensor]:
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of float32 tensors that share one allocation, each aligned to a cache line."""
+    """Copy float32 tensors into one allocation, each aligned to a cache line."""
     ends = list(accumulate(-(-tensor.numel() // LINE) * LINE for tensor in tensors.values()))
     device = next(iter(tensors.values())).device
     memory = torch.empty(ends[-1], dtype=torch.float32, device=device)
@@ -192,70 +277,3 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _placeholder(tensor: Tensor) -> Tensor:
     return torch.full((), math.nan, dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
-
-
-# The weights of one step, for a job that spans several training steps.
-#
-#     at the first interruption   the job pins the weights: nothing is copied yet
-#     before an adapter changes   it is copied
-#     in each later slice         the copies are swapped in
-#
-# So a job costs the memory of the adapters that are trained while it runs. An adapter that is removed, or replaced by
-# another one (a new regime in its slot, a rollback), is not copied: a slice that would use it ends the job with an
-# error, and the request can be repeated.
-
-
-class PinnedWeights:
-    """Created by `Learner.pin`; it is in force for as long as someone refers to it."""
-
-    def __init__(self, tensors: Mapping[str, Sequence[Tensor]], cache: AdapterCache) -> None:
-        """`tensors` are those that inference depends on, by adapter."""
-        self._tensors = dict(tensors)
-        self._cache = cache
-        self._copies: dict[str, list[Tensor]] = {}
-        self._removed: set[str] = set()
-        self.in_use = False
-        """Whether a job runs on the pinned weights, and these are not all the live ones."""
-
-    def before_change(self, adapters: Iterable[str]) -> None:
-        """Copy these adapters, which are in memory, unless they were copied before or did not exist at the pin."""
-        for name in adapters:
-            if name in self._tensors and name not in self._copies:
-                self._copies[name] = [tensor.detach().clone() for tensor in self._tensors[name]]
-
-    def before_removal(self, adapters: Iterable[str]) -> None:
-        """Give these adapters up, also one that is replaced by another of its name."""
-        for name in self._tensors.keys() & set(adapters):
-            del self._tensors[name]
-            self._copies.pop(name, None)
-            self._removed.add(name)
-
-    def check(self, adapters: Collection[str]) -> None:
-        """Make sure that a pass can have the pinned weights of these adapters; any can outside of `swapped_in`.
-
-        Raises:
-            AdapterGoneError: one was removed or replaced.
-        """
-        if self.in_use and not self._removed.isdisjoint(adapters):
-            raise AdapterGoneError(
-                "the weights of this request are gone: the regime that answers it was removed, replaced or rolled back "
-                "while it ran; repeat the request"
-            )
-
-    @contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Use the copies inside the block; after it, or after an error, parameters point to their own memory again."""
-        with self._cache.holding(self._copies):
-            live = {name: [tensor.data for tensor in self._tensors[name]] for name in self._copies}
-            try:
-                self._point_at(self._copies)
-                self.in_use = bool(self._copies or self._removed)
-                yield
-            finally:
-                self.in_use = False
-                self._point_at(live)
-
-    def _point_at(self, tensors: Mapping[str, Sequence[Tensor]]) -> None:
-        for name, values in tensors.items():
-            for tensor, value in zip(self._tensors[name], values, strict=True):
-                tensor.data = value

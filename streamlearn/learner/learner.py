@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from torch import Tensor
 from streamlearn.adapters.context import NO_REGIME, RoutingContext, RoutingHook, Slot, routing_context
 from streamlearn.adapters.presets import regime_adapter, slot_of
 from streamlearn.adapters.tuner import SHARED, Bank, add_regime, banks, copy_slots, delete_adapter
-from streamlearn.learner import evaluate as evaluation
+from streamlearn.learner import evaluate
 from streamlearn.learner.cache import AdapterCache, PinnedWeights
 from streamlearn.learner.evaluate import ExampleScore
 from streamlearn.learner.loss import PackedBatch, PackedLoss, pack, packed_loss
@@ -64,24 +63,6 @@ class PassTotals:
         means, losses, right = figures[:passes], figures[passes + 1 : -records], figures[-records:]
         loss = sum(weight * mean for weight, mean in zip(self.weights, means, strict=True))
         return loss, figures[passes], losses, [each == 1.0 for each in right]
-
-
-class Scorer(Protocol):
-    """See `Learner.score_here`."""
-
-    def __call__(
-        self, examples: Sequence[Example], slots: Sequence[Slot] | None, *, pack_tokens: int
-    ) -> Generator[None, None, list[ExampleScore]]:
-        """Compute loss and accuracy of each example; yields after every forward pass, or several at a time."""
-
-
-class Passes(Protocol):
-    """See `Learner.gradients`."""
-
-    def __call__(
-        self, examples: Sequence[Example], slots: Sequence[int] | None, parts: int, on_record: Callable[[int], None], /
-    ) -> PassTotals:
-        """Leave the gradients of a batch with the parameters."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +152,10 @@ class Hooks:
         """Restore what `state` returned; `enter` follows if a segment is under way. Other tensors are ignored."""
 
 
+Compute = Callable[["Learner", Sequence[Example], Sequence[int] | None, int, Callable[[int], None]], PassTotals]
+"""Computes the gradients of a batch, with the arguments of `Learner.gradients`, which is the default."""
+
+
 class Learner:
     """Model and optimizer. Not thread-safe: one thread owns it."""
 
@@ -183,6 +168,7 @@ class Learner:
         *,
         router_lr: float = 1.0,
         cache: AdapterCache | None = None,
+        compute: Compute | None = None,
     ) -> None:
         """`router_lr`: learning rate of the routers, as a fraction of that of the experts."""
         self.model = model
@@ -217,15 +203,11 @@ class Learner:
         for name, groups in self._groups.items():
             self.cache.add(name, groups)
         model.base_model.context_holder.before_pass = self._use_adapters if self.per_regime else None
-        self._pins: WeakSet[PinnedWeights] = WeakSet()
         self._changes = 0
         self.revisions: dict[str, int] = dict.fromkeys(self._groups, 0)
         """Adapter -> a number that is another one after each change of its weights or moments; of this process only."""
         self.optimizer = MaskedAdamW(chain.from_iterable(self._groups.values()), settings)
-        self.passes: Passes = self.gradients
-        """What computes the gradients of a step: this process, or several that share the batch."""
-        self.score: Scorer = self.score_here
-        """What computes scores: this process, or several that share the passes."""
+        self._compute = Learner.gradients if compute is None else compute
 
     @property
     def banks(self) -> tuple[Bank, ...]:
@@ -250,8 +232,8 @@ class Learner:
         """
         name = regime_adapter(slot)
         copied = [] if start is None else [regime_adapter(start)]
-        with self.cache.holding(copied):
-            self._removing([name])
+        with self.cache.keeping(copied):
+            self.cache.remove(name)
             add_regime(self.model, slot, seed)
             self._banks = dict(sorted({**self._banks, name: banks(self.model, name)}.items()))
             self._set_groups({**self._groups, name: self._new_groups(name)})
@@ -266,7 +248,6 @@ class Learner:
         """Delete the adapters of all other regimes, with the optimizer's state; `slots` has one that exists."""
         names = {regime_adapter(slot) for slot in slots}
         gone = sorted(self.model.peft_config.keys() - names)
-        self._removing(gone)
         for name in gone:
             delete_adapter(self.model, name)
             self.cache.remove(name)
@@ -311,14 +292,14 @@ class Learner:
         adapters = self.activate(slots)
 
         def work(parts: int) -> PassTotals:
-            totals = self.passes(examples, slots, parts, on_record)
+            totals = self._compute(self, examples, slots, parts, on_record)
             if penalty is not None:
                 torch.autograd.backward(penalty())
             return totals
 
-        with self.cache.holding(adapters):
+        with self.cache.keeping(adapters):
             # 1.
-            totals = with_oom_retry(work, parts, len(examples), self.optimizer.zero_grad)
+            totals = with_oom_retry(work, parts, len(examples), self.optimizer.zero_grad, self.device)
             loss, norm, losses, right = totals.read(self._clip())
             # 2.
             refusal = None
@@ -408,42 +389,29 @@ class Learner:
                 losses += (sums_B / packed.learned_B).tolist()
             return losses
 
-        return with_oom_retry(work, parts, len(examples), lambda: None)
+        return with_oom_retry(work, parts, len(examples), lambda: None, self.device)
 
-    def score_here(
+    def score(
         self, examples: Sequence[Example], slots: Sequence[Slot] | None, *, pack_tokens: int
     ) -> Generator[None, None, list[ExampleScore]]:
-        """`evaluation.score` of the present weights, or of those that are pinned and swapped in."""
-        return evaluation.score(self.model, examples, self.device, pack_tokens=pack_tokens, slots=slots)
-
-    @property
-    def has_other_weights(self) -> bool:
-        """Whether weights of an earlier step are swapped in, so that `revisions` does not tell them."""
-        return any(pinned.in_use for pinned in self._pins)
+        """Compute loss and accuracy of each example; yields after every forward pass."""
+        return evaluate.score(self.model, examples, self.device, pack_tokens=pack_tokens, slots=slots)
 
     def skip_step(self) -> None:
         """Count a batch of which no record is trained on, so that its snapshot gets its own number."""
         self.number += 1
 
     def pin(self) -> PinnedWeights:
-        """Pin what inference depends on besides the backbone, weights and CP biases, as it is now."""
-        tensors: dict[str, list[Tensor]] = {name: [*parameters_of(groups)] for name, groups in self._groups.items()}
-        shared = [bank.bias_HKN for bank in self._banks.get(SHARED, ()) if bank.bias_HKN is not None]
-        pinned = PinnedWeights(tensors | ({SHARED: [*tensors[SHARED], *shared]} if shared else {}), self.cache)
-        if shared:
-            pinned.before_change([SHARED])  # a shift changes biases without a step
-        self._pins.add(pinned)
-        return pinned
+        """Keep the present weights and CP biases for a job that spans several training steps."""
+        return self.cache.pin([bank.bias_HKN for bank in self._banks.get(SHARED, ()) if bank.bias_HKN is not None])
 
     def _use_adapters(self, context: RoutingContext) -> None:
-        """Have the adapters of a pass in memory before it begins; a job may be on pinned weights, which may be gone."""
+        """Load the adapters of a pass before it begins."""
         sequences = context.sequences
         if sequences is None or sequences.slots is None:
             names = self.model.active_adapters
         else:
             names = list(map(regime_adapter, sequences.adapted_slots))
-        for pinned in self._pins:
-            pinned.check(names)
         self.cache.use(names)
 
     def _clip(self) -> Tensor:
@@ -470,17 +438,10 @@ class Learner:
 
     def _changed(self, adapters: Collection[str]) -> None:
         """The weights or moments of these adapters are about to change."""
-        for pinned in self._pins:
-            pinned.before_change(adapters)
         self.cache.changed(adapters)
         for name in adapters:
             self._changes += 1
             self.revisions[name] = self._changes
-
-    def _removing(self, adapters: Collection[str]) -> None:
-        """These adapters are about to be removed, or replaced by others of their names."""
-        for pinned in self._pins:
-            pinned.before_removal(adapters)
 
     def _update(self, clipped: float) -> None:
         """Make the update; clipping divided the gradients by `clipped`."""
@@ -526,7 +487,7 @@ class Learner:
     @torch.no_grad()
     def load_weights(self, adapter: str, weights: Mapping[str, Tensor]) -> None:
         """Replace, in place, what `weights` returned."""
-        with self.cache.holding([adapter]):
+        with self.cache.keeping([adapter]):
             self._changed([adapter])
             own = self.weights(adapter)
             assert own.keys() == weights.keys(), "the snapshot's manifest was checked against this adapter before"
@@ -536,7 +497,7 @@ class Learner:
     @torch.no_grad()
     def load_adapter(self, adapter: str, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
         """Restore, in place, what `weights` and, of the adapter of one regime, `moments` returned."""
-        with self.cache.holding([adapter]):
+        with self.cache.keeping([adapter]):
             self.load_weights(adapter, weights)
             if self.per_regime:
                 load_state_dict(self._groups[adapter], _part(moments, "optimizer."))

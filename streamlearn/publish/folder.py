@@ -23,18 +23,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from streamlearn.errors import PublicationError
-from streamlearn.export import formats as peft_folder
-from streamlearn.export.formats import BaseModel
+from streamlearn.export.formats import BaseModel, read_peft, write_peft
 from streamlearn.export.lora import PlainLora
-from streamlearn.publish import publication as routing_state
-from streamlearn.publish import publication as version_file
-from streamlearn.publish.publication import Version
-from streamlearn.snapshot.files import Files, SharedFiles
-from streamlearn.snapshot.parts import list_tree
+from streamlearn.publish.publication import VERSION_FILE, Version, to_bytes
+from streamlearn.snapshot.files import Files, SharedFiles, list_tree
 
 ADAPTERS, ROUTING = "adapters", "routing"
 HISTORY = "history.jsonl"
-_TOKENIZER, _STAGING = "tokenizer-", ".staging-"
+TOKENIZER, _STAGING = "tokenizer-", ".staging-"
 
 
 class PublicationFiles:
@@ -64,7 +60,7 @@ class PublicationFiles:
     def versions(self) -> list[Version]:
         """Complete versions in the folder, oldest first."""
         with _translated(self.folder):
-            found = [path for path in self._version_folders() if (path / version_file.VERSION_FILE).is_file()]
+            found = [path for path in self._version_folders() if (path / VERSION_FILE).is_file()]
             found.sort(key=lambda path: self._used.get(path.name, -1))
         return [Version.read(path) for path in found]
 
@@ -97,15 +93,15 @@ class PublicationFiles:
         self._used[version.name] = len(self._used)
 
         def write(staging: Path) -> None:
-            peft_folder.write(staging, lora, self._base)
+            write_peft(staging, lora, self._base)
             (staging / "README.md").write_text(card, encoding="utf-8")
-            (staging / version_file.VERSION_FILE).write_bytes(version.to_bytes())
+            (staging / VERSION_FILE).write_bytes(version.to_bytes())
 
         self._write_folder(self.path(version.name), write)  # 2.
 
     def lora(self, name: str) -> PlainLora:
         """Read the weights of a version."""
-        return peft_folder.read(self.path(name))
+        return read_peft(self.path(name))
 
     def write_routing(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> str:
         """Write a routing state and return its path in the folder."""
@@ -116,7 +112,7 @@ class PublicationFiles:
         staging = target.with_name(_STAGING + target.name)
         with _translated(target):
             staging.unlink(missing_ok=True)
-            self.files.write(staging, routing_state.to_bytes(arrays))
+            self.files.write(staging, to_bytes(arrays))
             self.files.sync(staging)
             self.files.rename(staging, target)
             self.files.sync(target.parent)
@@ -132,7 +128,7 @@ class PublicationFiles:
             hashed = hashlib.sha256()
             for name, path in sorted(list_tree(staging)[0].items()):
                 hashed.update(name.encode() + b"\0" + path.read_bytes())
-            target = self.folder / f"{_TOKENIZER}{hashed.hexdigest()[:8]}"
+            target = self.folder / f"{TOKENIZER}{hashed.hexdigest()[:8]}"
             if target.exists():
                 self.files.remove(staging)
             else:

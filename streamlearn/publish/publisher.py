@@ -30,63 +30,31 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import HfApi
 
 from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.backbone.load import Outline
 from streamlearn.errors import ConfigError, PublicationError, SnapshotError, StreamlearnError
 from streamlearn.events import Event, get_logger
-from streamlearn.export import formats as export_card
-from streamlearn.export.formats import BaseModel, ExportedRegime
+from streamlearn.export.formats import BaseModel, ExportedRegime, card
 from streamlearn.learner.learner import Learner
 from streamlearn.publish import folder as publication_files
-from streamlearn.publish.folder import ADAPTERS, PublicationFiles
+from streamlearn.publish.folder import ADAPTERS, ROUTING, TOKENIZER, PublicationFiles
 from streamlearn.publish.gate import Gate, HeldBack
 from streamlearn.publish.publication import FILE, Publication, PublishedRegime, RollbackFile, Version
 from streamlearn.publish.regime_gate import Candidate, PublishingStoppedError, RegimeDecision, RegimeGate, ScoringQueue
-from streamlearn.publish.replicas import HubRepository, Replica, ReplicaSet
+from streamlearn.publish.replicas import Replica, ReplicaSet
 from streamlearn.publish.snapshot import SnapshotRegimes
 from streamlearn.regimes.holdout import TimeBudget
-from streamlearn.settings import PublishSettings, Settings
+from streamlearn.settings import HubSettings, PublishSettings, Settings
 from streamlearn.shift.memory import SavedProfiles
 from streamlearn.shift.monitor import profiles_from_arrays
 from streamlearn.snapshot.parts import Snapshot, read_manifest
 from streamlearn.status import PublicationStatus, RegimePublication
-
-
-def card(version: Version, candidate: Candidate, snapshot: SnapshotRegimes, base: BaseModel) -> str:
-    """The text of the card."""
-    regime, lora, manifest = candidate.regime, candidate.lora, snapshot.snapshot.manifest
-    exported = ExportedRegime(
-        name=version.name,
-        regime=regime.number,
-        label=regime.label or "",
-        snapshot=snapshot.snapshot.name,
-        written=manifest.created_at,
-        records=regime.records,
-        visits=regime.visits,
-        base=base,
-        form="peft",
-        dtype=manifest.dtype,
-        computed_in=manifest.dtype,
-        rank=lora.rank,
-        alpha=lora.alpha,
-        num_linears=len(lora.layers),
-        is_approximate=False,
-        figures=None,
-    )
-    figures = [
-        f"On {len(version.holdout)} hold-out records, which were never trained on, mean loss of a record:",
-        "",
-        "| | nats per token |",
-        "|---|---|",
-        f"| this version | {version.loss:.4f} |",
-        f"| untouched backbone | {version.backbone_loss:.4f} |",
-        "",
-    ]
-    return export_card.card(exported, figures)
-
 
 RETRY_S = 5.0
 """Time between two looks at what is pending, where there are no replicas."""
@@ -107,7 +75,8 @@ class Targets:
     base: BaseModel
     """The backbone as users of the versions find it; its name is that under which replicas serve it."""
     replicas: ReplicaSet
-    hub: HubRepository | None
+    upload: Callable[[Publication], None] | None
+    """Commits the folder to a repository on the hub."""
 
 
 class AdapterPublisher:
@@ -157,7 +126,7 @@ class AdapterPublisher:
         drain_s = 0.0 if self._own.vllm is None else self._own.vllm.drain_s
         self._draining = {version.name: clock() + drain_s for version in targets.folder.versions()}
         """When each version that replicas may still be asked for is unloaded, by name."""
-        self._upload_pending = targets.hub is not None and self._publication is not None
+        self._upload_pending = targets.upload is not None and self._publication is not None
         self._upload_at = -math.inf
         self._upload_fault: str | None = None
         self._status = replace(_status(self._publication), replicas=targets.replicas.status)
@@ -215,7 +184,7 @@ class AdapterPublisher:
     def _work(self) -> None:
         while not self._stopping.is_set():
             try:
-                faults = [self._attempt(part) for part in (self._publish_pending, self._look_after, self._upload)]
+                faults = [self._attempt(part) for part in (self._publish_pending, self._reconcile, self._upload)]
             except PublishingStoppedError:
                 return
             self._note(next((fault for fault in faults if fault is not None), None))
@@ -337,7 +306,23 @@ class AdapterPublisher:
             loss=candidate.backbone.loss,
             backbone_loss=candidate.backbone.other_loss,
         )
-        folder.write_version(version, candidate.lora, card(version, candidate, snapshot, self._targets.base))
+        exported = ExportedRegime(
+            name=version.name,
+            regime=regime.number,
+            label=regime.label or "",
+            snapshot=snapshot.snapshot.name,
+            written=snapshot.snapshot.manifest.created_at,
+            records=regime.records,
+            visits=regime.visits,
+            base=self._targets.base,
+            form="peft",
+            rank=candidate.lora.rank,
+            alpha=candidate.lora.alpha,
+            num_linears=len(candidate.lora.layers),
+            is_approximate=False,
+            losses=None,  # the gate's are in version.json
+        )
+        folder.write_version(version, candidate.lora, card(exported))
         self._unpublished[regime.weights_sha256] = version
         return version
 
@@ -372,7 +357,7 @@ class AdapterPublisher:
         before = self._publication
         publication.write(self._targets.folder.folder, self._targets.folder.files)
         self._publication = publication
-        self._upload_pending = self._targets.hub is not None
+        self._upload_pending = self._targets.upload is not None
         drain_s = 0.0 if self._own.vllm is None else self._own.vllm.drain_s
         gone = set(before.adapters if before is not None else ()) - set(publication.adapters)
         self._draining |= dict.fromkeys(gone, self._clock() + drain_s)
@@ -408,7 +393,7 @@ class AdapterPublisher:
             regimes=regimes,
         )
 
-    def _look_after(self) -> None:
+    def _reconcile(self) -> None:
         """Step 7: what replicas should have loaded, and which files are kept."""
         now = self._clock()
         self._draining = {name: due for name, due in self._draining.items() if due > now}
@@ -422,15 +407,17 @@ class AdapterPublisher:
 
     def _upload(self) -> str | None:
         """Step 6, tried again after `UPLOAD_RETRY_S`. Returns why it failed."""
-        hub, publication = self._targets.hub, self._publication
-        if hub is None or publication is None or not self._upload_pending:
+        upload, publication = self._targets.upload, self._publication
+        if upload is None or publication is None or not self._upload_pending:
             return None
         if self._clock() < self._upload_at:
             return self._upload_fault
         try:
-            hub.upload(self._targets.folder.folder, publication)
-        except PublicationError as error:
-            self._upload_at, self._upload_fault = self._clock() + UPLOAD_RETRY_S, str(error)
+            upload(publication)
+        except Exception as error:  # noqa: BLE001 - what the hub's client raises depends on its release
+            found = f"{type(error).__name__}: {error}"
+            self._upload_fault = f"publish.hub: expected to commit to the hub, found: {found}"
+            self._upload_at = self._clock() + UPLOAD_RETRY_S
             return self._upload_fault
         self._upload_pending, self._upload_fault = False, None
         return None
@@ -567,7 +554,7 @@ def _check_backbone(settings: Settings, own: PublishSettings, shape: Outline) ->
             f"publish: expected a backbone that reads text only, found {settings.backbone.model}, which reads images: "
             "use `streamlearn export`, or remove the section"
         )
-    _check_base_model(own, BaseModel.of(settings.backbone, shape.folder, name=own.base_model))
+    _check_base_model(own, BaseModel.from_settings(settings.backbone, shape.folder, name=own.base_model))
 
 
 def _check_base_model(own: PublishSettings, base: BaseModel) -> None:
@@ -591,10 +578,11 @@ def open_publisher(
     own = settings.publish
     if own is None:
         return None
-    base = BaseModel.of(settings.backbone, shape.folder, name=own.base_model)
+    base = BaseModel.from_settings(settings.backbone, shape.folder, name=own.base_model)
     folder = PublicationFiles(own.folder, base)
     scoring = ScoringQueue(learner, TimeBudget(own.time_share), pack_tokens=settings.stream.batch_tokens)
-    targets = Targets(folder, folder.write_tokenizer(tokenizer.save_pretrained), base, _replicas(own), _hub(own))
+    upload = None if own.hub is None else partial(upload_folder, own.hub, folder.folder)
+    targets = Targets(folder, folder.write_tokenizer(tokenizer.save_pretrained), base, _replicas(own), upload)
     return AdapterPublisher(settings, config, _run(settings.state), targets, scoring)
 
 
@@ -630,8 +618,22 @@ def _replicas(own: PublishSettings) -> ReplicaSet:
     )
 
 
-def _hub(own: PublishSettings) -> HubRepository | None:
-    return None if own.hub is None else HubRepository(own.hub, _read_secret(own.hub.token_file))
+def upload_folder(hub: HubSettings, folder: Path, publication: Publication, *, endpoint: str | None = None) -> None:
+    """Make the repository equal to the published folder, in one commit."""
+    api = HfApi(endpoint=endpoint, token=_read_secret(hub.token_file))
+    api.create_repo(hub.repository, private=hub.private, exist_ok=True)
+    api.upload_folder(
+        repo_id=hub.repository,
+        folder_path=folder,
+        allow_patterns=[
+            FILE,
+            publication.routing,
+            f"{publication.tokenizer}/*",
+            *(f"{ADAPTERS}/{version}/*" for version in publication.adapters),
+        ],
+        delete_patterns=[f"{ADAPTERS}/*", f"{ROUTING}/*", f"{TOKENIZER}*"],
+        commit_message=f"Publication {publication.sequence}, snapshot {publication.snapshot}",
+    )
 
 
 def _secrets(own: PublishSettings) -> list[Path]:

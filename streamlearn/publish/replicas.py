@@ -4,19 +4,12 @@ import re
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+import httpx2
 
-from streamlearn.errors import PublicationError, StreamlearnError
+from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, get_logger
-from streamlearn.publish import publication as publication_file
-from streamlearn.publish.folder import ADAPTERS
-from streamlearn.publish.publication import Publication
-from streamlearn.settings import HubSettings
-from streamlearn.snapshot.parts import list_tree
 from streamlearn.status import ReplicaStatus
 
 ASK_S = 5.0
@@ -39,7 +32,7 @@ class Replica:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._timeout_s = timeout_s
         # A proxy named in the environment must not receive the key.
-        self._client = httpx.Client(base_url=url, headers=headers, trust_env=False)
+        self._client = httpx2.Client(base_url=url, headers=headers, trust_env=False)
 
     def loaded(self) -> frozenset[str]:
         """Ask for the names of all models: the backbone's, and those of the loaded adapters.
@@ -71,10 +64,10 @@ class Replica:
         """Close its connections."""
         self._client.close()
 
-    def _request(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> httpx.Response:
+    def _request(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> httpx2.Response:
         try:
             answer = self._client.request(method, path, json=body, timeout=timeout_s or self._timeout_s)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise ReplicaAwayError(f"{self.url}: no answer ({type(error).__name__}: {error})") from error
         if answer.status_code >= 500:
             raise ReplicaAwayError(f"{self.url}{path}: {answer.status_code} {answer.text[:200]}")
@@ -83,12 +76,12 @@ class Replica:
         return answer
 
 
-def _message(answer: httpx.Response) -> str:
+def _message(answer: httpx2.Response) -> str:
     """The server's own words, and what to do about those that every new user meets."""
     text = answer.text[:500]
     if "No adapter found" in text:
         return f"{text}; the server must see publish.folder: set publish.vllm.folder to its path there"
-    if answer.status_code == httpx.codes.NOT_FOUND:
+    if answer.status_code == httpx2.codes.NOT_FOUND:
         return f"{text}; start the server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora"
     if "max_lora_rank" in text or "rank" in text:
         return f"{text}; start the server with --max-lora-rank of at least the adapters' rank"
@@ -192,56 +185,3 @@ def _answer(ask: Callable[[Replica], Answer], replica: Replica, answer: Future[A
         answer.set_result(ask(replica))
     except Exception as error:  # noqa: BLE001 - it is raised where the answer is waited for
         answer.set_exception(error)
-
-
-class HubRepository:
-    """A client of one repository. Its files are those of the published folder, less what is not published any more."""
-
-    def __init__(self, settings: HubSettings, token: str, *, endpoint: str | None = None) -> None:
-        """`endpoint` is the hub's address, by default the public one or `HF_ENDPOINT`."""
-        self._settings = settings
-        self._api = HfApi(endpoint=endpoint, token=token)
-        self._is_created = False
-
-    def upload(self, folder: Path, publication: Publication) -> None:
-        """Commit a publication: new versions, its routing state and tokenizer; versions it does not name are removed.
-
-        Raises:
-            PublicationError: the hub does not answer or refuses.
-        """
-        repository = self._settings.repository
-        try:
-            if not self._is_created:
-                self._api.create_repo(repository, private=self._settings.private, exist_ok=True)
-                self._is_created = True
-            there = set(self._api.list_repo_files(repository))
-            here = _files(folder, publication)
-            self._api.create_commit(
-                repository,
-                [
-                    *(CommitOperationAdd(name, path) for name, path in here.items() if _is_new(name, there)),
-                    *(CommitOperationDelete(name) for name in sorted(there - here.keys()) if _is_ours(name)),
-                ],
-                commit_message=f"Publication {publication.sequence}, snapshot {publication.snapshot}",
-            )
-        except Exception as error:  # what the client raises without an answer depends on its release
-            found = f"{type(error).__name__}: {error}"
-            raise PublicationError(f"{repository}: expected to commit to the hub, found: {found}") from error
-
-
-def _files(folder: Path, publication: Publication) -> dict[str, Path]:
-    """What a publication consists of, by name in the folder."""
-    names = [publication.tokenizer, *(f"{ADAPTERS}/{version}" for version in publication.adapters)]
-    files = {f"{name}/{part}": path for name in names for part, path in list_tree(folder / name)[0].items()}
-    for name in (publication.routing, publication_file.FILE):
-        files[name] = folder / name
-    return files
-
-
-def _is_new(name: str, there: set[str]) -> bool:
-    """Whether a file must be sent: all but `publication.json` never change."""
-    return name == publication_file.FILE or name not in there
-
-
-def _is_ours(name: str) -> bool:
-    return name.partition("/")[0] in (ADAPTERS, "routing") or name.startswith("tokenizer-")

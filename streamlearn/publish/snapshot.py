@@ -11,19 +11,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
 
-from streamlearn import codec
 from streamlearn.adapters.presets import HeadLoraConfig, regime_adapter
-from streamlearn.errors import SnapshotDamagedError
 from streamlearn.export.lora import PlainLora, plain_lora
 from streamlearn.regimes.regime import RegimesState
 from streamlearn.settings import Settings
-from streamlearn.snapshot.parts import STATE, Snapshot, reading
+from streamlearn.snapshot.parts import Snapshot
 from streamlearn.stream.record import Example
 
 _WEIGHTS = "adapter/{}/adapter_model.safetensors"
-_REGIMES = "regimes."
 
 
 @dataclass(frozen=True)
@@ -100,17 +96,7 @@ class SnapshotRegimes:
 
     @cached_property
     def _state(self) -> RegimesState:
-        arrays = self._arrays(_REGIMES)
-        return codec.load(RegimesState, arrays, self.snapshot.manifest.components["regimes"])
-
-    def _arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
-        """Read the tensors whose names begin with `prefix`, and no others."""
-        path = self.snapshot.path / STATE
-        with reading(path), safe_open(path, framework="numpy") as file:
-            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - not a dict
-            if not names:
-                raise SnapshotDamagedError(f"{path}: expected tensors named {prefix}*, found none")
-            return {name.removeprefix(prefix): np.array(file.get_tensor(name)) for name in names}
+        return self.snapshot.component("regimes", RegimesState)
 
 
 def digest(example: Example) -> str:

@@ -34,8 +34,7 @@ from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.settings import HoldoutSettings
 from streamlearn.status import Scoring
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 
 @dataclass

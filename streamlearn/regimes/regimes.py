@@ -10,18 +10,15 @@ Between two steps an operator may `rename`, `freeze`, `unfreeze`, `approve` and 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from streamlearn import codec
 from streamlearn.adapters.context import Slot
 from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event, get_logger
@@ -38,15 +35,13 @@ from streamlearn.shift.features import input_of
 from streamlearn.shift.input_shift import NO_SLOT, Shift
 from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.status import AdaptationStatus, ShiftStatus
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 CONFIRM_RECORDS = 64
 """Records that a suspected shift of the answers waits for confirmation. A shift of the inputs that is declared late, or
 whose first records were assigned to other regimes, raises losses too; when one is declared within these records, it is
 the cause, and the answers have not changed."""
 MAX_REPORTS = 256  # newest shifts kept for the status and the snapshot
-_PREFIX = "regimes."
 
 _log = get_logger("shift")
 
@@ -626,20 +621,3 @@ class Regimes:
             for record in regime.holdouts.records:
                 if record.images:
                     record.example = self._with_images(record.example, record.images)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The arrays of `save`, for a snapshot."""
-        arrays, _ = codec.dump(self.save())
-        return {
-            f"{_PREFIX}{name}": torch.from_numpy(np.require(array, requirements="W")) for name, array in arrays.items()
-        }
-
-    def json(self) -> codec.Json:
-        """The rest of `save`, for the manifest."""
-        return codec.dump(self.save())[1]
-
-
-def regimes_state(tensors: Mapping[str, Tensor], values: codec.Json) -> RegimesState:
-    """Read what `Regimes.tensors` and `Regimes.json` returned."""
-    arrays = {n.removeprefix(_PREFIX): tensor.numpy() for n, tensor in tensors.items() if n.startswith(_PREFIX)}
-    return codec.load(RegimesState, arrays, values)

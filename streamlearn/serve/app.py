@@ -3,28 +3,34 @@
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, FastAPI, Query, Request
-from starlette.middleware import Middleware
+from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
 
 from streamlearn import __version__
 from streamlearn.controls import AuditLog
-from streamlearn.http.guards import OrjsonResponse, guards
-from streamlearn.http.server import HeadAsGet
-from streamlearn.jobs.queue import EvalJob, GenerateJob, Job, JobQueue, PromptInput, RouteJob, SnapshotJob
-from streamlearn.jobs.results import EvalResult, GenerateResult, Result, RouteResult, SnapshotResult
-from streamlearn.openai_api import DEFAULT_NAME
-from streamlearn.serve import errors as replies
+from streamlearn.http.guards import guards
+from streamlearn.jobs.queue import (
+    EvalJob,
+    EvalResult,
+    Job,
+    JobQueue,
+    PromptInput,
+    Result,
+    RouteJob,
+    RouteResult,
+    SnapshotJob,
+    SnapshotResult,
+)
 from streamlearn.serve import metrics
-from streamlearn.serve.controls import control_routes, log_without_token
-from streamlearn.serve.errors import OrjsonRoute, require_at_most, wait_for_result
+from streamlearn.serve.controls import control_routes
+from streamlearn.serve.errors import install_error_handlers, require_at_most, wait_for_result
 from streamlearn.serve.health import health_routes, require_ready
 from streamlearn.serve.models import (
     JOB_ERRORS,
     EvalRequest,
-    GenerateRequest,
+    HistoryBody,
     HistoryView,
     JobsView,
     PromptRequest,
@@ -35,14 +41,13 @@ from streamlearn.serve.models import (
     SnapshotList,
     SnapshotRow,
     StatusView,
-    history_view,
     publication_view,
     regimes_view,
     shifts_view,
     status_view,
 )
-from streamlearn.serve.openai import openai_routes
-from streamlearn.serve.page import is_page_request, page_routes
+from streamlearn.serve.openai import DEFAULT_NAME, openai_routes
+from streamlearn.serve.page import is_page_request, page_routes, with_etag
 from streamlearn.settings import ServeSettings
 from streamlearn.status import Board, Clock
 
@@ -56,16 +61,13 @@ Monitoring endpoints read a status that the training loop publishes, so they res
 queue a job, which the loop runs between two training steps within its time budget; when the queue is full they return
 503 with `Retry-After`. Closing the connection cancels the job. No job changes the weights.
 
-Controls pause the daemon, pin snapshots, roll back and change regimes. The loop carries one out between two training
-steps, before any job, and answers once it is durable. All need the bearer token; all are in the audit log.
+Controls pause the daemon, pin snapshots, roll back and change regimes. The loop applies one between two training
+steps, before any job, and responds once it is durable. All need the bearer token; all that begin are in the audit log.
 
 `HEAD` works on every path that answers `GET`. The body of every error is `{"error": {"code", "message", "hint"}}`, on
 the paths of OpenAI's API `{"error": {"message", "type", "param", "code"}}`."""
 
 _Responses = dict[int | str, dict[str, Any]]
-_Since = Annotated[
-    str | None, Query(max_length=64, description="The `cursor` of an earlier answer; without it, the whole history.")
-]
 
 
 def create_app(
@@ -83,14 +85,14 @@ def create_app(
     """The application.
 
     Args:
-        board: What the loop publishes.
-        jobs: What the loop is asked for.
-        settings: The endpoint's.
+        board: The status that the loop publishes.
+        jobs: The queue of the loop.
+        settings: Settings of the endpoint.
         snapshots: Lists the snapshots on disk; called in a worker thread.
         clock: Monotonic and wall time.
         token: The bearer token.
         audit: Gets a line for each control with the token that is refused before the loop begins it.
-        model_name: Name that OpenAI's clients ask for; regimes are `NAME-regime-3`.
+        model_name: Name of the model for OpenAI's clients; regimes are `NAME-regime-3`.
         job_deadline_s: Time until a job is cancelled.
     """
     app = FastAPI(
@@ -101,9 +103,9 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        middleware=[*guards(settings, token, log_without_token, is_page_request), Middleware(HeadAsGet)],
+        middleware=guards(settings, token, is_page_request),
     )
-    replies.install_error_handlers(app, retry_after_s=max(1, math.ceil(settings.queue_size * settings.eval_budget_s)))
+    install_error_handlers(app, retry_after_s=max(1, math.ceil(settings.queue_size * settings.eval_budget_s)))
     app.include_router(health_routes(board))
     app.include_router(_monitoring_routes(board, jobs, snapshots, clock))
     app.include_router(_job_routes(board, jobs, settings, job_deadline_s))
@@ -121,7 +123,6 @@ def _document_limits(app: FastAPI, settings: ServeSettings) -> None:
     schemas["RouteRequest"]["properties"]["prompts"]["maxItems"] = settings.max_examples
     for name, field in (
         ("EvalRequest", "max_new_tokens"),
-        ("GenerateRequest", "max_new_tokens"),
         ("TextCompletionRequest", "max_tokens"),
         ("ChatCompletionRequest", "max_tokens"),
         ("ChatCompletionRequest", "max_completion_tokens"),
@@ -139,6 +140,7 @@ def _monitoring_routes(
 ) -> APIRouter:
     routes = APIRouter(tags=["monitoring"])
     registry = metrics.registry(board, jobs, clock)
+    history = HistoryBody(board, clock)
     text: _Responses = {
         200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text format."}
     }
@@ -148,78 +150,66 @@ def _monitoring_routes(
         """The numbers of /v1/status, and memory, CPU time and open files of the process."""
         return Response(metrics.exposition(registry), headers={"content-type": metrics.CONTENT_TYPE})
 
-    @routes.get("/v1/status", response_model=StatusView, summary="Status")
-    async def read_status() -> Response:
+    @routes.get("/v1/status", summary="Status")
+    async def read_status() -> StatusView:
         """Phase, progress, loss, position and lag per partition, newest snapshot, model, device and versions."""
-        waiting = JobsView(waiting=len(jobs), capacity=jobs.size)
-        return OrjsonResponse(status_view(board, waiting, clock))
+        return status_view(board, JobsView(waiting=len(jobs), capacity=jobs.size), clock)
 
-    @routes.get("/v1/regimes", response_model=RegimesView, summary="Regimes and forgetting")
-    async def read_regimes() -> Response:
+    @routes.get("/v1/regimes", summary="Regimes and forgetting")
+    async def read_regimes() -> RegimesView:
         """Remembered regimes with the history of their hold-out scores, average forgetting and backward transfer."""
-        return OrjsonResponse(regimes_view(board.read()))
+        return regimes_view(board.read())
 
-    @routes.get("/v1/shifts", response_model=ShiftsView, summary="Detected shifts")
-    async def read_shifts() -> Response:
+    @routes.get("/v1/shifts", summary="Detected shifts")
+    async def read_shifts() -> ShiftsView:
         """Shifts of the stream, oldest first: onset, test statistic, regime entered, cost and result of its probe."""
-        return OrjsonResponse(shifts_view(board.read()))
+        return shifts_view(board.read())
 
     @routes.get(
         "/v1/history",
         response_model=HistoryView,
         summary="Series along the stream",
-        responses={422: JOB_ERRORS[422]},
+        responses={304: {"description": "The content is that of the ETag in If-None-Match."}},
     )
-    async def read_history(since: _Since = None) -> Response:
+    async def read_history(request: Request) -> Response:
         """Loss beside the untouched backbone's, speed, lag, forgetting, dead letters and regimes along the stream."""
-        return OrjsonResponse(history_view(board.read().history, since))
+        return with_etag(request, history.read(), "application/json")
 
-    @routes.get("/v1/publication", response_model=PublicationView, summary="Published versions")
-    async def read_publication() -> Response:
-        """Version of each regime that is published, what the gate held back with its figures, and the replicas."""
-        return OrjsonResponse(publication_view(board.read()))
+    @routes.get("/v1/publication", summary="Published versions")
+    async def read_publication() -> PublicationView:
+        """Version of each regime that is published, what the gate held back and why, and the replicas."""
+        return publication_view(board.read())
 
-    @routes.get("/v1/snapshots", response_model=SnapshotList, summary="Snapshots on disk")
-    async def list_snapshots() -> Response:
+    @routes.get("/v1/snapshots", summary="Snapshots on disk")
+    async def list_snapshots() -> SnapshotList:
         """Complete snapshots, newest first."""
         rows = await asyncio.to_thread(snapshots)  # a slow disk must not delay /livez
         newest_first = tuple(sorted(rows, key=lambda row: (row.step, row.written_at), reverse=True))
-        return OrjsonResponse(SnapshotList(snapshots=newest_first))
+        return SnapshotList(snapshots=newest_first)
 
     return routes
 
 
 def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_s: float) -> APIRouter:
-    routes = APIRouter(tags=["jobs"], route_class=OrjsonRoute)
+    routes = APIRouter(tags=["jobs"])
 
     async def run(request: Request, job: Job) -> Result:
         require_ready(board)
         return await wait_for_result(request.receive, jobs.submit(job), deadline_s)
 
-    def new_tokens(requested: int | None) -> int:
-        limit = settings.max_new_tokens
-        return require_at_most(limit, requested or limit, field="max_new_tokens", setting="max_new_tokens")
-
     @routes.post("/v1/eval", response_model=EvalResult, summary="Evaluate the model", responses=JOB_ERRORS)
-    async def evaluate(request: Request, body: EvalRequest) -> Response:
+    async def evaluate(request: Request, body: EvalRequest) -> Result:
         """Loss, perplexity and token accuracy on the examples; with `generate` also exact match and ROUGE-L."""
         require_at_most(settings.max_examples, len(body.examples), field="examples", setting="max_examples")
-        job = EvalJob(tuple(body.examples), body.generate, new_tokens(body.max_new_tokens))
-        return OrjsonResponse(await run(request, job))
-
-    @routes.post("/v1/generate", response_model=GenerateResult, summary="Generate text", responses=JOB_ERRORS)
-    async def generate(request: Request, body: GenerateRequest) -> Response:
-        """Continue a prompt or answer a conversation with the current model, by greedy decoding."""
-        job = GenerateJob(*_prompt_of(body), max_new_tokens=new_tokens(body.max_new_tokens))
-        return OrjsonResponse(await run(request, job))
+        limit = settings.max_new_tokens
+        tokens = require_at_most(limit, body.max_new_tokens or limit, field="max_new_tokens", setting="max_new_tokens")
+        return await run(request, EvalJob(tuple(body.examples), body.generate, tokens))
 
     @routes.post("/v1/route", response_model=RouteResult, summary="Route prompts", responses=JOB_ERRORS)
-    async def route(request: Request, body: RouteRequest) -> Response:
+    async def route(request: Request, body: RouteRequest) -> Result:
         """The regime of each prompt, whether it explains the prompt, and what would answer; without the model."""
         require_at_most(settings.max_examples, len(body.prompts), field="prompts", setting="max_examples")
-        return OrjsonResponse(
-            await run(request, RouteJob(tuple(PromptInput(*_prompt_of(each)) for each in body.prompts)))
-        )
+        return await run(request, RouteJob(tuple(_prompt_of(prompt) for prompt in body.prompts)))
 
     @routes.post(
         "/v1/snapshots",
@@ -228,9 +218,9 @@ def _job_routes(board: Board, jobs: JobQueue, settings: ServeSettings, deadline_
         summary="Write a snapshot",
         responses=JOB_ERRORS,
     )
-    async def make_snapshot(request: Request) -> Response:
+    async def make_snapshot(request: Request) -> Result:
         """Write a snapshot before the next step; responds once it is durable. Takes no body."""
-        return OrjsonResponse(await run(request, SnapshotJob()), 201)
+        return await run(request, SnapshotJob())
 
     return routes
 
@@ -245,7 +235,7 @@ def _list_endpoints(app: FastAPI) -> str:
     return "\n".join([f"streamlearn {__version__}", "", *listed, f"GET  {'/openapi.json':34}OpenAPI document", ""])
 
 
-def _prompt_of(body: PromptRequest) -> tuple[str | None, tuple[dict[str, Any], ...] | None, str | list[str] | None]:
-    """Prompt, messages and image as plain values."""
-    given = body.model_dump(mode="json", include={"messages", "image"})
-    return body.prompt, None if given["messages"] is None else tuple(given["messages"]), given["image"]
+def _prompt_of(body: PromptRequest) -> PromptInput:
+    fields = body.model_dump(mode="json", include={"messages", "image"})
+    messages = None if fields["messages"] is None else tuple(fields["messages"])
+    return PromptInput(body.prompt, messages, fields["image"])

@@ -7,15 +7,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from streamlearn.controls import VERBS, AuditLog, Control, Requester, Result, Scope, Verb
 from streamlearn.errors import SnapshotError
 from streamlearn.events import Event, get_logger
-from streamlearn.http.guards import OrjsonResponse
-from streamlearn.jobs.queue import ControlJob, JobQueue, QueueClosedError
-from streamlearn.jobs.results import ControlResult
-from streamlearn.serve.errors import OrjsonRoute, wait_for_result
+from streamlearn.jobs import queue
+from streamlearn.jobs.queue import ControlJob, ControlResult, JobQueue, QueueClosedError
+from streamlearn.serve.errors import wait_for_result
 from streamlearn.serve.health import require_ready
 from streamlearn.serve.models import CONTROL_ERRORS, RenameRequest, RollbackRequest
 from streamlearn.status import Board
@@ -35,18 +35,10 @@ _BODIES: dict[str, tuple[Any, Any]] = {
 """Type and default of the body, by verb."""
 
 
-def requester(request: Request, *, token: bool) -> Requester:
+def requester(request: Request) -> Requester:
     """The client of a request."""
     peer = request.client.host if request.client is not None else None
-    return Requester.from_request(peer, token=token, agent=request.headers.get("user-agent", ""))
-
-
-def log_without_token(request: Request, why: str) -> None:
-    """Log a request that would change something and lacked the token. Such requests are not in the audit log."""
-    if request.method == "POST":
-        who = requester(request, token=False).to_json()
-        path = request.scope["path"][:MAX_ARGUMENT_CHARS]
-        _log.warning(Event.CONTROL_REFUSED, path=path, who=who, message=why)
+    return Requester.from_request(peer, token=True, agent=request.headers.get("user-agent", ""))
 
 
 def control_routes(board: Board, jobs: JobQueue, audit: AuditLog, deadline_s: float) -> APIRouter:
@@ -57,11 +49,11 @@ def control_routes(board: Board, jobs: JobQueue, audit: AuditLog, deadline_s: fl
     """
     routes = APIRouter(tags=["controls"], route_class=_audited(audit))
 
-    async def run(request: Request, control: Control) -> Response:
+    async def run(request: Request, control: Control) -> queue.Result:
         require_ready(board)
-        future = jobs.submit(ControlJob(control, requester(request, token=True)))
+        future = jobs.submit(ControlJob(control, requester(request)))
         request.state.begun = lambda: not future.cancelled()
-        return OrjsonResponse(await wait_for_result(request.receive, future, deadline_s))
+        return await wait_for_result(request.receive, future, deadline_s)
 
     for verb in VERBS.values():
         description = verb.help if verb.body else f"{verb.help} Takes no body."
@@ -78,13 +70,13 @@ def control_routes(board: Board, jobs: JobQueue, audit: AuditLog, deadline_s: fl
     return routes
 
 
-Run = Callable[[Request, Control], Coroutine[Any, Any, Response]]
+Run = Callable[[Request, Control], Coroutine[Any, Any, queue.Result]]
 
 
-def _endpoint(verb: Verb, run: Run) -> Callable[..., Coroutine[Any, Any, Response]]:
+def _endpoint(verb: Verb, run: Run) -> Callable[..., Coroutine[Any, Any, queue.Result]]:
     """The handler of a verb; FastAPI reads its arguments from its signature."""
 
-    async def endpoint(request: Request, body: Any = None, **arguments: Any) -> Response:
+    async def endpoint(request: Request, body: Any = None, **arguments: Any) -> queue.Result:
         fields = {} if body is None else {name: getattr(body, key) for name, key in verb.body.items()}
         return await run(request, Control(verb.name, {**arguments, **verb.defaults, **fields}))
 
@@ -100,10 +92,10 @@ def _endpoint(verb: Verb, run: Run) -> Callable[..., Coroutine[Any, Any, Respons
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 
 
-def _audited(audit: AuditLog) -> type[OrjsonRoute]:
+def _audited(audit: AuditLog) -> type[APIRoute]:
     """A route that writes a line for each control that the loop does not begin."""
 
-    class AuditedRoute(OrjsonRoute):
+    class AuditedRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()
 
@@ -125,7 +117,7 @@ def _write_refusal(audit: AuditLog, verb: str, request: Request, why: str) -> No
     """Write the line of a refused control; a failure is logged."""
     arguments = {name: str(value)[:MAX_ARGUMENT_CHARS] for name, value in request.path_params.items()}
     try:
-        audit.write(verb, arguments, requester(request, token=True), Result.REFUSED, message=why)
+        audit.write(verb, arguments, requester(request), Result.REFUSED, message=why)
     except SnapshotError as error:
         _log.error(Event.HTTP_FAILED, path=request.scope["path"][:MAX_ARGUMENT_CHARS], message=str(error))
 

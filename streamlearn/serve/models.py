@@ -1,14 +1,15 @@
 """Request bodies, snapshot listings and errors, as the OpenAPI document describes them."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Protocol, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
+import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, StringConstraints, model_validator
 from pydantic.config import JsonDict
 
-from streamlearn.jobs.results import ApiModel
+from streamlearn.jobs.queue import ApiModel
 from streamlearn.status import (
     ANSWERED_BY,
     SHIFT_KINDS,
@@ -17,7 +18,6 @@ from streamlearn.status import (
     Clock,
     DeadLetterRow,
     FallbackStatus,
-    HistoryPoint,
     HistoryStatus,
     Phase,
     PublicationStatus,
@@ -112,23 +112,6 @@ class PromptRequest(ApiModel):
         return self
 
 
-class GenerateRequest(PromptRequest):
-    """Exactly one of a prompt to continue and a conversation to answer."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"prompt": "The capital of France is", "max_new_tokens": 8},
-                {"messages": [{"role": "user", "content": "Capital of France?"}]},
-            ],
-            **_ONE_OF_TWO,
-        }
-    )
-
-    max_new_tokens: PositiveCount | None = None
-    """Maximum number of tokens to generate; serve.max_new_tokens when absent."""
-
-
 class RouteRequest(ApiModel):
     """Prompts whose regimes are asked for."""
 
@@ -146,7 +129,7 @@ class RouteRequest(ApiModel):
     )
 
     prompts: Annotated[tuple[PromptRequest, ...], Field(min_length=1)]
-    """As in a request to /v1/generate."""
+    """Prompts or conversations."""
 
 
 class RollbackRequest(ApiModel):
@@ -458,25 +441,31 @@ class StatusView(ApiModel):
     """Versions of streamlearn, Python, torch and others."""
 
 
+V = TypeVar("V", bound=ApiModel)
+
+
+def _project(view: type[V], *sources: object, **computed: object) -> V:
+    """A view whose fields are computed, or those of the first source that has one of this name."""
+    for name in view.model_fields.keys() - computed.keys():
+        computed[name] = next(getattr(source, name) for source in sources if hasattr(source, name))
+    return view.model_validate(computed)
+
+
 def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
     """Body of /v1/status, with ages as of now."""
-    status = board.read()
+    status, reason = board.read(), board.why_not_ready()
     snapshot, adaptation = status.snapshot, status.adaptation
-    reason = board.why_not_ready()
-    return StatusView(
-        phase=status.phase,
+    unknown = [count for count in status.requests if not count.known]
+    return _project(
+        StatusView,
+        status,
+        adaptation,
         ready=reason is None,
         reason=reason,
         degraded=status.degraded or None,
         started_at=_utc(status.started_at),
         heartbeat_age_s=round(board.heartbeat_age_s, 3),
-        step=status.step,
-        records_trained=status.records_trained,
-        records_held_out=status.records_held_out,
-        records_dead_lettered=status.records_dead_lettered,
         dead_letters=dict(status.dead_letters),
-        update_refusals=status.update_refusals,
-        tokens_trained=status.tokens_trained,
         tokens_per_s=round(status.tokens_per_s, 1),
         prequential_loss_nats=LossView(last=status.loss, smoothed=status.loss_smoothed),
         current_regime=adaptation.current and adaptation.current.number,
@@ -485,18 +474,15 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         forgetting=ForgettingView(
             average_forgetting=adaptation.average_forgetting,
             backward_transfer=adaptation.backward_transfer,
-            loss_by_regime={str(each.number): each.now.loss for each in adaptation.regimes if each.now is not None},
+            loss_by_regime={str(row.number): row.now.loss for row in adaptation.regimes if row.now is not None},
         ),
         probe_seconds=round(adaptation.probe_seconds, 3),
         holdout_seconds=round(adaptation.holdout_seconds, 3),
-        partitions=tuple(
-            PartitionView(topic=row.origin.topic, partition=row.origin.partition, position=row.position, lag=row.lag)
-            for row in status.partitions
-        ),
+        partitions=tuple(_project(PartitionView, row.origin, row) for row in status.partitions),
         last_snapshot=snapshot
-        and SnapshotView(
-            name=snapshot.name,
-            step=snapshot.step,
+        and _project(
+            SnapshotView,
+            snapshot,
             written_at=_utc(snapshot.written_at),
             age_s=round(max(0.0, clock.wall() - snapshot.written_at), 3),
         ),
@@ -504,15 +490,12 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         snapshot_write_seconds=status.snapshot_seconds.last_s,
         jobs=jobs,
         requests=RequestsView(
-            known=sum(each.number for each in status.requests if each.known),
-            unknown=sum(each.number for each in status.requests if not each.known),
+            known=sum(count.number for count in status.requests if count.known),
+            unknown=sum(count.number for count in unknown),
             answered_by=_by_answer(status.requests),
-            unknown_answered_by=_by_answer(each for each in status.requests if not each.known),
+            unknown_answered_by=_by_answer(unknown),
         ),
         unknown_requests=adaptation.fallback,
-        backbone=status.backbone,
-        dtype=status.dtype,
-        device=status.device,
         adapter_preset=status.preset,
         versions=dict(status.versions),
     )
@@ -520,40 +503,32 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
 
 def regimes_view(status: Status) -> RegimesView:
     """Body of /v1/regimes."""
-    adaptation = status.adaptation
-    return RegimesView(
-        current=adaptation.current and adaptation.current.number,
-        average_forgetting=adaptation.average_forgetting,
-        backward_transfer=adaptation.backward_transfer,
-        regimes=adaptation.regimes,
-    )
+    current = status.adaptation.current
+    return _project(RegimesView, status.adaptation, current=current and current.number)
 
 
 def shifts_view(status: Status) -> ShiftsView:
     """Body of /v1/shifts."""
-    return ShiftsView(total=_totals(status.adaptation), shifts=status.adaptation.shifts)
+    return _project(ShiftsView, status.adaptation, total=_totals(status.adaptation))
 
 
 def publication_view(status: Status) -> PublicationView:
     """Body of /v1/publication."""
-    found = status.publication or PublicationStatus()
-    return PublicationView(
+    publication = status.publication or PublicationStatus()
+    return _project(
+        PublicationView,
+        publication,
         enabled=status.publication is not None,
-        sequence=found.sequence,
-        snapshot=found.snapshot,
-        written_at=None if found.written_at is None else _utc(found.written_at),
-        regimes=found.regimes,
-        replicas=found.replicas,
-        published=found.num_published,
-        held_back=dict(found.num_held_back),
-        fault=found.fault,
+        written_at=None if publication.written_at is None else _utc(publication.written_at),
+        published=publication.num_published,
+        held_back=dict(publication.num_held_back),
     )
 
 
 def _by_answer(requests: Iterable[RequestCount]) -> dict[str, int]:
     counts = Counter(dict.fromkeys(ANSWERED_BY, 0))
-    for each in requests:
-        counts[each.answered_by] += each.number
+    for count in requests:
+        counts[count.answered_by] += count.number
     return dict(counts)
 
 
@@ -563,10 +538,6 @@ def _totals(adaptation: AdaptationStatus) -> dict[str, int]:
 
 def _utc(seconds: float) -> datetime:
     return datetime.fromtimestamp(round(seconds, 3), UTC)
-
-
-MAX_REGIMES = 8
-"""Regimes whose records are listed in a segment."""
 
 
 class PointColumns(ApiModel):
@@ -622,175 +593,46 @@ class PointColumns(ApiModel):
     backward_transfer: list[float | None]
     """Mean over past regimes of accuracy then minus accuracy at the end of the segment; null before a scoring."""
 
-    @classmethod
-    def of(cls, points: Sequence[HistoryPoint]) -> Self:
-        """The columns of these points."""
-        stream, run = [point.stream for point in points], [point.run for point in points]
-        return cls(
-            record=[each.record for each in stream],
-            step=[each.step for each in stream],
-            batches=[each.batches for each in stream],
-            records=[each.records for each in stream],
-            tokens=[each.tokens for each in stream],
-            learned_tokens=[each.learned_tokens for each in stream],
-            loss=[_mean(each.loss_sum, each.learned_tokens) for each in stream],
-            refusals=[each.refusals for each in stream],
-            dead_letters=[dict(each.dead_letters) for each in stream],
-            at=[round(each.ended_at, 3) for each in run],
-            tokens_per_s=[_mean(one.tokens, other.elapsed_s, 1) for one, other in zip(stream, run, strict=True)],
-            step_seconds=[_mean(other.step_s, one.batches) or 0.0 for one, other in zip(stream, run, strict=True)],
-            longest_step_seconds=[round(each.longest_step_s, 6) for each in run],
-            lag=[each.lag for each in run],
-            requests=[each.requests for each in run],
-            unexplained_requests=[each.unexplained for each in run],
-            sample_records=[each.sample_records for each in run],
-            sample_tokens=[each.sample_tokens for each in run],
-            sample_loss=[_mean(each.sample_loss_sum, each.sample_tokens) for each in run],
-            backbone_loss=[_mean(each.backbone_loss_sum, each.sample_tokens) for each in run],
-            average_forgetting=[each.average_forgetting for each in run],
-            backward_transfer=[each.backward_transfer for each in run],
-        )
-
-
-class SegmentView(ApiModel):
-    """A stretch of the stream in one regime; in a long history, several short ones together."""
-
-    regime: int
-    """Number of the regime that the stream was in; of several segments, that of the longest."""
-    first_record: int
-    """Its first record."""
-    last_record: int
-    """Its last record so far."""
-    first_step: int
-    """Step of the batch with its first record."""
-    last_step: int
-    """Step of the batch with its last record."""
-    joined: int
-    """Number of segments that it stands for."""
-    ended: bool
-    """Whether the stream left it; the newest segment goes on."""
-    records: dict[str, int]
-    """Records by number of the regime that each was assigned to, of up to eight regimes, most first. More than one
-    where producers are interleaved."""
-    accuracy: dict[str, float]
-    """A row of the accuracy matrix: hold-out accuracy of each regime when the segment ended, by number, as last scored
-    by then. The segment's own regime is scored for it, at the latest before it is trained on again. Empty while the
-    segment goes on: /v1/regimes has the present accuracies. Of many regimes, its own and the 31 largest."""
-
-    @classmethod
-    def of(cls, segment: RegimeSegment, *, ended: bool) -> Self:
-        """The view of a segment."""
-        return cls(
-            regime=segment.regime,
-            first_record=segment.first_record,
-            last_record=segment.last_record,
-            first_step=segment.first_step,
-            last_step=segment.last_step,
-            joined=segment.joined,
-            ended=ended,
-            records={str(number): count for number, count in segment.most_records(MAX_REGIMES)},
-            accuracy={str(number): round(accuracy, 6) for number, accuracy in segment.accuracy},
-        )
-
-
-class DeadLetterView(ApiModel):
-    """A record that became a dead letter; nothing of its content."""
-
-    topic: str
-    """Topic, or the file of a JSONL source."""
-    partition: int
-    """Number of the partition."""
-    offset: int
-    """Its offset."""
-    reason: str
-    """Why it is unusable."""
-    message: str
-    """The same for people."""
-    at: float
-    """When its batch was done, Unix time."""
-
-
-class SnapshotMarkView(ApiModel):
-    """A snapshot that was written."""
-
-    name: str
-    """Name of its folder."""
-    step: int
-    """Optimizer updates in it."""
-    record: int
-    """Ordinal of the newest record in it."""
-    written_at: float
-    """When it became durable, Unix time."""
-
 
 class HistoryView(ApiModel):
-    """The past of the run in bounded memory: at most 1,920 points and 384 segments, fewer for older records."""
+    """The past of the run in bounded memory: at most 1,920 points and 384 segments, fewer for older records.
 
-    cursor: str
-    """Pass it as `since` to get only what changed after this answer."""
-    complete: bool
-    """Whether this is the whole history, which replaces whatever the client has: always without `since`, and after a
-    start or a rollback of the daemon. If not, each series holds the rows that are new or changed. They replace the
-    client's points whose step is greater than `step - batches` of the first one here, and its segments that do not end
-    before the first one here; dead letters and snapshots are to be appended."""
+    It changes with every batch; ask with If-None-Match, and a response without a body says that nothing changed.
+    """
+
     points: PointColumns
     """The series along the stream."""
-    segments: tuple[SegmentView, ...]
+    segments: tuple[RegimeSegment, ...]
     """Regimes along the stream, oldest first."""
-    dead_letters: tuple[DeadLetterView, ...]
-    """The newest 32 unusable records, oldest first; if not complete, those since the cursor."""
-    snapshots: tuple[SnapshotMarkView, ...]
-    """The newest 32 snapshots, oldest first; if not complete, those since the cursor."""
+    dead_letters: tuple[DeadLetterRow, ...]
+    """The newest 32 unusable records, oldest first."""
+    snapshots: tuple[SnapshotMark, ...]
+    """The newest 32 snapshots, oldest first."""
 
 
-class _Revised(Protocol):
-    @property
-    def revision(self) -> int: ...
+RENDER_EVERY_S = 1.0  # a full history takes 15 ms, in a process that trains
 
 
-R = TypeVar("R", bound=_Revised)
+class HistoryBody:
+    """Body of /v1/history, rendered at most every `RENDER_EVERY_S` seconds for all clients together."""
+
+    def __init__(self, board: Board, clock: Clock) -> None:
+        self._board = board
+        self._clock = clock
+        self._history: HistoryStatus | None = None
+        self._body = b""
+        self._rendered_at = 0.0
+
+    def read(self) -> bytes:
+        """The newest body."""
+        history, now = self._board.read().history, self._clock.monotonic()
+        if self._history is None or (history is not self._history and now - self._rendered_at >= RENDER_EVERY_S):
+            self._history, self._rendered_at, self._body = history, now, history_body(history)
+        return self._body
 
 
-def history_view(history: HistoryStatus, since: str | None) -> HistoryView:
-    """Body of /v1/history; a cursor of another start or rollback, or none, gives all of it."""
-    known = _revision(history, since)
-    last = history.segments[-1] if history.segments else None
-    return HistoryView(
-        cursor=f"{history.origin}-{history.revision}",
-        complete=known is None,
-        points=PointColumns.of(_after(history.points, known)),
-        segments=tuple(SegmentView.of(each, ended=each is not last) for each in _after(history.segments, known)),
-        dead_letters=tuple(map(_dead_letter, _after(history.dead_letters, known))),
-        snapshots=tuple(map(_snapshot, _after(history.snapshots, known))),
-    )
-
-
-def _revision(history: HistoryStatus, cursor: str | None) -> int | None:
-    """The revision that a cursor names; None if it is not one of this history."""
-    origin, _, revision = (cursor or "").partition("-")
-    if origin != history.origin or not revision.isdecimal() or int(revision) > history.revision:
-        return None
-    return int(revision)
-
-
-def _after(rows: Iterable[R], known: int | None) -> list[R]:
-    return [row for row in rows if known is None or row.revision > known]
-
-
-def _dead_letter(row: DeadLetterRow) -> DeadLetterView:
-    return DeadLetterView(
-        topic=row.topic,
-        partition=row.partition,
-        offset=row.offset,
-        reason=row.reason,
-        message=row.message,
-        at=round(row.at, 3),
-    )
-
-
-def _snapshot(mark: SnapshotMark) -> SnapshotMarkView:
-    return SnapshotMarkView(name=mark.name, step=mark.step, record=mark.record, written_at=round(mark.written_at, 3))
-
-
-def _mean(total: float, number: float, digits: int = 6) -> float | None:
-    return round(total / number, digits) if number else None
+def history_body(history: HistoryStatus) -> bytes:
+    """40,000 values: serialized without a model, which would take several times as long."""
+    points = {name: [getattr(point, name) for point in history.points] for name in PointColumns.model_fields}
+    rows = {"segments": history.segments, "dead_letters": history.dead_letters, "snapshots": history.snapshots}
+    return orjson.dumps({"points": points, **rows})

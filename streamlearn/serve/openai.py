@@ -1,53 +1,51 @@
-"""The two forms of an answer: a continued text, and a turn of a conversation; whole, or as events of a stream."""
+"""OpenAI's paths: continue a text or answer a conversation with the current model, whole or as server-sent events."""
 
 import asyncio
 import difflib
+import re
 import secrets
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing, suppress
-from dataclasses import replace
-from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import APIRouter, Request
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+import orjson
+from fastapi import APIRouter, Request, Response
+from fastapi.sse import format_sse_event
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StringConstraints, WithJsonSchema
+from starlette.types import Receive
 
-from streamlearn import openai_api as shared
 from streamlearn.errors import RecordError, StreamlearnError
-from streamlearn.http.guards import ApiError, OrjsonResponse
-from streamlearn.jobs.generate import MAX_CHARS, MAX_STRINGS
-from streamlearn.jobs.queue import GenerateJob, GenerationStart, GenerationStream, JobQueue, PromptInput, Sampling
-from streamlearn.jobs.results import FinishReason, GenerateResult
-from streamlearn.openai_api import (
-    DONE,
-    MEDIA_TYPE,
-    ModelList,
-    NamedModels,
-    OpenAIErrorBody,
-    OpenAISchema,
-    UnreadableMessageError,
-    answer_headers,
-    conversation_of,
-    event,
+from streamlearn.http.responses import EVENT_STREAM, ApiError, EventStreamResponse, answer_headers
+from streamlearn.jobs.queue import (
+    FinishReason,
+    GenerateJob,
+    GenerateResult,
+    GenerationStart,
+    GenerationStream,
+    JobQueue,
+    PromptInput,
+    Sampling,
 )
 from streamlearn.regimes.route import Requested
-from streamlearn.serve.errors import (
-    OrjsonRoute,
-    client_left,
-    disconnect,
-    require_at_most,
-    too_slow,
-    unwrap,
-    wait_for_result,
-)
+from streamlearn.serve.errors import client_left, disconnect, require_at_most, too_slow, unwrap, wait_for_result
 from streamlearn.serve.health import require_ready
-from streamlearn.serve.models import PositiveCount, require_number
+from streamlearn.serve.models import JOB_ERRORS, PositiveCount, require_number
 from streamlearn.settings import ServeSettings
 from streamlearn.status import Board, Clock, Route, Status
 from streamlearn.stream.decode import Role
+
+DEFAULT_NAME = "streamlearn"
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARS = 256
+"""Length of a stop string: the end of a text is compared with every beginning of every string."""
+
+
+class OpenAISchema(BaseModel):
+    """An object of the API: further fields are kept, docstrings describe fields."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
 
 class Usage(OpenAISchema):
@@ -61,11 +59,13 @@ class Usage(OpenAISchema):
     """Both together."""
 
 
-class AnswerHead(OpenAISchema):
-    """What every answer and every event of a stream begins with."""
+class Answer(OpenAISchema):
+    """A continued text or an answer to a conversation; or one event of it."""
 
     id: str
-    """A name of this answer."""
+    """Identifies the answer."""
+    object: Literal["text_completion", "chat.completion", "chat.completion.chunk"]
+    """Type of the object."""
     created: int
     """Unix time, in seconds."""
     model: str
@@ -74,173 +74,74 @@ class AnswerHead(OpenAISchema):
     """The weights: the optimizer updates made before the request was answered."""
     route: Route
     """The prompt's regime, and what answered."""
-
-
-class CompletionChoice(OpenAISchema):
-    """A text, or a piece of one."""
-
-    index: int = 0
-    """There is one choice."""
-    text: str
-    """The continuation, without the prompt."""
-    logprobs: None = None
-    """Not supported."""
-    finish_reason: FinishReason | None
-    """stop: the text ended by itself or with a stop string; length: at its maximum; null: it goes on."""
-
-
-class Completion(AnswerHead):
-    """A continued text, or an event of one."""
-
-    object: Literal["text_completion"] = "text_completion"
-    """Type of the object."""
-    choices: tuple[CompletionChoice, ...]
-    """One; none in the event that holds the usage."""
+    choices: tuple[dict[str, Any], ...]
+    """One, with `text`, `message` or (in events of a conversation) `delta`, and `finish_reason`: stop, length, or null
+    while the text goes on. None in the event that holds the usage."""
     usage: Usage | None
-    """Null in the events of a stream, but the last with `stream_options.include_usage`."""
+    """Null in the events of a stream, except the last one with `stream_options.include_usage`."""
 
 
-class ChatAnswer(OpenAISchema):
-    """The assistant's turn."""
+class OpenAIErrorDetail(OpenAISchema):
+    """Description of an error."""
 
-    role: Literal["assistant"] = "assistant"
-    """Who answers."""
-    content: str
-    """The answer."""
-    refusal: None = None
-    """Not supported."""
-
-
-class ChatChoice(OpenAISchema):
-    """An answer to a conversation."""
-
-    index: int = 0
-    """There is one choice."""
-    message: ChatAnswer
-    """The answer."""
-    logprobs: None = None
-    """Not supported."""
-    finish_reason: FinishReason
-    """stop: the text ended by itself or with a stop string; length: at its maximum."""
+    message: str
+    """What was expected, what was found, and what to do."""
+    type: Literal["invalid_request_error", "server_error"]
+    """invalid_request_error: change the request; server_error: retry later."""
+    param: str | None
+    """The field that is wrong."""
+    code: str | None
+    """Stable identifier for programs, for example model_not_found."""
 
 
-class ChatCompletion(AnswerHead):
-    """An answer to a conversation."""
+class OpenAIErrorBody(OpenAISchema):
+    """Body of every error on the paths of OpenAI's API."""
 
-    object: Literal["chat.completion"] = "chat.completion"
+    error: OpenAIErrorDetail
+    """The error."""
+
+
+class ModelCard(OpenAISchema):
+    """One model that a request may name."""
+
+    id: str
+    """Its name."""
+    object: Literal["model"] = "model"
     """Type of the object."""
-    choices: tuple[ChatChoice, ...]
-    """One."""
-    usage: Usage
-    """Tokens of the request."""
+    created: int
+    """Start of the daemon, Unix time in seconds."""
+    owned_by: str = "streamlearn"
+    """Who serves it."""
 
 
-class AnswerForm(Protocol):
-    """How an answer is written."""
+class ModelList(OpenAISchema):
+    """Response of GET /v1/models."""
 
-    prefix: str
-    """Of the answer's id."""
-
-    def whole(self, head: AnswerHead, text: str, reason: FinishReason, usage: Usage) -> dict[str, Any]:
-        """The answer in one piece."""
-
-    def opening(self, head: AnswerHead) -> list[dict[str, Any]]:
-        """Events before the text."""
-
-    def piece(self, head: AnswerHead, text: str) -> dict[str, Any]:
-        """The event of a piece of the text."""
-
-    def closing(self, head: AnswerHead, reason: FinishReason) -> dict[str, Any]:
-        """The event after the text."""
-
-    def usage(self, head: AnswerHead, usage: Usage) -> dict[str, Any]:
-        """The last event, if it was asked for."""
+    object: Literal["list"] = "list"
+    """Type of the object."""
+    data: tuple[ModelCard, ...]
+    """The models."""
 
 
-class CompletionForm:
-    """Of /v1/completions."""
+class StreamOptions(OpenAISchema):
+    """Options of a streamed answer."""
 
-    prefix = "cmpl"
-
-    def whole(self, head: AnswerHead, text: str, reason: FinishReason, usage: Usage) -> dict[str, Any]:
-        """See `AnswerForm`."""
-        choice = CompletionChoice(text=text, finish_reason=reason)
-        return Completion(**vars(head), choices=(choice,), usage=usage).model_dump()
-
-    def opening(self, _: AnswerHead) -> list[dict[str, Any]]:
-        """Nothing."""
-        return []
-
-    def piece(self, head: AnswerHead, text: str) -> dict[str, Any]:
-        """See `AnswerForm`."""
-        return self._event(head, CompletionChoice(text=text, finish_reason=None))
-
-    def closing(self, head: AnswerHead, reason: FinishReason) -> dict[str, Any]:
-        """See `AnswerForm`."""
-        return self._event(head, CompletionChoice(text="", finish_reason=reason))
-
-    def usage(self, head: AnswerHead, usage: Usage) -> dict[str, Any]:
-        """See `AnswerForm`."""
-        return Completion(**vars(head), choices=(), usage=usage).model_dump()
-
-    def _event(self, head: AnswerHead, choice: CompletionChoice) -> dict[str, Any]:
-        return Completion(**vars(head), choices=(choice,), usage=None).model_dump()
-
-
-class ChatForm:
-    """Of /v1/chat/completions."""
-
-    prefix = "chatcmpl"
-
-    def whole(self, head: AnswerHead, text: str, reason: FinishReason, usage: Usage) -> dict[str, Any]:
-        """See `AnswerForm`."""
-        choice = ChatChoice(message=ChatAnswer(content=text), finish_reason=reason)
-        return ChatCompletion(**vars(head), choices=(choice,), usage=usage).model_dump()
-
-    def opening(self, head: AnswerHead) -> list[dict[str, Any]]:
-        """The role."""
-        return [self._event(head, {"role": "assistant", "content": ""}, None)]
-
-    def piece(self, head: AnswerHead, text: str) -> dict[str, Any]:
-        """See `AnswerForm`."""
-        return self._event(head, {"content": text}, None)
-
-    def closing(self, head: AnswerHead, reason: FinishReason) -> dict[str, Any]:
-        """See `AnswerForm`."""
-        return self._event(head, {}, reason)
-
-    def usage(self, head: AnswerHead, usage: Usage) -> dict[str, Any]:
-        """See `AnswerForm`."""
-        return {**self._frame(head), "choices": [], "usage": usage.model_dump()}
-
-    def _event(self, head: AnswerHead, delta: dict[str, str], reason: FinishReason | None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        return {**self._frame(head), "choices": [choice], "usage": None}
-
-    def _frame(self, head: AnswerHead) -> dict[str, Any]:
-        return {**head.model_dump(), "object": "chat.completion.chunk"}
+    include_usage: StrictBool | None = False
+    """Whether a last event holds the usage of the whole request."""
 
 
 _NON_EMPTY = {"type": "string", "minLength": 1}
-_STOP = {**_NON_EMPTY, "maxLength": MAX_CHARS}
-_TEXT_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-    "additionalProperties": False,
-}
-_IMAGE_URL = {
-    "type": "object",
-    "properties": {"url": {"type": "string", "pattern": "^data:[a-z/+.-]*;base64,"}, "detail": {}},
-    "required": ["url"],
-    "additionalProperties": False,
-}
-_IMAGE_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "image_url"}, "image_url": _IMAGE_URL},
-    "required": ["type", "image_url"],
-    "additionalProperties": False,
-}
+_STOP = {**_NON_EMPTY, "maxLength": MAX_STOP_CHARS}
+
+
+def _part_schema(kind: str, value: dict[str, Any]) -> dict[str, Any]:
+    properties = {"type": {"const": kind}, kind: value}
+    return {"type": "object", "properties": properties, "required": ["type", kind], "additionalProperties": False}
+
+
+_URL = {"url": {"type": "string", "pattern": "^data:[a-z/+.-]*;base64,"}, "detail": {}}
+_IMAGE_URL = {"type": "object", "properties": _URL, "required": ["url"], "additionalProperties": False}
+_PARTS = {"anyOf": [_part_schema("text", {"type": "string"}), _part_schema("image_url", _IMAGE_URL)]}
 
 
 def _one_text(value: object) -> object:
@@ -262,11 +163,15 @@ def _text_or_parts(value: object) -> object:
     return value
 
 
-class _Decoding(shared.ModelRequest):
-    """How the text is decoded."""
+class _AnswerRequest(OpenAISchema):
+    """What both kinds of request have in common."""
 
-    model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
-
+    model: Annotated[str, StringConstraints(min_length=1)]
+    """Name of a model, as GET /v1/models lists them."""
+    stream: StrictBool | None = False
+    """Whether to answer with server-sent events, while the text is generated."""
+    stream_options: StreamOptions | None = None
+    """Only with `stream`."""
     temperature: Annotated[float, Field(ge=0, le=2), BeforeValidator(require_number)] | None = 1.0
     """Divides the logits; 0 is greedy decoding."""
     top_p: Annotated[float, Field(ge=0, le=1), BeforeValidator(require_number)] | None = 1.0
@@ -275,11 +180,11 @@ class _Decoding(shared.ModelRequest):
     """An integer that every JSON reader keeps exactly; random when absent. The same seed, request and
     `system_fingerprint` give the same text."""
     stop: Annotated[
-        tuple[Annotated[str, StringConstraints(min_length=1, max_length=MAX_CHARS)], ...],
-        Field(max_length=MAX_STRINGS),
+        tuple[Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)], ...],
+        Field(max_length=MAX_STOP_STRINGS),
         BeforeValidator(_texts),
         WithJsonSchema(
-            {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STRINGS}, {"type": "null"}]}
+            {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}, {"type": "null"}]}
         ),
     ] = ()
     """One or up to four strings; the text ends before the first that is found."""
@@ -296,24 +201,25 @@ class _Decoding(shared.ModelRequest):
         """The given maximum number of tokens by its field; the last counts."""
         return {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
 
-    def sampling(self, seed: int) -> Sampling | None:
-        """How tokens are chosen, with `seed` where the request has none; None: greedily."""
+    def sampling(self) -> Sampling | None:
+        """How tokens are chosen, with a random seed where the request has none; None: greedily."""
         temperature = 1.0 if self.temperature is None else self.temperature
         if temperature == 0:
             return None
-        top_p = 1.0 if self.top_p is None else self.top_p
-        return Sampling(temperature, top_p, seed if self.seed is None else self.seed % 2**63)
+        seed = secrets.randbits(63) if self.seed is None else self.seed % 2**63
+        return Sampling(temperature, 1.0 if self.top_p is None else self.top_p, seed)
 
 
-class TextCompletionRequest(_Decoding, shared.PromptedRequest):
+def _config(example: dict[str, Any]) -> ConfigDict:
+    return ConfigDict(
+        json_schema_extra={"additionalProperties": False, "examples": [{"model": DEFAULT_NAME, **example}]}
+    )
+
+
+class TextCompletionRequest(_AnswerRequest):
     """A text to continue."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "additionalProperties": False,
-            "examples": [{"model": "streamlearn", "prompt": "The capital of France is", "max_tokens": 8}],
-        }
-    )
+    model_config = _config({"prompt": "The capital of France is", "max_tokens": 8})
 
     prompt: Annotated[
         str,
@@ -325,7 +231,7 @@ class TextCompletionRequest(_Decoding, shared.PromptedRequest):
     default_tokens: ClassVar[int | None] = 16  # as OpenAI
 
 
-class ChatTurn(shared.ChatMessage):
+class ChatTurn(OpenAISchema):
     """One turn of a conversation."""
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
@@ -335,24 +241,15 @@ class ChatTurn(shared.ChatMessage):
     content: Annotated[
         str | tuple[dict[str, Any], ...],
         BeforeValidator(_text_or_parts),
-        WithJsonSchema(
-            {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [_TEXT_PART, _IMAGE_PART]}}]}
-        ),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PARTS}]}),
     ]
     """Text, or parts of type text and image_url, the latter with data: URLs and for backbones that read images."""
 
 
-class ChatCompletionRequest(_Decoding, shared.ChatRequest):
+class ChatCompletionRequest(_AnswerRequest):
     """A conversation to answer."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "additionalProperties": False,
-            "examples": [
-                {"model": "streamlearn", "messages": [{"role": "user", "content": "Capital of France?"}]},
-            ],
-        }
-    )
+    model_config = _config({"messages": [{"role": "user", "content": "Capital of France?"}]})
 
     messages: Annotated[tuple[ChatTurn, ...], Field(min_length=1)]
     """The conversation so far."""
@@ -361,44 +258,87 @@ class ChatCompletionRequest(_Decoding, shared.ChatRequest):
 
     @property
     def token_limits(self) -> dict[str, int]:
-        """See `_Decoding`."""
         newer = {} if self.max_completion_tokens is None else {"max_completion_tokens": self.max_completion_tokens}
         return super().token_limits | newer
 
 
-# Fields of OpenAI's API that the daemon has no use for.
-#
-# Many clients send every field. A field is accepted if it has no effect on the answer, or with the value that asks for
-# nothing; with any other value it is refused, because an answer without it would not be what was asked for.
+def conversation_of(messages: Sequence[ChatTurn]) -> PromptInput:
+    """The messages as the decoder of records reads them.
+
+    Parts of type `text` and `image_url` become strings and `{"type": "image"}` parts. Texts without an image among them
+    are joined by line breaks, as vLLM joins them for templates that expect strings.
+
+    Raises:
+        ApiError: 400, a message has a field such as tool_calls, an image that is not a data: URL, or another part.
+    """
+    turns: list[dict[str, Any]] = []
+    images: list[str] = []
+    for index, message in enumerate(messages):
+        field = f"messages[{index}]"
+        for name, value in (message.model_extra or {}).items():
+            if value not in (None, [], {}):  # clients send back the empty fields of an answer
+                raise _unsupported(f"{field}.{name}", "not supported, expected only role and content")
+        turns.append({"role": message.role, "content": _content(message.content, f"{field}.content", images)})
+    return PromptInput(None, tuple(turns), images or None)
 
 
+def _content(content: str | Sequence[Mapping[str, Any]], field: str, images: list[str]) -> str | list[dict[str, str]]:
+    """The content of a turn; its images are appended to `images`."""
+    if isinstance(content, str):
+        return content
+    parts: list[dict[str, str]] = []
+    for index, part in enumerate(content):
+        match part:
+            case {"type": "text", "text": str(text), **further} if not further:
+                parts.append({"type": "text", "text": text})
+            case {"type": "image_url", "image_url": {"url": str(url), **options}, **further} if not (
+                further or options.keys() - {"detail"}
+            ):
+                head, comma, data = url.partition(",")
+                if not (comma and head.startswith("data:") and head.endswith(";base64")):
+                    message = f"expected data:image/png;base64,..., because nothing is downloaded, found {url[:40]!r}"
+                    raise _unsupported(f"{field}[{index}].image_url.url", message)
+                parts.append({"type": "image"})
+                images.append(data)
+            case _:
+                expected = '{"type": "text", "text": ...} or {"type": "image_url", "image_url": {"url": ...}}'
+                raise _unsupported(f"{field}[{index}]", f"expected {expected}")
+    has_images = any(part["type"] == "image" for part in parts)
+    return parts if has_images else "\n".join(part["text"] for part in parts)
+
+
+def _unsupported(field: str, message: str) -> ApiError:
+    return ApiError(400, "unsupported_content", f"{field}: {message}", param=field)
+
+
+# Many clients send every field of OpenAI's API. A field that the daemon has no use for is accepted if it has no effect
+# on the answer, or with a value that requests nothing. With any other value it is refused: the answer would not be what
+# was asked for.
 _WITHOUT_EFFECT = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
 )
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "audio": (),
-        "best_of": (1,),
-        "echo": (False,),
-        "frequency_penalty": (0, 0.0),
-        "function_call": ("none", "auto"),
-        "functions": ([],),
-        "logit_bias": ({},),
-        "logprobs": (False,),
-        "modalities": (["text"],),
-        "prediction": (),
-        "presence_penalty": (0, 0.0),
-        "reasoning_effort": ("none",),
-        "response_format": ({"type": "text"},),
-        "suffix": ("",),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
-        "top_logprobs": (0,),
-        "verbosity": (),
-        "web_search_options": (),
-    }
-)
-"""Further fields of the API, and what asks for nothing beside null."""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0, 0.0),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "prediction": (),
+    "presence_penalty": (0, 0.0),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Values that request nothing, besides null."""
 
 
 def refuse_unsupported(fields: Mapping[str, Any], supported: Iterable[str]) -> None:
@@ -408,9 +348,12 @@ def refuse_unsupported(fields: Mapping[str, Any], supported: Iterable[str]) -> N
         ApiError: 400 with the name of a field that would change the answer, or that the API does not have.
     """
     for name, value in fields.items():
-        if name in _WITHOUT_EFFECT or (name in _NEUTRAL and _asks_for_nothing(name, value)):
+        if name in _WITHOUT_EFFECT:
             continue
         if name in _NEUTRAL:
+            # The type too: False equals 0, and `logprobs: 0` requests something.
+            if value is None or any(value == idle and type(value) is type(idle) for idle in _NEUTRAL[name]):
+                continue
             message, hint = f"{name}: not supported by this server", "leave it out"
         else:
             near = difflib.get_close_matches(name, list(supported), n=1, cutoff=0.5)
@@ -419,9 +362,91 @@ def refuse_unsupported(fields: Mapping[str, Any], supported: Iterable[str]) -> N
         raise ApiError(400, "unsupported_parameter", message, hint=hint, param=name[:80])
 
 
-def _asks_for_nothing(name: str, value: object) -> bool:
-    # The type too: False equals 0, and `logprobs: 0` asks for something.
-    return value is None or any(value == each and type(value) is type(each) for each in _NEUTRAL[name])
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """The names of models: `name` for what routing finds, `name`-regime-N for a regime, and the backbone's own.
+
+    >>> ModelNames("streamlearn", "HuggingFaceTB/SmolLM2-135M-Instruct").requested("streamlearn-regime-3")
+    3
+    """
+
+    name: str
+    backbone: str
+
+    def answered_by(self, route: Route) -> str:
+        """Name of what answered: a regime's model, the backbone, or what no request can name, such as a mean."""
+        if route.answered_by == "backbone":
+            return self.backbone
+        if route.answered_by == "regime" and route.regime is not None:
+            return f"{self.name}-regime-{route.regime}"
+        return f"{self.name}-{route.answered_by}"
+
+    def requested(self, model: str) -> Requested | None:
+        """What the name of a model requests; None for any other name."""
+        if model == self.name:
+            return "routed"
+        if model == self.backbone:
+            return "backbone"
+        match = re.fullmatch(rf"{re.escape(self.name)}-regime-([1-9][0-9]{{0,17}})", model)
+        return int(match[1]) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writes one answer in OpenAI's form, whole or as events."""
+
+    chat: bool
+    model: str
+    step: int
+    route: Route
+    id: str
+    created: int
+
+    def whole(self, result: GenerateResult) -> Answer:
+        content = {"message": {"role": "assistant", "content": result.text, "refusal": None}}
+        choice = _choice(content if self.chat else {"text": result.text}, result.finish_reason)
+        return self._answer("chat.completion", (choice,), _usage(result))
+
+    def opening(self) -> Iterable[Answer]:
+        return (self._event({"role": "assistant", "content": ""}),) if self.chat else ()
+
+    def piece(self, text: str) -> Answer:
+        return self._event({"content": text} if self.chat else {"text": text})
+
+    def closing(self, result: GenerateResult, *, wants_usage: bool) -> Iterable[Answer]:
+        yield self._event({} if self.chat else {"text": ""}, result.finish_reason)
+        if wants_usage:
+            yield self._answer("chat.completion.chunk", (), _usage(result))
+
+    def _event(self, content: dict[str, Any], reason: FinishReason | None = None) -> Answer:
+        choice = _choice({"delta": content} if self.chat else content, reason)
+        return self._answer("chat.completion.chunk", (choice,), None)
+
+    def _answer(
+        self,
+        kind: Literal["chat.completion", "chat.completion.chunk"],
+        choices: tuple[dict[str, Any], ...],
+        usage: Usage | None,
+    ) -> Answer:
+        return Answer(
+            id=self.id,
+            object=kind if self.chat else "text_completion",
+            created=self.created,
+            model=self.model,
+            system_fingerprint=f"step-{self.step}",
+            route=self.route,
+            choices=choices,
+            usage=usage,
+        )
+
+
+def _choice(content: dict[str, Any], reason: FinishReason | None) -> dict[str, Any]:
+    return {"index": 0, **content, "logprobs": None, "finish_reason": reason}
+
+
+def _usage(result: GenerateResult) -> Usage:
+    total = result.prompt_tokens + result.tokens
+    return Usage(prompt_tokens=result.prompt_tokens, completion_tokens=result.tokens, total_tokens=total)
 
 
 async def follow(
@@ -436,7 +461,7 @@ async def follow(
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
     def notify() -> None:
-        with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+        with suppress(RuntimeError):  # the event loop has ended, and with it whoever waited
             loop.call_soon_threadsafe(changed.set)
 
     stream, started = GenerationStream(notify), False
@@ -470,6 +495,34 @@ async def follow(
         disconnected.cancel()
 
 
+async def _events(
+    parts: AsyncGenerator[GenerationStart | str | GenerateResult], writer: _Writer, *, wants_usage: bool
+) -> AsyncGenerator[bytes]:
+    """A stream ends with [DONE]; one without it is incomplete, and its last event is an error."""
+    for opening in writer.opening():
+        yield _event(opening)
+    try:
+        async for part in parts:
+            if isinstance(part, str):
+                yield _event(writer.piece(part))
+            elif isinstance(part, GenerateResult):
+                for closing in writer.closing(part, wants_usage=wants_usage):
+                    yield _event(closing)
+                yield format_sse_event(data_str="[DONE]")
+    except StreamlearnError as error:
+        yield _error_event(ApiError(500, "job_failed", str(error), hint="see the log"))
+    except ApiError as error:
+        yield _error_event(error)
+
+
+def _event(answer: Answer) -> bytes:
+    return format_sse_event(data_str=answer.model_dump_json())
+
+
+def _error_event(error: ApiError) -> bytes:
+    return format_sse_event(data_str=orjson.dumps({"error": error.openai_form}).decode())
+
+
 class Answering:
     """Answers requests with the jobs of one daemon."""
 
@@ -483,168 +536,100 @@ class Answering:
         self._name = name
         self._deadline_s = deadline_s
 
-    def models(self) -> list[str]:
-        """Names of the models that a request may ask for."""
+    def models(self) -> ModelList:
+        """The models that a request may ask for."""
         status = self._board.read()
-        return self._names(status).listed(_regimes(status))
+        names = [self._name, status.backbone, *(f"{self._name}-regime-{number}" for number in _regimes(status))]
+        created = int(status.started_at)
+        return ModelList(data=tuple(ModelCard(id=name, created=created) for name in names))
 
     async def answer(
         self,
         request: Request,
+        response: Response,
         body: TextCompletionRequest | ChatCompletionRequest,
-        given: PromptInput,
-        form: AnswerForm,
-    ) -> Response:
-        """Answer in one piece or as a stream.
+    ) -> Answer | EventStreamResponse:
+        """Answer in one piece, with headers in `response`, or as a stream.
 
         Raises:
             ApiError: the request cannot be answered.
             StreamlearnError: the job failed with this error.
         """
-        job = self._job(body, given)
-        field = "prompt" if given.prompt is not None else "messages"
+        job = self._job(body)
         try:
             if body.stream:
-                return await self._stream(request, job, form, wants_usage=body.wants_usage)
-            return await self._whole(request, job, form)
+                parts = follow(self._jobs, job, request.receive, self._deadline_s)
+                start = await anext(parts)  # or an error, which is no stream yet
+                assert isinstance(start, GenerationStart), "a generation begins with its start"
+                writer = self._writer(body, start.step, start.route)
+                wants_usage = bool(body.stream_options and body.stream_options.include_usage)
+                events = _events(parts, writer, wants_usage=wants_usage)
+                return EventStreamResponse(events, parts.aclose, _headers(writer))
+            result = await wait_for_result(request.receive, self._jobs.submit(job), self._deadline_s)
         except RecordError as error:
+            field = "prompt" if job.prompt is not None else "messages"
             raise ApiError(400, error.reason, str(error), param=field) from error
+        assert isinstance(result, GenerateResult), "a generation ends with its text"
+        writer = self._writer(body, result.step, result.route)
+        response.headers.update(_headers(writer))
+        return writer.whole(result)
 
-    def _job(self, body: TextCompletionRequest | ChatCompletionRequest, given: PromptInput) -> GenerateJob:
+    def _job(self, body: TextCompletionRequest | ChatCompletionRequest) -> GenerateJob:
         require_ready(self._board)
         requested = self._requested(body.model)
         refuse_unsupported(body.model_extra or {}, type(body).model_fields)
+        if isinstance(body, ChatCompletionRequest):
+            given = conversation_of(body.messages)
+        else:
+            given = PromptInput(body.prompt, None)
+        limit = self._settings.max_new_tokens
+        tokens = min(limit, body.default_tokens or limit)
+        for field, number in body.token_limits.items():
+            tokens = require_at_most(limit, number, field=field, setting="max_new_tokens")
         return GenerateJob(
             given.prompt,
             given.messages,
             given.image,
-            max_new_tokens=self._max_new_tokens(body),
+            max_new_tokens=tokens,
             requested=requested,
-            sampling=body.sampling(secrets.randbits(63)),
+            sampling=body.sampling(),
             stop=body.stop,
         )
 
-    def _max_new_tokens(self, body: TextCompletionRequest | ChatCompletionRequest) -> int:
-        limit = self._settings.max_new_tokens
-        found = min(limit, body.default_tokens or limit)
-        for field, wanted in body.token_limits.items():
-            found = require_at_most(limit, wanted, field=field, setting="max_new_tokens")
-        return found
-
     def _requested(self, model: str) -> Requested:
         status = self._board.read()
-        requested = self._names(status).requested(model)
+        requested = ModelNames(self._name, status.backbone).requested(model)
         if requested is None or (isinstance(requested, int) and requested not in _regimes(status)):
             message, hint = f"the model {model[:100]!r} does not exist", "GET /v1/models lists the models"
             raise ApiError(404, "model_not_found", message, hint=hint, param="model")
         return requested
 
-    def _names(self, status: Status) -> NamedModels:
-        return NamedModels(self._name, status.backbone)
-
-    async def _whole(self, request: Request, job: GenerateJob, form: AnswerForm) -> Response:
-        result = await wait_for_result(request.receive, self._jobs.submit(job), self._deadline_s)
-        assert isinstance(result, GenerateResult), "generations end with their text"
-        head = self._head(form, result.step, result.route)
-        content = form.whole(head, result.text, result.finish_reason, _usage(result))
-        return OrjsonResponse(content, headers=_headers(head))
-
-    async def _stream(self, request: Request, job: GenerateJob, form: AnswerForm, *, wants_usage: bool) -> Response:
-        parts = follow(self._jobs, job, request.receive, self._deadline_s)
-        start = await anext(parts)  # or an error, which is no stream yet
-        assert isinstance(start, GenerationStart), "a generation begins with its start"
-        head = self._head(form, start.step, start.route)
-        return _EventStream(_events(parts, head, form, wants_usage=wants_usage), headers=_headers(head))
-
-    def _head(self, form: AnswerForm, step: int, route: Route) -> AnswerHead:
-        return AnswerHead(
-            id=f"{form.prefix}-{uuid.uuid4().hex}",
-            created=int(self._clock.wall()),
-            model=self._names(self._board.read()).of_answer(route.answered_by, route.regime),
-            system_fingerprint=f"step-{step}",
-            route=route,
-        )
-
-
-class _EventStream(StreamingResponse):
-    """Server-sent events; the job is cancelled with the response."""
-
-    media_type = MEDIA_TYPE
-
-    def __init__(self, events: AsyncGenerator[bytes], headers: dict[str, str]) -> None:
-        super().__init__(events, headers=headers)
-        self._events = events
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events):
-            await super().__call__(scope, receive, send)
-
-
-async def _events(
-    parts: AsyncGenerator[GenerationStart | str | GenerateResult],
-    head: AnswerHead,
-    form: AnswerForm,
-    *,
-    wants_usage: bool,
-) -> AsyncGenerator[bytes]:
-    """A stream ends with DONE; one without it is incomplete, and its last event is an error."""
-    async with aclosing(parts):
-        for opening in form.opening(head):
-            yield event(opening)
-        try:
-            async for part in parts:
-                if isinstance(part, str):
-                    yield event(form.piece(head, part))
-                elif isinstance(part, GenerateResult):
-                    yield event(form.closing(head, part.finish_reason))
-                    if wants_usage:
-                        yield event(form.usage(head, _usage(part)))
-                    yield DONE
-        except ApiError as error:
-            yield event({"error": error.openai_form})
-        except StreamlearnError as error:
-            yield event({"error": ApiError(500, "job_failed", str(error), hint="see the log").openai_form})
+    def _writer(self, body: TextCompletionRequest | ChatCompletionRequest, step: int, route: Route) -> _Writer:
+        chat = isinstance(body, ChatCompletionRequest)
+        model = ModelNames(self._name, self._board.read().backbone).answered_by(route)
+        answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        return _Writer(chat, model, step, route, answer_id, int(self._clock.wall()))
 
 
 def _regimes(status: Status) -> list[int]:
     """Numbers of the regimes that can be asked to answer."""
-    return [each.number for each in status.adaptation.regimes] if status.adaptation.routes_by_regime else []
+    return [regime.number for regime in status.adaptation.regimes] if status.adaptation.routes_by_regime else []
 
 
-def _usage(result: GenerateResult) -> Usage:
-    return Usage(
-        prompt_tokens=result.prompt_tokens,
-        completion_tokens=result.tokens,
-        total_tokens=result.prompt_tokens + result.tokens,
-    )
+def _headers(writer: _Writer) -> dict[str, str]:
+    return answer_headers(writer.model, writer.route.regime, writer.route.score)
 
 
-def _headers(head: AnswerHead) -> dict[str, str]:
-    return answer_headers(head.model, head.route.regime, head.route.score)
-
-
-_DESCRIPTIONS = {
-    400: "Invalid JSON, a field that is missing, out of range or not supported, or a Host that is not allowed.",
-    401: "The bearer token is missing or wrong.",
-    403: "The Origin header names a foreign site.",
-    404: "No model has this name.",
-    413: "The body is larger than serve.max_body_bytes.",
-    415: "The content type is not application/json.",
-    500: "The job failed inside the daemon.",
-    503: "The queue is full or the daemon is not ready; see Retry-After.",
-    504: "The job did not finish in time and was cancelled.",
-}
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": OpenAIErrorBody, "description": description} for status, description in _DESCRIPTIONS.items()
-}
-_EVENT = {
-    "type": "object",
-    "properties": {"data": {"type": "string", "description": "JSON with a piece of the text, or [DONE]."}},
-    "required": ["data"],
-}
-_ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {MEDIA_TYPE: {"itemSchema": _EVENT}}, "description": "The answer, or its events."},
-    **_ERRORS,
+_DATA = {"type": "string", "description": "JSON with a piece of the text, or [DONE]."}
+_EVENT = {"type": "object", "properties": {"data": _DATA}, "required": ["data"]}
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {EVENT_STREAM: {"itemSchema": _EVENT}}, "description": "The answer, or its events."},
+    **{
+        status: {"model": OpenAIErrorBody, "description": error["description"]}
+        for status, error in JOB_ERRORS.items()
+        if status != 422
+    },
+    404: {"model": OpenAIErrorBody, "description": "No model has this name."},
 }
 
 
@@ -652,29 +637,24 @@ def openai_routes(
     board: Board, jobs: JobQueue, settings: ServeSettings, clock: Clock, name: str, deadline_s: float
 ) -> APIRouter:
     """The routes of one daemon, whose models have names that begin with `name`."""
-    routes = APIRouter(tags=["openai"], route_class=OrjsonRoute)
+    routes = APIRouter(tags=["openai"])
     answering = Answering(board, jobs, settings, clock, name, deadline_s)
 
-    @routes.get("/v1/models", response_model=ModelList, summary="Models")
-    async def list_models() -> Response:
+    @routes.get("/v1/models", summary="Models")
+    async def list_models() -> ModelList:
         """What a request may name: what routing finds, the untouched backbone, and each regime."""
-        return OrjsonResponse(ModelList.of(answering.models(), int(board.read().started_at)))
+        return answering.models()
 
-    @routes.post("/v1/completions", response_model=Completion, summary="Continue a text", responses=_ANSWERS)
-    async def complete(request: Request, body: TextCompletionRequest) -> Response:
-        """As OpenAI's path of this name. With `stream` the answer is server-sent events."""
-        return await answering.answer(request, body, PromptInput(body.prompt, None), CompletionForm())
+    @routes.post("/v1/completions", response_model=Answer, summary="Continue a text", responses=_RESPONSES)
+    async def complete(
+        request: Request, response: Response, body: TextCompletionRequest
+    ) -> Answer | EventStreamResponse:
+        """Compatible with OpenAI's path of this name. With `stream` the answer is server-sent events."""
+        return await answering.answer(request, response, body)
 
-    @routes.post(
-        "/v1/chat/completions", response_model=ChatCompletion, summary="Answer a conversation", responses=_ANSWERS
-    )
-    async def chat(request: Request, body: ChatCompletionRequest) -> Response:
-        """As OpenAI's path of this name. With `stream` the answer is server-sent events."""
-        try:
-            conversation = conversation_of(body.messages)
-        except UnreadableMessageError as error:
-            raise ApiError(400, "unsupported_content", str(error), param=error.field) from error
-        given = PromptInput(None, conversation.turns, list(conversation.images) or None)
-        return await answering.answer(request, body, given, ChatForm())
+    @routes.post("/v1/chat/completions", response_model=Answer, summary="Answer a conversation", responses=_RESPONSES)
+    async def chat(request: Request, response: Response, body: ChatCompletionRequest) -> Answer | EventStreamResponse:
+        """Compatible with OpenAI's path of this name. With `stream` the answer is server-sent events."""
+        return await answering.answer(request, response, body)
 
     return routes

@@ -1,84 +1,44 @@
-"""A static file as HTTP sends it: compressed once, and named by its content."""
+"""The page, at `/` for browsers; programs get the list of endpoints there.
 
-import gzip
+Its files are public code and hold no data of the run, so they never need the token.
+"""
+
 import hashlib
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
-from pathlib import Path
-from typing import Self
+from pathlib import Path, PurePath
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from streamlearn.http.guards import SAFE_METHODS, ApiError
+from streamlearn.http.guards import SAFE_METHODS
+from streamlearn.http.responses import ApiError
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """One file, in memory."""
-
-    media_type: str
-    body: bytes
-    gzipped: bytes
-    etag: str
-    """Changes with the content, so that a browser asks whether its copy is current and downloads nothing if it is."""
-
-    @classmethod
-    def of(cls, media_type: str, body: bytes) -> Self:
-        """Compress and hash the content."""
-        digest = hashlib.sha256(body).hexdigest()[:32]
-        return cls(media_type, body, gzip.compress(body, mtime=0), f'W/"{digest}"')  # weak: two encodings share it
-
-    def response(self, request: Request, headers: dict[str, str]) -> Response:
-        """200 with the content, or 304 where the client has it."""
-        both = {**headers, "etag": self.etag, "cache-control": "no-cache"}
-        if self.etag in _listed(request.headers.get("if-none-match", "")):
-            return Response(status_code=304, headers=both)
-        if _accepts_gzip(request.headers.get("accept-encoding", "")):
-            return Response(self.gzipped, headers={**both, "content-encoding": "gzip"}, media_type=self.media_type)
-        return Response(self.body, headers=both, media_type=self.media_type)
-
-
-def _accepts_gzip(header: str) -> bool:
-    """Whether an Accept-Encoding header names gzip, not with weight 0, which refuses it."""
-    for value in header.split(","):
-        encoding, *parameters = (part.strip().lower() for part in value.split(";"))
-        if encoding == "gzip":
-            return not any(re.fullmatch(r"q=0(\.0*)?", each) for each in parameters)
-    return False
-
-
-def _listed(header: str) -> set[str]:
-    """The values of a comma-separated header, without their parameters."""
-    return {value.partition(";")[0].strip() for value in header.split(",")}
-
-
-# uPlot, the page's chart library. The distribution uplot-python (extra `page`) brings its files along.
-#
-# They are read where they were installed. The distribution's Python code is never imported: it draws charts of its own
-# from a Python prompt, for which it needs IPython.
+def with_etag(request: Request, body: bytes, media_type: str, headers: dict[str, str] | None = None) -> Response:
+    """200 with the body, or 304 where the client has it: the ETag changes with the content."""
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    both = {**(headers or {}), "etag": etag, "cache-control": "no-cache"}
+    known = request.headers.get("if-none-match", "").split(",")
+    if etag in {value.strip().removeprefix("W/") for value in known}:
+        return Response(status_code=304, headers=both)
+    return Response(body, headers=both, media_type=media_type)
 
 
 DISTRIBUTION = "uplot-python"
+"""Brings the files of uPlot, the page's chart library (extra `page`). Its Python code is never imported."""
 FILES = {"uplot.js": "uplot/static/uPlot.iife.js", "uplot.css": "uplot/static/uPlot.min.css"}
 """Name under which the page asks for a file: its path in the distribution."""
 
 
 def chart_library() -> dict[str, bytes]:
-    """The files by name; all empty where the distribution is not installed, and then the page has tables only."""
+    """The files by name; empty where the distribution is not installed, and then the page has tables only."""
     try:
         installed = distribution(DISTRIBUTION)
     except PackageNotFoundError:
         return dict.fromkeys(FILES, b"")
     return {name: Path(str(installed.locate_file(path))).read_bytes() for name, path in FILES.items()}
-
-
-# The routes of the page. Its files are public code and hold no figure, so they never need the token.
-#
-# What a browser asks for at `/` is the page; a program gets the list of endpoints there.
 
 
 PREFIX = "/page/"
@@ -117,31 +77,24 @@ def is_page_request(request: Request) -> bool:
 def page_routes(list_endpoints: Callable[[], str]) -> APIRouter:
     """The routes; `list_endpoints` is what programs get at `/`."""
     routes = APIRouter(include_in_schema=False)
-    assets = _load()
+    own = {file.name: file.read_bytes() for file in (files(__package__) / "static").iterdir() if file.is_file()}
+    assets = {**own, **chart_library()}
 
     @routes.get("/")
     async def index(request: Request) -> Response:
         if not _is_browser(request):
             return Response(list_endpoints(), media_type="text/plain", headers={"vary": "Accept"})
-        return assets[_INDEX].response(request, {**_PAGE_HEADERS, "vary": "Accept, Accept-Encoding"})
+        return with_etag(request, assets[_INDEX], _MEDIA_TYPES[".html"], {**_PAGE_HEADERS, "vary": "Accept"})
 
     @routes.get(PREFIX + "{name}")
     async def read_asset(request: Request, name: str) -> Response:
-        asset = assets.get(name)
-        if asset is None or name == _INDEX:
+        if name not in assets or name == _INDEX:
             raise ApiError(404, "not_found", f"the page has no file {name[:100]!r}", hint="open / in a browser")
-        return asset.response(request, {**_PAGE_HEADERS, "vary": "Accept-Encoding"})
+        return with_etag(request, assets[name], _MEDIA_TYPES[PurePath(name).suffix], _PAGE_HEADERS)
 
     return routes
 
 
-def _load() -> dict[str, Asset]:
-    """Every file of the page by name."""
-    own = {each.name: each.read_bytes() for each in (files(__package__) / "static").iterdir() if each.is_file()}
-    held = {**own, **chart_library()}
-    return {name: Asset.of(_MEDIA_TYPES[name[name.rindex(".") :]], body) for name, body in held.items()}
-
-
 def _is_browser(request: Request) -> bool:
-    """Whether the client asks for HTML by name; `*/*`, as curl sends it, does not."""
+    """Whether the client requests HTML by name; `*/*`, as curl sends it, does not."""
     return "text/html" in request.headers.get("accept", "")

@@ -35,8 +35,7 @@ from streamlearn.shift.input_shift import (
 )
 from streamlearn.shift.memory import ADDED_SCALARS, SCALARS, RegimeMemory, RegimeProfile, SampledRecord, SavedProfiles
 from streamlearn.shift.routing import RequestClassifier
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 
 @dataclass(frozen=True)

@@ -12,22 +12,10 @@ from streamlearn.snapshot.manifest import Manifest
 ACCEPTABLE = ("learner", "stream", "seed")
 """Sections that affect what is learned next but not what was learned already."""
 
-_CLAIMS = "adapter.experts_claimed"
-"""A setting of releases whose regimes claimed experts of one adapter. It says nothing about presets without claims."""
-
 _MAX_REGIMES = "shift.max_regimes"
 """It may grow: what is remembered stays where it is."""
-
 _RETURNS_REFUSED = "probe.max_returns_refused"
-"""It acts on the returns to come. Snapshots of releases before it hold nothing that depends on it."""
-
-_ACCUMULATION, _SUMMED = "consolidate.accumulation", "sum"
-"""A setting that releases before it had no choice of, and what they did. It is still the default of the one preset that
-has anchors by default."""
-
-_QUANTIZATION, _UNQUANTIZED = "backbone.quantization", "none"
-"""A setting of the backbone that releases before it did not have: none was quantised."""
-
+"""It acts on the returns to come."""
 _ABSENT = object()
 
 
@@ -73,25 +61,8 @@ def check(
     same_files = manifest.backbone.get("digest") is not None and manifest.backbone["digest"] == backbone.get("digest")
     if not same_files:
         _refuse(f"{name} was trained on another backbone", _changes(manifest.backbone, backbone, "backbone."))
-    if adapter.get("per_regime") and _CLAIMS in dict(_flatten(manifest.config)):
-        raise SnapshotMismatchError(
-            f"{name} holds experts that regimes claimed, and each regime now has an adapter of its own: run release "
-            f"{manifest.versions.get('streamlearn')}, which wrote it, or start over with --fresh, which keeps the old "
-            "snapshots in another folder"
-        )
     _refuse(f"{name} holds another adapter", _changes(manifest.adapter, adapter, "adapter."))
-    changes = [change for change in _changes(manifest.config, fingerprint) if change.key != _CLAIMS]
-    changes = [change for change in changes if (change.key, change.old) != (_RETURNS_REFUSED, _ABSENT)]
-    changes = [each for each in changes if (each.key, each.old, each.new) != (_QUANTIZATION, _ABSENT, _UNQUANTIZED)]
-    if _ACCUMULATION not in (before := dict(_flatten(manifest.config))):
-        changes = [change for change in changes if (change.key, change.new) != (_ACCUMULATION, _SUMMED)]
-        anchored = before.get("consolidate.anchor_strength") and before.get("adapter.preset") != "cp-moe"
-        if anchored and dict(_flatten(fingerprint)).get(_ACCUMULATION) is None:
-            raise SnapshotMismatchError(
-                f"{name} holds importance that was summed over steps and regimes, which is no longer the default: set "
-                f"{_ACCUMULATION} to {_SUMMED}, or start over with --fresh, which keeps the old snapshots in another "
-                "folder"
-            )
+    changes = _changes(manifest.config, fingerprint)
     if same_files:
         changes = [change for change in changes if change.key not in ("backbone.model", "backbone.revision")]
     _refuse(

@@ -1,7 +1,7 @@
 """A crash guard: it finds the record that crashes the process, and gives it up after three crashes.
 
-    STATE/in-hand        two slots: the record being decoded, and the batch being trained on
-    STATE/deaths.json    consecutive crashes with the same cause, and the records that were given up
+    STATE/in_progress    two slots: the record being decoded, and the batch being trained on
+    STATE/crashes.json   consecutive crashes with the same cause, and the records that were given up
 
 A record that crashes the process (a segmentation fault in a decoder, memory that runs out) would crash every restart
 too. Each record or batch is therefore written to its slot before the work and cleared after it. A daemon that finds a
@@ -18,12 +18,12 @@ Slots are written without fsync: what a process wrote outlives it, and after a p
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import orjson
 
+from streamlearn import codec
 from streamlearn.errors import SnapshotError, StreamlearnError
 from streamlearn.events import Event, get_logger
 from streamlearn.snapshot.files import Files
@@ -40,60 +40,71 @@ Key = tuple[str, int, int]
 """A record in JSON: topic, partition, offset."""
 
 
+@dataclass(frozen=True)
+class _Work:
+    """The content of a slot: a record that is being decoded, or a batch that is being trained on."""
+
+    records: tuple[Key, ...]
+    step: int | None = None
+    """None in the slot for decoding."""
+    at: int | None = None
+    """Index of the record that is being trained on, where the batch is trained on record by record."""
+
+
+@dataclass(frozen=True)
+class _Crashes:
+    """Consecutive crashes during the same work."""
+
+    work: _Work
+    count: int = 1
+
+    def is_same(self, work: _Work) -> bool:
+        return (self.work.step, self.work.records) == (work.step, work.records)
+
+
 @dataclass
 class _CrashHistory:
-    """The content of deaths.json."""
+    """The content of crashes.json."""
 
-    decode: dict[str, Any] = field(default_factory=dict)
-    """{"record": key, "deaths": n}, or empty."""
-    train: dict[str, Any] = field(default_factory=dict)
-    """{"step": n, "records": keys, "deaths": n}, or empty."""
+    decode: _Crashes | None = None
+    train: _Crashes | None = None
     given_up: list[Key] = field(default_factory=list)
 
-    def to_json(self) -> bytes:
-        """One line of JSON."""
-        values = {"decode": self.decode, "train": self.train, "given_up": self.given_up}
-        return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
+    def add(self, decode: _Work | None, train: _Work | None) -> None:
+        """Count a crash that left this work in the slots. What reached the maximum is given up."""
+        blamed: list[Key] = []
+        if decode is not None:
+            self.decode, suspects = _count(self.decode, decode, "decoding")
+            blamed += suspects
+        if train is not None:
+            self.train, suspects = _count(self.train, train, f"training step {train.step}")
+            blamed += suspects
+        self.decode = None if self.decode is not None and self.decode.count == MAX_CRASHES else self.decode
+        self.train = None if self.train is not None and self.train.count == MAX_CRASHES else self.train
+        self.given_up += [key for key in blamed if key not in self.given_up]
 
-    @classmethod
-    def from_json(cls, data: bytes) -> "_CrashHistory":
-        """The inverse of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
-        values = orjson.loads(data)
-        given_up = [(str(topic), int(part), int(offset)) for topic, part, offset in values["given_up"]]
-        return cls(dict(values["decode"]), dict(values["train"]), given_up)
 
-    def add_decode_crash(self, found: dict[str, Any]) -> list[Key]:
-        """Count a crash that left this in the decode slot; return the records to give up."""
-        repeated = self.decode.get("record") == found["record"]
-        self.decode = {"record": found["record"], "deaths": self.decode["deaths"] + 1 if repeated else 1}
-        return _report(self.decode["deaths"], [found["record"]], "decoding")
-
-    def add_train_crash(self, found: dict[str, Any]) -> list[Key]:
-        """Count a crash that left this in the train slot; return the records to give up."""
-        repeated = _is_same_batch(self.train, found)
-        self.train = {**found, "deaths": self.train["deaths"] + 1 if repeated else 1}
-        at = found.get("at")
-        suspects = found["records"] if at is None else [found["records"][at]]
-        return _report(self.train["deaths"], suspects, f"training step {found['step']}")
-
-    def give_up(self, records: list[Key]) -> None:
-        """Add records to those given up, and restart the counts that reached the maximum."""
-        self.decode = {} if self.decode.get("deaths") == MAX_CRASHES else self.decode
-        self.train = {} if self.train.get("deaths") == MAX_CRASHES else self.train
-        self.given_up += [key for key in records if key not in self.given_up]
+def _count(before: _Crashes | None, work: _Work, during: str) -> tuple[_Crashes, Sequence[Key]]:
+    """The crashes with one more, and the records to give up for it."""
+    repeated = before is not None and before.is_same(work)
+    crashes = _Crashes(work, before.count + 1 if before is not None and repeated else 1)
+    suspects = work.records if work.at is None else work.records[work.at : work.at + 1]
+    given_up = crashes.count >= MAX_CRASHES
+    _log.warning(Event.CRASH_DETECTED, during=during, records=suspects[:8], crashes=crashes.count, given_up=given_up)
+    return crashes, suspects if given_up else ()
 
 
 class GuardedBatch:
     """The batch that is being trained on."""
 
-    def __init__(self, guard: "CrashGuard", slot: dict[str, Any], *, one_by_one: bool) -> None:
+    def __init__(self, guard: "CrashGuard", work: _Work, *, one_by_one: bool) -> None:
         self.one_by_one = one_by_one
         """Whether this batch crashed before: train its records one at a time and call `on_record` before each."""
-        self._guard, self._slot = guard, slot
+        self._guard, self._work = guard, work
 
     def on_record(self, number: int) -> None:
         """Note that the batch's record `number` is next."""
-        self._guard.write(_TRAIN_SLOT, {**self._slot, "at": number})
+        self._guard.write(_TRAIN_SLOT, replace(self._work, at=number))
 
 
 class CrashGuard:
@@ -106,7 +117,7 @@ class CrashGuard:
             SnapshotError: the files cannot be read or written.
         """
         self._files = files if files is not None else Files()
-        self._path, self._history_path = state / "in-hand", state / "deaths.json"
+        self._path, self._history_path = state / "in_progress", state / "crashes.json"
         try:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             os.posix_fallocate(self._descriptor, 0, 2 * _SLOT_BYTES)  # later writes work on a full disk too
@@ -125,7 +136,7 @@ class CrashGuard:
     @contextmanager
     def decoding(self, record: RecordId) -> Iterator[None]:
         """Guard the decoding of a record. Any error but a StreamlearnError leaves the slot filled: it is a crash."""
-        self.write(_DECODE_SLOT, {"record": _key(record)})
+        self.write(_DECODE_SLOT, _Work((_key(record),)))
         try:
             yield
         except StreamlearnError:
@@ -136,9 +147,9 @@ class CrashGuard:
     @contextmanager
     def training(self, step: int, records: Sequence[RecordId]) -> Iterator[GuardedBatch]:
         """Guard the training of `step`'s batch. Errors are treated as in `decoding`."""
-        batch = {"step": step, "records": [_key(record) for record in records]}
+        batch = _Work(tuple(map(_key, records)), step)
         last = self._history.train
-        suspected = last.get("deaths", 0) >= MAX_CRASHES - 1 and _is_same_batch(last, batch)
+        suspected = last is not None and last.count >= MAX_CRASHES - 1 and last.is_same(batch)
         self.write(_TRAIN_SLOT, batch)
         try:
             yield GuardedBatch(self, batch, one_by_one=suspected)
@@ -167,9 +178,9 @@ class CrashGuard:
         self._history = _CrashHistory()
         self._write_history()
 
-    def write(self, slot: int, content: dict[str, Any]) -> None:
+    def write(self, slot: int, work: _Work) -> None:
         """Fill a slot. A batch too large for it leaves it empty: a crash is then not attributed to any record."""
-        data = orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
+        data = _to_line(work)
         self._write(slot, data if len(data) <= _SLOT_BYTES else _EMPTY)
 
     def close(self) -> None:
@@ -187,35 +198,31 @@ class CrashGuard:
         except OSError as error:
             raise _not_writable(self._path, error) from error
 
-    def _read(self, slot: int) -> dict[str, Any] | None:
+    def _read(self, slot: int) -> _Work | None:
         """What the previous process left in a slot; None for an empty slot or an incomplete write."""
         line, _, _ = os.pread(self._descriptor, _SLOT_BYTES, slot * _SLOT_BYTES).partition(b"\n")
         try:
-            found = orjson.loads(line)
+            return codec.load(_Work, {}, orjson.loads(line))
         except ValueError:
             return None
-        return found if isinstance(found, dict) else None
 
     def _count_crash(self) -> None:
         """Add filled slots to the history, give up what reached the maximum, and clear the slots."""
         decode, train = self._read(_DECODE_SLOT), self._read(_TRAIN_SLOT)
-        if decode is None and train is None:
-            return
-        blamed = self._history.add_decode_crash(decode) if decode is not None else []
-        blamed += self._history.add_train_crash(train) if train is not None else []
-        self._history.give_up(blamed)
-        self._write_history()
-        self._clear(_DECODE_SLOT)
-        self._clear(_TRAIN_SLOT)
+        if decode is not None or train is not None:
+            self._history.add(decode, train)
+            self._write_history()
+            self._clear(_DECODE_SLOT)
+            self._clear(_TRAIN_SLOT)
 
     def _read_history(self) -> _CrashHistory:
         try:
-            return _CrashHistory.from_json(self._history_path.read_bytes())
+            return codec.load(_CrashHistory, {}, orjson.loads(self._history_path.read_bytes()))
         except FileNotFoundError:
             return _CrashHistory()
         except OSError as error:
             raise SnapshotError(f"{self._history_path}: must be readable, found: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             raise SnapshotError(
                 f"{self._history_path}: expected a crash history, found: {error!r}. Remove the file; records that "
                 f"crash the process are found again after {MAX_CRASHES} crashes"
@@ -223,25 +230,19 @@ class CrashGuard:
 
     def _write_history(self) -> None:
         try:
-            self._files.replace(self._history_path, self._history.to_json())
+            self._files.replace(self._history_path, _to_line(self._history))
         except OSError as error:
             raise _not_writable(self._history_path, error) from error
 
 
-def _report(crashes: int, suspects: list[Key], during: str) -> list[Key]:
-    """Log a crash; return the suspects once they reached the maximum."""
-    given_up = crashes >= MAX_CRASHES
-    _log.warning(Event.CRASH_DETECTED, during=during, records=suspects[:8], crashes=crashes, given_up=given_up)
-    return suspects if given_up else []
+def _to_line(value: _Work | _CrashHistory) -> bytes:
+    _, json = codec.dump(value)
+    return orjson.dumps(json, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _not_writable(path: Path, error: OSError) -> SnapshotError:
     return SnapshotError(f"{path}: must be writable, found: {error.strerror}; check the disk and the permissions")
 
 
-def _key(record: RecordId) -> list[Any]:
-    return [record.origin.topic, record.origin.partition, record.offset]
-
-
-def _is_same_batch(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(one.get(name) == other[name] for name in ("step", "records"))
+def _key(record: RecordId) -> Key:
+    return record.origin.topic, record.origin.partition, record.offset

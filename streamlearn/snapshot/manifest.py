@@ -23,7 +23,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
-    Field,
     NonNegativeInt,
     PlainSerializer,
     PlainValidator,
@@ -33,7 +32,10 @@ from pydantic import (
 from streamlearn.errors import SnapshotDamagedError, SnapshotError, SnapshotMismatchError
 from streamlearn.stream.record import Position
 
-FORMAT_VERSION = 2
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 3
+_RELEASES = {1: "0.1", 2: "0.1"}
+"""Releases that read older formats."""
 MAX_BYTES = 64 << 20
 """Maximum size of a manifest in bytes: far more than the components store, and still quick to read."""
 
@@ -59,7 +61,7 @@ def _json_ready(value: Any, where: str = "") -> Any:
         return {key: _json_ready(item, f"{where}.{key}" if where else key) for key, item in value.items()}
     raise SnapshotError(
         f"a manifest can hold finite numbers, 64-bit integers, strings, lists and mappings with string keys; found "
-        f"{value!r:.80} at {where or 'the top level'}: store it as a tensor, or as null while it has no value"
+        f"{value!r:.80} at {where or 'the top level'}: store it as an array, or as null while it has no value"
     )
 
 
@@ -105,7 +107,7 @@ class FileEntry(BaseModel):
 class ManifestDraft(BaseModel):
     """The part of a manifest that is known before the snapshot's files exist."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: NonNegativeInt
     """Number of updates so far."""
@@ -113,6 +115,9 @@ class ManifestDraft(BaseModel):
     """Creation time, ISO in UTC. For people only: the code decides nothing by it."""
     position: PositionRows
     """Per partition, the offset of the next record to train on."""
+    read_ahead: PositionRows
+    """Per partition, the offset after the last record that was examined for shifts. Records at or after it had no
+    influence on the state; those between the position and it may have."""
     ledger: tuple[LedgerRow, ...]
     """Per partition, how many records were trained, dead-lettered, and held out."""
     dead_letter_mark: JsonMap
@@ -127,22 +132,22 @@ class ManifestDraft(BaseModel):
     """Arithmetic of the training step."""
     versions: Mapping[str, str]
     """Versions of streamlearn, torch, transformers and peft."""
-    learner: JsonMap
-    """Prequential statistics and counters; tensors are in state.safetensors."""
-    components: JsonMap = Field(alias="rooms")
-    """State of further components, each under its own name. The key in the file is `rooms`."""
+    regime_changes: NonNegativeInt
+    """Changes that an operator made to regimes. Unlike everything else, they change the state between two steps."""
+    components: JsonMap
+    """State of the components by name; their arrays are in state.safetensors. See `Snapshot.component`."""
 
 
 class Manifest(ManifestDraft):
     """A complete manifest: a draft with the list of its files."""
 
-    version: Literal[2]
+    version: Literal[3]
     """Version of the format, `FORMAT_VERSION`."""
     files: Mapping[str, FileEntry]
     """Every file of the snapshot except the manifest, by name relative to the snapshot's folder."""
 
     @classmethod
-    def of(cls, draft: ManifestDraft, files: Mapping[str, FileEntry]) -> Self:
+    def from_draft(cls, draft: ManifestDraft, files: Mapping[str, FileEntry]) -> Self:
         """Complete a draft with the list of its files."""
         return cls(**dict(draft), version=FORMAT_VERSION, files=files)
 
@@ -154,7 +159,7 @@ class Manifest(ManifestDraft):
         """
         try:
             blank = orjson.dumps(
-                {**self.model_dump(mode="json", by_alias=True), "sha256": _UNSEALED},
+                {**self.model_dump(mode="json"), "sha256": _UNSEALED},
                 option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE,
             )
         except (TypeError, ValueError) as error:
@@ -184,18 +189,30 @@ class Manifest(ManifestDraft):
         del values["sha256"]
         found = values.get("version")
         if found != FORMAT_VERSION:  # 2.
+            release = _RELEASES.get(found) if isinstance(found, int) else None
             raise SnapshotMismatchError(
-                f"{where}: this streamlearn reads manifest format {FORMAT_VERSION}, found format {found}: run the "
-                f"release that wrote it ({values.get('versions')}) or start over with --fresh"
+                f"{where}: this release reads snapshots of format {FORMAT_VERSION}, found format {found}: run "
+                + (
+                    f"release {release}, which reads it"
+                    if release
+                    else f"the release that wrote it ({_release(values)})"
+                )
+                + ", or start over with --fresh, which keeps the old snapshots in another folder"
             )
         try:
             return cls.model_validate(values)  # 3.
         except ValidationError as error:
             faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
             raise SnapshotMismatchError(
-                f"{where}: expected the keys of manifest format {FORMAT_VERSION}, found {faults}: run the release "
-                f"that wrote it ({values.get('versions')}) or start over with --fresh"
+                f"{where}: expected the keys of snapshot format {FORMAT_VERSION}, found {faults}: run the release that "
+                f"wrote it ({_release(values)}), or start over with --fresh, which keeps the old snapshots in another "
+                "folder"
             ) from error
+
+
+def _release(values: Mapping[str, Any]) -> str:
+    versions = values.get("versions")
+    return f"streamlearn {versions.get('streamlearn')}" if isinstance(versions, dict) else "unknown"
 
 
 def _check_seal(data: bytes, where: str) -> None:

@@ -1,127 +1,102 @@
 """A part of a snapshot: files that are written together, or linked from an earlier snapshot while they are the same."""
 
 import errno
-import hashlib
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from streamlearn.errors import SnapshotDamagedError, SnapshotError
-from streamlearn.snapshot import tensors as tensor_file
-from streamlearn.snapshot.files import Files
-from streamlearn.snapshot.manifest import MAX_BYTES, FileEntry, Manifest
+from streamlearn import codec
+from streamlearn.errors import SnapshotDamagedError, SnapshotError, SnapshotMismatchError
+from streamlearn.snapshot.files import Files, compare, read_bounded, reading
+from streamlearn.snapshot.manifest import MANIFEST, MAX_BYTES, FileEntry, Manifest
 from streamlearn.stream.record import Position
 
-MANIFEST = "manifest.json"
+T = TypeVar("T")
 ADAPTER = "adapter"
 STATE = "state.safetensors"
 OPTIMIZER = "optimizer"
 """Folder with the optimizer's state of each regime's adapter; without such adapters it is in `STATE`."""
 
-_DAMAGE = {errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EBADMSG}
-_DAMAGE.add(getattr(errno, "EUCLEAN", errno.EIO))  # exists on Linux only
-"""Errors caused by the files. All others (permission, open files, memory) are caused by this process."""
+MAX_HEADER_BYTES = 8 << 20
+"""Maximum header size in bytes, enough for some 80,000 tensors. It stops a planted file from making start-up parse
+gigabytes of JSON."""
+
+_LENGTH_BYTES = 8  # a safetensors file begins with the length of its header, little-endian
 
 
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Translate the OSErrors that occur while `path` is read.
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Create `path` from tensors on any device. Not durable yet. Tensors that share memory are stored separately.
 
     Raises:
-        SnapshotDamagedError: the files are at fault; another snapshot may be readable.
-        SnapshotError: this process is at fault; other snapshots would fail in the same way.
+        SafetensorError: the disk is full or broken.
+        SnapshotError: the header is too large to be read back.
     """
+    dense: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        contiguous = tensor.detach().cpu().contiguous()  # safetensors has no strides; this copies only where needed
+        storage = contiguous.untyped_storage().data_ptr()
+        dense[name] = contiguous.clone() if storage in storages else contiguous  # safetensors refuses shared memory
+        storages.add(storage)
+    save_file(dense, path)
+    length = _header_bytes(path)
+    if length > MAX_HEADER_BYTES:
+        raise SnapshotError(
+            f"{path.name} must have a header of at most {MAX_HEADER_BYTES} bytes, found {length} for {len(dense)} "
+            "tensors: join small tensors"
+        )
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of `path`, copied into CPU memory: they stay valid when the file is removed.
+
+    Raises:
+        SnapshotDamagedError: the file is not a valid safetensors file.
+    """
+    check_header(path)
     try:
-        yield
-    except OSError as error:
-        where = error.filename or path
-        fault = SnapshotDamagedError if error.errno in _DAMAGE else SnapshotError
-        raise fault(f"{where}: must be readable, found: {error.strerror}") from error
+        with safe_open(path, framework="pt", device="cpu") as file:
+            # A tensor is a view of the mapped file; a late read error there would kill the process with SIGBUS.
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  not a dict
+    except SafetensorError as error:
+        raise SnapshotDamagedError(f"{path}: expected a safetensors file, found: {error}") from error
 
 
-def list_tree(folder: Path) -> tuple[dict[str, Path], list[Path]]:
-    """List every file below `folder` by relative name, and every folder, deepest first and `folder` last.
-
-    Raises:
-        SnapshotDamagedError: an entry is neither a regular file nor a folder, for example a symlink.
-        OSError: the folder cannot be listed.
-    """
-    files: dict[str, Path] = {}
-    folders: list[Path] = []
-    _walk(folder, "", files, folders)
-    return files, folders
-
-
-def _walk(folder: Path, prefix: str, files: dict[str, Path], folders: list[Path]) -> None:
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.is_dir(follow_symlinks=False):
-                _walk(folder / entry.name, f"{prefix}{entry.name}/", files, folders)
-            elif entry.is_file(follow_symlinks=False):
-                files[prefix + entry.name] = folder / entry.name
-            else:
-                kind = "a symbolic link" if entry.is_symlink() else "a device, socket or pipe"
-                raise SnapshotDamagedError(f"{entry.path}: expected a regular file or a folder, found {kind}")
-    folders.append(folder)
-
-
-def hash_file(path: Path) -> FileEntry:
-    """Return the size and SHA-256 of a file. Raises OSError."""
+def _header_bytes(path: Path) -> int:
+    """Return the header's length as stated in the file. Raises OSError."""
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileEntry(bytes=file.tell(), sha256=digest)
+        return int.from_bytes(file.read(_LENGTH_BYTES), "little")
 
 
-def read_bounded(path: Path, limit: int) -> bytes:
-    """Return a regular file's content of at most `limit` bytes.
-
-    Raises:
-        SnapshotDamagedError: the file is missing, unreadable or too large.
-        SnapshotError: this process cannot read it.
-    """
+def read_arrays(path: Path, prefix: str) -> dict[str, NDArray[Any]]:
+    """Read the arrays whose names begin with `prefix`, which is left out. Raises like `Snapshot.weights`."""
     with reading(path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            data = file.read(limit + 1)
-    if len(data) > limit:
-        raise SnapshotDamagedError(f"{path}: expected at most {limit} bytes, found more")
-    return data
+        check_header(path)
+        try:
+            with safe_open(path, framework="numpy") as file:
+                names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118  not a dict
+                return {name.removeprefix(prefix): np.array(file.get_tensor(name)) for name in names}
+        except SafetensorError as error:
+            raise SnapshotDamagedError(f"{path}: expected a safetensors file, found: {error}") from error
 
 
-def compare(folder: Path, expected: Mapping[str, FileEntry]) -> None:
-    """Compare the folder with its manifest, cheapest checks first.
-
-    1. The names: nothing missing, nothing extra.
-    2. Every size.
-    3. Every hash.
+def check_header(path: Path) -> None:
+    """Check the header's stated length before anything parses it.
 
     Raises:
-        SnapshotDamagedError: names the file, what was expected and what was found.
-        SnapshotError: this process cannot read it.
+        SnapshotDamagedError: the header is larger than `MAX_HEADER_BYTES`.
     """
-    with reading(folder):
-        found, _ = list_tree(folder)
-        found.pop(MANIFEST, None)
-        _compare_names(folder, expected, found)  # 1.
-        for name, entry in expected.items():  # 2.
-            size = found[name].lstat().st_size
-            if size != entry.bytes:
-                raise SnapshotDamagedError(f"{folder}: {name} must have {entry.bytes} bytes, found {size}")
-        for name, entry in expected.items():  # 3.
-            digest = hash_file(found[name]).sha256
-            if digest != entry.sha256:
-                raise SnapshotDamagedError(f"{folder}: {name} must have SHA-256 {entry.sha256}, found {digest}")
-
-
-def _compare_names(folder: Path, expected: Mapping[str, FileEntry], found: Mapping[str, Path]) -> None:
-    if missing := sorted(expected.keys() - found.keys()):
-        raise SnapshotDamagedError(f"{folder}: {missing[0]} is missing, the manifest names it")
-    if extra := sorted(found.keys() - expected.keys()):
-        raise SnapshotDamagedError(f"{folder}: unexpected file {extra[0]}, the manifest does not name it")
+    length = _header_bytes(path)
+    if length > MAX_HEADER_BYTES:
+        raise SnapshotDamagedError(f"{path}: the header must have at most {MAX_HEADER_BYTES} bytes, found {length}")
 
 
 _NOT_LINKABLE = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK, errno.ENOENT}
@@ -180,7 +155,19 @@ def make_parents(path: Path, files: Files) -> None:
 
 def state_part(tensors: Mapping[str, Tensor]) -> SnapshotPart:
     """What changes with every step."""
-    return SnapshotPart(STATE, lambda path: tensor_file.write(path, tensors))
+    return SnapshotPart(STATE, lambda path: write_tensors(path, tensors))
+
+
+def dump_components(components: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, codec.Json]]:
+    """Tensors for `state_part`, and JSON for the manifest, of dataclasses by name; see `Snapshot.component`."""
+    tensors: dict[str, Tensor] = {}
+    json: dict[str, codec.Json] = {}
+    for name, component in components.items():
+        arrays, json[name] = codec.dump(component)
+        tensors |= {
+            f"{name}.{array}": torch.from_numpy(np.require(arrays[array], requirements="W")) for array in arrays
+        }
+    return tensors, json
 
 
 def adapter_part(write: Callable[[Path], None], *, name: str = "", revision: int | None = None) -> SnapshotPart:
@@ -190,7 +177,7 @@ def adapter_part(write: Callable[[Path], None], *, name: str = "", revision: int
 
 def optimizer_part(name: str, tensors: Callable[[], Mapping[str, Tensor]], *, revision: int) -> SnapshotPart:
     """The optimizer's state of one adapter of several; `tensors` is only called if it is written."""
-    return SnapshotPart(f"{OPTIMIZER}/{name}.safetensors", lambda path: tensor_file.write(path, tensors()), revision)
+    return SnapshotPart(f"{OPTIMIZER}/{name}.safetensors", lambda path: write_tensors(path, tensors()), revision)
 
 
 def _is_below(name: str, part: str) -> bool:
@@ -208,7 +195,7 @@ class SnapshotInfo:
     position: Position
 
     @classmethod
-    def of(cls, manifest: Manifest) -> "SnapshotInfo":
+    def from_manifest(cls, manifest: Manifest) -> "SnapshotInfo":
         """Summarize a manifest; `bytes` does not count the manifest itself."""
         size = sum(entry.bytes for entry in manifest.files.values())
         return cls(snapshot_name(manifest.step), manifest.step, manifest.created_at, size, manifest.position)
@@ -235,6 +222,22 @@ class Snapshot:
         """Read the tensors of `STATE` into CPU memory. Raises like `weights`."""
         return self._read(self.path / STATE)
 
+    def component(self, name: str, kind: type[T]) -> T:
+        """Read one component of the state, which `state_part` wrote.
+
+        Raises:
+            SnapshotMismatchError: it has other fields than `kind`; another release wrote it.
+            SnapshotError: see `weights`.
+        """
+        try:
+            return codec.load(kind, read_arrays(self.path / STATE, f"{name}."), self.manifest.components[name])
+        except (codec.CodecError, KeyError) as error:
+            raise SnapshotMismatchError(
+                f"snapshot {self.name}: the state of {name} must have the fields of this release, found {error}: run "
+                f"the release that wrote it ({self.manifest.versions.get('streamlearn')}), or start over with --fresh, "
+                "which keeps the old snapshots in another folder"
+            ) from error
+
     def adapters(self) -> list[str]:
         """Names of the adapters, where each has its own folder in `adapter/`; else empty."""
         return sorted(path.name for path in self.adapter.iterdir() if path.is_dir())
@@ -255,7 +258,7 @@ class Snapshot:
     @staticmethod
     def _read(path: Path) -> dict[str, Tensor]:
         with reading(path):
-            return tensor_file.read(path)
+            return read_tensors(path)
 
 
 def snapshot_name(step: int) -> str:
@@ -295,7 +298,7 @@ def verify(folder: Path) -> Manifest:
     compare(folder, manifest.files)  # 2.
     for path in _tensor_files(folder):  # 3.
         with reading(path):
-            tensor_file.check_header(path)
+            check_header(path)
     return manifest
 
 

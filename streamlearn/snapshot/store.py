@@ -19,25 +19,20 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
 from streamlearn.errors import SnapshotDamagedError, SnapshotError
 from streamlearn.events import Event, get_logger
-from streamlearn.snapshot.files import Files
-from streamlearn.snapshot.manifest import FileEntry, Manifest, ManifestDraft
+from streamlearn.snapshot.files import Files, hash_file, list_tree, reading
+from streamlearn.snapshot.manifest import MANIFEST, FileEntry, Manifest, ManifestDraft
 from streamlearn.snapshot.parts import (
-    MANIFEST,
     Snapshot,
     SnapshotInfo,
     SnapshotPart,
     WrittenSnapshot,
-    hash_file,
-    list_tree,
     make_parents,
     read_manifest,
-    reading,
     snapshot_name,
     verify,
 )
@@ -45,7 +40,13 @@ from streamlearn.snapshot.parts import (
 _log = get_logger("snapshot")
 
 _NAME = re.compile(r"[0-9]{8,20}")
-_STATE_KEYS = ("position", "ledger", "dead_letter_mark", "config")  # with the step, they determine the tensors
+_STATE_KEYS = (
+    "position",
+    "ledger",
+    "dead_letter_mark",
+    "config",
+    "regime_changes",
+)  # with the step, they determine the tensors
 _STAGING, _REPLACED, _PRUNED = ".staging-", ".replaced-", ".pruned-"
 _DAMAGED, _ROLLED_BACK = "damaged-", "rolled-back-"
 
@@ -109,7 +110,7 @@ class SnapshotStore:
             kept = self._same_state(name, draft)  # 0.
             if kept is not None:
                 self.files.sync(self.folder)  # the process that wrote it may have crashed between 4. and 5.
-                return SnapshotInfo.of(kept)
+                return SnapshotInfo.from_manifest(kept)
             manifest = self._stage(staging, draft, parts)  # 1. to 3.
             self._publish(staging, self.folder / name)  # 4. and 5.
             self._written[name] = WrittenSnapshot(
@@ -123,7 +124,7 @@ class SnapshotStore:
         finally:
             with suppress(OSError, SnapshotError):  # what cannot be repaired now is repaired at the next start
                 self._clean_up()
-        return SnapshotInfo.of(manifest)
+        return SnapshotInfo.from_manifest(manifest)
 
     def newest(self) -> Snapshot | None:
         """Find the newest valid snapshot; None if there has never been a snapshot.
@@ -170,7 +171,7 @@ class SnapshotStore:
         infos = []
         for name in self.names():
             with suppress(SnapshotDamagedError):  # `verify` reports it, or it was pruned meanwhile
-                infos.append(SnapshotInfo.of(read_manifest(self.folder / name)))
+                infos.append(SnapshotInfo.from_manifest(read_manifest(self.folder / name)))
         return infos
 
     def manifest(self, name: str) -> Manifest:
@@ -271,8 +272,7 @@ class SnapshotStore:
         if not self._is_valid(name):
             return None
         found = read_manifest(self._path(name))
-        same = all(getattr(found, key) == getattr(draft, key) for key in _STATE_KEYS)
-        return found if same and _controls(found) == _controls(draft) else None
+        return found if all(getattr(found, key) == getattr(draft, key) for key in _STATE_KEYS) else None
 
     def _is_valid(self, name: str) -> bool:
         """Whether there is a valid snapshot of this name; a damaged one is moved aside."""
@@ -305,7 +305,7 @@ class SnapshotStore:
             self.files.sync(path)
         entries = {name: hash_file(path) for name, path in new.items()}  # 3.
         self.new_bytes = sum(entry.bytes for entry in entries.values())
-        manifest = Manifest.of(draft, {**linked, **entries})
+        manifest = Manifest.from_draft(draft, {**linked, **entries})
         self.files.write(staging / MANIFEST, manifest.to_bytes())
         self.files.sync(staging / MANIFEST)
         self.files.sync(staging)
@@ -313,8 +313,8 @@ class SnapshotStore:
 
     def _before_newest(self, name: str) -> WrittenSnapshot | None:
         """The snapshot before the newest of those besides `name`, if this process wrote it."""
-        names = [each for each in self.names() if each != name]
-        self._written = {each: written for each, written in self._written.items() if each in names}
+        names = [other for other in self.names() if other != name]
+        self._written = {other: written for other, written in self._written.items() if other in names}
         return self._written.get(names[-2]) if len(names) > 1 else None
 
     def _publish(self, staging: Path, target: Path) -> None:
@@ -367,8 +367,3 @@ def _unused(path: Path) -> Path:
         number += 1
         candidate = path.with_name(f"{path.name}-{number}")
     return candidate
-
-
-def _controls(manifest: ManifestDraft) -> Any:
-    """What an operator decided about regimes, which changes the state between two steps."""
-    return manifest.components.get("regimes", {}).get("num_changes")

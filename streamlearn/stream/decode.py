@@ -26,21 +26,14 @@ from streamlearn.settings import StreamSettings
 from streamlearn.stream.encode import Encoder, Message
 from streamlearn.stream.images import ImagePlaceholders, VisionProcessor, record_image, with_image_parts
 from streamlearn.stream.parse import json_type, parse, read_integers, read_list, read_string
-from streamlearn.stream.record import IGNORED, Example, Prompt, Record, RecordImage
+from streamlearn.stream.record import FORMS, IGNORED, Example, Prompt, Record, RecordImage
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 ROLES = get_args(Role)
 MAX_MESSAGES = 256  # each answer renders all messages before it: in the worst case 256 messages of 4 kB take 1 s
-_FORM_OF = {
-    "text": "text",
-    "prompt": "prompt + completion",
-    "completion": "prompt + completion",
-    "messages": "messages",
-    "input_ids": "input_ids",
-    "labels": "input_ids",
-}
+_FORM_OF = {field: form.name for form in FORMS for field in form.fields}
 _KNOWN = (*_FORM_OF, "image", "meta", "sample_type")
-_WITH_IMAGES = ("prompt + completion", "messages")
+_WITH_IMAGES = tuple(form.name for form in FORMS if form.takes_images)
 
 
 class _Draft(NamedTuple):

@@ -8,7 +8,6 @@ are needed. They are a function of the bytes and the backbone, so they are the s
 import base64
 import binascii
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, Protocol
@@ -23,24 +22,8 @@ from streamlearn.stream.encode import Encoder, Message
 from streamlearn.stream.parse import json_type
 from streamlearn.stream.record import IGNORED, ImageInputs, RecordImage
 
-# Decoding of an image from the bytes in a record; the only error is a RecordError.
-#
-# The image is base64 in the record itself: URLs and paths are refused. Bad images are refused as cheaply as possible,
-# in this order:
-#
-# 1. not base64;
-# 2. the first bytes are not those of JPEG, PNG or WebP;
-# 3. the header states more pixels than allowed;
-# 4. more than one frame;
-# 5. damaged data.
-#
-# This requires Pillow 12.2 or later: in earlier releases a gzipped FITS file could exhaust the memory.
-
-
 _BEGINNINGS: Mapping[str, bytes] = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "WEBP": b"RIFF"}
 
-# Set once and for the whole process: filters are shared by all threads and must not be switched back and forth.
-warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 assert not ImageFile.LOAD_TRUNCATED_IMAGES, "other code in this process made Pillow accept damaged images"
 
 
@@ -65,6 +48,10 @@ def decode_base64(item: object, where: str) -> bytes:
 
 def open_image(data: bytes, where: str, limits: StreamSettings) -> Image.Image:
     """Decode an image to RGB, turned upright.
+
+    Bad images are refused as cheaply as possible: by their first bytes, then by the pixels in the header, then by the
+    number of frames, then as damaged data. This requires Pillow 12.2: in earlier releases a gzipped FITS file could
+    exhaust the memory.
 
     Raises:
         RecordError: the bytes are not a usable image.
@@ -104,14 +91,14 @@ def _check(image: Image.Image, where: str, limits: StreamSettings) -> None:
         raise RecordError(Reason.BAD_IMAGE, f"{where} must be one still image, found {frames} frames")
 
 
-# Shape suffixes: Y rows of pixels, X columns of pixels, C colours, N cells of the grid.
+# Shape suffixes: Y rows of pixels, X columns of pixels, C colors, N cells of the grid.
 
 _GRID_SIDE = 4  # cells per side of the grid that visual words are computed on
 _CELL = 8  # pixels per side of a cell
-_LEVELS = 4  # of each colour
+_LEVELS = 4  # of each color
 _SIDE = _GRID_SIDE * _CELL
-_WHITE, _WHITE_GREY = 256, 3 * 256  # above the largest value of a colour, and of the sum of three
-_BASE = np.array([1, _LEVELS, _LEVELS**2])  # combines the levels of a cell's three colours into one number
+_WHITE, _WHITE_GRAY = 256, 3 * 256  # above the largest value of a color, and of the sum of three
+_BASE = np.array([1, _LEVELS, _LEVELS**2])  # combines the levels of a cell's three colors into one number
 _SALT = 7919
 
 
@@ -140,26 +127,26 @@ def record_image(data: bytes, vision: VisionProcessor, limits: StreamSettings, w
 
 
 def visual_words(image: Image.Image) -> NDArray[np.int32]:
-    """Return integers that are equal for similar images: colours, contrasts and edges of the cells of a 4 x 4 grid.
+    """Return integers that are equal for similar images: colors, contrasts and edges of the cells of a 4 x 4 grid.
 
     Each value occurs once, regardless of its place and count. An image has about ten visual words, no more than a
     question has words, so that neither outweighs the other in shift detection.
     """
     small = image.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR, reducing_gap=1.0)
     red_YX, green_YX, blue_YX = rgb_CYX = np.moveaxis(np.asarray(small, dtype=np.float64), 2, 0)
-    grey_YX = red_YX + green_YX + blue_YX
-    down_YX, right_YX = np.zeros_like(grey_YX), np.zeros_like(grey_YX)
-    np.abs(grey_YX[1:] - grey_YX[:-1], out=down_YX[:-1])
-    np.abs(grey_YX[:, 1:] - grey_YX[:, :-1], out=right_YX[:, :-1])
-    pixels = np.stack([*rgb_CYX, grey_YX, grey_YX**2, down_YX + right_YX, down_YX - right_YX])
+    gray_YX = red_YX + green_YX + blue_YX
+    down_YX, right_YX = np.zeros_like(gray_YX), np.zeros_like(gray_YX)
+    np.abs(gray_YX[1:] - gray_YX[:-1], out=down_YX[:-1])
+    np.abs(gray_YX[:, 1:] - gray_YX[:, :-1], out=right_YX[:, :-1])
+    pixels = np.stack([*rgb_CYX, gray_YX, gray_YX**2, down_YX + right_YX, down_YX - right_YX])
     means = pixels.reshape(len(pixels), -1) @ _CELL_MEANS
-    colour_CN, (grey_N, square_N, edges_N, edge_direction_N) = means[:3], means[3:]
-    contrast_N = np.sqrt(np.maximum(square_N - grey_N**2, 0.0))
+    color_CN, (gray_N, square_N, edges_N, edge_direction_N) = means[:3], means[3:]
+    contrast_N = np.sqrt(np.maximum(square_N - gray_N**2, 0.0))
     kinds = [
-        _BASE @ np.floor(colour_CN * (_LEVELS / _WHITE)),
-        np.floor(np.minimum(contrast_N * (8 / _WHITE_GREY), 3)),
-        np.floor(np.minimum(edges_N * (32 / _WHITE_GREY), 3)),
-        np.sign(np.round(edge_direction_N * (32 / _WHITE_GREY))) + 1,
+        _BASE @ np.floor(color_CN * (_LEVELS / _WHITE)),
+        np.floor(np.minimum(contrast_N * (8 / _WHITE_GRAY), 3)),
+        np.floor(np.minimum(edges_N * (32 / _WHITE_GRAY), 3)),
+        np.sign(np.round(edge_direction_N * (32 / _WHITE_GRAY))) + 1,
     ]
     width, height = image.size
     values = [number * 101 + int(level) + 1 for number, kind in enumerate(kinds) for level in sorted({*kind.tolist()})]
@@ -178,17 +165,15 @@ def _cell_means() -> NDArray[np.float64]:
 _CELL_MEANS = _cell_means()
 
 
-# Images inside text: their places, and the tokens that stand for them.
-#
-# A record's text is encoded by our own encoder with one placeholder per image. The image token in each placeholder is
-# then replaced by the tokens that the backbone's processor computes for that image.
-
-
 IMAGE_MARK = "<image>"
 
 
 class ImagePlaceholders:
-    """The image handling of a decoder; without `vision`, records with images are refused."""
+    """The image handling of a decoder; without `vision`, records with images are refused.
+
+    A record's text is encoded with one placeholder per image. The image token in each placeholder is then replaced by
+    the tokens that the backbone's processor computes for that image.
+    """
 
     def __init__(self, vision: VisionProcessor | None, limits: StreamSettings) -> None:
         self.vision = vision
@@ -259,7 +244,7 @@ class ImagePlaceholders:
         return new_ids, new_labels, tuple(image_starts)
 
     def positions(self, ids: NDArray[np.int32], images: Sequence[RecordImage]) -> NDArray[np.int64] | None:
-        """See `VisionProcessor.positions`."""
+        """Return the positions (P, T) of a record's tokens; None if they are 0, 1, 2, ..."""
         if self.vision is None:
             return None
         return self.vision.positions(ids, [image.inputs for image in images])

@@ -1,12 +1,17 @@
-"""The intake: reads records from a source, decodes them, and forms batches; unusable records become dead letters.
+"""The intake: reads records from a source, decodes them and forms batches; unusable records become dead letters.
 
-Only this module decides what happens to a record: it ends up in a batch's `records` or in its `dead_lettered`.
+Every record that is read ends in one of three places, decided here: the `records` of a batch, the `dead_lettered` of a
+batch, or the records that an operator skips, which leave the stream before it is batched. Every dead letter is sent by
+`Intake.set_aside`.
+
+Which records form a batch depends on their order and lengths, and on where the stream was flushed. A flush closes the
+open batch, and nothing that was read waits for more records. It is due when the stream ends, when no record came for
+`stream.linger_s`, and wherever the journal has one. Flushes are journalled, so a stream of one partition replays bit
+for bit: the same records form the same batches after any number of restarts. Records of several partitions are taken
+as they come, each once, and may form other batches after a restart.
 
 If records hold images and a core is free, they are decoded ahead of time in another thread while the learner works.
 The order of the stream does not change.
-
-A flush closes the open batch, and nothing that was read waits for more records. It is due when the stream ends, when no
-record came for the linger, and wherever the journal holds one.
 """
 
 import time
@@ -14,250 +19,102 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, nullcontext
-from enum import Enum, StrEnum
+from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
+from typing import NamedTuple
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.events import Event, get_logger
-from streamlearn.stream.batch import Batch, Batcher, PartitionRun
+from streamlearn.settings import StreamSettings
 from streamlearn.stream.decode import Decoder
-from streamlearn.stream.record import Example, Gap, OffsetRange, Position, Record, RecordId, TopicPartition
-from streamlearn.stream.source import DeadLetter, DeadLetters, RecordReader
+from streamlearn.stream.record import (
+    Batch,
+    DeadLetteredRecord,
+    Example,
+    OffsetRange,
+    PartitionRun,
+    Position,
+    Record,
+    RecordId,
+    TopicPartition,
+)
+from streamlearn.stream.source import DeadLetter, DeadLetters, Source
 
-
-class Linger:
-    """Measures for how long polls have returned nothing.
-
-    Only waiting counts: the time starts with the first poll that returns nothing, not with the last record, since a
-    long step may lie between them.
-    """
-
-    def __init__(self, linger_s: float | None, clock: Callable[[], float]) -> None:
-        """It expires after `linger_s` seconds, never if that is None. `clock` is monotonic, in seconds."""
-        self._linger_s = linger_s
-        self._clock = clock
-        self._since: float | None = None
-
-    def observe_poll(self, num_records: int) -> None:
-        """Note what a poll returned."""
-        if num_records:
-            self.restart()
-        elif self._since is None:
-            self._since = self._clock()
-
-    def restart(self) -> None:
-        """Begin anew with the next poll that returns nothing."""
-        self._since = None
-
-    @property
-    def expired(self) -> bool:
-        """Whether nothing was returned for `linger_s` seconds."""
-        if self._linger_s is None or self._since is None:
-            return False
-        return self._clock() - self._since >= self._linger_s
-
-
-# Merging of several partitions into one order.
-#
-# Live, records are taken in the order in which the source returns them. That order is journalled with each batch, and
-# so
-# is every flush. After a restart the journalled runs are taken first, in the same order, so that several partitions
-# replay as exactly as one; at a journalled flush nothing more is taken until the caller has repeated it.
-#
-# A journalled record may never come again: compaction removed it, `isolation.level` was changed, or the leader of its
-# partition is down. What becomes of the order then:
-#
-#     1. A run ends with the offset that its last record had, whether all of its records came or not. Whatever comes of
-#        the partition at or after that offset, or shows that the source has passed it, ends the run.
-#     2. The order is dropped when records of the partition are in a gap, and when it holds up the others for too long:
-#        `MAX_WAITING_RECORDS`, `MAX_WAITING_BYTES`, `MAX_SILENCE_S`.
-#
-# No record is lost by either, and both are logged.
-
-
-MAX_WAITING_RECORDS = 100_000
-"""Maximum records of other partitions that wait for a journalled one: 200 polls of Kafka's default 500. A partition
-that is so far behind the others is not slow, but down."""
-MAX_WAITING_BYTES = 256 << 20
-"""Maximum size of their values; as much as one record batch of Kafka may have (`max_decompressed_bytes`)."""
-MAX_SILENCE_S = 600.0
-"""Maximum time of polling for a journalled record while others wait: ten times `stall_timeout_s`, after which a Kafka
-consumer is replaced. The election of a leader and the restart of a broker take less."""
+MAX_DEAD_LETTERED = 1000
+"""Maximum number of dead-lettered records per batch."""
+_POLLED_BATCHES = 8  # records taken from the source at a time, in full batches
 
 _log = get_logger("stream")
 
 
-class Mark(Enum):
-    """What a journalled order holds besides runs of records."""
+@dataclass
+class Batcher:
+    """Fills batches in record order.
 
-    FLUSH = "flush"
-    """The stream was flushed after the records before it."""
+    A batch is closed when it holds `batch_records` records or exactly `batch_tokens` tokens, or by the record that
+    would exceed `batch_tokens`; that record starts the next batch. A batch is also closed after MAX_DEAD_LETTERED
+    dead-lettered records, so that the position advances through a segment of unusable records, and by `flush`.
+    """
 
+    settings: StreamSettings
+    _records: list[Record] = field(default_factory=list)
+    _examples: list[Example] = field(default_factory=list)
+    _dead_lettered: list[DeadLetteredRecord] = field(default_factory=list)
+    _order: list[RecordId] = field(default_factory=list)
+    _tokens: int = 0
 
-class Merger:
-    """Takes records from a source, in the journalled order as far as it goes, then in the order of arrival."""
+    def add(self, record: Record, example: Example) -> list[Batch]:
+        """Add a decoded record; return the batches that it closes: none, one, or two."""
+        closed = []
+        if self._records and self._tokens + len(example.input_ids) > self.settings.batch_tokens:
+            closed += self.flush()
+        self._order.append(record.id)
+        self._records.append(record)
+        self._examples.append(example)
+        self._tokens += len(example.input_ids)
+        if len(self._records) == self.settings.batch_records or self._tokens == self.settings.batch_tokens:
+            closed += self.flush()
+        return closed
 
-    def __init__(
-        self,
-        source: RecordReader,
-        journalled: Iterable[PartitionRun | Mark] = (),
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`clock`, monotonic and in seconds, measures for how long polls return no record that is next in the order."""
-        self._source = source
-        self._clock = clock
-        self._planned = deque(journalled)
-        self._num_taken = 0  # records of the first run that is planned
-        self._silent_s = 0.0
-        self._is_incomplete = False
-        self._waiting: dict[TopicPartition, deque[Record]] = defaultdict(deque)
-        self._num_waiting = 0
-        self._waiting_bytes = 0
-        self._ends: dict[TopicPartition, int] = {}  # the offset after the last record that came, while planned
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether `take` will never return anything again."""
-        return self._source.exhausted and not self._num_waiting
-
-    @property
-    def follows_journal(self) -> bool:
-        """Whether records or flushes of the journalled order are still to come."""
-        return bool(self._planned)
+    def add_dead_lettered(self, record: Record, reason: Reason, message: str = "") -> list[Batch]:
+        """Add a record that became a dead letter; return the batch if this closes it."""
+        self._order.append(record.id)
+        self._dead_lettered.append(DeadLetteredRecord(record.id, reason, message))
+        return self.flush() if len(self._dead_lettered) == MAX_DEAD_LETTERED else []
 
     @property
-    def at_flush(self) -> bool:
-        """Whether the stream was flushed at this place; `pass_flush` goes on."""
-        return bool(self._planned) and self._planned[0] is Mark.FLUSH
+    def open_runs(self) -> tuple[PartitionRun, ...]:
+        """The records of the open batch in the order in which they were read; empty if none is open."""
+        return runs_of(self._order)
 
-    def pass_flush(self) -> None:
-        """Go past the journalled flush at this place, if there is one."""
-        if self.at_flush:
-            self._planned.popleft()
-
-    def take(self, *, max_records: int, timeout_s: float) -> list[Record]:
-        """Return the records that are ready, in order; empty when none arrived within `timeout_s`, or at a flush.
-
-        While a journalled order is followed, records of other partitions wait in memory, within the limits of this
-        module.
-        """
-        taken = self._take_waiting(max_records)
-        if taken or self.at_flush:
-            return taken
-        polled = self._poll(max_records, timeout_s)
-        if not self._planned and not self._num_waiting:
-            return polled
-        for record in polled:
-            self._put(record)
-        taken = self._take_waiting(max_records)
-        if not taken and self._is_held_up():
-            taken = self._take_waiting(max_records)
-        return taken
-
-    def _poll(self, max_records: int, timeout_s: float) -> list[Record]:
-        started = self._clock()
-        records = list(self._source.poll(max_records=max_records, timeout_s=timeout_s))
-        self._silent_s += self._clock() - started
-        if self._planned and self._source.gaps:
-            self._drop_order_at_gap()
-        return records
-
-    def _drop_order_at_gap(self) -> None:
-        planned = {item.origin for item in self._planned if isinstance(item, PartitionRun)}
-        gap = next((gap for gap in self._source.gaps if gap.origin in planned), None)
-        if gap is not None:
-            self._drop_order(
-                f"records of {gap.origin} must be read again, but [{gap.lost_from}, {gap.lost_to}) is gone"
-            )
-
-    def _drop_order(self, fault: str) -> None:
-        left = sum(item.num_records for item in self._planned if isinstance(item, PartitionRun)) - self._num_taken
-        _log.warning(Event.JOURNAL_TRUNCATED, fault=fault, lost=f"the replay order of {left} records")
-        self._planned.clear()
-
-    def _take_waiting(self, max_records: int) -> list[Record]:
-        """What has come and is next in the order."""
-        taken: list[Record] = []
-        self._end_runs()
-        while len(taken) < max_records and (origin := self._next_origin()) is not None:
-            taken.append(self._pop(origin))
-            self._end_runs()
-        return taken
-
-    def _next_origin(self) -> TopicPartition | None:
-        """The partition of the next record; None at a flush, or if the record has not come."""
-        if not self._planned:
-            return min((origin for origin, records in self._waiting.items() if records), default=None)
-        run = self._planned[0]
-        return run.origin if isinstance(run, PartitionRun) and self._has_come(run) else None
-
-    def _end_runs(self) -> None:
-        """Go on with what is planned next, unless a record of the first run has come or is still to come."""
-        while self._planned:
-            run = self._planned[0]
-            if isinstance(run, Mark) or self._has_come(run) or not self._is_over(run):
-                return
-            self._end_run(run)
-
-    def _has_come(self, run: PartitionRun) -> bool:
-        waiting = self._waiting[run.origin]
-        return bool(waiting) and waiting[0].offset < run.next_offset
-
-    def _is_over(self, run: PartitionRun) -> bool:
-        """Whether no record of the run is still to come."""
-        if self._ends.get(run.origin, 0) >= run.next_offset or self._source.exhausted:
-            return True
-        return self._source.reached.get(run.origin, 0) >= run.next_offset
-
-    def _end_run(self, run: PartitionRun) -> None:
-        """Go past a run; log the first one of which records did not come."""
-        if self._num_taken < run.num_records and not self._is_incomplete:
-            self._is_incomplete = True
-            _log.warning(
-                Event.JOURNAL_TRUNCATED,
-                fault=f"{run.num_records} records of {run.origin} in [{run.first_offset}, {run.next_offset}) must be "
-                f"read again, found {self._num_taken}",
-                lost="the composition of the batches from there on; their order is kept",
-            )
-        self._planned.popleft()
-        self._num_taken = 0
-
-    def _is_held_up(self) -> bool:
-        """Whether so much waited for the next run, or anything for so long, that the order was dropped now."""
-        run = self._planned[0] if self._planned else Mark.FLUSH
-        is_silent = self._num_waiting > 0 and self._silent_s >= MAX_SILENCE_S
-        is_full = self._num_waiting > MAX_WAITING_RECORDS or self._waiting_bytes > MAX_WAITING_BYTES
-        if isinstance(run, Mark) or not (is_silent or is_full):
-            return False
-        self._drop_order(
-            f"records of {run.origin} before offset {run.next_offset} must be read again and did not come in "
-            f"{self._silent_s:.0f} s, while {self._num_waiting} others of {self._waiting_bytes} bytes wait"
-        )
-        return True
-
-    def _put(self, record: Record) -> None:
-        self._waiting[record.origin].append(record)
-        self._ends[record.origin] = record.offset + 1
-        self._num_waiting += 1
-        self._waiting_bytes += len(record.value or b"")
-
-    def _pop(self, origin: TopicPartition) -> Record:
-        record = self._waiting[origin].popleft()
-        self._num_taken += 1
-        self._silent_s = 0.0
-        self._num_waiting -= 1
-        self._waiting_bytes -= len(record.value or b"")
-        return record
+    def flush(self) -> list[Batch]:
+        """Close the open batch, if there is one; it may hold only dead-lettered records."""
+        if not self._order:
+            return []
+        batch = Batch(tuple(self._records), tuple(self._examples), tuple(self._dead_lettered), runs_of(self._order))
+        self._records, self._examples, self._dead_lettered, self._order, self._tokens = [], [], [], [], 0
+        return [batch]
 
 
-GivenUp = Mapping[RecordId, tuple[Reason, str]]
-"""Records that become dead letters without being decoded, with the reason and the message."""
+def runs_of(records: Sequence[RecordId]) -> tuple[PartitionRun, ...]:
+    """Group consecutive records of one partition into runs."""
+    runs: list[PartitionRun] = []
+    for origin, offset in records:
+        last = runs[-1] if runs else None
+        if last is not None and last.origin == origin:
+            runs[-1] = last._replace(next_offset=offset + 1, num_records=last.num_records + 1)
+        else:
+            runs.append(PartitionRun(origin.topic, origin.partition, offset, offset + 1, 1))
+    return tuple(runs)
 
 
-def _unguarded(record: RecordId) -> AbstractContextManager[None]:
-    del record
-    return nullcontext()
+class BatchEnd(NamedTuple):
+    """Where an earlier process closed a batch of a stream of one partition."""
+
+    last: RecordId
+    flush: bool
+    """Whether the stream was flushed after it."""
 
 
 class FlushReason(StrEnum):
@@ -271,85 +128,79 @@ class FlushReason(StrEnum):
     """No record came for `stream.linger_s`."""
 
 
-class DeadLetterWriter:
-    """Sends each dead letter once.
+GivenUp = Mapping[RecordId, tuple[Reason, str]]
+"""Records that become dead letters without being decoded, with the reason and the message."""
 
-    `known` are the records of dead letters that are in the sink already, although these records will be read again:
-    those that the process before wrote after its last snapshot, and those that a snapshot lists because decoding runs
-    ahead of training.
-    """
 
-    def __init__(self, sink: DeadLetters, known: Iterable[RecordId] = ()) -> None:
-        self.sink = sink
-        self._known = {RecordId(*record) for record in known}
-
-    def send(self, record: Record, reason: Reason, message: str) -> None:
-        """Send a record to the sink and log it; the payload is never logged.
-
-        Raises:
-            DeadLetterError: the sink does not accept it; the daemon must not go on.
-        """
-        if record.id not in self._known:
-            self.sink.send(DeadLetter(record, reason, message))
-            self._known.add(record.id)
-        _log.warning(
-            Event.RECORD_DEAD_LETTERED, origin=str(record.origin), offset=record.offset, reason=reason, message=message
-        )
-
-    def ahead_of(self, position: Position) -> list[RecordId]:
-        """Return the dead-lettered records at or after `position`: a snapshot stores them beside the sink's mark.
-
-        Those before it are forgotten, because they are never read again.
-        """
-        self._known = {record for record in self._known if record.offset >= position.get(record.origin, 0)}
-        return sorted(self._known)
+def _unguarded(record: RecordId) -> AbstractContextManager[None]:
+    del record
+    return nullcontext()
 
 
 class Intake:
-    """Returns one batch after another."""
+    """Returns one batch after another, from where the source stands."""
 
     def __init__(
         self,
-        merger: Merger,
+        source: Source,
+        position: Position,
         decoder: Decoder,
-        batcher: Batcher,
-        dead_letters: DeadLetterWriter,
+        dead_letters: DeadLetters,
+        settings: StreamSettings,
         *,
-        max_records: int,
+        known: Iterable[RecordId] = (),
+        journalled: Iterable[BatchEnd] = (),
+        skipped: Sequence[OffsetRange] = (),
         given_up: GivenUp = MappingProxyType({}),
         decoding: Callable[[RecordId], AbstractContextManager[None]] = _unguarded,
         ahead: Executor | None = None,
-        linger_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Connect the parts.
 
         Args:
-            merger: the records, in order.
-            decoder: decodes each record.
-            batcher: collects them into batches.
-            dead_letters: receives the unusable ones.
-            max_records: maximum number of records read from the source at a time.
-            given_up: records that become dead letters without being decoded.
-            decoding: the context manager in which each record is decoded.
-            ahead: decodes in the background; without it records are decoded when a batch is requested.
-            linger_s: time without a record after which a flush is due; never if None.
-            clock: monotonic, in seconds.
+            source: The records.
+            position: Where the source stands.
+            decoder: Decodes each record.
+            dead_letters: Receives the unusable ones.
+            settings: Size of a batch, and the linger.
+            known: Records to be read again whose dead letters are in the sink already: the process before wrote them
+                after its last snapshot, or a snapshot lists them because decoding runs ahead of training.
+            journalled: Batches that must be formed again.
+            skipped: Records that an operator skips.
+            given_up: Records that become dead letters without being decoded.
+            decoding: The context manager in which each record is decoded.
+            ahead: Decodes in the background; without it records are decoded when a batch is requested.
+            clock: Monotonic, in seconds; measures the linger.
         """
-        self._merger = merger
+        self._source = source
         self._decoder = decoder
-        self._batcher = batcher
-        self._dead_letters = dead_letters
-        self._max_records = max_records
+        self._sink = dead_letters
+        self._known = {RecordId(*record) for record in known}
+        self._settings = settings
+        self._max_records = settings.batch_records * _POLLED_BATCHES
+        self._filter = RecordFilter(position, skipped)
+        self._journalled = deque(journalled)
         self._given_up = given_up
         self._decoding = decoding
-        self._closed: deque[Batch] = deque()
         self._executor = ahead
+        self._clock = clock
+        self._quiet_since: float | None = None
+        """Time of the first of the polls that have returned nothing. Only polling counts: a step may take long."""
+        self._waiting: deque[Record] = deque()
+        """Records after a journalled flush."""
         self._pending: deque[tuple[Record, Future[Example | RecordError]]] = deque()
-        self._linger = Linger(linger_s, clock)
+        """Records that are decoded ahead."""
+        self._batcher = Batcher(settings)
+        self._closed: deque[Batch] = deque()
 
     def next_batch(self, *, timeout_s: float) -> Batch | None:
-        """Return the next batch; None while the records that arrived within `timeout_s` do not fill one."""
+        """Return the next batch; None while the records that arrived within `timeout_s` do not fill one.
+
+        Raises:
+            SourceError: the source cannot be read.
+            DeadLetterError: the sink does not accept a dead letter; the daemon must not continue.
+        """
         if self._executor is not None:
             self._decode_ahead(self._executor, 0.0 if self._closed or self._pending else timeout_s)
         elif not self._closed:
@@ -361,11 +212,14 @@ class Intake:
         """Why what was read should not wait for more records; None while it should, or while a batch is ready."""
         if self._closed or self._pending:
             return None
-        if self._merger.at_flush:
+        if self._at_journalled_flush():
             return FlushReason.JOURNAL
-        if self._merger.exhausted:
+        if self._source.exhausted and not self._waiting:
             return FlushReason.END
-        return FlushReason.LINGER if self._linger.expired else None
+        linger_s = self._settings.linger_s
+        if linger_s is None or self._quiet_since is None or self._clock() - self._quiet_since < linger_s:
+            return None
+        return FlushReason.LINGER
 
     @property
     def open_runs(self) -> tuple[PartitionRun, ...]:
@@ -374,21 +228,81 @@ class Intake:
 
     def flush(self) -> list[Batch]:
         """Close the open batch and return it; empty if there is none."""
-        self._merger.pass_flush()
-        self._linger.restart()
+        if self._at_journalled_flush():
+            self._journalled.popleft()
+        self.postpone_flush()
         return self._batcher.flush()
 
     def postpone_flush(self) -> None:
         """Wait for the linger once more."""
-        self._linger.restart()
+        self._quiet_since = None
+
+    def set_aside(self, record: Record, reason: Reason, message: str) -> None:
+        """Make a record a dead letter, once, and log it; the payload is never logged.
+
+        Raises:
+            DeadLetterError: the sink does not accept it; the daemon must not continue.
+        """
+        if record.id not in self._known:
+            self._sink.send(DeadLetter(record, reason, message))
+            self._known.add(record.id)
+        _log.warning(
+            Event.RECORD_DEAD_LETTERED, origin=str(record.origin), offset=record.offset, reason=reason, message=message
+        )
+
+    def dead_letters_from(self, position: Position) -> list[RecordId]:
+        """Return the dead letters at or after `position`, which a snapshot stores beside the sink's mark.
+
+        Those before it are forgotten, because they are never read again.
+        """
+        self._known = {record for record in self._known if record.offset >= position.get(record.origin, 0)}
+        return sorted(self._known)
+
+    def take_skipped(self, position: Position) -> list[PartitionRun]:
+        """Return the skipped records that directly follow `position`, each run once, in order per partition."""
+        return self._filter.take_skipped(position)
 
     def _take(self, max_records: int, timeout_s: float) -> list[Record]:
-        records = list(self._merger.take(max_records=max_records, timeout_s=timeout_s))
-        if self._merger.follows_journal:  # what is to be read again is in the log: the source is slow, not quiet
-            self._linger.restart()
-        else:
-            self._linger.observe_poll(len(records))
+        """Return the records that are ready, at most up to the next journalled flush."""
+        if not self._waiting and not self._at_journalled_flush():
+            self._waiting.extend(self._poll(max_records, timeout_s))
+        records: list[Record] = []
+        while self._waiting and len(records) < max_records and not self._at_journalled_flush():
+            records.append(self._waiting.popleft())
         return records
+
+    def _poll(self, max_records: int, timeout_s: float) -> list[Record]:
+        polled = self._source.poll(max_records=max_records, timeout_s=timeout_s)
+        if polled or self._journalled:  # what must be read again is in the log: the source is slow, not quiet
+            self._quiet_since = None
+        elif self._quiet_since is None:
+            self._quiet_since = self._clock()
+        records = []
+        for record in polled:
+            skipped_by = self._filter.observe(record)
+            if skipped_by is None:
+                records.append(record)
+            else:
+                message = f"an operator rolled back and skipped offsets {skipped_by}"
+                self.set_aside(record, Reason.SKIPPED, message)
+        return records
+
+    def _at_journalled_flush(self) -> bool:
+        """Whether the next thing in the journal is a flush, not a record."""
+        while self._journalled and self._has_passed(self._journalled[0].last):
+            if self._journalled[0].flush:
+                return True
+            self._journalled.popleft()
+        return False
+
+    def _has_passed(self, record: RecordId) -> bool:
+        """Whether neither the record nor one before it in its partition is still to be taken."""
+        origin, offset = record
+        waiting = next((waiting.offset for waiting in self._waiting if waiting.origin == origin), None)
+        if waiting is not None:
+            return waiting > offset
+        reached = max(self._filter.reached(origin), self._source.reached.get(origin, 0))
+        return reached > offset or self._source.exhausted
 
     def _decode_ahead(self, executor: Executor, timeout_s: float) -> None:
         """Submit the available records for decoding, and batch decoded ones until a batch is full."""
@@ -412,90 +326,52 @@ class Intake:
     def _fill(self, decoded: Iterable[tuple[Record, Example | RecordError]]) -> None:
         for record, outcome in decoded:
             if isinstance(outcome, RecordError):
-                self._dead_letters.send(record, outcome.reason, str(outcome))
+                self.set_aside(record, outcome.reason, str(outcome))
                 self._closed.extend(self._batcher.add_dead_lettered(record, outcome.reason, str(outcome)))
             else:
                 self._closed.extend(self._batcher.add(record, outcome))
 
 
-# A stream without the records that an operator skips.
-#
-# What comes after this reader (merging, batches, shift detection, training) cannot tell the stream from one that never
-# had those records, so the outcome is the same, bit for bit. They become dead letters here, and the position moves past
-# them as past a gap: once every record before them is accounted for.
+class RecordFilter:
+    """Takes the records in some ranges out of a stream, and remembers them until the position can move past them.
 
+    What comes after it (batches, shift detection, training) cannot tell the stream from one that never had those
+    records, so the outcome is the same, bit for bit. The position moves past them as past a gap: once every record
+    before them is accounted for.
+    """
 
-_MESSAGE = "an operator rolled back and skipped offsets {range}"
-
-
-class SkippingReader:
-    """A positioned source without the records in some ranges."""
-
-    def __init__(
-        self,
-        source: RecordReader,
-        position: Position,
-        skipped: Sequence[OffsetRange],
-        dead_letters: DeadLetterWriter,
-    ) -> None:
-        """`position` is where `source` stands."""
-        self._source = source
-        self._ranges = skipped
-        self._dead_letters = dead_letters
+    def __init__(self, position: Position, ranges: Sequence[OffsetRange]) -> None:
+        """`position` is where the stream begins."""
+        self._ranges = ranges
         self._begins: dict[TopicPartition, int] = dict(position)
         self._next: dict[TopicPartition, int] = dict(position)
-        self._passed: dict[TopicPartition, deque[PartitionRun]] = defaultdict(deque)
+        self._skipped: dict[TopicPartition, deque[PartitionRun]] = defaultdict(deque)
 
-    def poll(self, *, max_records: int, timeout_s: float) -> Sequence[Record]:
-        """What the source returns, without skipped records.
+    def observe(self, record: Record) -> OffsetRange | None:
+        """Note that a record was read; return the range that it is skipped by, or None if it stays."""
+        origin, offset = record.id
+        self._begins.setdefault(origin, offset)
+        expected = self._next.get(origin, offset)
+        self._next[origin] = offset + 1
+        within = next((skipped for skipped in self._ranges if record.id in skipped), None)
+        if within is not None:
+            runs = self._skipped[origin]
+            if runs and runs[-1].next_offset == expected:
+                runs[-1] = runs[-1]._replace(next_offset=offset + 1, num_records=runs[-1].num_records + 1)
+            else:
+                runs.append(PartitionRun(origin.topic, origin.partition, expected, offset + 1, 1))
+        return within
 
-        Raises:
-            SourceError: see `RecordReader`.
-            DeadLetterError: the sink does not accept a skipped record.
-        """
-        records = self._source.poll(max_records=max_records, timeout_s=timeout_s)
-        if not self._ranges:
-            return records
-        return [record for record in records if not self._skip(record)]
+    def reached(self, origin: TopicPartition) -> int:
+        """The offset after the last record that was read; where the partition begins before the first."""
+        return self._next.get(origin, 0)
 
-    @property
-    def gaps(self) -> Sequence[Gap]:
-        """Those of the source; skipped records are none."""
-        return self._source.gaps
-
-    @property
-    def reached(self) -> Mapping[TopicPartition, int]:
-        """That of the source."""
-        return self._source.reached
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether the source is."""
-        return self._source.exhausted
-
-    def take_passed(self, position: Position) -> list[PartitionRun]:
-        """Return the skipped records that directly follow `position`, each run once, in order per partition."""
+    def take_skipped(self, position: Position) -> list[PartitionRun]:
+        """Return the skipped records that directly follow `position`; see `Intake.take_skipped`."""
         taken = []
-        for origin, runs in self._passed.items():
+        for origin, runs in self._skipped.items():
             reached = position.get(origin, self._begins[origin])
             while runs and runs[0].first_offset <= reached:
                 taken.append(runs.popleft())
                 reached = max(reached, taken[-1].next_offset)
         return taken
-
-    def _skip(self, record: Record) -> bool:
-        """Note that the record was read; set it aside if it is to be skipped."""
-        origin, offset = record.id
-        self._begins.setdefault(origin, offset)
-        expected = self._next.get(origin, offset)
-        self._next[origin] = offset + 1
-        within = next((each for each in self._ranges if record.id in each), None)
-        if within is None:
-            return False
-        self._dead_letters.send(record, Reason.SKIPPED, _MESSAGE.format(range=within))
-        runs = self._passed[origin]
-        if runs and runs[-1].next_offset == expected:
-            runs[-1] = runs[-1]._replace(next_offset=offset + 1, num_records=runs[-1].num_records + 1)
-        else:
-            runs.append(PartitionRun(origin.topic, origin.partition, expected, offset + 1, 1))
-        return True

@@ -1,14 +1,14 @@
-"""Records before and after decoding, and positions in the stream."""
+"""Records before and after decoding, batches of them, and positions in the stream."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamlearn.errors import UsageError
+from streamlearn.errors import Reason, UsageError
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -45,6 +45,34 @@ class Record:
         """The record's identity."""
         return RecordId(self.origin, self.offset)
 
+
+class Form(NamedTuple):
+    """One of the shapes that a record may have; its keys decide which."""
+
+    name: str
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    is_text: bool = False
+    """Whether its fields are strings, which a template can build from columns."""
+    takes_images: bool = False
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Every key of the form itself; `image` and `meta` stand beside them."""
+        return self.required + self.optional
+
+    def is_made_by(self, keys: Collection[str]) -> bool:
+        """Whether these keys, without `image` and `meta`, are a record of this form."""
+        return set(self.required) <= set(keys) <= set(self.fields)
+
+
+FORMS = (
+    Form("prompt + completion", ("prompt", "completion"), is_text=True, takes_images=True),
+    Form("messages", ("messages",), takes_images=True),
+    Form("text", ("text",), is_text=True),
+    Form("input_ids", ("input_ids",), ("labels",)),
+)
+"""In order of preference where columns of a file make several."""
 
 IGNORED = -100
 """Label of a token that is not learned."""
@@ -127,6 +155,27 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class StoredExample:
+    """An example as it is saved, and sent to other processes: an image is its bytes."""
+
+    input_ids: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    sample_type: str | None = None
+    images: tuple[bytes, ...] = ()
+
+    @classmethod
+    def from_example(cls, example: Example) -> Self:
+        """Leave out everything that can be computed again from images."""
+        images = tuple(image.data for image in example.images)
+        return cls(example.input_ids, example.labels, example.sample_type, images)
+
+    def restored(self, with_images: Callable[[Example, Sequence[bytes]], Example]) -> Example:
+        """Return the example; `with_images` is `Decoder.restored`."""
+        example = Example(self.input_ids, self.labels, self.sample_type)
+        return with_images(example, self.images) if self.images else example
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """The input of a generation."""
 
@@ -139,6 +188,48 @@ class Prompt:
         return len(self.ids)
 
 
+class PartitionRun(NamedTuple):
+    """Consecutive records of one partition. Logs have gaps: `num_records` may be less than the offset difference."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    next_offset: int
+    num_records: int
+
+    @property
+    def origin(self) -> TopicPartition:
+        """The partition of these records."""
+        return TopicPartition(self.topic, self.partition)
+
+
+class DeadLetteredRecord(NamedTuple):
+    """A record that became a dead letter, and the reason."""
+
+    id: RecordId
+    reason: Reason
+    message: str = ""
+    """For people; nothing of the record's content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The records of one training step, and the records that became dead letters while the batch was filled."""
+
+    records: tuple[Record, ...]
+    """The records trained on, in order; `examples[i]` is `records[i]` decoded."""
+    examples: tuple[Example, ...]
+    dead_lettered: tuple[DeadLetteredRecord, ...] = ()
+    """The records that became dead letters; their content is not kept."""
+    runs: tuple[PartitionRun, ...] = ()
+    """All of these records in the order in which they were read, for the journal."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all examples."""
+        return sum(len(example.input_ids) for example in self.examples)
+
+
 class Gap(NamedTuple):
     """Offsets of one partition, from `lost_from` up to but excluding `lost_to`, that will never be trained."""
 
@@ -149,12 +240,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Position(Mapping[TopicPartition, int]):
-    """Per partition, the offset of the next record to train on. Immutable; `after` returns the position that follows.
-
-    >>> here = Position({TopicPartition("t", 0): 4})
-    >>> here.after(Record(TopicPartition("t", 0), offset=7, value=b"{}"))[TopicPartition("t", 0)]
-    8
-    """
+    """Per partition, the offset of the next record to train on. Logs have gaps: it is no count of records."""
 
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
 
@@ -169,10 +255,6 @@ class Position(Mapping[TopicPartition, int]):
 
     def __str__(self) -> str:
         return ", ".join(f"{origin} at {self[origin]}" for origin in self) or "nowhere yet"
-
-    def after(self, *records: Record | RecordId) -> "Position":
-        """The position after these records, given in log order. Logs have gaps: it is offset + 1, not a count."""
-        return Position({**self.offsets, **{record.origin: record.offset + 1 for record in records}})
 
     def gaps_to(self, later: Mapping[TopicPartition, int]) -> list[Gap]:
         """The offsets skipped by continuing at `later`, in the partitions that both positions name."""

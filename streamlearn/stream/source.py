@@ -7,8 +7,26 @@ from typing import Any, Protocol
 from streamlearn.stream.record import Gap, Position, Record, RecordId, TopicPartition
 
 
-class RecordReader(Protocol):
-    """A positioned stream, for reading on."""
+class Source(Protocol):
+    """A partitioned stream that can be read again from any position.
+
+    Order of calls: `seek` once, then `poll`, `commit` and `lag` in any order from one thread, then `close`.
+    """
+
+    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
+        """Go to `position` and return where reading begins; `identity` is the identity when `position` was taken.
+
+        - A partition that `position` names begins at its offset. If the log no longer holds that offset and the
+          source's settings allow gaps, it begins at a later one.
+        - A new partition of a topic that `position` names begins at its earliest record.
+        - Any other partition begins where the source's settings say (earliest or latest).
+        - What `position` names of topics that are not read is left out. The caller keeps it.
+
+        Raises:
+            OffsetGapError: the log no longer holds a named offset, has never reached it, or is another log of the same
+                name.
+            SourceError: the source cannot be reached.
+        """
 
     def poll(self, *, max_records: int, timeout_s: float) -> Sequence[Record]:
         """Return what is ready, in offset order per partition; empty when nothing arrived within `timeout_s`.
@@ -31,28 +49,6 @@ class RecordReader(Protocol):
     @property
     def exhausted(self) -> bool:
         """Whether `poll` will never return anything again. An endless stream is never exhausted."""
-
-
-class Source(RecordReader, Protocol):
-    """A partitioned stream that can be read again from any position.
-
-    Order of calls: `seek` once, then `poll`, `commit` and `lag` in any order from one thread, then `close`.
-    """
-
-    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
-        """Go to `position` and return where reading begins; `identity` is the identity when `position` was taken.
-
-        - A partition that `position` names begins at its offset. If the log no longer holds that offset and the
-          source's settings allow gaps, it begins at a later one.
-        - A new partition of a topic that `position` names begins at its earliest record.
-        - Any other partition begins where the source's settings say (earliest or latest).
-        - What `position` names of topics that are not read is left out. The caller keeps it.
-
-        Raises:
-            OffsetGapError: the log no longer holds a named offset, has never reached it, or is another log of the same
-                name.
-            SourceError: the source cannot be reached.
-        """
 
     def commit(self, position: Position, note: str) -> None:
         """Publish that a snapshot on disk covers every record before `position`; `note` names the snapshot.

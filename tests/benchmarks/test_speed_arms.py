@@ -10,7 +10,7 @@ from benchmarks.speed_arms import ARMS, build_arm, lora_as_large_as
 from streamlearn.adapters import activated_parameters, resolve
 from streamlearn.backbone.load import load, outline
 from streamlearn.settings import AdapterSettings, BackboneSettings
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 from tests.doubles import random_examples
 
 SHAPES = {"mlp.gate_proj": (256, 640), "mlp.up_proj": (256, 640), "mlp.down_proj": (640, 256)}

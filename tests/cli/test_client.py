@@ -14,7 +14,7 @@ from streamlearn.cli.controls import request_control
 from streamlearn.cli.offline import evaluate_daemon
 from streamlearn.controls import Control
 from streamlearn.errors import SourceError, UsageError
-from streamlearn.http.guards import obtain
+from streamlearn.http.guards import obtain_token
 from streamlearn.settings import Settings
 from streamlearn.snapshot.lock import StateLock
 from tests.cli.conftest import Answering, whole
@@ -125,6 +125,6 @@ def test_eval_names_what_is_no_daemon_of_this_release(tmp_path: Path, answering:
 def test_a_control_names_a_daemon_of_another_release(tmp_path: Path, answering: Answering) -> None:
     """It holds the state folder, so a daemon it is."""
     answered = settings(tmp_path, answering(whole(b"{}")))
-    obtain(answered)
+    obtain_token(answered)
     with StateLock(tmp_path), pytest.raises(UsageError, match=r"^the daemon answers, but not as .*ControlResult"):
         request_control(answered, Control.run("pause"))

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from connectors.dead_letters import FileDeadLetters
-from connectors.rows import JsonlFile, RecordFiles
+from connectors.rows import JsonlFile, Records
 from streamlearn.cli.dead_letters import line_of
 from streamlearn.cli.main import app
 from streamlearn.errors import Reason, UsageError
@@ -96,7 +96,7 @@ def test_the_export_is_what_feed_sends(config: Path) -> None:
     values = [b'{"promt": "%s", "completion": "b"}' % PRIVATE.encode(), b'{"text": ', b'{"text": "big"}']
     assert file.read_bytes() == b"".join(value + b"\n" for value in values)
     assert file.stat().st_mode & 0o777 == 0o600
-    assert [record.value for record in RecordFiles([JsonlFile(file)], None)] == values
+    assert [record.value for record in Records(JsonlFile(file), None)] == values
 
 
 @pytest.mark.parametrize(

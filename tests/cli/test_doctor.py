@@ -13,7 +13,7 @@ from rich.console import Console
 
 from connectors.jsonl import JsonlSource
 from streamlearn.cli import doctor
-from streamlearn.cli.doctor import STATE_FILES, Doctor, Finding, Level, finding_row
+from streamlearn.cli.doctor import STATE_FILES, Doctor, Finding, Level, cgroup_limits, finding_row
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.jobs.queue import JobQueue
@@ -80,7 +80,6 @@ def test_a_healthy_setup_is_found_healthy_and_left_as_it_was(make: Make, tmp_pat
             "snapshots",
             "disk",
             "regimes",
-            "memory",
             "codecs",
             "source",
             "dead letters",
@@ -158,11 +157,11 @@ def test_files_that_publishing_and_tracking_left_are_read(make: Make, tmp_path: 
     folder.mkdir()
     settings = make(publish={"folder": folder}, track={"mlflow": {"uri": "http://[::1]:3"}})
     settings.state.mkdir()
-    (settings.state / "track.json").write_bytes(b"{")
+    (settings.state / "track.run").write_bytes(b"{")
     found = examined(settings)
     assert found["publishing"] == Finding("publishing", Level.OK, f"{folder}")
     assert (found["trackers"].level, found["trackers"].exit_code) == (Level.FAILED, 78)
-    assert "track.json must name the tracked run" in found["trackers"].text
+    assert "track.run must name the tracked run" in found["trackers"].text
     for damaged in (settings.state / "publish.rolled_back_to", folder / "publication.json"):
         damaged.write_bytes(b"{")
         found = examined(settings)
@@ -350,23 +349,25 @@ def test_regimes_that_the_machine_has_no_room_for_are_a_warning(make: Make, monk
     assert shared.text == "at most 256, which share one adapter"
 
 
-def test_a_step_that_does_not_fit_names_the_settings_that_make_it_fit(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The estimate is shown with its terms; a backbone that is too large for any setting is called so."""
-    settings = make(stream={"max_tokens": 512, "batch_tokens": 65_536})
-    found = examined(settings)["memory"]
-    assert found.level == Level.OK
-    assert "activations" in found.text
-    assert "set " not in found.text
-    with monkeypatch.context() as patched:
-        patched.setattr(doctor, "total_memory", lambda device: 1000)
-        assert "choose a smaller backbone" in examined(settings)["memory"].text
-    monkeypatch.setattr(doctor, "_resident_memory", lambda: 0)
-    examination = Doctor(settings)
-    list(examination.examine())
-    needed = examination._step_memory(settings, torch.device("cpu")).total
-    monkeypatch.setattr(doctor, "total_memory", lambda device: needed - 1)
-    found = examined(settings)["memory"]
-    assert found.level == Level.WARNING
-    assert found.text.endswith("set learner.activation_checkpointing: true")
+def test_the_largest_step_is_taken_if_asked_for(make: Make) -> None:
+    """With the batch that the configuration allows; nothing is left behind."""
+    settings = make(stream={"max_tokens": 32, "batch_tokens": 80})
+    *_, step = Doctor(settings, takes_step=True).examine()
+    assert (step.name, step.level) == ("step", Level.OK)
+    assert step.text.startswith("80 tokens in records of 32 took ")
+    assert "peak memory " in step.text
+    assert not settings.state.exists()
+
+
+def test_the_limits_of_all_cgroups_above_are_found(tmp_path: Path) -> None:
+    """`max` is no limit, a group without the file has none, and other systems have no cgroups."""
+    processes = tmp_path / "cgroup"
+    processes.write_text("1:name=systemd:/old\n0::/system.slice/streamlearn.service\n")
+    service = tmp_path / "fs/system.slice/streamlearn.service"
+    service.mkdir(parents=True)
+    (service / "memory.max").write_text("2000\n")
+    (service.parent / "memory.max").write_text("max\n")
+    assert list(cgroup_limits(processes, tmp_path / "fs")) == [2000]
+    (tmp_path / "fs/memory.max").write_text("1000\n")
+    assert sorted(cgroup_limits(processes, tmp_path / "fs")) == [1000, 2000]
+    assert list(cgroup_limits(tmp_path / "absent", tmp_path)) == []

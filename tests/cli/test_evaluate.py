@@ -9,7 +9,7 @@ from rich.console import Console
 
 from streamlearn.cli.offline import evaluate_daemon, evaluate_snapshot, read_examples, table
 from streamlearn.errors import ConfigError, SnapshotError, SourceError, UsageError
-from streamlearn.jobs.results import EvalResult
+from streamlearn.jobs.queue import EvalResult
 from streamlearn.settings import Settings
 from streamlearn.snapshot.store import SnapshotStore
 from tests.snapshot.kit import save

@@ -12,8 +12,7 @@ from streamlearn.learner.learner import Step
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.shift.input_shift import Shift
 from streamlearn.status import Phase, Status
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.stream.record import Batch, Record, TopicPartition
 from tests.doubles import example
 from tests.serve.doubles import ADAPTATION, RUNNING
 

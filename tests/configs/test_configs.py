@@ -8,10 +8,10 @@ import orjson
 import pytest
 from transformers import LlamaConfig
 
+from docs.generate import settings_reference as reference
 from streamlearn.cli.doctor import check_backbone
 from streamlearn.errors import ConfigError
 from streamlearn.settings import load
-from streamlearn.settings.reference import reference
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -82,14 +82,6 @@ def test_the_sample_is_compressed_without_a_time_stamp() -> None:
     files = sorted(SAMPLE.glob("*.gz"))
     assert len(files) == 2
     assert [file.read_bytes()[4:8] for file in files] == [bytes(4)] * 2
-
-
-def test_the_documentation_holds_the_generated_reference() -> None:
-    """`python -m streamlearn.settings.reference` prints the text between the markers."""
-    page = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
-    _, _, rest = page.partition("<!-- reference -->\n")
-    shown, _, _ = rest.partition("<!-- /reference -->")
-    assert shown.strip() == reference().strip()
 
 
 def test_every_row_of_the_reference_is_one_line_of_four_cells() -> None:

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from connectors.memory import MemorySource, records_from
 from streamlearn.stream.record import Position
+from tests.memory import MemorySource, records_from
 
 
 def test_an_endless_source_wakes_up_for_an_append_from_another_thread() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from connectors.dead_letters import FileDeadLetters
 from connectors.kafka.dead_letters import KafkaDeadLetters
-from connectors.memory import MemoryDeadLetters
 from streamlearn.errors import Reason
 from streamlearn.stream.record import Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter, DeadLetters
+from tests.memory import MemoryDeadLetters
 
 if TYPE_CHECKING:
     from tests.broker import Broker

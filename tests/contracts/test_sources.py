@@ -9,11 +9,11 @@ import pytest
 
 from connectors.jsonl import JsonlSource
 from connectors.kafka.source import KafkaSource
-from connectors.memory import MemorySource, records_from
 from streamlearn.errors import OffsetGapError
 from streamlearn.settings import JsonlSettings
 from streamlearn.stream.record import Position, Record, RecordId, TopicPartition
 from streamlearn.stream.source import Source
+from tests.memory import MemorySource, after, records_from
 
 if TYPE_CHECKING:
     from tests.broker import Broker
@@ -109,7 +109,7 @@ def test_resumes_after_the_last_trained_record(open_source: Open, trained: int) 
     position = first.seek(Position())
     everything = drain(first)
     first.close()
-    position = position.after(*everything[:trained])
+    position = after(position, everything[:trained])
 
     second = open_source()
     assert second.seek(position) == position
@@ -177,7 +177,7 @@ def test_lag_is_the_number_of_records_left(open_source: Open) -> None:
     source = open_source()
     start = source.seek(Position())
     assert sum(source.lag(start).values()) == len(VALUES)
-    end = start.after(*drain(source))
+    end = after(start, drain(source))
     assert sum(source.lag(end).values()) == 0
     source.close()
 

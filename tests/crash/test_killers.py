@@ -49,5 +49,5 @@ def test_a_record_that_crashes_the_process_is_dead_lettered_after_three_crashes(
     newest = SnapshotStore(tmp_path / "state" / "snapshots", keep=9).newest()
     assert newest is not None
     assert [row[2:] for row in newest.manifest.ledger] == [(GOOD, 1, 0)]
-    assert newest.manifest.learner["reasons"] == {Reason.KILLED_PROCESS: 1}
-    assert orjson.loads((tmp_path / "state" / "deaths.json").read_bytes())["given_up"] == []
+    assert newest.manifest.components["run"]["reasons"] == {Reason.KILLED_PROCESS: 1}
+    assert orjson.loads((tmp_path / "state" / "crashes.json").read_bytes())["given_up"] == []

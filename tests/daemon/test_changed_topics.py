@@ -6,15 +6,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from connectors.kafka.source import starting_offsets
-from connectors.memory import MemorySource, records_from
 from streamlearn.errors import SnapshotError
 from streamlearn.events import Event
 from streamlearn.learner.learner import Step
 from streamlearn.settings import Settings
 from streamlearn.status import Status
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Position, Record, TopicPartition
+from streamlearn.stream.record import Batch, Position, Record, TopicPartition
 from tests.daemon.test_daemon import DieAt, StopAfter, backbone, daemon_of, make, newest, opened, records
+from tests.memory import MemorySource, records_from
 
 __all__ = ["backbone", "make"]
 
@@ -181,7 +180,7 @@ def test_a_topic_that_is_not_read_is_remembered_and_not_reported(learn: Learn, m
 
 
 def test_journalled_records_of_a_topic_that_is_not_read_are_trained_when_it_is_put_back(learn: Learn) -> None:
-    """The order of their batches is dropped; each record is trained once in the run that the snapshots tell of."""
+    """Their batches are formed anew; each record is trained once in the run that the snapshots tell of."""
     learn({"a": VALUES[:8], "b": VALUES[8:16]}, dies_at=3)
     with capture_logs() as logs:
         rest = learn({"a": VALUES[:8]})
@@ -191,13 +190,22 @@ def test_journalled_records_of_a_topic_that_is_not_read_are_trained_when_it_is_p
     assert learn({"a": VALUES[:8], "b": VALUES[8:16]}).records == [f"b{offset}" for offset in range(8)]
 
 
-def test_what_was_compacted_before_its_replay_is_left_out_and_the_rest_trained_once(
+def test_what_was_compacted_before_it_was_read_again_is_left_out_and_the_rest_trained_once(
     learn: Learn, make: Callable[..., Settings]
 ) -> None:
     """Two partitions: no record of the other waits for one that is gone."""
     learn({"a": VALUES[:8], "b": VALUES[8:16]}, dies_at=3)
-    with capture_logs() as logs:
-        rest = learn({"a": [*VALUES[:7], b""], "b": VALUES[8:16]})
-    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == [Event.JOURNAL_TRUNCATED]
+    rest = learn({"a": [*VALUES[:7], b""], "b": VALUES[8:16]})
     assert rest.records == [*(f"a{offset}" for offset in range(7)), *(f"b{offset}" for offset in range(8))]
     assert newest(make([])).manifest.ledger == (("a", 0, 7, 0, 0), ("b", 0, 8, 0, 0))
+
+
+def test_of_one_partition_a_change_of_its_batches_is_logged(learn: Learn, make: Callable[..., Settings]) -> None:
+    """Compaction removed a record that a batch had before the crash."""
+    learn({"a": VALUES}, dies_at=3)
+    with capture_logs() as logs:
+        rest = learn({"a": [VALUES[0], b"", *VALUES[2:]]})
+    (entry,) = [entry for entry in logs if entry["event"] == Event.JOURNAL_TRUNCATED]
+    assert entry["fault"] == "the batch of step 1 has other records"
+    assert rest.records == ["a0", *(f"a{offset}" for offset in range(2, len(VALUES)))]
+    assert newest(make([])).manifest.ledger == (("a", 0, len(VALUES) - 1, 0, 0),)

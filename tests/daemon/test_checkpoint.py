@@ -1,20 +1,18 @@
 """The order of the durability protocol, step by step; whole runs that are killed are in test_daemon and tests/crash."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from copy import copy
 from typing import Any
 
 import pytest
 
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.checkpoint import Checkpoint
-from streamlearn.daemon.model import adapter_of
 from streamlearn.errors import DeadLetterError, Reason, SnapshotError
 from streamlearn.settings import Settings
 from streamlearn.snapshot.journal import JournalEntry
-from streamlearn.stream.batch import Batch
 from streamlearn.stream.intake import FlushReason
-from streamlearn.stream.record import Position, TopicPartition
+from streamlearn.stream.record import Batch, Position, TopicPartition
 from tests.daemon.test_daemon import PER_BATCH, RUBBISH, backbone, make, opened, records
 
 __all__ = ["backbone", "make"]
@@ -47,19 +45,17 @@ def recorded(
 ) -> tuple[Checkpoint, list[str]]:
     """The checkpoint of `components` again, over the same files, and the calls that it makes."""
     calls: list[str] = []
-    durable = components.checkpoint._durable
-    watched: dict[str, Any] = {
-        "sink": Recorded(durable.sink, "sink", calls, "flush", fail=sink_fails),
-        "store": Recorded(durable.store, "store", calls, "save", "prune", fail=store_fails),
-        "source": Recorded(durable.source, "source", calls, "commit"),
-        "journal": Recorded(durable.journal, "journal", calls, "append", "append_flush", "rewind", "truncate"),
-        "crash_guard": Recorded(durable.crash_guard, "crash_guard", calls, "passed"),
-    }
-    settings = components.settings
-    parts = components.model, replace(durable, **watched), settings, adapter_of(settings), components.history
-    checkpoint = Checkpoint(*parts)
-    checkpoint.dead_letters = components.checkpoint.dead_letters
-    checkpoint.reader = components.checkpoint.reader
+    checkpoint = copy(components.checkpoint)
+    faults = {"sink": sink_fails, "store": store_fails}
+    for name, methods in {
+        "sink": ["flush"],
+        "store": ["save", "prune"],
+        "source": ["commit"],
+        "journal": ["append", "append_flush", "rewind", "truncate"],
+        "crash_guard": ["passed"],
+    }.items():
+        inner = getattr(checkpoint, f"_{name}")
+        setattr(checkpoint, f"_{name}", Recorded(inner, name, calls, *methods, fail=faults.get(name)))
     return checkpoint, calls
 
 

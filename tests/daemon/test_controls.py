@@ -15,15 +15,14 @@ from streamlearn.controls import Control, ControlFile, Requester, StateControls
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import DeadLetterError, Reason, SnapshotError, StreamlearnError, UsageError
-from streamlearn.jobs.queue import ControlJob, JobQueue
-from streamlearn.jobs.results import ControlResult, Result
+from streamlearn.jobs.queue import ControlJob, ControlResult, JobQueue, Result
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import opened
 from tests.regimes.conftest import backbone, maker
 from tests.regimes.shifting_streams import Silent, differences, run, stream, tensors_of

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +14,6 @@ from torch import Tensor
 import streamlearn.learner.learner as learner_module
 from connectors.jsonl import JsonlSource
 from streamlearn.daemon.build import Components
-from streamlearn.daemon.checkpoint import source_identity
 from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import DivergedError, SnapshotError, SnapshotMismatchError, StateLockedError
 from streamlearn.events import Event
@@ -27,11 +25,10 @@ from streamlearn.settings import Settings, SourceSettings
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Gap, Position, Record
+from streamlearn.stream.record import Batch, Gap, Position, Record
 from tests.broker import Broker
 from tests.doubles import tiny_backbone
-from tests.learners import state_of, timeless
+from tests.learners import regime_tensors, state_of
 
 PER_BATCH = 4
 RUBBISH = b"{not json"
@@ -94,7 +91,7 @@ def run(settings: Settings, observer: Any = None, **options: Any) -> tuple[dict[
         snapshot = components.store.newest()
         assert snapshot is not None
         weights = {f"{bank.name}.{n}": p.detach().clone() for bank in _banks(components) for n, p in bank.items()}
-        return {**state_of(components.learner), **timeless(components.adaptation.tensors()), **weights}, daemon
+        return {**state_of(components.learner), **regime_tensors(components.adaptation), **weights}, daemon
 
 
 def _banks(components: Components) -> list[Any]:
@@ -313,15 +310,6 @@ def test_a_snapshot_remembers_which_stream_it_was(make: Callable[..., Settings],
     run(settings)
     run(settings)
     assert expiring.remembered == [{}, {"stream.jsonl": "7f"}]
-
-
-def test_a_snapshot_that_remembers_no_stream_is_accepted(make: Callable[..., Settings]) -> None:
-    """Earlier releases did not store it."""
-    settings = make(records(8))
-    run(settings)
-    snapshot = newest(settings)
-    before = snapshot.manifest.model_copy(update={"components": {"stream": {"letters_ahead": []}}})
-    assert source_identity(replace(snapshot, manifest=before)) == {}
 
 
 @pytest.mark.broker

@@ -17,7 +17,7 @@ from streamlearn.events import Event
 from streamlearn.settings import Settings
 from streamlearn.snapshot.files import Files
 from streamlearn.status import Status
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import RUBBISH, assert_same, backbone, daemon_of, make, opened, records, run
 
 __all__ = ["backbone", "make"]

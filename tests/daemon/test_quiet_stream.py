@@ -9,7 +9,6 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 import streamlearn.daemon.loop as daemon_module
-from connectors.memory import MemorySource
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import SnapshotError
@@ -20,9 +19,10 @@ from streamlearn.snapshot.journal import Journal
 from streamlearn.stream.record import Record, TopicPartition
 from tests.broker import Broker
 from tests.daemon.test_daemon import DieAt, StopAfter, daemon_of, opened
+from tests.doubles import SetClock
+from tests.memory import MemorySource
 from tests.regimes.conftest import backbone, make
 from tests.regimes.shifting_streams import differences, stream, tensors_of
-from tests.stream.test_linger import SetClock
 from tests.variants import variants
 
 __all__ = ["backbone", "make"]
@@ -43,7 +43,8 @@ class Log:
 
     def __init__(self, bursts: Bursts, partitions: int = 1) -> None:
         self._bursts = [list(burst) for burst in bursts]
-        self._ends = [0] * partitions
+        self.ends = [0] * partitions
+        """Number of records in each partition so far."""
         self.records: list[Record] = []
         self.produce()
 
@@ -51,9 +52,9 @@ class Log:
         """Append the next burst, in turn to each partition."""
         records = []
         for number, value in enumerate(self._bursts.pop(0) if self._bursts else []):
-            partition = number % len(self._ends)
-            records.append(Record(TopicPartition("log", partition), self._ends[partition], value))
-            self._ends[partition] += 1
+            partition = number % len(self.ends)
+            records.append(Record(TopicPartition("log", partition), self.ends[partition], value))
+            self.ends[partition] += 1
         self.records += records
         return records
 
@@ -183,24 +184,20 @@ def test_a_probe_reads_what_came_before_the_quiet_time(
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[int, dict[str, Tensor]]:
-    """The tensors of a run that nothing interrupted, by number of partitions."""
+def expected() -> dict[str, Tensor]:
+    """The tensors of a run that nothing interrupted; filled on first use."""
     return {}
 
 
 def undisturbed(
-    expected: dict[int, dict[str, Tensor]],
-    make: Callable[..., Settings],
-    learn: Callable[..., Components],
-    partitions: int,
+    expected: dict[str, Tensor], make: Callable[..., Settings], learn: Callable[..., Components]
 ) -> dict[str, Tensor]:
-    if partitions not in expected:
-        expected[partitions] = tensors_of(learn(make([], f"whole{partitions}"), Log(BURSTS, partitions)))
-    return expected[partitions]
+    if not expected:
+        expected.update(tensors_of(learn(make([], "whole"), Log(BURSTS))))
+    return expected
 
 
-@pytest.mark.parametrize("partitions", variants([1, 2], short=["2"]))
-@pytest.mark.parametrize(
+FLUSH_DEATHS = pytest.mark.parametrize(
     ("owner", "method", "after", "times"),
     [
         (Journal, "append_flush", False, 3),
@@ -209,12 +206,14 @@ def undisturbed(
     ],
     ids=["before the journal", "after the journal", "after the flush"],
 )
+
+
+@FLUSH_DEATHS
 def test_a_death_at_a_flush_changes_no_bit(
     make: Callable[..., Settings],
     learn: Callable[..., Components],
-    expected: dict[int, dict[str, Tensor]],
+    expected: dict[str, Tensor],
     monkeypatch: pytest.MonkeyPatch,
-    partitions: int,
     owner: type,
     method: str,
     after: bool,
@@ -222,40 +221,59 @@ def test_a_death_at_a_flush_changes_no_bit(
 ) -> None:
     """Every tensor ends as in a run that was not killed and was flushed at the same places.
 
-    Of one partition the next burst arrives while the process is dead, so that only the journal knows of a flush. Of two
-    partitions the records come in another order after each death.
+    The next burst arrives while the process is dead, so that only the journal knows of a flush.
     """
-    whole = undisturbed(expected, make, learn, partitions)
-    settings, log = make([], "killed"), Log(BURSTS, partitions)
+    whole = undisturbed(expected, make, learn)
+    settings, log = make([], "killed"), Log(BURSTS)
     left = die_in(monkeypatch, owner, method, after=after, times=times)
     while left[0]:
         with pytest.raises(Died):
             learn(settings, log)
-        if after and partitions == 1:
+        if after:
             log.produce()
     components = learn(settings, log)
     assert components.state.records == RECORDS
     assert differences(whole, tensors_of(components)) == []
 
 
+@FLUSH_DEATHS
+def test_of_two_partitions_a_death_at_a_flush_loses_and_repeats_no_record(
+    make: Callable[..., Settings],
+    learn: Callable[..., Components],
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    method: str,
+    after: bool,
+    times: int,
+) -> None:
+    """After each death the records come in another order and form other batches; the ledger stays exact."""
+    settings, log = make([], "killed"), Log(BURSTS, partitions=2)
+    left = die_in(monkeypatch, owner, method, after=after, times=times)
+    while left[0]:
+        with pytest.raises(Died):
+            learn(settings, log)
+    components = learn(settings, log)
+    rows = components.state.ledger.rows()
+    assert [trained + held_out for _, _, trained, _, held_out in rows] == log.ends
+    assert dict(components.state.ledger.position) == {
+        TopicPartition("log", partition): end for partition, end in enumerate(log.ends)
+    }
+
+
 @pytest.mark.parametrize("every_records", variants([4, 40], short=["4"]))
-@pytest.mark.parametrize(("partitions", "steps"), [(1, range(12, 21)), (2, range(14, 19))])
 def test_a_death_among_the_steps_of_a_flush_changes_no_bit(
     make: Callable[..., Settings],
     learn: Callable[..., Components],
-    expected: dict[int, dict[str, Tensor]],
-    partitions: int,
-    steps: range,
+    expected: dict[str, Tensor],
     every_records: int,
 ) -> None:
     """After each of these steps, with a snapshot of every step or of few: no tensor differs.
 
-    The first flush is before step 14, when 52 of 70 records are trained and 18 wait, and ends with step 18. With
-    two partitions there is an order to repeat only from one to the other; before, records have none but their arrival.
+    The first flush is before step 14, when 52 of 70 records are trained and 18 wait, and ends with step 18.
     """
-    whole = undisturbed(expected, make, learn, partitions)
-    settings, log = make([], "killed", snapshot={"every_records": every_records}), Log(BURSTS, partitions)
-    for step in steps:
+    whole = undisturbed(expected, make, learn)
+    settings, log = make([], "killed", snapshot={"every_records": every_records}), Log(BURSTS)
+    for step in range(12, 21):
         with pytest.raises(KeyboardInterrupt):
             learn(settings, log, DieAt(step))
     components = learn(settings, log)

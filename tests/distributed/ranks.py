@@ -6,6 +6,7 @@ Each has rank, size and port in its environment, as torchrun sets them.
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from streamlearn.adapters.context import NO_REGIME, Slot
+from streamlearn.distributed.channel import Channel, find_rank
 from streamlearn.distributed.processes import Leader, follow, wait_for_load
-from streamlearn.distributed.share import Channel, find_rank
 from streamlearn.learner.evaluate import prompt_of, run_to_end
 from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
@@ -112,14 +113,15 @@ def main(backbone: Path, out: Path, presets: Sequence[str], shard: bool) -> None
     channel = Channel(place, torch.device("cpu"), WAIT_S, shard=shard)
     results: dict[str, Tensor] = {}
     for preset in presets:
-        learner = tiny_learner(backbone, preset=preset, changes=CHANGES.get(preset), mesh=channel.mesh)
+        make = partial(tiny_learner, backbone, preset=preset, changes=CHANGES.get(preset), mesh=channel.mesh)
         if not place.leads:
             assert wait_for_load(channel) == "float32"
-            follow(channel, learner, lambda example, _: example)
+            follow(channel, make(), lambda example, _: example)
             continue
-        torch.manual_seed(0)
         leader = Leader(channel, beat_s=0.05, alive=lambda: True)
         leader.load("float32")
+        learner = make(compute=leader.compute)
+        torch.manual_seed(0)
         leader.lead(learner)
         results |= {f"{preset}: {name}": tensor for name, tensor in train(learner).items()}
         results[f"{preset}: bytes of the backbone"] = torch.tensor(bytes_of_backbone(learner))

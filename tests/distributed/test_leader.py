@@ -1,4 +1,4 @@
-"""What the leader does when something fails while the others compute with it."""
+"""The leader: failures in shared steps, and beats."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from streamlearn.distributed import share
+from streamlearn.distributed.channel import Kind, ProcessRank, RankMessage
 from streamlearn.distributed.processes import Leader
-from streamlearn.distributed.share import Kind, ProcessRank, RankMessage
 from streamlearn.errors import RankLostError
 from streamlearn.stream.record import Example
 from tests.learners import MakeLearner
@@ -58,7 +58,7 @@ def test_after_an_error_in_a_shared_step_nothing_is_sent(
     make_learner: MakeLearner, channel: Sent, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others wait for what does not come, so any message would be taken for something else."""
-    learner = make_learner(preset="lora")
+    learner = make_learner(preset="lora", compute=leader.compute)
     leader.lead(learner)
     failing(monkeypatch, ValueError("a defect"))
     with pytest.raises(ValueError, match="a defect"):
@@ -73,7 +73,7 @@ def test_memory_that_runs_out_is_known_to_all(
     make_learner: MakeLearner, channel: Sent, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step is tried again in more parts, in the end record by record by the leader alone, and the run goes on."""
-    learner = make_learner(preset="lora")
+    learner = make_learner(preset="lora", compute=leader.compute)
     leader.lead(learner)
     failing(monkeypatch, torch.OutOfMemoryError("rank 1 ran out of memory"))
     assert learner.step(TWO).refusal is None

@@ -1,58 +1,53 @@
-"""What is sent is what arrives."""
+"""Messages from the leader arrive as they were sent."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
-from numpy.typing import NDArray
 
-from streamlearn.distributed.share import Kind, RankMessage, from_message, to_message
-from streamlearn.stream.record import IGNORED, Example
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=8,
-)
-ARRAYS = arrays.arrays(
-    st.sampled_from([np.uint8, np.int32, np.int64, np.float32]),
-    arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
-)
-
-
-@given(st.sampled_from(Kind), st.dictionaries(st.text(), JSON), st.lists(ARRAYS, max_size=4))
-def test_a_message_arrives_as_it_was_sent(kind: Kind, fields: dict[str, Any], sent: list[NDArray[Any]]) -> None:
-    """Arrays of any shape, also empty ones."""
-    message = RankMessage.decode(RankMessage(kind, fields, sent).encode())
-    assert (message.kind, message.fields) == (kind, fields)
-    for array, original in zip(message.arrays, sent, strict=True):
-        assert array.dtype == original.dtype
-        np.testing.assert_array_equal(array, original)
+from streamlearn.distributed.channel import Kind, RankMessage, StepRequest
+from streamlearn.stream.record import IGNORED, Example, StoredExample
 
 
 @st.composite
-def examples(draw: st.DrawFn) -> Example:
+def examples(draw: st.DrawFn) -> StoredExample:
     ids = np.array(draw(st.lists(st.integers(0, 99), min_size=1, max_size=9)), dtype=np.int32)
     learned = draw(st.integers(0, len(ids) - 1))
     labels = np.where(np.arange(len(ids)) >= learned, ids, IGNORED).astype(np.int32)
-    return Example(ids, labels, draw(st.none() | st.sampled_from(["a", "b"])))
+    images = draw(st.lists(st.binary(max_size=5), max_size=2).map(tuple))
+    return StoredExample(ids, labels, draw(st.none() | st.sampled_from(["a", "b"])), images)
 
 
-@given(st.lists(examples(), min_size=1, max_size=6), st.data())
-def test_examples_arrive_as_they_were_sent(sent: list[Example], data: st.DataObject) -> None:
-    """Those of one process's share."""
-    own = data.draw(st.lists(st.sampled_from(range(len(sent))), unique=True).map(sorted))
-    fields, sent_arrays = to_message(sent)
-    message = RankMessage.decode(RankMessage(Kind.STEP, fields, sent_arrays).encode())
-    arrived = from_message(message.fields, message.arrays, own, _no_images)
-    for example, index in zip(arrived, own, strict=True):
-        np.testing.assert_array_equal(example.input_ids, sent[index].input_ids)
-        np.testing.assert_array_equal(example.labels, sent[index].labels)
-        assert example.sample_type == sent[index].sample_type
+def with_images(example: Example, images: Sequence[bytes]) -> Example:
+    """The bytes of the images in place of the sample type."""
+    return Example(example.input_ids, example.labels, b"|".join(images).hex())
 
 
-def _no_images(example: Example, images: Any) -> Example:
-    pytest.fail(f"{len(images)} images of {example}")
+@given(st.lists(examples(), min_size=1, max_size=6), st.booleans())
+def test_a_step_arrives_as_it_was_sent(sent: list[StoredExample], has_slots: bool) -> None:
+    """Examples of any length, with and without images and regimes."""
+    slots = [3 * index - 1 for index in range(len(sent))] if has_slots else None
+    request = StepRequest(7, 2, 40, sent, slots, ["regime0"], [], [0, 2])
+    message = RankMessage.decode(RankMessage(Kind.STEP, step=request).encode())
+    arrived = message.step
+    assert arrived is not None
+    assert (message.kind, arrived.number, arrived.parts, arrived.learned) == (Kind.STEP, 7, 2, 40)
+    assert (list(arrived.changed), list(arrived.removed), list(arrived.biases)) == (["regime0"], [], [0, 2])
+    assert (None if arrived.slots is None else list(arrived.slots)) == slots
+    for stored, original in zip(arrived.examples, sent, strict=True):
+        example = stored.restored(with_images)
+        np.testing.assert_array_equal(example.input_ids, original.input_ids)
+        np.testing.assert_array_equal(example.labels, original.labels)
+        assert example.input_ids.dtype == np.int32
+        assert example.sample_type == (b"|".join(original.images).hex() if original.images else original.sample_type)
+
+
+def test_other_messages_arrive_too() -> None:
+    """A beat, the dtype of the backbone, a pass of the leader."""
+    sent = [
+        RankMessage(Kind.BEAT),
+        RankMessage(Kind.LOAD, dtype="bfloat16"),
+        RankMessage(Kind.FORWARD, with_gradient=True),
+    ]
+    assert [RankMessage.decode(message.encode()) for message in sent] == sent

@@ -1,18 +1,18 @@
-"""docs/metrics.md is generated from the collectors, and agrees with what a daemon serves."""
+"""The generated blocks of the documentation are up to date, and the metrics are those that a daemon serves."""
 
 import re
 
-from streamlearn.cli.metrics_reference import reference
+from docs.generate import PAGES, block
 from tests.docs.markdown import ROOT
 from tests.docs.place import Place
 
 TEXT = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
-def test_the_reference_is_up_to_date() -> None:
-    """The block between the markers is what `python -m streamlearn.commands.metrics_reference` prints."""
-    block = TEXT.split("<!-- reference -->\n")[1].split("<!-- /reference -->")[0]
-    assert block == reference()
+def test_every_generated_block_is_up_to_date() -> None:
+    """`python docs/generate.py` writes them."""
+    for name, reference in PAGES.items():
+        assert block((ROOT / "docs" / name).read_text(encoding="utf-8")) == reference(), name
 
 
 def test_every_served_metric_is_documented(daemon: Place) -> None:

@@ -9,9 +9,10 @@ import httpx
 import orjson
 import torch
 import yaml
-from safetensors.torch import load_file
 
-from streamlearn.regimes.regimes import regimes_state
+from streamlearn import codec
+from streamlearn.regimes.regime import RegimesState
+from streamlearn.snapshot.parts import read_arrays
 from tests.docs.place import free_port
 from tests.doubles import tiny_backbone
 from tests.end_to_end.process import DaemonProcess, ForkedDaemon
@@ -189,8 +190,8 @@ def shown(daemon: DaemonProcess) -> dict[str, Any]:
 def durable(daemon: DaemonProcess) -> dict[str, Any]:
     """What the newest snapshot holds about regime 1; empty if it holds none."""
     snapshot = daemon.newest()
-    components = snapshot.manifest.get("components") or snapshot.manifest["rooms"]
-    state = regimes_state(load_file(snapshot.folder / "state.safetensors"), components["regimes"])
+    arrays = read_arrays(snapshot.folder / "state.safetensors", "regimes.")
+    state = codec.load(RegimesState, arrays, snapshot.manifest["components"]["regimes"])
     regime = next((regime for regime in state.regimes.values() if regime.number == 1), None)
     if regime is None:
         return {}

@@ -41,4 +41,4 @@ def test_an_internal_error_exits_1_with_an_event(tmp_path: Path) -> None:
     failed = [event for event in events if event["event"] == "daemon_failed"]
     assert [(event["error"], event["exit_code"]) for event in failed] == [("ValueError", 1)]
     assert b"nobody expected this" in log.read_bytes()
-    assert (tmp_path / "state" / "in-hand").read_bytes().strip(b"\0\n"), "the batch is still in hand"
+    assert (tmp_path / "state" / "in_progress").read_bytes().strip(b"\0\n"), "the batch is still in progress"

@@ -14,14 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
+from streamlearn.adapters.context import routing_context
 from streamlearn.cli.offline import export, restored_model
 from streamlearn.errors import ConfigError, SnapshotError, UsageError
-from streamlearn.export import formats as gguf_adapter
-from streamlearn.export import formats as peft_folder
-from streamlearn.export.formats import DaemonModel, ExportedRegime
+from streamlearn.export import formats
+from streamlearn.export.formats import ExportedRegime
+from streamlearn.learner.loss import pack, packed_logits
 from streamlearn.settings import Settings
+from streamlearn.stream.record import Example
 from tests.daemon.test_daemon import daemon_of, opened
 from tests.regimes.conftest import backbone, make, maker
 from tests.regimes.shifting_streams import run, stream
@@ -29,8 +32,6 @@ from tests.regimes.shifting_streams import run, stream
 __all__ = ["backbone", "make"]
 
 TASKS = ("animals", "sums", "cities")
-LOAD_PEFT = "PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)"
-LOAD_MERGED = "AutoModelForCausalLM.from_pretrained(folder)"
 SCRIPT = """
 import sys
 sys.modules["streamlearn"] = None  # importing it fails
@@ -41,7 +42,7 @@ from transformers import AutoModelForCausalLM
 
 base, prompts, answers, *folders = sys.argv[1:]
 for folder in folders:
-    model = LOAD.eval()
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder).eval()
     with torch.no_grad():
         rows = {name: model(input_ids=ids[None]).logits[0] for name, ids in load_file(prompts).items()}
     save_file(rows, f"{answers}/{folder.rpartition('/')[2]}.safetensors")
@@ -59,18 +60,24 @@ def daemons_logits(settings: Settings, slot: int) -> tuple[dict[str, Tensor], di
     with restored_model(settings, "newest", same_dtype=True) as restored:
         examples = restored.model.adaptation.examples(slot)
         assert examples
-        logits = DaemonModel(restored.model.learner).adapted(slot)
+        learner = restored.model.learner
+
+        def logits(example: Example) -> Tensor:
+            packed = pack([example], learner.device, [slot])
+            with torch.no_grad(), routing_context(learner.model, packed.context()):
+                return packed_logits(learner.model.get_base_model(), packed)
+
         tokens = {str(i): torch.from_numpy(each.input_ids.astype(np.int64)) for i, each in enumerate(examples)}
-        return tokens, {str(i): logits([each])[1] for i, each in enumerate(examples)}
+        return tokens, {str(i): logits(each) for i, each in enumerate(examples)}
 
 
 def stock_logits(
-    base: Path, folders: Sequence[Path], tokens: dict[str, Tensor], tmp_path: Path, load: str = LOAD_PEFT
+    base: Path, folders: Sequence[Path], tokens: dict[str, Tensor], tmp_path: Path
 ) -> list[dict[str, Tensor]]:
     """What transformers and PEFT compute with each folder, in a process that cannot import streamlearn."""
-    prompts, program = tmp_path / "prompts.safetensors", SCRIPT.replace("LOAD", load)
+    prompts = tmp_path / "prompts.safetensors"
     save_file(tokens, prompts)
-    subprocess.run([sys.executable, "-c", program, base, prompts, tmp_path, *folders], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", SCRIPT, base, prompts, tmp_path, *folders], check=True, timeout=300)
     return [load_file(tmp_path / f"{folder.name}.safetensors") for folder in folders]
 
 
@@ -87,45 +94,32 @@ def learned(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Setting
     return settings
 
 
-@pytest.mark.parametrize(
-    ("form", "load"),
-    [
-        pytest.param("peft", LOAD_PEFT, id="peft"),
-        pytest.param("merged", LOAD_MERGED, id="merged", marks=pytest.mark.long),
-    ],
-)
-def test_stock_libraries_compute_what_the_daemon_computes(
-    learned: Settings, backbone: Path, tmp_path: Path, form: str, load: str
-) -> None:
+def test_stock_peft_computes_what_the_daemon_computes(learned: Settings, backbone: Path, tmp_path: Path) -> None:
     """Every regime of three, on its hold-out records, to 1e-5, and not what the others compute."""
-    exported = written(learned, tmp_path / "out", form=form)
+    exported = written(learned, tmp_path / "out")
     assert [each.name for each in exported] == ["regime-1", "regime-2", "regime-3"]
     assert {each.fidelity for each in exported} == {"exact"}
     every = [daemons_logits(learned, slot) for slot in range(3)]
     tokens = {f"{slot} {name}": ids for slot, (ids_by_name, _) in enumerate(every) for name, ids in ids_by_name.items()}
-    found = stock_logits(backbone, [tmp_path / "out" / each.name for each in exported], tokens, tmp_path, load)
+    found = stock_logits(backbone, [tmp_path / "out" / each.name for each in exported], tokens, tmp_path)
     for slot, each in enumerate(exported):
         expected = {f"{slot} {name}": logits for name, logits in every[slot][1].items()}
         assert_same(expected, found[slot])
         with pytest.raises(AssertionError):
             assert_same(expected, found[slot - 1])
-        assert each.figures is not None
-        assert each.figures.largest_difference < 1e-5
-        assert each.figures.divergence < 1e-6
-        assert each.figures.loss < each.figures.backbone_loss - 0.1
-        assert each.figures.loss == pytest.approx(each.figures.daemon_loss, abs=1e-5)
+        assert each.losses is not None
+        assert each.losses.exported < each.losses.backbone - 0.1
+        assert each.losses.exported == pytest.approx(each.losses.daemon, abs=1e-5)
 
 
-def test_a_quantised_backbone_is_not_merged(make: Callable[..., Settings], backbone: Path, tmp_path: Path) -> None:
-    """What is exported beside it is what the daemon computes; merged weights would be neither its nor the files'."""
+def test_beside_a_quantized_backbone_the_export_is_still_exact(
+    make: Callable[..., Settings], backbone: Path, tmp_path: Path
+) -> None:
     settings = make(stream("animals"), backbone={"model": str(backbone), "quantization": "int8", "dtype": "float32"})
     run(settings)
-    with pytest.raises(UsageError, match=r"--merge: .* backbone\.quantization is int8"):
-        written(settings, tmp_path / "merged", form="merged")
-    assert not (tmp_path / "merged").exists()
     [exported] = written(settings, tmp_path / "out")
-    assert exported.figures is not None
-    assert exported.figures.loss == pytest.approx(exported.figures.daemon_loss, abs=1e-5)
+    assert exported.losses is not None
+    assert exported.losses.exported == pytest.approx(exported.losses.daemon, abs=1e-5)
 
 
 @pytest.mark.long
@@ -134,7 +128,7 @@ def test_layers_without_an_adapter_get_none(make: Callable[..., Settings], backb
     run(settings)
     written(settings, tmp_path / "out")
     folder = tmp_path / "out" / "regime-1"
-    assert {name.split(".")[4] for name in load_file(folder / peft_folder.WEIGHTS)} == {"1"}
+    assert {name.split(".")[4] for name in load_file(folder / formats.WEIGHTS)} == {"1"}
     tokens, expected = daemons_logits(settings, 0)
     assert_same(expected, stock_logits(backbone, [folder], tokens, tmp_path)[0])
 
@@ -176,33 +170,34 @@ def test_where_tokens_choose_nothing_is_written_unless_asked_for(
     assert not out.exists()
     (exported,) = written(settings, out, regimes=[2], approximate=True)
     assert exported.fidelity.startswith("approximate")
-    assert exported.figures is not None
-    assert f"loss of {exported.figures.loss:.4f}" in str(refusal.value)
-    assert (exported.figures.divergence > 1e-7) == differs
-    assert f"{exported.figures.divergence:.2g}" in (out / "regime-2" / "README.md").read_text()
+    assert exported.losses is not None
+    assert f"loss of {exported.losses.exported:.4f}" in str(refusal.value)
+    assert (abs(exported.losses.exported - exported.losses.daemon) > 1e-7) == differs
+    assert f"| this export | {exported.losses.exported:.4f} |" in (out / "regime-2" / "README.md").read_text()
 
 
-def test_an_approximation_is_what_stock_peft_computes(
+def test_an_approximation_scores_as_its_losses_say_in_stock_peft(
     make: Callable[..., Settings], backbone: Path, tmp_path: Path
 ) -> None:
-    """Its figures are those of the files, not of the daemon's experts."""
+    """The losses are those of the files, not of the daemon's experts."""
     settings = make(stream("animals", "sums"), adapter={"preset": "mh-moe", "num_heads": 4})
     run(settings)
     (exported,) = written(settings, tmp_path / "out", regimes=[2], approximate=True)
     tokens, expected = daemons_logits(settings, 1)
-    (found,) = stock_logits(backbone, [tmp_path / "out" / "regime-2"], tokens, tmp_path)
-    differences = [
-        float((found[name][-1 - len(logits_LV) : -1] - logits_LV).abs().max()) for name, logits_LV in expected.items()
+    (stock,) = stock_logits(backbone, [tmp_path / "out" / "regime-2"], tokens, tmp_path)
+    losses = [
+        cross_entropy(stock[name][-1 - len(logits_LV) : -1], tokens[name][-len(logits_LV) :], reduction="sum")
+        for name, logits_LV in expected.items()
     ]
-    assert exported.figures is not None
-    assert max(differences) == pytest.approx(exported.figures.largest_difference, rel=1e-3, abs=1e-5)
+    assert exported.losses is not None
+    assert float(sum(losses)) / exported.losses.tokens == pytest.approx(exported.losses.exported, abs=1e-5)
 
 
 def test_llama_cpp_gets_the_same_matrices(learned: Settings, tmp_path: Path) -> None:
     written(learned, tmp_path / "out", regimes=[1])
     written(learned, tmp_path / "gguf", regimes=[1], form="gguf")
-    expected = load_file(tmp_path / "out" / "regime-1" / peft_folder.WEIGHTS)
-    reader = gguf.GGUFReader(tmp_path / "gguf" / "regime-1" / gguf_adapter.FILE)
+    expected = load_file(tmp_path / "out" / "regime-1" / formats.WEIGHTS)
+    reader = gguf.GGUFReader(tmp_path / "gguf" / "regime-1" / formats.GGUF)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     found = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
     assert fields["general.type"] == "adapter"
@@ -219,14 +214,14 @@ def test_llama_cpp_gets_the_same_matrices(learned: Settings, tmp_path: Path) -> 
 
 def test_an_architecture_that_llama_cpp_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--format gguf: expected a backbone of type llama, .*found unheard-of"):
-        gguf_adapter.check(SimpleNamespace(model_type="unheard-of"))
+        formats.check_gguf(SimpleNamespace(model_type="unheard-of"))
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
 def test_transformers_reads_queries_and_keys_back_in_its_own_order(heads: int) -> None:
     """It undoes the exchange of rows when it loads a GGUF of a Llama."""
     B_ON = np.random.default_rng(0).normal(size=(32, 6)).astype(np.float32)
-    paired = gguf_adapter._paired(B_ON, heads)
+    paired = formats._paired(B_ON, heads)
     assert not np.array_equal(paired, B_ON)
     restored = LlamaTensorProcessor()._reverse_permute_weights(paired, heads, heads)
     np.testing.assert_array_equal(restored, B_ON)
@@ -249,7 +244,7 @@ def test_a_folder_that_cannot_be_completed_does_not_appear(
         (folder / "half").touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(peft_folder, "write", full)
+    monkeypatch.setattr(formats, "write_peft", full)
     with pytest.raises(SnapshotError, match=r"regime-1: cannot be written: .*No space left on device"):
         written(learned, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []

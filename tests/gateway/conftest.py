@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.gateway.sample_publication import publish_sample
@@ -28,7 +28,7 @@ def upstreams() -> Iterator[list[StubUpstream]]:
 
 
 @pytest.fixture
-def client(published: Path, upstreams: list[StubUpstream]) -> Iterator[httpx.Client]:
+def client(published: Path, upstreams: list[StubUpstream]) -> Iterator[httpx2.Client]:
     """A client of a ready gateway in front of both servers."""
     with ready_gateway(published, *upstreams) as client:
         yield client

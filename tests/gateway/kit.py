@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
-from streamlearn.gateway.app import GatewayConnection, create_app
-from streamlearn.http.server import HttpServer
+from streamlearn.gateway.app import create_app
+from streamlearn.http.server import HttpServer, Listener
 from streamlearn.settings import GatewaySettings
 from tests.gateway.sample_publication import sample_records
 from tests.gateway.stub_upstream import StubUpstream
@@ -29,18 +29,20 @@ def prompts_of_each_task() -> list[str]:
 
 
 @contextmanager
-def gateway(published: Path, *upstreams: StubUpstream | str, token: str = "", **options: Any) -> Iterator[httpx.Client]:
+def gateway(
+    published: Path, *upstreams: StubUpstream | str, token: str = "", **options: Any
+) -> Iterator[httpx2.Client]:
     """A client of a gateway."""
     urls = tuple(each if isinstance(each, str) else each.url for each in upstreams)
     settings = GatewaySettings(published=published, upstreams=urls, port=0, require_token=bool(token), **options)
     app = create_app(settings, token=token)
-    server = HttpServer(app, settings, connection=GatewayConnection, grace_s=10.0)
-    with server, httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=20.0) as client:
+    server = HttpServer(app, Listener.for_requests(settings), grace_s=10.0)
+    with server, httpx2.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=20.0) as client:
         yield client
 
 
 @contextmanager
-def ready_gateway(published: Path, *upstreams: StubUpstream | str, **options: Any) -> Iterator[httpx.Client]:
+def ready_gateway(published: Path, *upstreams: StubUpstream | str, **options: Any) -> Iterator[httpx2.Client]:
     """A client of a gateway that has a publication, and has polled all servers."""
     with gateway(published, *upstreams, **options) as client:
         wait_until(lambda: is_ready(client) and metric(client, "upstream_up") == len(upstreams), "readiness")
@@ -55,11 +57,11 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def is_ready(client: httpx.Client) -> bool:
+def is_ready(client: httpx2.Client) -> bool:
     return client.get("/readyz").status_code == 200
 
 
-def metric(client: httpx.Client, name: str, *labels: str) -> float:
+def metric(client: httpx2.Client, name: str, *labels: str) -> float:
     """The sum of a metric's samples with these labels."""
     rows = [line.rpartition(" ") for line in client.get("/metrics").text.splitlines()]
     prefix = f"streamlearn_gateway_{name}"
@@ -70,6 +72,6 @@ def metric(client: httpx.Client, name: str, *labels: str) -> float:
     )
 
 
-def ask(client: httpx.Client, prompt: Any, *, model: str = "streamlearn", **fields: Any) -> httpx.Response:
+def ask(client: httpx2.Client, prompt: Any, *, model: str = "streamlearn", **fields: Any) -> httpx2.Response:
     """A text completion."""
     return client.post(TEXT, json={"model": model, "prompt": prompt, "max_tokens": 5, **fields})

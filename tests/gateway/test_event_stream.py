@@ -6,8 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from streamlearn.gateway.app import EventStream
-from streamlearn.gateway.upstreams import Outcome, Upstream
+from streamlearn.gateway.upstreams import EventStream, Outcome, Upstream
 
 DONE = b"data: [DONE]\n\n"
 

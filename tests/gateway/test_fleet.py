@@ -1,18 +1,14 @@
 """Servers that refuse, lose their models, die in the middle of an answer, or are slow."""
 
-import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
-from structlog.testing import capture_logs
 
-from streamlearn.gateway.upstreams import MAX_WORDS_CHARS, Upstream, UpstreamFailedError
 from tests.gateway.stub_upstream import SLOW_S, StubUpstream
 
 from .kit import CHAT, TEXT, ask, metric, ready_gateway, wait_until
@@ -21,7 +17,7 @@ STREAM = {"model": "nano", "prompt": "a", "stream": True}
 
 
 @pytest.fixture
-def single(published: Path, upstreams: list[StubUpstream]) -> Iterator[httpx.Client]:
+def single(published: Path, upstreams: list[StubUpstream]) -> Iterator[httpx2.Client]:
     """A client of a gateway in front of one server."""
     with ready_gateway(published, upstreams[0]) as client:
         yield client
@@ -29,7 +25,7 @@ def single(published: Path, upstreams: list[StubUpstream]) -> Iterator[httpx.Cli
 
 @pytest.mark.parametrize("action", ["refuse", "404", "500", "503", "break"])
 def test_a_failure_before_the_answer_is_answered_by_another_server(
-    client: httpx.Client, upstreams: list[StubUpstream], action: str
+    client: httpx2.Client, upstreams: list[StubUpstream], action: str
 ) -> None:
     """Also one in the middle of an answer that is not streamed: nobody has seen it."""
     upstreams[0].script.append(action)
@@ -40,19 +36,10 @@ def test_a_failure_before_the_answer_is_answered_by_another_server(
 
 
 @pytest.mark.parametrize("action", ["refuse", "404", "500", "break"])
-def test_one_server_is_tried_twice(single: httpx.Client, upstreams: list[StubUpstream], action: str) -> None:
-    """An idle connection may be closed at the moment of a request."""
-    upstreams[0].script.append(action)
-    assert ask(single, "a", model="nano").status_code == 200
-    assert len(upstreams[0].answered) == 2
-    assert metric(single, "retries_total") == 1
-
-
-@pytest.mark.parametrize("action", ["refuse", "404", "500", "break"])
 def test_what_every_server_fails_is_503_with_retry_after(
-    single: httpx.Client, upstreams: list[StubUpstream], action: str
+    single: httpx2.Client, upstreams: list[StubUpstream], action: str
 ) -> None:
-    upstreams[0].script.extend([action] * 2)
+    upstreams[0].script.append(action)
     answer = ask(single, "a", model="nano")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert answer.json()["error"]["code"] == "no_upstream"
@@ -60,57 +47,7 @@ def test_what_every_server_fails_is_503_with_retry_after(
     assert metric(single, "requests_total", "nano", "unavailable") == 1
 
 
-def test_the_last_servers_own_words_are_in_the_answer(single: httpx.Client, upstreams: list[StubUpstream]) -> None:
-    """And not in the log, which holds no part of a prompt."""
-    upstreams[0].script.extend(["500"] * 2)
-    with capture_logs() as logs:
-        message = ask(single, "a", model="nano").json()["error"]["message"]
-    assert 'answered 500: {"error":{"message":"scripted"' in message
-    assert "scripted" not in str(logs)
-
-
-@pytest.mark.parametrize(
-    ("sent", "words"),
-    [
-        (b"out of\n  memory\x00", "out of memory?"),
-        ("ä".encode() * 500, "ä" * MAX_WORDS_CHARS),
-        (b"\xff", "\N{REPLACEMENT CHARACTER}"),
-        (b"", ""),
-    ],
-)
-def test_a_servers_words_are_one_short_line(sent: bytes, words: str) -> None:
-    """Whatever it sent."""
-
-    async def described() -> str:
-        async with failing_server(sent) as url:
-            upstream = Upstream(url, timeout_s=5.0)
-            try:
-                await upstream.complete(TEXT, b"{}")
-            except UpstreamFailedError as error:
-                return error.words
-            finally:
-                await upstream.close()
-        raise AssertionError
-
-    assert asyncio.run(described()) == words
-
-
-@asynccontextmanager
-async def failing_server(content: bytes) -> AsyncIterator[str]:
-    """A server that answers every request 500 with this content."""
-
-    async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"{}")
-        writer.write(b"HTTP/1.1 500 Failed\r\ncontent-length: %d\r\n\r\n" % len(content) + content)
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(fail, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-
-def test_a_model_goes_only_to_servers_that_have_it(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
+def test_a_model_goes_only_to_servers_that_have_it(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
     upstreams[0].models.discard("streamlearn-regime-1@184")
     wait_until(lambda: metric(client, "upstream_models") == 7, "the poll")
     for _ in range(5):
@@ -118,7 +55,7 @@ def test_a_model_goes_only_to_servers_that_have_it(client: httpx.Client, upstrea
     assert (len(upstreams[0].answered), len(upstreams[1].answered)) == (0, 5)
 
 
-def test_a_version_that_no_server_has_is_503(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
+def test_a_version_that_no_server_has_is_503(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
     """Never another version, nor the backbone under its name."""
     for each in upstreams:
         each.models.discard("streamlearn-regime-1@184")
@@ -128,7 +65,7 @@ def test_a_version_that_no_server_has_is_503(client: httpx.Client, upstreams: li
     assert all(not each.answered for each in upstreams)
 
 
-def test_the_least_busy_server_is_asked(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
+def test_the_least_busy_server_is_asked(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
     """While one answers slowly, the other gets the requests."""
     slow = upstreams[0]
     slow.script.extend(["slow"] * 2)
@@ -141,7 +78,7 @@ def test_the_least_busy_server_is_asked(client: httpx.Client, upstreams: list[St
         assert waiting.result().status_code == 200
 
 
-def test_a_killed_server_loses_no_request(client: httpx.Client, upstreams: list[StubUpstream]) -> None:
+def test_a_killed_server_loses_no_request(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
     """Requests that it was answering are answered by the other; after its return it is used again."""
     killed = upstreams[0]
     killed.script.extend(["slow"] * 1000)
@@ -149,7 +86,7 @@ def test_a_killed_server_loses_no_request(client: httpx.Client, upstreams: list[
 
     def keep_asking() -> list[int]:
         statuses = []
-        with httpx.Client(base_url=client.base_url, timeout=20.0) as own:
+        with httpx2.Client(base_url=client.base_url, timeout=20.0) as own:
             while not stop.is_set():
                 statuses.append(ask(own, "a", model="nano").status_code)
         return statuses
@@ -169,7 +106,7 @@ def test_a_killed_server_loses_no_request(client: httpx.Client, upstreams: list[
     assert metric(client, "retries_total") >= 1
 
 
-def test_a_stream_is_passed_on_as_it_comes(client: httpx.Client) -> None:
+def test_a_stream_is_passed_on_as_it_comes(client: httpx2.Client) -> None:
     messages = [{"role": "user", "content": "a"}]
     answer = client.post(CHAT, json={"model": "nano", "messages": messages, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -180,15 +117,16 @@ def test_a_stream_is_passed_on_as_it_comes(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("action", ["refuse", "404", "500"])
 def test_a_stream_that_has_not_begun_is_begun_elsewhere(
-    single: httpx.Client, upstreams: list[StubUpstream], action: str
+    client: httpx2.Client, upstreams: list[StubUpstream], action: str
 ) -> None:
     upstreams[0].script.append(action)
-    assert single.post(TEXT, json=STREAM).text.endswith("data: [DONE]\n\n")
+    while upstreams[0].script:
+        assert client.post(TEXT, json=STREAM).text.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("action", ["break", "cut"])
 def test_a_stream_that_breaks_ends_with_an_error_event(
-    single: httpx.Client, upstreams: list[StubUpstream], action: str
+    single: httpx2.Client, upstreams: list[StubUpstream], action: str
 ) -> None:
     """What was sent cannot be taken back, and the client must not take it for the whole."""
     upstreams[0].script.append(action)
@@ -202,11 +140,11 @@ def test_a_stream_that_breaks_ends_with_an_error_event(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_ends_its_request(
-    single: httpx.Client, upstreams: list[StubUpstream], stream: bool
+    single: httpx2.Client, upstreams: list[StubUpstream], stream: bool
 ) -> None:
     """The server sees the connection close, and stops generating."""
     upstreams[0].script.append("hang")
-    with pytest.raises(httpx.ReadTimeout):
+    with pytest.raises(httpx2.ReadTimeout):
         single.post(TEXT, json={**STREAM, "stream": stream}, timeout=0.2)
     wait_until(lambda: upstreams[0].num_left == 1, "the end of the request")
     wait_until(lambda: metric(single, "upstream_in_flight") == 0, "the end of the request")

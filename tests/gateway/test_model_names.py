@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from streamlearn.gateway.publication import ModelNames, RoutedPrompt, Target
-from streamlearn.http.guards import ApiError
+from streamlearn.http.responses import ApiError
 from tests.gateway.sample_publication import publish_sample
 
 SERVED = ("nano", "streamlearn-regime-1@184", "streamlearn-regime-2@100", "streamlearn-regime-x@1", "other")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-import httpx
+import httpx2
 import pytest
 from openai import APIError, BadRequestError, NotFoundError, OpenAI
 
@@ -12,7 +12,7 @@ from .kit import prompts_of_each_task
 
 
 @pytest.fixture
-def official(client: httpx.Client) -> Iterator[OpenAI]:
+def official(client: httpx2.Client) -> Iterator[OpenAI]:
     """The client, without retries, so that every failure is seen."""
     with OpenAI(base_url=f"{client.base_url}/v1".replace("//v1", "/v1"), api_key="none", max_retries=0) as own:
         yield own

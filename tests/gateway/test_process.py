@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from streamlearn.gateway.publication import PublishedFolder
 from tests.gateway.stub_upstream import StubUpstream, free_port
@@ -18,7 +18,7 @@ from .kit import CHAT, ask, prompts_of_each_task, wait_until
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None  # importing it fails
-from streamlearn.commands.cli import main
+from streamlearn.cli.main import main
 main()
 """
 
@@ -39,15 +39,15 @@ def started(published: Path, upstream: StubUpstream, *python: str) -> Iterator[t
 
 def answers(process: "subprocess.Popen[bytes]", url: str) -> bool:
     assert process.poll() is None, process.stderr and process.stderr.read()
-    with suppress(httpx.TransportError):
-        return httpx.get(f"{url}/readyz").status_code == 200
+    with suppress(httpx2.TransportError):
+        return httpx2.get(f"{url}/readyz").status_code == 200
     return False
 
 
 def test_it_routes_where_torch_cannot_be_imported(published: Path, upstreams: list[StubUpstream]) -> None:
     """Prompts and conversations, with the scores that they have where it can."""
     router = PublishedFolder(published).load().router
-    with started(published, upstreams[0], "-c", WITHOUT_TORCH) as (_, url), httpx.Client(base_url=url) as client:
+    with started(published, upstreams[0], "-c", WITHOUT_TORCH) as (_, url), httpx2.Client(base_url=url) as client:
         for prompt in prompts_of_each_task():
             assert ask(client, prompt).headers["x-streamlearn-score"] == repr(router.route(prompt).score)
             messages = [{"role": "user", "content": prompt}]
@@ -59,7 +59,7 @@ def test_sigterm_ends_it_once_requests_in_flight_are_answered(published: Path, u
     """With exit code 0; until then torch, which is installed here, was not loaded."""
     with (
         started(published, upstreams[0], "-m", "streamlearn") as (process, url),
-        httpx.Client(base_url=url) as client,
+        httpx2.Client(base_url=url) as client,
         ThreadPoolExecutor(1) as pool,
     ):
         assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()

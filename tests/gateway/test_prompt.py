@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from streamlearn.gateway.publication import completion_prompts, messages_prompt
-from streamlearn.http.guards import ApiError
+from streamlearn.gateway.app import completion_prompts, messages_prompt
+from streamlearn.http.responses import ApiError
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from structlog.testing import capture_logs
 
@@ -19,7 +19,7 @@ from .kit import ask, metric, prompts_of_each_task, ready_gateway, wait_until
 TASKS = 3
 
 
-def in_use(client: httpx.Client) -> int:
+def in_use(client: httpx2.Client) -> int:
     """Sequence number of the publication in use."""
     return int(metric(client, "publication_sequence"))
 
@@ -37,14 +37,14 @@ def name_another_state(folder: Path) -> None:
 
 
 @contextmanager
-def asking(client: httpx.Client) -> Iterator[list[httpx.Response]]:
+def asking(client: httpx2.Client) -> Iterator[list[httpx2.Response]]:
     """Routed requests, a few at a time, for the length of the block; all of their answers."""
-    answers: list[httpx.Response] = []
+    answers: list[httpx2.Response] = []
     stop = threading.Event()
 
     def keep_asking(worker: int) -> None:
         prompts = prompts_of_each_task()
-        with httpx.Client(base_url=client.base_url, timeout=20.0) as own:
+        with httpx2.Client(base_url=client.base_url, timeout=20.0) as own:
             while not stop.is_set():
                 answers.append(ask(own, prompts[worker % TASKS]))
 
@@ -58,13 +58,13 @@ def asking(client: httpx.Client) -> Iterator[list[httpx.Response]]:
             each.result()
 
 
-def publications_of(answers: list[httpx.Response]) -> set[int]:
+def publications_of(answers: list[httpx2.Response]) -> set[int]:
     """The publications that the answers so far came from."""
     return {int(each.headers["x-streamlearn-publication"]) for each in [*answers] if each.status_code == 200}
 
 
 def test_publications_change_under_load_without_a_lost_or_a_mixed_answer(
-    client: httpx.Client, published: Path, upstreams: list[StubUpstream]
+    client: httpx2.Client, published: Path, upstreams: list[StubUpstream]
 ) -> None:
     """Each answer's model belongs to the publication that its header names."""
     versions = {1: 184, 2: 186, 3: 187, 4: 188}
@@ -96,7 +96,7 @@ def test_publications_change_under_load_without_a_lost_or_a_mixed_answer(
     ids=["half", "missing", "no routing state"],
 )
 def test_a_damaged_publication_changes_nothing(
-    client: httpx.Client, published: Path, damage: Callable[[Path], object], reason: str
+    client: httpx2.Client, published: Path, damage: Callable[[Path], object], reason: str
 ) -> None:
     """It is an event, once; the old publication answers, and the next good one is taken up."""
     with capture_logs() as events:
@@ -111,7 +111,7 @@ def test_a_damaged_publication_changes_nothing(
 
 
 def test_a_publication_that_no_server_has_waits_while_the_old_one_is_served(
-    client: httpx.Client, published: Path, upstreams: list[StubUpstream]
+    client: httpx2.Client, published: Path, upstreams: list[StubUpstream]
 ) -> None:
     """Once it is served, it is taken up; never are both in use for one request."""
     with capture_logs() as events:
@@ -126,7 +126,7 @@ def test_a_publication_that_no_server_has_waits_while_the_old_one_is_served(
 
 
 def test_a_publication_is_taken_up_once_the_old_one_is_gone_too(
-    client: httpx.Client, published: Path, upstreams: list[StubUpstream]
+    client: httpx2.Client, published: Path, upstreams: list[StubUpstream]
 ) -> None:
     """Then requests for what no server has are 503, and those for the backbone are answered."""
     publish_sample(published, 200, sequence=2)
@@ -138,7 +138,7 @@ def test_a_publication_is_taken_up_once_the_old_one_is_gone_too(
 
 
 def test_a_regime_that_is_held_back_is_answered_by_the_backbone(
-    client: httpx.Client, published: Path, upstreams: list[StubUpstream]
+    client: httpx2.Client, published: Path, upstreams: list[StubUpstream]
 ) -> None:
     load(upstreams, publish_sample(published, 185, sequence=2, held_back=(1,)))
     wait_until(lambda: in_use(client) == 2, "the publication")

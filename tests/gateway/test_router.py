@@ -8,9 +8,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from streamlearn.gateway.publication import Prompt, PublishedFolder, Router, decoder_of
-from streamlearn.http.guards import ApiError
+from streamlearn.http.responses import ApiError
 from streamlearn.jobs.queue import PromptInput, RouteJob
-from streamlearn.jobs.route import route
+from streamlearn.jobs.runner import route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.publish.publication import load_tokenizer
 from streamlearn.settings import Settings, ShiftSettings

@@ -3,68 +3,46 @@
 import asyncio
 from collections.abc import Iterator
 
-import aiohttp
+import httpx2
 import pytest
 from structlog.testing import capture_logs
 
-from streamlearn.gateway.upstreams import MAX_LATE_POLLS, Upstream
+from streamlearn.gateway.upstreams import Upstream
 
-MODELS = (200, b'{"data": [{"id": "nano"}]}')
-
-
-class ScriptedUpstream(Upstream):
-    """Its polls have these results, in order."""
-
-    def __init__(self, *results: tuple[int, bytes] | Exception) -> None:
-        super().__init__("http://127.0.0.1:1", timeout_s=1.0)
-        self._results: Iterator[tuple[int, bytes] | Exception] = iter(results)
-
-    async def _list_models(self) -> tuple[int, bytes]:
-        result = next(self._results)
-        if isinstance(result, Exception):
-            raise result
-        return result
+MODELS = httpx2.Response(200, json={"data": [{"id": "nano"}]})
 
 
-def poll(upstream: Upstream, times: int = 1) -> None:
-    async def run() -> None:
-        for _ in range(times):
-            await upstream.poll()
-
-    asyncio.run(run())
+def polled(upstream: Upstream) -> frozenset[str]:
+    asyncio.run(upstream.poll())
+    return upstream.models
 
 
 @pytest.mark.parametrize(
     "failure",
     [
-        aiohttp.ClientConnectionError("refused"),
-        (500, b"{}"),
-        (200, b"<html>"),
-        (200, b'{"data": 1}'),
-        (200, b"[]"),
+        httpx2.ConnectError("refused"),
+        httpx2.ReadTimeout("late"),
+        httpx2.Response(500, content=b"{}"),
+        httpx2.Response(200, content=b"<html>"),
+        httpx2.Response(200, content=b'{"data": 1}'),
+        httpx2.Response(200, content=b"[]"),
     ],
     ids=repr,
 )
-def test_a_server_that_fails_a_poll_serves_nothing_until_the_next(failure: tuple[int, bytes] | Exception) -> None:
+def test_a_server_that_fails_a_poll_serves_nothing_until_the_next(
+    failure: httpx2.Response | Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its loss and its return are one event each."""
-    upstream = ScriptedUpstream(MODELS, failure, failure, MODELS)
+    results: Iterator[httpx2.Response | Exception] = iter((MODELS, failure, failure, MODELS))
+
+    async def get(*_: object, **__: object) -> httpx2.Response:
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    upstream = Upstream("http://127.0.0.1:1", timeout_s=1.0)
+    monkeypatch.setattr(upstream._client, "get", get)
     with capture_logs() as events:
-        poll(upstream)
-        assert upstream.models == {"nano"}
-        poll(upstream, 2)
-        assert (upstream.models, upstream.is_reachable) == (frozenset(), False)
-        poll(upstream)
-        assert (upstream.models, upstream.is_reachable) == (frozenset({"nano"}), True)
-    assert [each["event"] for each in events] == ["upstream_reachable", "upstream_unreachable", "upstream_reachable"]
-
-
-def test_a_busy_server_is_not_given_up_for_one_late_poll() -> None:
-    """Only for several in a row."""
-    late = [TimeoutError()] * MAX_LATE_POLLS
-    upstream = ScriptedUpstream(MODELS, *late[1:], MODELS, *late)
-    poll(upstream, MAX_LATE_POLLS)
-    assert upstream.models == {"nano"}
-    poll(upstream, MAX_LATE_POLLS)
-    assert upstream.models == {"nano"}
-    poll(upstream)
-    assert not upstream.models
+        assert [polled(upstream) for _ in range(4)] == [{"nano"}, set(), set(), {"nano"}]
+    assert [event["event"] for event in events] == ["upstream_reachable", "upstream_unreachable", "upstream_reachable"]

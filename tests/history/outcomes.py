@@ -8,8 +8,7 @@ from streamlearn.history import BatchOutcome, History
 from streamlearn.learner.learner import Step
 from streamlearn.shift.input_shift import Shift
 from streamlearn.status import AdaptationStatus, Clock, Phase, RegimeStatus, Scoring, Status
-from streamlearn.stream.batch import Batch, DeadLetteredRecord
-from streamlearn.stream.record import RecordId, TopicPartition
+from streamlearn.stream.record import Batch, DeadLetteredRecord, RecordId, TopicPartition
 
 PER_BATCH = 4
 TOPIC = TopicPartition("orders", 0)

@@ -1,10 +1,17 @@
-"""Points, segments and their bounds; what a batch adds, and what a joined row keeps."""
+"""Points, segments and their bounds; what a batch adds, what a joined row keeps, and what the file gives back."""
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+from structlog.testing import capture_logs
+
+from streamlearn import history as module
 from streamlearn.errors import Reason
+from streamlearn.events import Event
 from streamlearn.history import (
+    FILE_NAME,
     MAX_DEAD_LETTERS,
     MAX_MATRIX_REGIMES,
     MAX_SNAPSHOTS,
@@ -15,9 +22,17 @@ from streamlearn.history import (
     BackbonePair,
     History,
 )
-from streamlearn.status import AdaptationStatus, PartitionStatus, RegimeSegment, RequestCount, SnapshotStatus
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import TopicPartition
+from streamlearn.status import (
+    AdaptationStatus,
+    HistoryStatus,
+    PartitionStatus,
+    RegimeSegment,
+    RegimeStatus,
+    RequestCount,
+    Scoring,
+    SnapshotStatus,
+)
+from streamlearn.stream.record import Batch, TopicPartition
 from tests.history.outcomes import (
     PER_BATCH,
     STATUS,
@@ -47,11 +62,11 @@ def test_a_batch_is_a_point() -> None:
     hand.now = 3.0
     history.add(outcome(2), STATUS)
     first, second = history.status.points
-    assert (first.stream.step, first.stream.record, first.stream.records) == (1, PER_BATCH, PER_BATCH)
-    assert (first.stream.loss_sum, first.stream.learned_tokens) == (3.0 * 11, 11)
-    assert (first.run.lag, first.run.average_forgetting, first.run.backward_transfer) == (9, 0.25, -0.5)
-    assert (first.run.elapsed_s, second.run.elapsed_s) == (0.5, 3.0)  # the first one's: its step's
-    assert (second.run.ended_at, second.run.lag) == (1_000_003.0, None)
+    assert (first.step, first.record, first.records) == (1, PER_BATCH, PER_BATCH)
+    assert (first.loss_sum, first.learned_tokens) == (3.0 * 11, 11)
+    assert (first.lag, first.average_forgetting, first.backward_transfer) == (9, 0.25, -0.5)
+    assert (first.elapsed_s, second.elapsed_s) == (0.5, 3.0)  # the first one's: its step's
+    assert (second.at, second.lag) == (1_000_003.0, None)
 
 
 def test_a_refused_update_has_no_loss_and_its_records_are_dead_letters() -> None:
@@ -60,8 +75,8 @@ def test_a_refused_update_has_no_loss_and_its_records_are_dead_letters() -> None
     done = outcome(1, step=stepped(1, refusal="loss is inf"), refused=tuple(unusable(n).id for n in range(PER_BATCH)))
     history.add(done, STATUS)
     [point] = history.status.points
-    assert (point.stream.refusals, point.stream.tokens, point.stream.loss_sum) == (1, 0, 0.0)
-    assert point.stream.dead_letters == ((str(Reason.NOT_FINITE_UPDATE), PER_BATCH),)
+    assert (point.refusals, point.tokens, point.loss_sum) == (1, 0, 0.0)
+    assert point.dead_letters == {str(Reason.NOT_FINITE_UPDATE): PER_BATCH}
     newest = history.status.dead_letters[-1]
     assert (newest.topic, newest.partition, newest.offset) == ("orders", 0, PER_BATCH - 1)
     assert (newest.reason, newest.message) == ("not_finite_update", "the update of step 1 was refused: loss is inf")
@@ -72,10 +87,10 @@ def test_requests_are_counted_from_batch_to_batch() -> None:
     history = History(HandClock().clock)
     asked = replace(STATUS, requests=(RequestCount(True, "regime", 5), RequestCount(False, "backbone", 2)))
     history.add(outcome(1), asked)
-    history.begin_again()
+    history.restore(None)
     history.add(outcome(1), asked)
     history.add(outcome(2), replace(asked, requests=(*asked.requests, RequestCount(False, "mean", 1))))
-    assert [(each.run.requests, each.run.unexplained) for each in history.status.points] == [(0, 0), (1, 1)]
+    assert [(each.requests, each.unexplained_requests) for each in history.status.points] == [(0, 0), (1, 1)]
 
 
 def test_memory_is_bounded_and_every_sum_stays_exact() -> None:
@@ -88,15 +103,15 @@ def test_memory_is_bounded_and_every_sum_stays_exact() -> None:
     assert len(status.points) < POINTS_PER_LEVEL * 7 <= POINTS_PER_LEVEL * POINT_LEVELS
     assert len(status.segments) <= SEGMENTS_PER_LEVEL * SEGMENT_LEVELS
     assert (len(status.dead_letters), len(status.snapshots)) == (MAX_DEAD_LETTERS, MAX_SNAPSHOTS)
-    streams = [point.stream for point in status.points]
+    streams = list(status.points)
     assert sum(each.batches for each in streams) == num_batches
     assert sum(each.records for each in streams) == num_batches * PER_BATCH == streams[-1].record
     learned = [stepped(number).learned_tokens for number in range(1, num_batches + 1)]
     losses = [stepped(number).loss * stepped(number).learned_tokens for number in range(1, num_batches + 1)]
     assert sum(each.learned_tokens for each in streams) == sum(learned)
     assert math.fsum(each.loss_sum for each in streams) == math.fsum(losses)  # of whole numbers: not rounded
-    assert sum(dict(each.dead_letters).get("empty", 0) for each in streams) == num_batches // 7
-    assert sum(point.run.elapsed_s for point in status.points) == num_batches - 1 + 0.5
+    assert sum(each.dead_letters.get("empty", 0) for each in streams) == num_batches // 7
+    assert sum(point.elapsed_s for point in status.points) == num_batches - 1 + 0.5
     assert sum(segment.joined for segment in status.segments) == num_batches / 10
 
 
@@ -108,8 +123,8 @@ def test_segments_follow_the_shifts() -> None:
     history.add(outcome(3, (2, 3, 2, 3), shifts=(shift(3, 10, parent=2),)), scored(0.5, 0.25))
     assert extents(history) == [(1, 1, 6), (2, 7, 12)]
     ended, current = history.status.segments
-    assert (ended.records, ended.accuracy, ended.first_step, ended.last_step) == (((1, 6),), ((1, 0.75),), 1, 2)
-    assert (dict(current.records), current.accuracy) == ({2: 4, 3: 2}, ())
+    assert (ended.records, ended.accuracy, ended.first_step, ended.last_step) == ({"1": 6}, {"1": 0.75}, 1, 2)
+    assert (current.records, current.accuracy) == ({"2": 4, "3": 2}, {})
 
 
 def test_two_shifts_in_one_batch_make_two_segments() -> None:
@@ -134,7 +149,7 @@ def test_batches_of_dead_letters_only_have_no_length() -> None:
     history.add(outcome(1, shifts=(shift(1, 1),)), scored())
     empty = outcome(2, (), last_record=PER_BATCH, step=None, batch=Batch((), (), (unusable(9),)))
     history.add(empty, scored())
-    assert [point.stream.records for point in history.status.points] == [PER_BATCH, 0]
+    assert [point.records for point in history.status.points] == [PER_BATCH, 0]
     assert extents(history) == [(1, 1, PER_BATCH)]
 
 
@@ -149,9 +164,9 @@ def test_joined_segments_have_the_longest_ones_regime() -> None:
         first_step=1,
         last_step=20,
         joined=2,
-        records=((1, 10 * PER_BATCH), (2, 10 * PER_BATCH)),
-        accuracy=((1, 0.5), (2, 0.25)),
-        revision=oldest.revision,
+        records={"1": 10 * PER_BATCH, "2": 10 * PER_BATCH},
+        accuracy={"1": 0.5, "2": 0.25},
+        ended=True,
     )
 
 
@@ -163,10 +178,10 @@ def test_a_row_of_the_matrix_is_bounded() -> None:
     fewest = (replace(first, records=1), replace(second, records=2), *others)
     history.add(outcome(1, shifts=(shift(1, 1),)), status)
     history.add(outcome(2, shifts=(shift(2, 5),)), replace(status, adaptation=AdaptationStatus(regimes=fewest)))
-    row = dict(history.status.segments[0].accuracy)
+    row = history.status.segments[0].accuracy
     assert len(row) == MAX_MATRIX_REGIMES
-    assert 1 in row
-    assert 2 not in row
+    assert "1" in row
+    assert "2" not in row
 
 
 def test_a_regime_that_is_scored_later_completes_the_row_of_its_segment() -> None:
@@ -177,30 +192,15 @@ def test_a_regime_that_is_scored_later_completes_the_row_of_its_segment() -> Non
     first, second = status.adaptation.regimes
     early = (replace(first, end_accuracy=None), second)
     history.add(outcome(2, (2, 2, 2, 2), shifts=(shift(2, 5),)), replace(status, adaptation=AdaptationStatus(early)))
-    assert dict(history.status.segments[0].accuracy) == {2: 0.5}
+    assert history.status.segments[0].accuracy == {"2": 0.5}
     history.complete_rows((replace(first, end_accuracy=0.25), second))
-    assert dict(history.status.segments[0].accuracy) == {1: 0.25, 2: 0.5}
+    assert history.status.segments[0].accuracy == {"1": 0.25, "2": 0.5}
     history.add(outcome(3, (1, 1, 1, 1), shifts=(shift(1, 9),)), scored(0.625, 0.5))
-    assert [dict(segment.accuracy) for segment in history.status.segments] == [
-        {1: 0.25, 2: 0.5},
-        {1: 0.625, 2: 0.5},
+    assert [segment.accuracy for segment in history.status.segments] == [
+        {"1": 0.25, "2": 0.5},
+        {"1": 0.625, "2": 0.5},
         {},
     ]
-
-
-def test_a_row_is_completed_after_a_restart_too() -> None:
-    """The history that was loaded shows which rows lack their own regime's accuracy."""
-    before, history = History(HandClock().clock), History(HandClock().clock)
-    status = scored(0.75, 0.5)
-    unscored = AdaptationStatus(tuple(replace(regime, end_accuracy=None) for regime in status.adaptation.regimes))
-    before.add(outcome(1, shifts=(shift(1, 1),)), scored())
-    before.add(outcome(2, (2, 2, 2, 2), shifts=(shift(2, 5),)), replace(status, adaptation=unscored))
-    history.begin_again()
-    history.segments.load(before.segments.levels)
-    history.complete_rows(unscored.regimes)
-    assert dict(history.status.segments[0].accuracy) == {2: 0.5}
-    history.complete_rows(status.adaptation.regimes)
-    assert [dict(segment.accuracy) for segment in history.status.segments] == [{1: 0.75, 2: 0.5}, {}]
 
 
 def test_a_comparison_with_the_backbone_belongs_to_the_newest_batch() -> None:
@@ -211,22 +211,17 @@ def test_a_comparison_with_the_backbone_belongs_to_the_newest_batch() -> None:
     history.add_pair(BackbonePair(2, 10, 20.0, 30.0))
     history.add_pair(BackbonePair(1, 5, 5.0, 15.0))
     [point] = history.status.points
-    assert (point.run.sample_records, point.run.sample_tokens) == (3, 15)
-    assert (point.run.sample_loss_sum, point.run.backbone_loss_sum) == (25.0, 45.0)
+    assert (point.sample_records, point.sample_tokens) == (3, 15)
+    assert (point.sample_loss_sum, point.backbone_loss_sum) == (25.0, 45.0)
 
 
-def test_revisions_never_decrease_along_a_series() -> None:
-    """So what changed after one is the end of each series; what is published stays as it was."""
-    history = history_of(400)
+def test_a_published_history_never_changes() -> None:
+    history = history_of(40)
     before = history.status
-    history.add(outcome(401), STATUS)
-    after = history.status
-    for rows in (after.points, after.segments, after.dead_letters):
-        revisions = [row.revision for row in rows]
-        assert revisions == sorted(revisions)
-    assert [point for point in after.points if point.revision > before.revision] == [after.points[-1]]
-    assert before.points[-1].stream.step == 400
-    assert history.status is after
+    history.add(outcome(41), STATUS)
+    assert before.points[-1].step == 40
+    assert history.status.points[-1].step == 41
+    assert history.status is history.status
 
 
 def test_a_snapshot_that_is_written_again_is_listed_once() -> None:
@@ -235,3 +230,115 @@ def test_a_snapshot_that_is_written_again_is_listed_once() -> None:
     for written_at in (1.0, 2.0):
         history.add_snapshot(SnapshotStatus("00000001", 1, written_at), PER_BATCH)
     assert [(mark.name, mark.written_at) for mark in history.status.snapshots] == [("00000001", 2.0)]
+
+
+def kept_in(folder: Path, num_batches: int) -> History:
+    """A history with a snapshot every 50 batches, a comparison every 7, and regimes that are scored late."""
+    folder.mkdir(exist_ok=True)
+    hand = HandClock()
+    history = History(hand.clock, folder)
+    for number in range(1, num_batches + 1):
+        hand.now = float(number)
+        add(history, number)
+    return history
+
+
+def add(history: History, number: int) -> None:
+    """The batch of a step, and what comes with it."""
+    regime = (number - 1) // 10 + 1
+    begins = (shift(regime, (number - 1) * PER_BATCH + 1),) if number % 10 == 1 else ()
+    bad = Batch((), (), (unusable(number),)) if number % 7 == 0 else Batch((), ())
+    history.add(outcome(number, (regime,) * PER_BATCH, shifts=begins, batch=bad), scored(0.5, 0.25))
+    if number % 7 == 0:
+        history.add_pair(BackbonePair(1, 5, 1.0, 2.0))
+    if number % 10 == 3:
+        late = RegimeStatus(regime - 1, 0, history=(Scoring(number, 1.0, 0.5),), end_accuracy=0.125)
+        history.complete_rows((late,))
+    if number % 50 == 0:
+        history.add_snapshot(SnapshotStatus(f"{number:08d}", number, float(number)), number * PER_BATCH)
+
+
+def test_a_restart_continues_with_every_bit_up_to_its_snapshot(tmp_path: Path) -> None:
+    """All series and their levels; lines of later steps are cut, and written again by the replay."""
+    whole = kept_in(tmp_path, 500)
+    lines = (tmp_path / FILE_NAME).read_bytes()
+    for step in (500, 350, 0):
+        hand = HandClock()
+        again = History(hand.clock, tmp_path)
+        again.restore(step)
+        cut = (tmp_path / FILE_NAME).read_bytes()
+        assert lines.startswith(cut)
+        assert again.status == kept_in(tmp_path / f"{step}", step).status if step else again.status == HistoryStatus()
+        for number in range(step + 1, 501):
+            hand.now, again._batch_ended = float(number), number - 1.0 if number > 1 else None
+            add(again, number)
+        assert again.points.levels == whole.points.levels
+        assert again.segments.levels == whole.segments.levels
+        assert again.status == whole.status
+        (tmp_path / FILE_NAME).write_bytes(lines)
+
+
+def test_a_damaged_line_is_dropped_and_named(tmp_path: Path) -> None:
+    """Whatever it holds, it costs its batch and no more; a torn last line too. The next start has nothing to say."""
+    kept_in(tmp_path, 60)
+    path = tmp_path / FILE_NAME
+    lines = path.read_bytes().splitlines(keepends=True)
+    damaged = [b"\xff\x00{\n", b"[1]\n", b'{"step": "x"}\n', b'{"step": 3, "point": {"step": 3}}\n']
+    path.write_bytes(b"".join([*lines[:5], *damaged, *lines[5:], lines[-1][:30]]))
+    history = History(HandClock().clock, tmp_path)
+    with capture_logs() as events:
+        history.restore(60)
+        assert [(event["event"], event["lines"]) for event in events] == [(Event.HISTORY_LINES_DROPPED, 5)]
+        history.restore(60)
+    assert len(events) == 1
+    assert history.status.points[-1].step == 60
+    assert sum(point.batches for point in history.status.points) == 60
+
+
+def test_missing_lines_leave_a_gap(tmp_path: Path) -> None:
+    """The segment before it ends there."""
+    history = kept_in(tmp_path, 5)
+    history.add(outcome(9, (1,) * PER_BATCH), STATUS)
+    assert [(each.first_record, each.last_record, each.ended) for each in history.status.segments] == [
+        (1, 20, True),
+        (33, 36, False),
+    ]
+
+
+def test_a_history_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    """It is logged once, and goes on in memory; once the disk has room, lines are written again."""
+    folder = tmp_path / "gone"
+    history = History(HandClock().clock, folder)
+    with capture_logs() as events:
+        history.restore(None)
+        for number in (1, 2):
+            add(history, number)
+        history.sync(rewind_to=0)
+        assert [event["event"] for event in events] == [Event.HISTORY_FAILED]
+        folder.mkdir()
+        add(history, 3)
+    assert [point.step for point in history.status.points] == [1, 2, 3]
+    again = History(HandClock().clock, folder)
+    again.restore(3)
+    assert [point.step for point in again.status.points] == [3]
+
+
+def test_a_large_file_is_thinned_up_to_the_oldest_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that returns to it, or to a later one, finds the history that it left."""
+    history = kept_in(tmp_path, 900)
+    before = (tmp_path / FILE_NAME).stat().st_size
+    monkeypatch.setattr(module, "MAX_BYTES", 1000)
+    history.sync(rewind_to=800)
+    assert (tmp_path / FILE_NAME).stat().st_size < before / 2
+    for step in (900, 850, 800):
+        again = History(HandClock().clock, tmp_path)
+        again.restore(step)
+        assert again.status == kept_in(tmp_path / f"{step}", step).status
+        assert again.points.levels == kept_in(tmp_path / f"again{step}", step).points.levels
+
+
+def test_a_fresh_run_begins_without_a_past(tmp_path: Path) -> None:
+    history = kept_in(tmp_path, 20)
+    history.restore(None)
+    assert history.status == HistoryStatus()
+    assert (tmp_path / FILE_NAME).read_bytes() == b""

@@ -51,17 +51,6 @@ def test_a_row_stands_for_no_more_than_its_age_allows() -> None:
 def test_the_newest_row_can_be_replaced() -> None:
     """Whatever was joined before."""
     built = series(23)
-    built.replace_last((23, 99))
+    built.newest[-1] = (23, 99)
     assert built.last == built.rows[-1] == (23, 99)
     assert series(0).last is None
-
-
-def test_it_goes_on_where_it_was_stored() -> None:
-    """As if it had never been stored, and into a series that has more levels than the stored one."""
-    built = series(37)
-    again = ThinnedSeries[Span](joined, per_level=4, num_levels=6)
-    again.load([tuple(level) for level in built.levels[:4]])
-    for number in range(38, 200):
-        built.append((number, number))
-        again.append((number, number))
-    assert again.levels == built.levels

@@ -1,52 +1,50 @@
-import socket
-from collections.abc import Iterator
-from contextlib import suppress
+"""Which requests reach a handler, and in which form errors are answered."""
 
-import httpx
+import socket
+
+import httpx2
+import orjson
 import pytest
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
+from streamlearn.events import Event
+from streamlearn.http.responses import ApiError, unavailable
 from streamlearn.settings import ServeSettings
+from streamlearn.status import Phase, Status
 from tests.serve.doubles import SETTINGS, Daemon
 
 JSON = {"content-type": "application/json"}
+GET_PATHS = (
+    "/livez",
+    "/readyz",
+    "/metrics",
+    "/v1/status",
+    "/v1/regimes",
+    "/v1/shifts",
+    "/v1/publication",
+    "/v1/snapshots",
+)
 
 
-def code_of(answer: httpx.Response) -> str:
+def code_of(answer: httpx2.Response) -> str:
     code: str = answer.json()["error"]["code"]
     return code
 
 
-@pytest.mark.parametrize(
-    "host", ["127.0.0.1", "127.0.0.1:8083", "localhost", "LOCALHOST:1", "[::1]", "[::1]:8083", "localhost:"]
-)
-def test_loopback_names_are_accepted_with_any_port(client: httpx.Client, host: str) -> None:
-    assert client.get("/livez", headers={"host": host}).status_code == 200
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8083", "localhost", "LOCALHOST:1", "[::1]", "[::1]:8083"])
+def test_loopback_names_are_accepted_with_any_port(client: httpx2.Client, host: str) -> None:
+    assert client.get("/v1/status", headers={"host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(
     "host",
-    [
-        "evil.example",
-        "evil.example:8083",
-        "localhost.evil.example",
-        "127.0.0.1.nip.io",
-        "::1",
-        "localhost:x",
-        "a@localhost",
-        "localhost/",
-        "localhost/?",
-        "localhost?",
-        "localhost#",
-        "localhost:1/v1",
-        "localhost\\",
-        "",
-    ],
+    ["evil.example", "evil.example:8083", "localhost.evil.example", "a@localhost", "localhost/?", "localhost\\", ""],
 )
-def test_every_other_host_is_refused(client: httpx.Client, host: str) -> None:
-    answer = client.get("/livez", headers={"host": host})
-    assert answer.status_code == 400
-    assert code_of(answer) == "bad_host"
+def test_every_other_host_is_refused_except_by_health_probes(client: httpx2.Client, host: str) -> None:
+    """A page that rebinds its own name to 127.0.0.1 still sends that name; a probe sends the address of its pod."""
+    assert client.get("/v1/status", headers={"host": host}).status_code == 400
+    assert client.get("/livez", headers={"host": host}).status_code == 200
 
 
 def test_a_request_without_a_host_is_refused(daemon: Daemon) -> None:
@@ -62,83 +60,57 @@ def test_a_request_without_a_host_is_refused(daemon: Daemon) -> None:
         "null",
         "http://localhost.evil.example",
         "file://",
-        "//localhost",
-        "localhost",
-        "http://localhost/",
         "http://a@localhost",
-        "",
+        "http://evil.example/localhost",
     ],
 )
-def test_foreign_origins_are_refused_on_every_path(client: httpx.Client, origin: str) -> None:
+def test_foreign_origins_are_refused_on_every_path(client: httpx2.Client, origin: str) -> None:
     for path in ("/livez", "/metrics", "/nowhere"):
         answer = client.get(path, headers={"origin": origin})
-        assert answer.status_code == 403
-        assert code_of(answer) == "foreign_origin"
+        assert (answer.status_code, code_of(answer)) == (403, "foreign_origin")
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1:8083", "http://[::1]:1"])
-def test_a_page_on_this_machine_is_accepted(client: httpx.Client, origin: str) -> None:
+def test_a_page_on_this_machine_is_accepted(client: httpx2.Client, origin: str) -> None:
     assert client.get("/livez", headers={"origin": origin}).status_code == 200
 
 
 @pytest.mark.parametrize("found", [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonp"])
-def test_a_post_must_be_json(daemon: Daemon, client: httpx.Client, found: str | None) -> None:
+def test_a_post_must_be_json(daemon: Daemon, client: httpx2.Client, found: str | None) -> None:
     headers = {} if found is None else {"content-type": found}
-    for path in ("/v1/eval", "/v1/generate", "/v1/route"):
+    for path in ("/v1/eval", "/v1/route"):
         answer = client.post(path, content=b"{}", headers=headers)
-        assert answer.status_code == 415
-        assert code_of(answer) == "wrong_content_type"
+        assert (answer.status_code, code_of(answer)) == (415, "wrong_content_type")
     assert len(daemon.jobs) == 0
 
 
-def test_a_charset_beside_json_is_accepted(client: httpx.Client) -> None:
+def test_a_charset_beside_json_is_accepted(client: httpx2.Client) -> None:
     headers = {"content-type": "Application/JSON; charset=utf-8"}
     assert client.post("/v1/snapshots", headers=headers).status_code == 201
 
 
-def test_a_client_that_expects_100_continue_is_refused_before_it_sends_the_body(daemon: Daemon) -> None:
-    head = "POST /v1/eval HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    head += "content-length: 20001\r\nexpect: 100-continue\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", daemon.server.port)) as connection:
-        connection.settimeout(0.5)
-        connection.sendall(head.encode())
-        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+def test_a_refusal_is_logged_with_its_reason(client: httpx2.Client) -> None:
+    with capture_logs() as logs:
+        client.get("/livez", headers={"origin": "https://evil.example"})
+    [refused] = [entry for entry in logs if entry["event"] == Event.REQUEST_REFUSED]
+    assert (refused["code"], refused["peer"]) == ("foreign_origin", "127.0.0.1")
 
 
-def test_a_large_body_is_answered_cleanly_whether_or_not_its_length_is_declared(client: httpx.Client) -> None:
-    """The client is still sending when the error is certain; it must be able to read the response."""
-    pieces = [b" " * 50_000] * 100
+def test_a_body_beyond_the_limit_is_refused_whether_or_not_its_length_is_declared(client: httpx2.Client) -> None:
+    pieces = [b" " * 50_000] * 10
     for content in (b"".join(pieces), iter(pieces)):
-        answer = client.post("/v1/eval", content=content, headers=JSON)
-        assert answer.status_code == 413
-        assert code_of(answer) == "body_too_large"
-    assert answer.request.headers["transfer-encoding"] == "chunked"
+        assert client.post("/v1/eval", content=content, headers=JSON).status_code == 413
 
 
-def test_an_endless_body_is_cut_off(client: httpx.Client) -> None:
-    sent = 0
-
-    def endless() -> Iterator[bytes]:
-        nonlocal sent
-        while sent < 200_000_000:
-            sent += 100_000
-            yield b" " * 100_000
-
-    with suppress(httpx.TransportError):  # the response may be lost with the connection
-        client.post("/v1/eval", content=endless(), headers=JSON)
-    assert sent < 100_000_000
-    assert client.get("/livez").status_code == 200
-
-
-def test_a_body_of_exactly_the_limit_is_read(client: httpx.Client) -> None:
-    fitting = b'{"prompt": "a"}'.ljust(SETTINGS.max_body_bytes)
-    assert client.post("/v1/generate", content=fitting, headers=JSON).status_code == 200
-    assert client.post("/v1/generate", content=iter([fitting[:9], fitting[9:]]), headers=JSON).status_code == 200
-    assert client.post("/v1/generate", content=fitting + b" ", headers=JSON).status_code == 413
+def test_a_body_of_exactly_the_limit_is_read(client: httpx2.Client) -> None:
+    fitting = b'{"examples": [{"text": "a"}]}'.ljust(SETTINGS.max_body_bytes)
+    assert client.post("/v1/eval", content=fitting, headers=JSON).status_code == 200
+    assert client.post("/v1/eval", content=iter([fitting[:9], fitting[9:]]), headers=JSON).status_code == 200
+    assert client.post("/v1/eval", content=fitting + b" ", headers=JSON).status_code == 413
 
 
 def test_a_client_that_disconnects_during_the_upload_does_not_affect_others(
-    daemon: Daemon, client: httpx.Client
+    daemon: Daemon, client: httpx2.Client
 ) -> None:
     head = "POST /v1/eval HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
     with socket.create_connection(("127.0.0.1", daemon.server.port)) as connection:
@@ -150,7 +122,7 @@ def test_a_client_that_disconnects_during_the_upload_does_not_affect_others(
 def test_further_names_are_accepted_however_they_are_written(host: str) -> None:
     names = {"port": 0, "names": ["Example.com", "[2001:DB8::1]"]}
     daemon = Daemon(ServeSettings.model_validate(names))
-    answer = daemon.client.get("/livez", headers={"host": host})
+    answer = daemon.client.get("/v1/status", headers={"host": host})
     daemon.stop()
     assert answer.status_code == 200
 
@@ -164,6 +136,57 @@ def test_a_name_that_no_host_header_can_match_is_refused(name: str) -> None:
 
 def test_the_bound_host_is_allowed_too() -> None:
     daemon = Daemon(SETTINGS.model_copy(update={"host": "127.0.0.2"}))
-    answer = httpx.get(f"http://127.0.0.2:{daemon.server.port}/livez")
+    answer = httpx2.get(f"http://127.0.0.2:{daemon.server.port}/livez")
     daemon.stop()
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("path", [*GET_PATHS, "/", "/openapi.json", "/nowhere"])
+def test_head_has_the_status_and_headers_of_get_and_no_body(client: httpx2.Client, path: str) -> None:
+    get, head = client.get(path), client.head(path)
+    assert (head.status_code, head.content) == (get.status_code, b"")
+    for headers in (get.headers, head.headers):
+        del headers["date"]
+        if path == "/metrics":  # which measures the process at each request
+            del headers["content-length"]
+    assert head.headers == get.headers
+
+
+def test_head_reports_a_failed_daemon(daemon: Daemon, client: httpx2.Client) -> None:
+    daemon.board.publish(Status(Phase.FAILED))
+    head = client.head("/readyz")
+    assert (head.status_code, head.headers["retry-after"], head.content) == (503, "5", b"")
+
+
+def test_head_runs_no_job(daemon: Daemon, client: httpx2.Client) -> None:
+    assert client.head("/v1/eval").status_code == 405
+    assert len(daemon.jobs) == 0
+
+
+def test_responses_name_no_server_and_are_not_cached(client: httpx2.Client) -> None:
+    headers = client.get("/livez").headers
+    assert "server" not in headers
+    assert (headers["cache-control"], headers["x-content-type-options"]) == ("no-store", "nosniff")
+    assert headers["content-type"] == "application/json"
+
+
+def test_an_error_has_code_message_hint_and_headers() -> None:
+    response = unavailable("queue_full", "expected one, found two", hint="retry", retry_after_s=7).response("/v1/eval")
+    assert (response.status_code, response.headers["retry-after"]) == (503, "7")
+    assert orjson.loads(response.body) == {
+        "error": {"code": "queue_full", "message": "expected one, found two", "hint": "retry"}
+    }
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/a@1", "/v1/completions", "/v1/chat/completions"])
+def test_an_error_on_the_paths_of_openai_has_the_form_of_openai(path: str) -> None:
+    """Its clients show the message and branch on the code."""
+    error = ApiError(404, "model_not_found", "expected a known model", hint="GET /v1/models lists them", param="model")
+    assert orjson.loads(error.response(path).body) == {
+        "error": {
+            "message": "expected a known model; GET /v1/models lists them",
+            "type": "invalid_request_error",
+            "param": "model",
+            "code": "model_not_found",
+        }
+    }

@@ -5,7 +5,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from streamlearn.cli.client import request
 from streamlearn.errors import ConfigError
-from streamlearn.http.guards import MIN_CHARS, guards, obtain
+from streamlearn.http.guards import MIN_CHARS, guards, obtain_token
 from streamlearn.settings import ServeSettings, Settings
 from tests.serve.doubles import AUTHORIZED, SETTINGS, TOKEN, Daemon
 
@@ -38,9 +38,9 @@ def settings(state: Path, **serve: Any) -> Settings:
 
 
 def test_writing_requires_the_token_and_reading_does_not(daemon: Daemon) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{daemon.server.port}") as anonymous:
+    with httpx2.Client(base_url=f"http://127.0.0.1:{daemon.server.port}") as anonymous:
         assert all(anonymous.get(path).status_code == 200 for path in ("/livez", "/readyz", *READING))
-        assert anonymous.post("/v1/generate", json={"prompt": "a"}).status_code == 200
+        assert anonymous.post("/v1/eval", json={"examples": [{"text": "a"}]}).status_code == 200
         for headers in ({}, {"authorization": "Bearer x"}, {"authorization": TOKEN}, {"authorization": "Bearer é"}):
             raw = {**JSON, **{name: value.encode() for name, value in headers.items()}}
             refused = anonymous.post("/v1/snapshots", headers=raw)  # type: ignore[arg-type]
@@ -85,9 +85,9 @@ def test_an_application_that_only_answers_has_no_paths_that_need_the_token() -> 
 
 def test_health_needs_no_token_even_if_everything_else_does() -> None:
     daemon = Daemon(SETTINGS.model_copy(update={"require_token": True}))
-    with httpx.Client(base_url=f"http://127.0.0.1:{daemon.server.port}") as anonymous:
+    with httpx2.Client(base_url=f"http://127.0.0.1:{daemon.server.port}") as anonymous:
         codes = {path: anonymous.get(path).status_code for path in ("/livez", "/readyz", *READING, "/nowhere")}
-        query = anonymous.post("/v1/generate", json={"prompt": "a"}).status_code
+        query = anonymous.post("/v1/eval", json={"examples": [{"text": "a"}]}).status_code
         allowed = anonymous.get("/v1/status", headers=AUTHORIZED).status_code
     daemon.stop()
     assert codes == {"/livez": 200, "/readyz": 200, **dict.fromkeys((*READING, "/nowhere"), 401)}
@@ -95,13 +95,13 @@ def test_health_needs_no_token_even_if_everything_else_does() -> None:
 
 
 def test_the_token_is_created_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
-    token = obtain(settings(tmp_path / "state"))
+    token = obtain_token(settings(tmp_path / "state"))
     assert len(token) >= MIN_CHARS
     path = tmp_path / "state" / "http.token"
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700, "the state folder that dead letters will be in"
-    assert obtain(settings(tmp_path / "state")) == token
-    assert obtain(settings(tmp_path / "other")) != token
+    assert obtain_token(settings(tmp_path / "state")) == token
+    assert obtain_token(settings(tmp_path / "other")) != token
     assert [each.name for each in path.parent.iterdir()] == ["http.token"]
 
 
@@ -119,12 +119,12 @@ def test_an_unsafe_token_is_refused(tmp_path: Path, content: str, mode: int, mes
     path.write_text(content)
     path.chmod(mode)
     with pytest.raises(ConfigError, match=message):
-        obtain(settings(tmp_path, token_file=str(path)))
+        obtain_token(settings(tmp_path, token_file=str(path)))
 
 
 def test_a_named_token_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the token cannot be read"):
-        obtain(settings(tmp_path, token_file=str(tmp_path / "token")))
+        obtain_token(settings(tmp_path, token_file=str(tmp_path / "token")))
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_our_own_commands_use_https_and_the_token(certificate: tuple[Path, Path]
         ours = settings(tmp_path, **serve, token_file=token, port=daemon.server.port)
         assert b'"phase"' in request(ours, "/v1/status")
         trusted = ssl.create_default_context(cafile=os.fspath(chain))
-        anonymous = httpx.get(f"https://127.0.0.1:{daemon.server.port}/v1/status", verify=trusted)
+        anonymous = httpx2.get(f"https://127.0.0.1:{daemon.server.port}/v1/status", verify=trusted)
         assert anonymous.status_code == 401
-        with pytest.raises(httpx.TransportError):
-            httpx.get(f"http://127.0.0.1:{daemon.server.port}/livez", timeout=2.0)
+        with pytest.raises(httpx2.TransportError):
+            httpx2.get(f"http://127.0.0.1:{daemon.server.port}/livez", timeout=2.0)
     finally:
         daemon.stop()

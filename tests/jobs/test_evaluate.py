@@ -10,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from streamlearn.errors import Reason
-from streamlearn.jobs.evaluate import evaluate
 from streamlearn.jobs.generate import generate
-from streamlearn.jobs.queue import EvalJob, ExampleError, GenerateJob
-from streamlearn.jobs.results import EvalResult
+from streamlearn.jobs.queue import EvalJob, EvalResult, ExampleError, GenerateJob
+from streamlearn.jobs.runner import evaluate
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.route import Requested, RoutedInput
@@ -62,7 +61,7 @@ def test_every_input_is_assigned_to_a_regime_slot(learner: Learner, decoder: Dec
     """`route_inputs` receives the inputs once, in the order of the examples."""
     received: list[list[list[int]]] = []
 
-    def route_inputs(inputs: Sequence[NDArray[np.int32]], _: Requested = "routed") -> list[RoutedInput]:
+    def route_inputs(inputs: Sequence[NDArray[np.int32]], _: Requested) -> list[RoutedInput]:
         received.append([each.tolist() for each in inputs])
         return first_regime(inputs)
 
@@ -76,9 +75,3 @@ def test_an_unusable_example_is_named(learner: Learner, decoder: Decoder) -> Non
     with pytest.raises(ExampleError, match=r"examples\[2\] is unusable") as caught:
         evaluated(learner, decoder, job)
     assert caught.value.reason == Reason.BAD_FORM
-
-
-def test_the_time_is_that_of_the_given_clock(learner: Learner, decoder: Decoder) -> None:
-    ticks = iter([10.0, 12.5])
-    job = EvalJob(EXAMPLES, generate=False, max_new_tokens=1)
-    assert evaluated(learner, decoder, job, clock=lambda: next(ticks)).seconds == 2.5

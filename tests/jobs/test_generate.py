@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from streamlearn.errors import RecordError
 from streamlearn.jobs.generate import generate
-from streamlearn.jobs.queue import GenerateJob, GenerationStart, GenerationStream, Sampling
-from streamlearn.jobs.results import GenerateResult
+from streamlearn.jobs.queue import GenerateJob, GenerateResult, GenerationStart, GenerationStream, Sampling
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.route import Requested, RoutedInput
@@ -38,7 +37,7 @@ def test_a_conversation_is_continued_after_its_template(learner: Learner, decode
     messages = ({"role": "user", "content": "hello"},)
     received: list[list[int]] = []
 
-    def route_inputs(inputs: Sequence[NDArray[np.int32]], _: Requested = "routed") -> list[RoutedInput]:
+    def route_inputs(inputs: Sequence[NDArray[np.int32]], _: Requested) -> list[RoutedInput]:
         received.extend(each.tolist() for each in inputs)
         return first_regime(inputs)
 
@@ -106,7 +105,7 @@ def test_the_request_says_what_answers(learner: Learner, decoder: Decoder) -> No
     """The routing gets it unchanged."""
     received: list[Requested] = []
 
-    def route_inputs(inputs: Sequence[NDArray[np.int32]], requested: Requested = "routed") -> list[RoutedInput]:
+    def route_inputs(inputs: Sequence[NDArray[np.int32]], requested: Requested) -> list[RoutedInput]:
         received.append(requested)
         return first_regime(inputs)
 
@@ -121,9 +120,3 @@ def test_a_conversation_that_cannot_be_encoded_is_refused(learner: Learner, deco
     job = GenerateJob(None, ({"role": "nobody", "content": "x"},), max_new_tokens=2)
     with pytest.raises(RecordError):
         run_to_end(generate(job, learner, decoder, first_regime))
-
-
-def test_the_time_is_that_of_the_given_clock(learner: Learner, decoder: Decoder) -> None:
-    ticks = iter([1.0, 4.0])
-    job = GenerateJob("hello", None, max_new_tokens=1)
-    assert run_to_end(generate(job, learner, decoder, first_regime, lambda: next(ticks))).seconds == 3.0

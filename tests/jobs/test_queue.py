@@ -3,8 +3,15 @@ import threading
 import pytest
 
 from streamlearn.errors import Reason, RecordError
-from streamlearn.jobs.queue import EvalJob, ExampleError, JobQueue, QueueClosedError, QueueFullError, SnapshotJob
-from streamlearn.jobs.results import SnapshotResult
+from streamlearn.jobs.queue import (
+    EvalJob,
+    ExampleError,
+    JobQueue,
+    QueueClosedError,
+    QueueFullError,
+    SnapshotJob,
+    SnapshotResult,
+)
 
 JOB = EvalJob(examples=({"text": "a"},), generate=False, max_new_tokens=1)
 DONE = SnapshotResult(name="a", step=1)

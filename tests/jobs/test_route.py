@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from streamlearn.errors import Reason
 from streamlearn.jobs.queue import ExampleError, PromptInput, RouteJob
-from streamlearn.jobs.route import route
+from streamlearn.jobs.runner import route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.route import Requested, RoutedInput

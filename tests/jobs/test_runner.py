@@ -20,23 +20,26 @@ from streamlearn.errors import AdapterGoneError, Reason, RecordError, SnapshotEr
 from streamlearn.events import Event
 from streamlearn.jobs.queue import (
     ControlJob,
+    ControlResult,
     EvalJob,
+    EvalResult,
     ExampleError,
     GenerateJob,
+    GenerateResult,
     GenerationStream,
     Job,
     JobQueue,
     QueueClosedError,
     Sampling,
     SnapshotJob,
+    SnapshotResult,
 )
-from streamlearn.jobs.results import ControlResult, EvalResult, GenerateResult, SnapshotResult
 from streamlearn.jobs.runner import JobRunner
 from streamlearn.learner.cache import PinnedWeights
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
-from streamlearn.stream.batch import Batch
 from streamlearn.stream.decode import Decoder
+from streamlearn.stream.record import Batch
 from tests.doubles import random_examples, tiny_backbone
 from tests.jobs.conftest import first_regime
 

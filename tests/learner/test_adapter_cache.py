@@ -19,7 +19,7 @@ EXAMPLES = random_examples([9, 6], prompt_length=2)
 
 
 def with_cache(make_learner: MakeLearner, folder: Path, max_in_memory: int, **options: Any) -> Learner:
-    return make_learner(preset="streamlearn", cache=AdapterCache(folder / "resting", max_in_memory), **options)
+    return make_learner(preset="streamlearn", cache=AdapterCache(folder / "offloaded", max_in_memory), **options)
 
 
 @pytest.fixture
@@ -150,14 +150,16 @@ def test_a_full_disk_keeps_adapters_in_memory(
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"nothing")])
 def test_a_lost_file_is_an_error_that_names_it(cached: Learner, tmp_path: Path, damage: Any) -> None:
-    damage(tmp_path / "resting" / "regime0.safetensors")
-    with pytest.raises(SnapshotError, match=r"resting/regime0\.safetensors must hold an adapter at rest, found: .*"):
+    damage(tmp_path / "offloaded" / "regime0.safetensors")
+    with pytest.raises(
+        SnapshotError, match=r"offloaded/regime0\.safetensors must hold an offloaded adapter, found: .*"
+    ):
         trained(cached, [0])
 
 
 def test_the_folder_is_emptied_at_start_and_at_the_end(tmp_path: Path) -> None:
     """What a killed process left there is not read."""
-    left = tmp_path / "resting" / "regime0.safetensors"
+    left = tmp_path / "offloaded" / "regime0.safetensors"
     left.parent.mkdir()
     left.write_bytes(b"left")
     cache = AdapterCache(left.parent, 2)
@@ -200,7 +202,6 @@ def test_a_job_whose_adapter_is_gone_is_an_error(cached: Learner, change: Any, h
     change(cached, 1)
     with pinned.swapped_in():
         assert scored(cached, [0, NO_REGIME]) == expected
-        assert cached.has_other_weights
         mean: Slot = (0, 1)
         for slot in (1, mean):
             with pytest.raises(AdapterGoneError, match="the regime that answers it was removed, replaced or rolled"):

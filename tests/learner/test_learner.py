@@ -15,8 +15,7 @@ from streamlearn.adapters.presets import regime_adapter
 from streamlearn.adapters.tuner import SHARED
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_loss
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import IGNORED, Example
+from streamlearn.stream.record import IGNORED, Batch, Example
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, restore, same, snapshot
 

@@ -12,7 +12,7 @@ import streamlearn.learner.learner as learner_module
 from streamlearn.events import Event
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import PackedBatch, PackedLoss, packed_loss
-from streamlearn.learner.memory import MAX_RETRIES, is_out_of_memory, slices
+from streamlearn.learner.memory import MAX_RETRIES, is_out_of_memory, slices, with_oom_retry
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, same, snapshot
 
@@ -96,6 +96,25 @@ def test_other_errors_are_not_retried(make_learner: MakeLearner, monkeypatch: py
     with pytest.raises(RuntimeError, match="size mismatch"):
         make_learner().step(EXAMPLES)
     assert len(calls) == 1
+
+
+def test_every_try_starts_from_the_same_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the GPU's generator too, where the model is on one: routing noise is drawn there."""
+    on_gpu = torch.tensor([7], dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _: on_gpu.clone())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, _: on_gpu.copy_(state))
+    seen: list[tuple[float, int]] = []
+
+    def work(parts: int) -> int:
+        seen.append((float(torch.rand(())), int(on_gpu)))
+        on_gpu.add_(1)
+        if parts < 4:
+            raise torch.OutOfMemoryError
+        return parts
+
+    assert with_oom_retry(work, 1, 8, lambda: None, torch.device("cuda")) == 4
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
 
 
 def test_slices_cover_everything_once() -> None:

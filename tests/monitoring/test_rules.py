@@ -1,75 +1,85 @@
-"""The alert rules: valid, tested, complete, and about metrics that exist."""
+"""Alert rules and the dashboard: promtool accepts them, they are complete, and they read metrics that exist."""
 
 import re
+from pathlib import Path
 
-import pytest
 import yaml
 
-from streamlearn.cli.metrics_reference import daemon_registry, families
+from docs.generate import daemon_registry, families
 from streamlearn.serve.metrics import exposition
 from tests.docs.markdown import ROOT
 from tests.monitoring.faults import FAULTS
-from tests.monitoring.files import ALERTS, ALERTS_TEST, PROMETHEUS, metric_names, rules
+from tests.monitoring.files import ALERTS, ALERTS_TEST, PROMETHEUS, dashboard, expressions, metric_names, panels, rules
 from tests.monitoring.promtool import promtool
 from tests.monitoring.shortened import shortened
 
 RULES = {rule["alert"]: rule for rule in rules()}
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+EXPRESSIONS = list(expressions("127.0.0.1:8083", "1m"))
+SUFFIXES = ("_bucket", "_sum", "_count")
 
 
-def test_prometheus_accepts_the_rules() -> None:
+def test_promtool_accepts_everything(tmp_path: Path) -> None:
+    """Rules, their unit tests, the configuration, an exposition of every family, and the dashboard's expressions."""
     assert "SUCCESS" in promtool("check", "rules", ALERTS)
-
-
-def test_prometheus_accepts_the_configuration() -> None:
     assert "SUCCESS" in promtool("check", "config", PROMETHEUS)
-
-
-def test_the_rules_pass_their_unit_tests() -> None:
     assert "SUCCESS" in promtool("test", "rules", ALERTS_TEST)
-
-
-def test_prometheus_has_nothing_to_say_about_the_metrics() -> None:
-    """Names, types and help texts, from an exposition of every family."""
     assert promtool("check", "metrics", stdin=exposition(daemon_registry()).decode()) == ""
+    recorded = [{"record": f"panel:{number}", "expr": text} for number, (_, text) in enumerate(EXPRESSIONS)]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": recorded}]}))
+    assert f"SUCCESS: {len(EXPRESSIONS)} rules found" in promtool("check", "rules", file)
 
 
-@pytest.mark.parametrize("alert", RULES)
-def test_a_unit_test_fires_every_alert(alert: str) -> None:
-    """And one expects silence before it."""
+def test_a_unit_test_fires_every_alert_and_expects_silence_before_it() -> None:
     tests = yaml.safe_load(ALERTS_TEST.read_text(encoding="utf-8"))["tests"]
-    firing = [test for test in tests if f'alertname="{alert}"' in str(test["promql_expr_test"])]
-    assert firing
-    assert any("exp_samples" not in expected for test in firing for expected in test["promql_expr_test"]) or alert in {
-        "StreamlearnNotLearning"
-    }
+    for alert in RULES:
+        firing = [test for test in tests if f'alertname="{alert}"' in str(test["promql_expr_test"])]
+        assert firing, alert
+        silent = any("exp_samples" not in expected for test in firing for expected in test["promql_expr_test"])
+        assert silent or alert == "StreamlearnNotLearning", alert
 
 
-@pytest.mark.parametrize("alert", RULES)
-def test_an_alert_says_how_bad_what_and_where_to_read_on(alert: str) -> None:
-    """Its runbook is a section of docs/operations.md with its name."""
-    rule = RULES[alert]
-    assert rule["for"]
-    assert rule["labels"]["severity"] in ("critical", "warning", "info")
-    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
-    assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{alert.lower()}"
-    section = OPERATIONS.split(f"### {alert}\n")[1].split("\n#")[0]
-    assert all(f"**{part}.**" in section for part in ("Meaning", "How to see", "What to do"))
-
-
-@pytest.mark.parametrize("alert", RULES)
-def test_a_rule_reads_metrics_that_exist(alert: str) -> None:
-    known = {name for name, *_ in families(daemon_registry())}
-    assert metric_names(RULES[alert]["expr"]) <= known
-
-
-def test_every_alert_has_a_fault() -> None:
-    """Which `make alerts` makes."""
+def test_an_alert_says_how_bad_what_and_where_to_read_on() -> None:
+    """Its runbook is a section of the documentation with its name; `make alerts` makes its fault."""
+    for alert, rule in RULES.items():
+        assert rule["for"], alert
+        assert rule["labels"]["severity"] in ("critical", "warning", "info"), alert
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}, alert
+        page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert anchor == alert.lower()
+        assert f"### {alert}\n" in (ROOT / page).read_text(encoding="utf-8")
     assert sorted(alert for fault in FAULTS for alert in fault.alerts) == sorted(RULES)
 
 
+def test_rules_and_panels_read_metrics_that_exist() -> None:
+    """The series of a histogram have suffixes of their own."""
+    kinds = {name: kind for name, kind, *_ in families(daemon_registry())}
+    known = {name for name, kind in kinds.items() if kind != "histogram"}
+    known |= {name + suffix for name, kind in kinds.items() if kind == "histogram" for suffix in SUFFIXES}
+    for alert, rule in RULES.items():
+        assert metric_names(rule["expr"]) <= known, alert
+    for title, expression in EXPRESSIONS:
+        named = metric_names(expression)
+        assert named or "ALERTS" in expression, title
+        assert named <= known, title
+
+
+def test_a_panel_explains_itself_and_covers_no_other() -> None:
+    """A title, a sentence, a unit, and a legend for each of several lines."""
+    for panel in panels():
+        assert str(panel["description"]).endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert len(panel["targets"]) == 1 or all(target["legendFormat"] for target in panel["targets"]), panel["title"]
+    places = [panel["gridPos"] for panel in dashboard()["panels"]]
+    cells = [
+        (x, y) for at in places for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+
+
 def test_shortened_rules_differ_in_time_only() -> None:
-    """Nothing but durations becomes shorter, and every one does."""
+    """Only durations become shorter, and every one does."""
     quick = shortened(ALERTS.read_text(encoding="utf-8"))
     assert re.findall(r"(?:for: |\[)(?:\d+[a-z])", quick) != []
     for rule, original in zip(yaml.safe_load(quick)["groups"][0]["rules"], RULES.values(), strict=True):

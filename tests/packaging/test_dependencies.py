@@ -19,7 +19,7 @@ OPTIONAL = {
     "bitsandbytes": ("quantization", "streamlearn/backbone/"),
     "matplotlib": ("bench", "streamlearn/bench/"),
     "gguf": ("gguf", "streamlearn/export/"),
-    "pyarrow": ("parquet", "connectors/files/"),
+    "datasets": ("datasets", "connectors/rows.py"),
     "tensorboardX": ("tensorboard", "streamlearn/track.py"),
 }
 """Import name: the extra that installs it, and the only folder that may import it."""
@@ -29,11 +29,10 @@ INDIRECT = {
     "lz4": "kafka-python",
     "python-snappy": "kafka-python",
     "zstandard": "kafka-python",
-    "httptools": "uvicorn, in the class that streamlearn.http.connection derives from",
     "uplot-python": "a browser, which the page has load its chart library",
 }
 """Distributions that another program imports."""
-TESTED_MINOR = {"kafka-python", "peft", "uplot-python", "uvicorn"}
+TESTED_MINOR = {"kafka-python", "peft", "uplot-python"}
 """Distributions whose internal interfaces are used."""
 
 

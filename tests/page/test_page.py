@@ -31,16 +31,6 @@ OUTSIDE = """() => [...document.querySelectorAll("body *")]
   .map((each) => each.outerHTML.slice(0, 120))"""
 """Elements that reach beyond the right edge."""
 
-MERGED = """async (answers) => {
-  const { History } = await import("/page/history.js");
-  const history = new History();
-  return answers.map((answer) => {
-    history.merge(answer);
-    return [history.points.step, history.segments.map((each) => each.last_record), history.path];
-  });
-}"""
-"""What the page has after each answer of /v1/history, and what it asks for next."""
-
 FOCUSED = "() => document.activeElement.innerText || document.activeElement.id"
 
 
@@ -111,11 +101,11 @@ def test_it_fits_and_is_accessible(browser: Browser, run: WatchedRun, axe: str, 
 
 
 def test_everything_can_be_done_from_the_keyboard(watched: Watched, run: WatchedRun) -> None:
-    """Skip to the figures, open a question, decline it, and rename a regime with the token."""
+    """Skip to the data, open a question, decline it, and rename a regime with the token."""
     page = watched.page
     press = page.keyboard.press
     press("Tab")
-    assert page.evaluate(FOCUSED) == "Skip to the figures"
+    assert page.evaluate(FOCUSED) == "Skip to the data"
     press("Enter")
     assert page.evaluate(FOCUSED).startswith("NOW") or page.evaluate("() => document.activeElement.id") == "now"
     page.focus("#controls button")
@@ -170,15 +160,6 @@ def test_what_cannot_be_undone_is_asked_twice(watched: Watched, run: WatchedRun)
     assert len(run.get("v1/regimes")["regimes"]) == 3
 
 
-def test_the_experts_are_measured_when_asked(watched: Watched) -> None:
-    """A row for each regime, because each has experts of its own."""
-    page = watched.page
-    page.click("text=Measure the experts")
-    page.wait_for_selector("#experts tbody tr:nth-child(3)")
-    assert text_of(page, "#experts tbody").count("a bank of its own") == 3
-    assert watched.problems == []
-
-
 def test_every_request_is_listed_by_what_answered_it(watched: Watched, run: WatchedRun) -> None:
     """Those that a regime explained apart from the others."""
     requests = run.get("v1/status")["requests"]
@@ -191,41 +172,9 @@ def test_every_request_is_listed_by_what_answered_it(watched: Watched, run: Watc
 def test_what_a_command_changes_is_shown(watched: Watched, run: WatchedRun) -> None:
     """A new name wherever the regime is named, and a pin while no snapshot is written."""
     page = watched.page
-    page.click("text=Measure the experts")
-    page.wait_for_selector("#experts tbody tr:nth-child(3)")
     run.post("v1/regimes/2/rename", {"name": "figures"})
-    for part in ("#ribbon li", "#regime-table tbody tr", "#experts tbody tr", "#shift-table tbody tr"):
+    for part in ("#ribbon li", "#regime-table tbody tr", "#shift-table tbody tr"):
         page.wait_for_selector(f"{part}:has-text('figures')", state="attached")
     run.post(f"v1/snapshots/{run.get('v1/snapshots')['snapshots'][-1]['name']}/pin")
     page.wait_for_selector("#snapshots tbody tr:has-text('pinned')")
     assert watched.problems == []
-
-
-def history_answer(cursor: str, *, complete: bool, steps: list[int], batches: list[int], ends: list[int]) -> Any:
-    """An answer of /v1/history, with segments of ten records."""
-    segments = [{"regime": 1, "first_record": end - 9, "last_record": end} for end in ends]
-    points = {"step": steps, "batches": batches, "record": [8 * step for step in steps]}
-    return {
-        "cursor": cursor,
-        "complete": complete,
-        "points": points,
-        "segments": segments,
-        "dead_letters": [],
-        "snapshots": [],
-    }
-
-
-def test_changes_of_the_history_replace_what_they_overlap(watched: Watched) -> None:
-    """Rows from the first changed one on are replaced, rows before it stay, and a complete answer replaces all."""
-    answers = [
-        history_answer("a-1", complete=True, steps=[2, 3, 4], batches=[2, 1, 1], ends=[10, 20]),
-        history_answer("a-2", complete=False, steps=[4, 5], batches=[2, 1], ends=[20, 30]),
-        history_answer("a-2", complete=False, steps=[], batches=[], ends=[]),
-        history_answer("b-0", complete=True, steps=[], batches=[], ends=[]),
-    ]
-    assert watched.page.evaluate(MERGED, answers) == [
-        [[2, 3, 4], [10, 20], "/v1/history?since=a-1"],
-        [[2, 4, 5], [10, 20, 30], "/v1/history?since=a-2"],
-        [[2, 4, 5], [10, 20, 30], "/v1/history?since=a-2"],
-        [[], [], "/v1/history?since=b-0"],
-    ]

@@ -12,7 +12,7 @@ from streamlearn.errors import RegimeBusyError
 from streamlearn.learner.learner import Step
 from streamlearn.settings import Settings
 from streamlearn.status import Status
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import daemon_of, opened
 from tests.regimes.shifting_streams import Silent, tensors_of
 

@@ -15,9 +15,9 @@ from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import Status
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import daemon_of, opened
-from tests.learners import state_of, timeless
+from tests.learners import regime_tensors, state_of
 
 PER_TASK = 90
 
@@ -70,7 +70,7 @@ def tensors_of(components: Components) -> dict[str, Tensor]:
     """Copies of all that a snapshot holds."""
     learner = components.learner
     weights = {f"{adapter}: {n}": w for adapter in learner.revisions for n, w in learner.weights(adapter).items()}
-    state = {**state_of(learner), **timeless(components.adaptation.tensors()), **weights}
+    state = {**state_of(learner), **regime_tensors(components.adaptation), **weights}
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 

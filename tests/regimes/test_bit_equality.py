@@ -12,15 +12,14 @@ from streamlearn.baselines import consolidate
 from streamlearn.baselines.consolidate import BaselineHooks
 from streamlearn.baselines.transient import probe
 from streamlearn.daemon.loop import Daemon
-from streamlearn.jobs.queue import EvalJob, JobQueue
-from streamlearn.jobs.results import EvalResult, Result
+from streamlearn.jobs.queue import EvalJob, EvalResult, JobQueue, Result
 from streamlearn.learner.learner import Hooks, Learner, Step
 from streamlearn.regimes import regimes
 from streamlearn.regimes.holdout import Reservoir
 from streamlearn.regimes.start import measure_head_start
 from streamlearn.settings import Settings
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import opened
 from tests.regimes.shifting_streams import PER_TASK, SHAPES, Silent, differences, mixed, run, stream, tensors_of
 from tests.variants import variants
@@ -109,7 +108,7 @@ def test_deaths_while_adapters_rest_change_nothing(
     settings = make(lines, "killed", adapter={"max_in_memory": 1})
     die_after(monkeypatch, [2 * PER_TASK // 4 + 12, 4 * PER_TASK // 4 + 2])
     assert_two_deaths_change_nothing(settings, whole, len(lines))
-    assert not (settings.state / "resting").exists()
+    assert not (settings.state / "offloaded").exists()
 
 
 def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(

@@ -141,11 +141,11 @@ def test_an_unknown_number_is_refused_with_the_known_ones(make: Callable[..., Se
             with pytest.raises(RegimeError, match="which are none yet, found 7"):
                 act(daemon)
         daemon.run()
-        before = components.adaptation.json()
+        before = regimes_of(components)
         for act in acts:
             with pytest.raises(RegimeError, match="a remembered regime, which are 1, 2, found 7"):
                 act(daemon)
-        assert components.adaptation.json() == before
+        assert regimes_of(components) == before
 
 
 def test_a_dropped_regime_that_returns_is_a_new_one(make: Callable[..., Settings]) -> None:
@@ -202,7 +202,7 @@ def test_a_drop_deletes_the_adapter_in_memory_and_at_rest_and_in_the_next_snapsh
     with opened(settings) as components:
         daemon = daemon_of(components)
         daemon.run()
-        resting = settings.state / "resting" / "regime0.safetensors"
+        resting = settings.state / "offloaded" / "regime0.safetensors"
         assert resting.exists()
         daemon.adaptation.drop(1)
         assert not resting.exists()
@@ -224,9 +224,9 @@ def test_a_decision_is_in_the_snapshot_that_is_written_after_it(make: Callable[.
         for act in (rename(1, "animals"), freeze(1), drop(2), rename(1, "wood")):
             act(daemon)
             assert daemon.save().step == components.learner.number
-        decided = components.adaptation.json()
+        decided = regimes_of(components)
     with opened(settings) as components:
-        assert components.adaptation.json() == decided
+        assert regimes_of(components) == decided
         assert components.adaptation.numbers == {0: 1}
         (regime,) = components.adaptation.status().regimes
         assert (regime.name, regime.frozen) == ("wood", True)
@@ -289,10 +289,10 @@ def test_a_drop_waits_until_the_stream_has_entered_a_regime(make: Callable[..., 
 
     def drop_at_once(daemon: Daemon) -> None:
         if not refused and daemon.adaptation.state.current == 1:
-            before = daemon.adaptation.json()
+            before = regimes_of(daemon.components)
             with pytest.raises(RegimeBusyError, match=r"shift.lookahead_records \(16\) records or stream.linger_s"):
                 daemon.adaptation.drop(1)
-            assert daemon.adaptation.json() == before
+            assert regimes_of(daemon.components) == before
             refused.append(daemon.learner.number)
             daemon.adaptation.freeze(1)  # needs no waiting
 

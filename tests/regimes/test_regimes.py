@@ -24,8 +24,7 @@ from streamlearn.shift.drift import ConceptDriftDetector
 from streamlearn.shift.features import input_of
 from streamlearn.shift.input_shift import Shift
 from streamlearn.status import Status
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 from tests.daemon.test_daemon import daemon_of, opened
 from tests.regimes.shifting_streams import PER_TASK, SHAPES, Silent, mixed, run, stream
 from tests.variants import variants

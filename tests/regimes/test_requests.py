@@ -12,8 +12,7 @@ import pytest
 from streamlearn import codec
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
-from streamlearn.jobs.queue import EvalJob, GenerateJob, Job, PromptInput, RouteJob
-from streamlearn.jobs.results import EvalResult, GenerateResult
+from streamlearn.jobs.queue import EvalJob, EvalResult, GenerateJob, GenerateResult, Job, PromptInput, RouteJob
 from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.regimes.regime import RegimesState
 from streamlearn.regimes.route import Requested, UnknownRegimeError, largest

@@ -19,7 +19,7 @@ from streamlearn.regimes.regime import NUM_LOSSES
 from streamlearn.regimes.returns import ReturnCheck, Upcoming, check_return
 from streamlearn.settings import Settings
 from streamlearn.shift.monitor import AssignedBatch
-from streamlearn.stream.batch import Batch
+from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import daemon_of, opened
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, make_learner, snapshot, tiny

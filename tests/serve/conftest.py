@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-import httpx
+import httpx2
 import pytest
 
 from .doubles import Daemon
@@ -22,5 +22,5 @@ def daemon(_shared: Daemon) -> Daemon:
 
 
 @pytest.fixture
-def client(daemon: Daemon) -> httpx.Client:
+def client(daemon: Daemon) -> httpx2.Client:
     return daemon.client

@@ -8,32 +8,30 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import httpx
+import httpx2
 import orjson
 
 from streamlearn.controls import AUDIT_FILE_NAME, AuditLog
 from streamlearn.errors import Reason
-from streamlearn.http.server import HttpServer
+from streamlearn.http.server import HttpServer, Listener
 from streamlearn.jobs.queue import (
     ControlJob,
+    ControlResult,
     EvalJob,
+    EvalResult,
+    ExampleResult,
     GenerateJob,
+    GenerateResult,
     GenerationStart,
     JobQueue,
     RouteJob,
-    Ticket,
-)
-from streamlearn.jobs.results import (
-    ControlResult,
-    EvalResult,
-    ExampleResult,
-    GenerateResult,
     RouteResult,
     SnapshotResult,
+    Ticket,
 )
-from streamlearn.openai_api import DEFAULT_NAME
 from streamlearn.serve.app import create_app
 from streamlearn.serve.models import SnapshotRow
+from streamlearn.serve.openai import DEFAULT_NAME
 from streamlearn.settings import ServeSettings
 from streamlearn.status import (
     AdaptationStatus,
@@ -282,10 +280,10 @@ class Daemon:
             model_name=model_name,
             job_deadline_s=job_deadline_s,
         )
-        self.server = HttpServer(app, settings)
+        self.server = HttpServer(app, Listener.for_requests(settings))
         self.server.start()
         self.loop = Loop(self.jobs)
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.server.port}", timeout=5.0, headers=AUTHORIZED)
+        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{self.server.port}", timeout=5.0, headers=AUTHORIZED)
 
     @property
     def refusals(self) -> list[dict[str, Any]]:

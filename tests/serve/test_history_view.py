@@ -1,14 +1,20 @@
-"""/v1/history: the whole of it, and what changed since a cursor."""
+"""/v1/history: the whole of it, and nothing where nothing changed."""
 
 from dataclasses import replace
 
-import httpx
+import httpx2
+import orjson
 
 from streamlearn.history import BackbonePair, History
-from streamlearn.serve.models import HistoryView, history_view
-from streamlearn.status import SnapshotStatus
+from streamlearn.serve.models import RENDER_EVERY_S, HistoryView, history_body
+from streamlearn.status import HistoryStatus
 from tests.history.outcomes import STATUS, HandClock, history_of, outcome, scored, shift
 from tests.serve.doubles import RUNNING, Daemon
+
+
+def view(history: HistoryStatus) -> HistoryView:
+    """The body, checked against its description."""
+    return HistoryView.model_validate(orjson.loads(history_body(history)))
 
 
 def test_points_are_columns_of_means() -> None:
@@ -19,52 +25,38 @@ def test_points_are_columns_of_means() -> None:
     history.add_pair(BackbonePair(2, 10, 20.0, 30.0))
     hand.now = 4.0
     history.add(outcome(2, step=None), STATUS)
-    points = history_view(history.status, None).points
+    points = view(history.status).points
     assert (points.record, points.step, points.loss) == ([4, 8], [1, 2], [3.0, None])
     assert (points.sample_loss, points.backbone_loss, points.sample_records) == ([2.0, None], [3.0, None], [2, 0])
     assert (points.tokens_per_s, points.step_seconds) == ([80.0, 0.0], [0.5, 0.0])
     assert {len(getattr(points, name)) for name in type(points).model_fields} == {2}
 
 
-def test_an_answer_at_the_newest_cursor_is_empty(daemon: Daemon, client: httpx.Client) -> None:
-    """And one after a batch holds that batch."""
+def test_a_body_that_the_client_has_is_not_sent_again(daemon: Daemon, client: httpx2.Client) -> None:
+    """It is rendered again at most once a second."""
     history = history_of(200)
     daemon.board.publish(replace(RUNNING, history=history.status))
-    whole = client.get("/v1/history").json()
-    assert whole["complete"]
-    same = client.get("/v1/history", params={"since": whole["cursor"]}).json()
-    assert not same["complete"]
-    assert (same["points"]["step"], same["segments"], same["dead_letters"], same["snapshots"]) == ([], [], [], [])
+    daemon.time.monotonic += RENDER_EVERY_S
+    whole = client.get("/v1/history")
+    known = {"if-none-match": whole.headers["etag"]}
+    assert whole.json()["points"]["step"][-1] == 200
     history.add(outcome(201), STATUS)
-    history.add_snapshot(SnapshotStatus("00000201", 201, 5.0), 804)
     daemon.board.publish(replace(RUNNING, history=history.status))
-    after = client.get("/v1/history", params={"since": whole["cursor"]}).json()
-    assert after["points"]["step"] == [201]
-    assert [each["last_record"] for each in after["segments"]] == [804]
-    assert [each["name"] for each in after["snapshots"]] == ["00000201"]
+    same = client.get("/v1/history", headers=known)
+    assert (same.status_code, same.content) == (304, b"")
+    daemon.time.monotonic += RENDER_EVERY_S
+    after = client.get("/v1/history", headers=known)
+    assert (after.status_code, after.json()["points"]["step"][-1]) == (200, 201)
 
 
-def test_a_cursor_that_means_nothing_gets_all(daemon: Daemon, client: httpx.Client) -> None:
-    """Of an earlier process, of before a rollback, of a later revision, or none at all."""
-    history = history_of(5)
-    daemon.board.publish(replace(RUNNING, history=history.status))
-    origin, _, revision = client.get("/v1/history").json()["cursor"].partition("-")
-    for cursor in ("", "nonsense", f"1-{revision}", f"{origin}-{int(revision) + 1}", f"{origin}-x"):
-        answer = client.get("/v1/history", params={"since": cursor}).json()
-        assert answer["complete"]
-        assert answer["points"]["step"] == [1, 2, 3, 4, 5]
-    assert client.get("/v1/history", params={"since": "9" * 65}).status_code == 422
-
-
-def test_before_the_first_record_every_series_is_empty(client: httpx.Client) -> None:
+def test_before_the_first_record_every_series_is_empty() -> None:
     """While the backbone is loaded, too."""
-    answer = HistoryView.model_validate(client.get("/v1/history").json())
-    assert (answer.complete, answer.points.record, answer.segments) == (True, [], ())
+    assert (view(HistoryStatus()).points.record, view(HistoryStatus()).segments) == ([], ())
 
 
 def test_only_the_last_segment_goes_on() -> None:
     """The others have a row of the accuracy matrix."""
-    segments = history_view(history_of(25).status, None).segments
+    segments = view(history_of(25).status).segments
     assert [(each.regime, each.ended, each.accuracy) for each in segments] == [
         (1, True, {"1": 0.5, "2": 0.25}),
         (2, True, {"1": 0.5, "2": 0.25}),

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-import httpx
+import httpx2
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,7 +12,7 @@ from .doubles import RUNNING, Daemon
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def scrape(client: httpx.Client) -> Samples:
+def scrape(client: httpx2.Client) -> Samples:
     """Every sample by name and labels."""
     answer = client.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -31,7 +31,7 @@ def of(samples: Samples, name: str, **labels: str) -> float:
     return samples[f"streamlearn_{name}", frozenset(labels.items())]
 
 
-def test_metrics_equal_the_published_status(client: httpx.Client) -> None:
+def test_metrics_equal_the_published_status(client: httpx2.Client) -> None:
     samples = scrape(client)
     expected = {
         "ready": 1,
@@ -70,7 +70,7 @@ def test_metrics_equal_the_published_status(client: httpx.Client) -> None:
     assert of(samples, "phase", phase="failed") == 0
 
 
-def test_partitions_are_labelled_and_an_unknown_lag_is_absent(client: httpx.Client) -> None:
+def test_partitions_are_labelled_and_an_unknown_lag_is_absent(client: httpx2.Client) -> None:
     samples = scrape(client)
     assert of(samples, "position_offset", topic="orders", partition="0") == 200
     assert of(samples, "position_offset", topic="orders", partition="1") == 140
@@ -78,7 +78,7 @@ def test_partitions_are_labelled_and_an_unknown_lag_is_absent(client: httpx.Clie
     assert [key for key in samples if key[0] == "streamlearn_lag_records" and ("partition", "1") in key[1]] == []
 
 
-def test_the_source_is_up_while_every_lag_is_known(daemon: Daemon, client: httpx.Client) -> None:
+def test_the_source_is_up_while_every_lag_is_known(daemon: Daemon, client: httpx2.Client) -> None:
     """A broker that does not answer leaves them unknown."""
     assert of(scrape(client), "source_up") == 0
     known = tuple(replace(row, lag=0) for row in RUNNING.partitions)
@@ -86,7 +86,7 @@ def test_the_source_is_up_while_every_lag_is_known(daemon: Daemon, client: httpx
     assert of(scrape(client), "source_up") == 1
 
 
-def test_moments_follow_the_monotonic_clock(daemon: Daemon, client: httpx.Client) -> None:
+def test_moments_follow_the_monotonic_clock(daemon: Daemon, client: httpx2.Client) -> None:
     """The time since the last step is right even if the wall clock was set in between."""
     daemon.time.monotonic += 10
     daemon.time.wall += 86_400
@@ -95,7 +95,7 @@ def test_moments_follow_the_monotonic_clock(daemon: Daemon, client: httpx.Client
     assert daemon.time.wall - of(samples, "heartbeat_timestamp_seconds") == 10
 
 
-def test_regimes_are_labelled_and_one_that_was_never_scored_is_absent(client: httpx.Client) -> None:
+def test_regimes_are_labelled_and_one_that_was_never_scored_is_absent(client: httpx2.Client) -> None:
     samples = scrape(client)
     assert (of(samples, "regime_loss_nats", regime="1"), of(samples, "regime_accuracy_ratio", regime="1")) == (
         1.25,
@@ -105,12 +105,12 @@ def test_regimes_are_labelled_and_one_that_was_never_scored_is_absent(client: ht
     assert [key for key in samples if key[0] == "streamlearn_regime_loss_nats" and ("regime", "3") in key[1]] == []
 
 
-def test_every_kind_of_shift_is_exported_from_the_start(client: httpx.Client) -> None:
+def test_every_kind_of_shift_is_exported_from_the_start(client: httpx2.Client) -> None:
     samples = scrape(client)
     assert (of(samples, "shifts_total", kind="inputs"), of(samples, "shifts_total", kind="answers")) == (1, 0)
 
 
-def test_requests_are_counted_by_what_answered_them(client: httpx.Client) -> None:
+def test_requests_are_counted_by_what_answered_them(client: httpx2.Client) -> None:
     """All combinations from the start; and what answers the unknown, with the losses that decided."""
     samples = scrape(client)
     counts = {
@@ -124,24 +124,24 @@ def test_requests_are_counted_by_what_answered_them(client: httpx.Client) -> Non
         assert of(samples, "unknown_loss_nats", answered_by=answered_by) == loss
 
 
-def test_every_dead_letter_reason_is_exported_from_the_start(client: httpx.Client) -> None:
+def test_every_dead_letter_reason_is_exported_from_the_start(client: httpx2.Client) -> None:
     samples = scrape(client)
     counts = {reason: of(samples, "records_dead_lettered_total", reason=reason) for reason in Reason}
     assert {reason: count for reason, count in counts.items() if count} == {Reason.NOT_JSON: 2}
 
 
-def test_buckets_are_cumulative(client: httpx.Client) -> None:
+def test_buckets_are_cumulative(client: httpx2.Client) -> None:
     samples = scrape(client)
     buckets = {bound: of(samples, "step_seconds_bucket", le=bound) for bound in ("0.1", "0.25", "0.5", "+Inf")}
     assert buckets == {"0.1": 0, "0.25": 1, "0.5": 2, "+Inf": 2}
 
 
-def test_the_build_has_versions_and_setup(client: httpx.Client) -> None:
+def test_the_build_has_versions_and_setup(client: httpx2.Client) -> None:
     labels = {"backbone": "builtin:nano", "dtype": "float32", "device": "cpu", "preset": "mh-moe"}
     assert of(scrape(client), "build_info", **labels, streamlearn="0.1.0", kafka_python="3.0.12") == 1
 
 
-def test_metrics_without_a_value_are_absent(daemon: Daemon, client: httpx.Client) -> None:
+def test_metrics_without_a_value_are_absent(daemon: Daemon, client: httpx2.Client) -> None:
     daemon.board.publish(Status(phase=Phase.STARTING))
     samples = scrape(client)
     names = {name for name, _ in samples}
@@ -159,13 +159,13 @@ def test_metrics_without_a_value_are_absent(daemon: Daemon, client: httpx.Client
         assert f"streamlearn_{name}" not in names
 
 
-def test_the_process_is_measured_and_the_global_registry_stays_out(client: httpx.Client) -> None:
+def test_the_process_is_measured_and_the_global_registry_stays_out(client: httpx2.Client) -> None:
     names = {name for name, _ in scrape(client)}
     assert "process_resident_memory_bytes" in names
     assert "python_info" not in names
     assert not [name for name in REGISTRY._names_to_collectors if name.startswith("streamlearn")]
 
 
-def test_scraping_twice_counts_once(client: httpx.Client) -> None:
+def test_scraping_twice_counts_once(client: httpx2.Client) -> None:
     first, second = scrape(client), scrape(client)
     assert of(first, "steps_total") == of(second, "steps_total") == 40

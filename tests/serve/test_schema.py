@@ -17,4 +17,4 @@ def test_every_described_request_is_answered_as_described(daemon: Daemon, tmp_pa
     options = ["--max-examples", str(EXAMPLES), "--seed", "1", "--no-color"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-    assert "Tested: 26" in done.stdout
+    assert "Tested: 25" in done.stdout

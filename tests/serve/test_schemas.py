@@ -5,24 +5,24 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from streamlearn.jobs import results
+from streamlearn.jobs import queue
 from streamlearn.serve import models as schemas
 from streamlearn.serve import models as views
-from streamlearn.serve.models import EvalRequest, GenerateRequest, RouteRequest
+from streamlearn.serve.models import EvalRequest, RouteRequest
 
 
 @pytest.mark.parametrize("number", [True, "3", 0, -1, 1.5, None])
 def test_a_number_of_tokens_is_a_positive_integer(number: Any) -> None:
     """A string or a boolean is not converted; null means the configured maximum."""
-    body = {"prompt": "a", "max_new_tokens": number}
+    body = {"examples": [{"text": "a"}], "max_new_tokens": number}
     if number is None:
-        assert GenerateRequest.model_validate(body).max_new_tokens is None
+        assert EvalRequest.model_validate(body).max_new_tokens is None
     else:
         with pytest.raises(ValidationError, match="max_new_tokens"):
-            GenerateRequest.model_validate(body)
+            EvalRequest.model_validate(body)
 
 
-@pytest.mark.parametrize("model", [EvalRequest, GenerateRequest, RouteRequest])
+@pytest.mark.parametrize("model", [EvalRequest, RouteRequest])
 def test_the_documented_examples_are_valid(model: type[BaseModel]) -> None:
     for example in model.model_json_schema()["examples"]:
         model.model_validate(example)
@@ -32,9 +32,9 @@ def test_every_field_is_described() -> None:
     """The OpenAPI document takes the descriptions from the docstrings."""
     models = [
         value
-        for module in (results, schemas, views)
+        for module in (queue, schemas, views)
         for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, results.ApiModel)
+        if isinstance(value, type) and issubclass(value, queue.ApiModel)
     ]
     fields = {f"{model.__name__}.{name}": field for model in models for name, field in model.model_fields.items()}
     assert [name for name, field in fields.items() if not field.description] == []

@@ -7,8 +7,8 @@ import pytest
 from starlette.types import Message
 
 from streamlearn.errors import SnapshotError
-from streamlearn.http.guards import ApiError
-from streamlearn.jobs.results import Result, SnapshotResult
+from streamlearn.http.responses import ApiError
+from streamlearn.jobs.queue import Result, SnapshotResult
 from streamlearn.serve.errors import wait_for_result
 
 DONE = SnapshotResult(name="a", step=1)
@@ -74,4 +74,4 @@ def test_an_error_of_ours_is_raised_and_any_other_is_hidden() -> None:
     other.set_exception(KeyError("secret"))
     with pytest.raises(ApiError) as caught:
         wait(other)
-    assert (caught.value.status, "secret" in str(caught.value.form)) == (500, False)
+    assert (caught.value.status, "secret" in str(caught.value)) == (500, False)

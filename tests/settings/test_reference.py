@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from docs.generate import settings_reference as reference
 from streamlearn.settings import Settings, section_type
-from streamlearn.settings.reference import reference
 
 ROWS = {
     cells[1].strip("` "): [cell.strip() for cell in cells[2:-1]]

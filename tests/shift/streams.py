@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example, Record, TopicPartition
+from streamlearn.stream.record import Batch, Example, Record, TopicPartition
 from tests.doubles import example
 
 VOCAB_SIZE = 2000

@@ -6,8 +6,7 @@ import numpy as np
 
 from streamlearn.shift.input_shift import DetectorState, Shift
 from streamlearn.shift.monitor import HeldBatch, Lookahead
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.stream.record import Batch, Record, TopicPartition
 from tests.doubles import random_examples
 
 ORIGIN = TopicPartition("t", 0)

@@ -9,8 +9,7 @@ import pytest
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.input_shift import RefusedRecord, RefusedReturn, Shift
 from streamlearn.shift.monitor import AssignedBatch, Monitor
-from streamlearn.stream.batch import Batch
-from streamlearn.stream.record import Example, Record, TopicPartition
+from streamlearn.stream.record import Batch, Example, Record, TopicPartition
 from tests.shift.streams import VOCAB_SIZE, batches, questions, stream
 from tests.variants import variants
 

@@ -30,8 +30,9 @@ def draft(step: int, **changed: Any) -> ManifestDraft:
         "adapter": ADAPTER,
         "dtype": "float32",
         "versions": {"streamlearn": "0.1.0", "torch": "2.13"},
-        "learner": {"loss": 1.0 / (step + 3)},
-        "components": {},
+        "read_ahead": Position({TopicPartition("orders", 0): 4 * step + 2}),
+        "regime_changes": 0,
+        "components": {"run": {"loss": 1.0 / (step + 3)}},
     }
     return ManifestDraft(**{**values, **changed})
 

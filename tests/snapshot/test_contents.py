@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from streamlearn.errors import SnapshotDamagedError, SnapshotError
-from streamlearn.snapshot.parts import hash_file, list_tree, read_bounded, reading
+from streamlearn.snapshot.files import hash_file, list_tree, read_bounded, reading
 
 
 def test_folders_are_listed_deepest_first(tmp_path: Path) -> None:

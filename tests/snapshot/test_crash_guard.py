@@ -76,7 +76,7 @@ def test_finished_work_is_not_a_crash(tmp_path: Path) -> None:
                 raise RecordError(Reason.EMPTY, "unusable")
             with guard.training(3, BATCH):
                 pass
-    assert not (tmp_path / "deaths.json").exists()
+    assert not (tmp_path / "crashes.json").exists()
 
 
 def test_an_unexpected_error_is_a_crash(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_an_incomplete_slot_blames_no_record(tmp_path: Path) -> None:
     for _ in range(4):
         with closing(CrashGuard(tmp_path)) as guard:
             train(guard)
-        with (tmp_path / "in-hand").open("r+b") as file:
+        with (tmp_path / "in_progress").open("r+b") as file:
             file.seek(1 << 16)
             file.write(b'{"step":7,"reco\0\0')
     assert given_up(tmp_path) == []
@@ -150,6 +150,6 @@ def test_a_batch_too_large_for_its_slot_blames_no_record(tmp_path: Path) -> None
 
 def test_a_damaged_crash_history_is_reported(tmp_path: Path) -> None:
     """The message names the file and what to do."""
-    (tmp_path / "deaths.json").write_bytes(b'{"decode":{}')
-    with pytest.raises(SnapshotError, match=r"deaths\.json.*Remove the file"):
+    (tmp_path / "crashes.json").write_bytes(b'{"decode":{}')
+    with pytest.raises(SnapshotError, match=r"crashes\.json.*Remove the file"):
         CrashGuard(tmp_path)

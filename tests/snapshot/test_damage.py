@@ -70,7 +70,7 @@ def test_the_message_names_the_file_what_was_expected_and_what_was_found(store: 
 
 def test_sizes_are_compared_before_any_file_is_hashed(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
     os.truncate(store.folder / NAME / "state.safetensors", 3)
-    monkeypatch.setattr("streamlearn.snapshot.parts.hash_file", lambda _: pytest.fail("hashed"))
+    monkeypatch.setattr("streamlearn.snapshot.files.hash_file", lambda _: pytest.fail("hashed"))
     with pytest.raises(SnapshotDamagedError, match="bytes, found 3"):
         store.verify(NAME)
 

@@ -170,7 +170,7 @@ def test_an_error_of_the_process_moves_nothing_aside(store: SnapshotStore, monke
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("streamlearn.snapshot.parts.os.open", refuse)
+        patch.setattr("streamlearn.snapshot.files.os.open", refuse)
         with pytest.raises(SnapshotError, match="Too many open files") as caught:
             store.newest()
     assert not isinstance(caught.value, SnapshotDamagedError)
@@ -180,8 +180,8 @@ def test_an_error_of_the_process_moves_nothing_aside(store: SnapshotStore, monke
 def test_another_format_is_an_error_at_the_start_and_nothing_is_moved(store: SnapshotStore) -> None:
     save(store, 1)
     save(store, 2)
-    rewrite_manifest(store.folder / "00000002", b'"version": 2', b'"version": 3')
-    with pytest.raises(SnapshotMismatchError, match="format 2, found format 3"):
+    rewrite_manifest(store.folder / "00000002", b'"version": 3', b'"version": 4')
+    with pytest.raises(SnapshotMismatchError, match="format 3, found format 4"):
         store.newest()
     assert store.names() == ["00000001", "00000002"]
 
@@ -264,14 +264,10 @@ def test_a_snapshot_holds_no_executable_content(store: SnapshotStore) -> None:
 
 def test_what_an_operator_decided_replaces_the_snapshot_of_the_same_step(store: SnapshotStore) -> None:
     """Between two steps a regime may be named, frozen or dropped."""
-
-    def decided(number: int) -> dict[str, Any]:
-        return {"regimes": {"num_changes": number, "scores": number}}
-
-    save(store, 3, components=decided(0))
-    assert save(store, 3, components=decided(1)).step == 3
+    save(store, 3)
+    assert save(store, 3, regime_changes=1, components={"scores": 1}).step == 3
     snapshot = store.newest()
     assert snapshot is not None
-    assert snapshot.manifest.components == decided(1)
-    save(store, 3, components={"regimes": {**decided(1)["regimes"], "scores": 2}})
+    assert snapshot.manifest.components == {"scores": 1}
+    save(store, 3, regime_changes=1, components={"scores": 2})
     assert store.new_bytes == 0

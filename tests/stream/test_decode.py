@@ -303,9 +303,9 @@ def test_overlong_records_can_be_dead_letters() -> None:
 
 ONE = {"input_ids": [5, 6]}
 REFUSED: dict[str, tuple[Any, Reason, str]] = {
-    "nothing": ({}, Reason.BAD_FORM, "one of the forms text, prompt .* found none"),
+    "nothing": ({}, Reason.BAD_FORM, "one of the forms prompt .* found none"),
     "only meta": ({"meta": 1}, Reason.BAD_FORM, "found none"),
-    "two forms": ({"text": "a", "prompt": "b", "completion": "c"}, Reason.BAD_FORM, r"text and prompt \+ completion"),
+    "two forms": ({"text": "a", "prompt": "b", "completion": "c"}, Reason.BAD_FORM, r"prompt \+ completion and text"),
     "text and ids": ({"text": "a", **ONE}, Reason.BAD_FORM, "text and input_ids"),
     "a misspelt key": ({"promt": "a", "completion": "b"}, Reason.BAD_FORM, "'promt'.* did you mean prompt"),
     "an unknown key": ({"text": "a", "task_id": 3}, Reason.BAD_FORM, "'task_id': unknown key"),

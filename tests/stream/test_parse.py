@@ -78,7 +78,7 @@ def test_refuses_with_the_reason(value: bytes | None, reason: Reason) -> None:
     ],
 )
 def test_accepts_what_is_strict_json(text: str) -> None:
-    """Colons in strings and keys, escapes and the limits of the number range are read like by the standard library."""
+    """Escapes, colons in strings and keys, and the limits of the number range."""
     assert parse(text.encode(), LIMITS) == json.loads(text)
 
 
@@ -101,7 +101,7 @@ def test_reads_the_output_of_json(tree: dict[str, Any], ascii_only: bool, indent
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.text("a:\\u03", max_size=2), JSON), max_size=4), st.booleans())
 def test_finds_every_duplicate_key(pairs: list[tuple[str, Any]], escaped: bool) -> None:
-    """The count of colons accepts a record exactly when its keys are unique."""
+    """A record is accepted exactly when its keys are unique, however they are escaped."""
 
     def quoted(key: str) -> str:
         return '"' + "".join(f"\\u{ord(c):04x}" for c in key) + '"' if escaped else json.dumps(key)

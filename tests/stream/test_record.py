@@ -1,16 +1,14 @@
-"""Records and positions."""
+"""Positions, and ranges of offsets as an operator writes them."""
 
-from streamlearn.stream.record import Gap, Position, RecordId, TopicPartition
+import re
+
+import pytest
+
+from streamlearn.errors import UsageError
+from streamlearn.stream.record import PATTERN, Gap, OffsetRange, Position, RecordId, TopicPartition
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 1)
-
-
-def test_a_position_follows_the_last_record_of_each_partition() -> None:
-    """It is the last offset plus one, whatever gaps the log has."""
-    position = Position({A: 4}).after(RecordId(A, 7), RecordId(B, 0), RecordId(A, 9))
-    assert dict(position) == {A: 10, B: 1}
-    assert str(position) == "a-0 at 10, b-1 at 1"
-    assert str(Position()) == "nowhere yet"
+ORDERS = TopicPartition("orders", 0)
 
 
 def test_gaps_are_the_skipped_offsets_of_common_partitions() -> None:
@@ -24,3 +22,33 @@ def test_a_position_survives_json() -> None:
     position = Position({B: 1, A: 10})
     assert position.to_json() == [["a", 0, 10], ["b", 1, 1]]
     assert Position.from_json(position.to_json()) == position
+
+
+def test_both_ends_are_included() -> None:
+    skipped = OffsetRange.parse("orders:0:5..7", ())
+    assert [offset for offset in range(10) if RecordId(ORDERS, offset) in skipped] == [5, 6, 7]
+    assert RecordId(TopicPartition("orders", 1), 6) not in skipped
+
+
+def test_a_topic_may_hold_colons() -> None:
+    """The name of a file may."""
+    assert OffsetRange.parse("a:1:b:2:5..7", ()).origin == TopicPartition("a:1:b", 2)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "7..5", "5..", "orders:5..7", "orders:x:5..7", "5..99999999999999999999", "-1..4"]
+)
+def test_another_form_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"must be given as TOPIC:PARTITION:FROM\.\.TO"):
+        OffsetRange.parse(text, [ORDERS])
+
+
+@pytest.mark.parametrize("partitions", [(), (ORDERS, TopicPartition("orders", 1))])
+def test_a_range_without_partition_needs_exactly_one(partitions: tuple[TopicPartition, ...]) -> None:
+    with pytest.raises(UsageError, match=f"the stream has {len(partitions)} partitions"):
+        OffsetRange.parse("5..7", partitions)
+
+
+def test_the_pattern_admits_what_is_parsed() -> None:
+    for text in ("5..7", "orders:0:5..7", "a:1:b:2:5..7"):
+        assert re.match(PATTERN, text)

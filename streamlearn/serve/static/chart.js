@@ -1,8 +1,6 @@
-/** A line chart along the stream, with its legend, a sentence for those who do not see it, and its figures. */
+/** A line chart along the stream, with its legend, a sentence for those who do not see it, and its values. */
 
-import { element, lineSample, setText } from "./dom.js";
-import { compact, count, fixed } from "./format.js";
-import { colour, onThemeChange } from "./theme.js";
+import { color, compact, count, element, fixed, lineSample, onThemeChange, setText } from "./dom.js";
 
 const TABLE_ROWS = 20;
 const FONT = "11px system-ui, sans-serif";
@@ -11,7 +9,7 @@ const FONT = "11px system-ui, sans-serif";
  * @typedef {object} Line
  * @property {string} label
  * @property {(number|null)[]} values
- * @property {string} colour CSS variable.
+ * @property {string} color CSS variable.
  * @property {number[]} [dash]
  * @property {number} [width]
  * @property {boolean} [faint] Drawn behind, without a row in the legend.
@@ -74,7 +72,7 @@ export class Chart {
     this.#drawn = new uPlot(this.#uplotOptions(lines), [x, ...lines.map((line) => line.values)], this.#plot);
     const named = lines.filter((line) => !line.faint);
     this.#legend.replaceChildren(
-      ...named.map((line) => element("li", {}, lineSample(line.colour, line.dash ?? []), line.label)),
+      ...named.map((line) => element("li", {}, lineSample(line.color, line.dash ?? []), line.label)),
     );
   }
 
@@ -82,7 +80,7 @@ export class Chart {
     const { height, behind, digits, range } = this.#options;
     const page = getComputedStyle(document.documentElement);
     const [left, right] = ["--plot-left", "--plot-right"].map((name) => Number.parseInt(page.getPropertyValue(name)));
-    const axis = { stroke: colour("--muted"), font: FONT, ticks: { show: false }, grid: { stroke: colour("--line"), width: 1 } };
+    const axis = { stroke: color("--muted"), font: FONT, ticks: { show: false }, grid: { stroke: color("--line"), width: 1 } };
     return {
       width: this.#plot.clientWidth,
       height,
@@ -143,7 +141,7 @@ export class Chart {
 
 function uplotSeries(line) {
   return {
-    stroke: colour(line.colour),
+    stroke: color(line.color),
     width: line.width ?? 2,
     dash: line.dash ?? [],
     alpha: line.faint ? 0.35 : 1,
@@ -168,4 +166,33 @@ function tick(value, digits) {
 
 function newest(values) {
   return values.findLast((each) => each != null);
+}
+
+/**
+ * @param {{x: number[], values: (number|null)[]}[]} series Each with a rising axis.
+ * @returns {{x: number[], columns: (number|null)[][]}}
+ */
+export function aligned(series) {
+  const x = [...new Set(series.flatMap((each) => each.x))].sort((one, other) => one - other);
+  const columns = series.map((each) => {
+    const known = new Map(each.x.map((place, index) => [place, each.values[index]]));
+    return x.map((place) => known.get(place) ?? null);
+  });
+  return { x, columns };
+}
+
+/**
+ * Exponentially smoothed values. What counts is how many records lie between two values, so that a rare one is not
+ * outweighed by an old one.
+ */
+export function smoothed(values, numbers, records) {
+  let [mean, since] = [null, 0];
+  return values.map((value, index) => {
+    since += numbers[index];
+    if (value == null) return null;
+    const keep = mean === null ? 0 : Math.exp(-since / records);
+    mean = keep === 0 ? value : keep * mean + (1 - keep) * value;
+    since = 0;
+    return mean;
+  });
 }

@@ -1,10 +1,7 @@
-/** What a person may change. Each control asks for the token if it is not known, and for consent if it cannot be undone. */
+/** What a person may change, and the dialogs for it. A control asks for the token if it is unknown, and for consent if it cannot be undone. */
 
 import { ApiError } from "./api.js";
-import { askForToken, confirmed } from "./dialogs.js";
-import { element, setText } from "./dom.js";
-import { count } from "./format.js";
-import { regimeLabel } from "./regime_style.js";
+import { byId, count, element, regimeLabel, setText } from "./dom.js";
 
 export class Controls {
   #api;
@@ -126,5 +123,80 @@ export class Controls {
       }
     }
     this.#onDone();
+  }
+}
+
+/** Ask for the token; null if the person cancels. */
+export async function askForToken(problem = "") {
+  const [dialog, field] = [byId("token-dialog"), byId("token-field")];
+  setText(byId("token-error"), problem);
+  field.value = "";
+  const agreed = await answered(dialog, byId("token-form"), byId("token-cancel"));
+  const token = field.value.trim();
+  field.value = "";
+  return agreed && token ? token : null;
+}
+
+/**
+ * Ask whether something is meant; null if not, and otherwise what was entered.
+ *
+ * @param {{title: string, text: string, verb: string, input?: {label: string, value: string}}} question
+ */
+export async function confirmed({ title, text, verb, input }) {
+  setText(byId("confirm-title"), title);
+  setText(byId("confirm-text"), text);
+  setText(byId("confirm-yes"), verb);
+  const field = byId("confirm-field");
+  byId("confirm-input").hidden = input === undefined;
+  setText(byId("confirm-label"), input?.label ?? "");
+  field.value = input?.value ?? "";
+  const agreed = await answered(byId("confirm-dialog"), byId("confirm-form"), byId("confirm-no"));
+  return agreed ? field.value.trim() : null;
+}
+
+/** Open a dialog; whether its form was submitted. The browser returns the focus to where it was. */
+function answered(dialog, form, cancel) {
+  return new Promise((resolve) => {
+    let agreed = false;
+    form.onsubmit = (event) => {
+      event.preventDefault();
+      agreed = true;
+      dialog.close();
+    };
+    cancel.onclick = () => dialog.close();
+    dialog.onclose = () => resolve(agreed);
+    dialog.showModal();
+  });
+}
+
+const SHOWN_MS = 8000;
+
+export class Notice {
+  #host;
+  #problem = "";
+  #timer = null;
+
+  constructor(host) {
+    this.#host = host;
+  }
+
+  /** Show a sentence for a while. */
+  say(text, bad = false) {
+    clearTimeout(this.#timer);
+    this.#show(text, bad);
+    this.#timer = setTimeout(() => this.#show(this.#problem, true), SHOWN_MS);
+  }
+
+  /** Show a sentence until there is another one; an empty one when all is well. */
+  problem(text) {
+    const changed = text !== this.#problem;
+    this.#problem = text;
+    if (changed) this.#show(text, true);
+  }
+
+  #show(text, bad) {
+    this.#host.hidden = text === "";
+    this.#host.classList.toggle("bad", bad);
+    setText(this.#host, text);
   }
 }

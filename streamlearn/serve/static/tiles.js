@@ -1,8 +1,6 @@
-/** What the daemon is doing now: one figure a tile, each with a sentence that says what it is. */
+/** The present state: one number a tile, each with a sentence that says what it is. */
 
-import { element, setText } from "./dom.js";
-import { UNKNOWN, compact, count, duration, fixed, signed } from "./format.js";
-import { regimeLabel } from "./regime_style.js";
+import { UNKNOWN, compact, count, duration, element, fixed, regimeLabel, setText, signed } from "./dom.js";
 
 const GAIN_RECORDS = 32; // records over which the gain is a mean
 
@@ -21,26 +19,21 @@ const TILES = [
   ["Abstentions", abstentions],
 ];
 
-export class Tiles {
-  #tiles;
-
-  constructor(host) {
-    this.#tiles = TILES.map(([title, read]) => {
-      const [value, help] = [element("dd", { class: "value" }), element("dd", { class: "help" })];
-      host.append(element("div", {}, element("dt", {}, title), value, help));
-      return { read, value, help };
-    });
-  }
-
-  /** Show the figures of the state. */
-  update(known) {
-    for (const { read, value, help } of this.#tiles) {
+/** One tile for each of `TILES`. */
+export function tiles(host) {
+  const shown = TILES.map(([title, read]) => {
+    const [value, help] = [element("dd", { class: "value" }), element("dd", { class: "help" })];
+    host.append(element("div", {}, element("dt", {}, title), value, help));
+    return { read, value, help };
+  });
+  return (known) => {
+    for (const { read, value, help } of shown) {
       const [text, meaning, tone = ""] = read(known);
       setText(value, text);
       setText(help, meaning);
       value.className = `value ${tone}`;
     }
-  }
+  };
 }
 
 function state({ status }) {
@@ -57,7 +50,7 @@ function liveLoss({ status }) {
 
 /** Mean over the newest compared records of how much lower the loss is than the untouched backbone's. */
 function gain({ history }) {
-  const { sample_records: records = [], sample_loss: ours, backbone_loss: theirs } = history.points;
+  const { sample_, sample_loss: ours, backbone_loss: theirs } = history.points;
   let [number, sum] = [0, 0];
   for (let index = records.length - 1; index >= 0 && number < GAIN_RECORDS; index -= 1) {
     if (ours[index] == null) continue;

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import fuzz_images, fuzz_records
 from benchmarks.concept import exchanged
 from benchmarks.learn.splits import Draw
 from benchmarks.learn.suites import SUITES, of_folder
 from benchmarks.streams import read_tasks
+from tests.fuzz import images as fuzz_images
+from tests.fuzz import records as fuzz_records
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared/data"

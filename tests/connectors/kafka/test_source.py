@@ -17,6 +17,7 @@ from streamlearn.events import Event
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.record import Gap, Position, Record, TopicPartition
 from tests.broker import PASSWORD, Broker
+from tests.memory import after
 
 pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("leaked_sockets")]
 
@@ -224,7 +225,7 @@ def test_aborted_records_are_skipped_and_markers_are_neither_lag_nor_stall(broke
     with capture_logs() as logs:
         assert poll_for(source, 1.0) == []
     assert events(logs) == []
-    assert source.lag(Position().after(*records)) == {TopicPartition(topic, 0): 0}
+    assert source.lag(after(Position(), records)) == {TopicPartition(topic, 0): 0}
 
 
 def test_a_topic_deleted_beside_another_does_not_stop_it(broker: Broker, opened: Opener) -> None:
@@ -238,7 +239,7 @@ def test_a_topic_deleted_beside_another_does_not_stop_it(broker: Broker, opened:
         poll_for(source, 2.0)
         broker.produce(topic, numbered(3, 6))
         records += read(source, 3)
-        lag = source.lag(Position().after(*records))
+        lag = source.lag(after(Position(), records))
     assert values(records) == numbered(0, 6)
     assert lag.keys() == {TopicPartition(topic, 0)}
     assert [entry["without_leader"] for entry in logs if "without_leader" in entry] == [[f"{deleted}-0"]]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from streamlearn.backbone.load import load, outline
-from streamlearn.openai_api import ChatMessage, conversation_of
+from streamlearn.serve.openai import ChatTurn, conversation_of
 from streamlearn.settings import BackboneSettings, StreamSettings
 from streamlearn.stream.decode import Decoder
 from tests.vision import as_base64, make_image, tiny_vision_backbone
@@ -27,8 +27,8 @@ def test_parts_are_the_tokens_and_images_of_a_record(tmp_path: Path) -> None:
         {"role": "user", "content": [part(second), text]},
     ]
     as_record = [{"role": "user", "content": [text, image]}, given[1], {"role": "user", "content": [image, text]}]
-    conversation = conversation_of([ChatMessage.model_validate(each) for each in given])
-    found = decoder.prompt(conversation.turns, list(conversation.images))
+    conversation = conversation_of([ChatTurn.model_validate(each) for each in given])
+    found = decoder.prompt(conversation.messages or (), conversation.image)
     expected = decoder.prompt(as_record, [first, second])
     assert found.ids == expected.ids
     assert [each.data for each in found.images] == [each.data for each in expected.images] != []

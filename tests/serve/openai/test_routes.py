@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import orjson
 import pytest
@@ -44,7 +44,7 @@ def jobs(daemon: Daemon) -> list[GenerateJob]:
     return seen
 
 
-def events_of(answer: httpx.Response) -> list[Any]:
+def events_of(answer: httpx2.Response) -> list[Any]:
     """The objects of a complete stream."""
     assert answer.headers["content-type"].startswith("text/event-stream")
     *events, done, rest = answer.text.split("\n\n")
@@ -53,7 +53,7 @@ def events_of(answer: httpx.Response) -> list[Any]:
     return [orjson.loads(event.removeprefix("data: ")) for event in events]
 
 
-def error_of(answer: httpx.Response) -> dict[str, Any]:
+def error_of(answer: httpx2.Response) -> dict[str, Any]:
     """The error of a response in OpenAI's form."""
     body = answer.json()
     assert list(body) == ["error"]
@@ -83,7 +83,7 @@ def test_the_models_have_the_name_of_the_publication() -> None:
         daemon.stop()
 
 
-def test_no_regime_is_listed_where_none_can_be_asked(daemon: Daemon, client: httpx.Client) -> None:
+def test_no_regime_is_listed_where_none_can_be_asked(daemon: Daemon, client: httpx2.Client) -> None:
     """Presets whose routing is the same for all regimes."""
     daemon.board.publish(replace(RUNNING, adaptation=replace(ADAPTATION, routes_by_regime=False)))
     assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["streamlearn", "builtin:nano"]
@@ -116,7 +116,7 @@ def test_a_conversation_is_answered(official: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens == SETTINGS.max_new_tokens
 
 
-def test_headers_say_what_answered(client: httpx.Client) -> None:
+def test_headers_say_what_answered(client: httpx2.Client) -> None:
     """Of both kinds of answer, whole and streamed."""
     expected = {
         "x-streamlearn-model": "streamlearn-regime-3",
@@ -137,7 +137,7 @@ def test_headers_say_what_answered(client: httpx.Client) -> None:
         (Route(None, 0.0, known=False, answered_by="backbone"), "builtin:nano"),
     ],
 )
-def test_an_answer_names_what_computed_it(daemon: Daemon, client: httpx.Client, route: Route, name: str) -> None:
+def test_an_answer_names_what_computed_it(daemon: Daemon, client: httpx2.Client, route: Route, name: str) -> None:
     """Whatever was asked for."""
     daemon.loop.respond = lambda ticket: finish(ticket, route)
     answer = client.post("/v1/completions", json=TEXT)
@@ -145,7 +145,7 @@ def test_an_answer_names_what_computed_it(daemon: Daemon, client: httpx.Client, 
     assert events_of(client.post("/v1/completions", json={**TEXT, "stream": True}))[0]["model"] == name
 
 
-def test_a_streamed_text_comes_in_pieces(client: httpx.Client) -> None:
+def test_a_streamed_text_comes_in_pieces(client: httpx2.Client) -> None:
     """Events with one choice each; the last has the reason, none the usage."""
     events = events_of(client.post("/v1/completions", json={**TEXT, "stream": True}))
     assert {(event["id"], event["object"], event["model"], event["usage"]) for event in events} == {
@@ -157,7 +157,7 @@ def test_a_streamed_text_comes_in_pieces(client: httpx.Client) -> None:
     assert all(event["route"] == ROUTE for event in events)
 
 
-def test_a_streamed_answer_begins_with_the_role(client: httpx.Client) -> None:
+def test_a_streamed_answer_begins_with_the_role(client: httpx2.Client) -> None:
     """Then come the pieces of its content, then the reason."""
     first, *pieces, last = events_of(client.post("/v1/chat/completions", json={**CHAT, "stream": True}))
     assert first["object"] == "chat.completion.chunk"
@@ -168,7 +168,7 @@ def test_a_streamed_answer_begins_with_the_role(client: httpx.Client) -> None:
     assert last["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length"}]
 
 
-def test_the_usage_is_streamed_if_it_is_asked_for(official: openai.OpenAI, client: httpx.Client) -> None:
+def test_the_usage_is_streamed_if_it_is_asked_for(official: openai.OpenAI, client: httpx2.Client) -> None:
     """In an event of its own without a choice, after the others."""
     for path, body in PATHS.items():
         asked = {**body, "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
@@ -185,7 +185,7 @@ def test_the_usage_is_streamed_if_it_is_asked_for(official: openai.OpenAI, clien
     assert chunks[-1].usage.total_tokens == 8
 
 
-def test_a_job_says_how_to_decode(client: httpx.Client, jobs: list[GenerateJob]) -> None:
+def test_a_job_says_how_to_decode(client: httpx2.Client, jobs: list[GenerateJob]) -> None:
     """Every field arrives."""
     body = {**TEXT, "temperature": 0.5, "top_p": 0.25, "seed": 7, "stop": ["a", "b"], "n": 1, "user": "me"}
     assert client.post("/v1/completions", json=body).status_code == 200
@@ -195,7 +195,7 @@ def test_a_job_says_how_to_decode(client: httpx.Client, jobs: list[GenerateJob])
     assert jobs == [expected]
 
 
-def test_defaults_are_those_of_openai(client: httpx.Client, jobs: list[GenerateJob]) -> None:
+def test_defaults_are_those_of_openai(client: httpx2.Client, jobs: list[GenerateJob]) -> None:
     """Temperature 1, the whole vocabulary, a new seed each time; 16 tokens of a text, ours of an answer."""
     for _ in range(2):
         client.post("/v1/completions", json={"model": "streamlearn", "prompt": "a"})
@@ -208,7 +208,7 @@ def test_defaults_are_those_of_openai(client: httpx.Client, jobs: list[GenerateJ
 
 
 @pytest.mark.parametrize("seed", [-1, 0, 2**53, -(2**53)])
-def test_any_integer_that_json_keeps_is_a_seed(client: httpx.Client, jobs: list[GenerateJob], seed: int) -> None:
+def test_any_integer_that_json_keeps_is_a_seed(client: httpx2.Client, jobs: list[GenerateJob], seed: int) -> None:
     """Negative ones too; larger ones are read as rounded numbers by many JSON readers, and refused."""
     assert client.post("/v1/completions", json={**TEXT, "seed": 2**53 + 1}).status_code == 400
     assert client.post("/v1/completions", json={**TEXT, "seed": seed}).status_code == 200
@@ -216,7 +216,7 @@ def test_any_integer_that_json_keeps_is_a_seed(client: httpx.Client, jobs: list[
     assert jobs[0].sampling.seed == seed % 2**63
 
 
-def test_temperature_zero_is_greedy(client: httpx.Client, jobs: list[GenerateJob]) -> None:
+def test_temperature_zero_is_greedy(client: httpx2.Client, jobs: list[GenerateJob]) -> None:
     """Without a generator of random numbers."""
     client.post("/v1/completions", json={**TEXT, "temperature": 0, "stop": "x"})
     assert (jobs[0].sampling, jobs[0].stop) == (None, ("x",))
@@ -226,7 +226,7 @@ def test_temperature_zero_is_greedy(client: httpx.Client, jobs: list[GenerateJob
     ("model", "requested"), [("streamlearn", "routed"), ("builtin:nano", "backbone"), ("streamlearn-regime-1", 1)]
 )
 def test_the_model_chooses_what_answers(
-    client: httpx.Client, jobs: list[GenerateJob], model: str, requested: object
+    client: httpx2.Client, jobs: list[GenerateJob], model: str, requested: object
 ) -> None:
     """Routing, the untouched backbone, or a regime."""
     for path, body in PATHS.items():
@@ -234,8 +234,8 @@ def test_the_model_chooses_what_answers(
     assert [job.requested for job in jobs] == [requested] * 2
 
 
-def test_images_of_a_message_are_passed_on(client: httpx.Client, jobs: list[GenerateJob]) -> None:
-    """As /v1/generate takes them."""
+def test_images_of_a_message_are_passed_on(client: httpx2.Client, jobs: list[GenerateJob]) -> None:
+    """As a record has them."""
     parts = [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}}]
     client.post("/v1/chat/completions", json={**CHAT, "messages": [{"role": "user", "content": parts}]})
     [job] = jobs
@@ -243,14 +243,14 @@ def test_images_of_a_message_are_passed_on(client: httpx.Client, jobs: list[Gene
     assert job.image == ["eA=="]
 
 
-def test_a_prompt_may_stand_in_a_list(client: httpx.Client, jobs: list[GenerateJob]) -> None:
+def test_a_prompt_may_stand_in_a_list(client: httpx2.Client, jobs: list[GenerateJob]) -> None:
     """As some clients send it."""
     client.post("/v1/completions", json={**TEXT, "prompt": ["hello"]})
     assert jobs[0].prompt == "hello"
 
 
 @pytest.mark.parametrize("model", ["gpt-5", "streamlearn-regime-2", "streamlearn-regime-1@40", "nano"])
-def test_an_unknown_model_is_not_found(official: openai.OpenAI, client: httpx.Client, model: str) -> None:
+def test_an_unknown_model_is_not_found(official: openai.OpenAI, client: httpx2.Client, model: str) -> None:
     """With OpenAI's code, and before anything is streamed."""
     with pytest.raises(openai.NotFoundError) as caught:
         official.chat.completions.create(**{**CHAT, "model": model})
@@ -259,7 +259,7 @@ def test_an_unknown_model_is_not_found(official: openai.OpenAI, client: httpx.Cl
     assert (answer.status_code, error_of(answer)["type"]) == (404, "invalid_request_error")
 
 
-def test_a_regime_may_be_forgotten_before_its_job_runs(daemon: Daemon, client: httpx.Client) -> None:
+def test_a_regime_may_be_forgotten_before_its_job_runs(daemon: Daemon, client: httpx2.Client) -> None:
     """The loop has the last word, in a stream too."""
     daemon.loop.respond = lambda ticket: ticket.fail(UnknownRegimeError("regime 1 cannot answer, expected one of 3"))
     for stream in (False, True):
@@ -319,7 +319,7 @@ def test_a_regime_may_be_forgotten_before_its_job_runs(daemon: Daemon, client: h
     ],
 )
 def test_a_field_that_cannot_be_used_is_named(
-    daemon: Daemon, client: httpx.Client, path: str, change: dict[str, Any], param: str, message: str
+    daemon: Daemon, client: httpx2.Client, path: str, change: dict[str, Any], param: str, message: str
 ) -> None:
     """With status 400 in OpenAI's form, also for a stream; nothing is queued."""
     daemon.loop.respond = lambda _: pytest.fail("a job was queued")
@@ -338,7 +338,7 @@ def test_a_field_that_cannot_be_used_is_named(
         {"logprobs": False, "logit_bias": {}, "metadata": {"a": "b"}, "store": True, "stream_options": None},
     ],
 )
-def test_fields_that_ask_for_nothing_are_accepted(client: httpx.Client, change: dict[str, Any]) -> None:
+def test_fields_that_ask_for_nothing_are_accepted(client: httpx2.Client, change: dict[str, Any]) -> None:
     """Many clients send every field."""
     for path, body in PATHS.items():
         assert client.post(path, json={**body, **change}).status_code == 200
@@ -346,7 +346,7 @@ def test_fields_that_ask_for_nothing_are_accepted(client: httpx.Client, change: 
     assert client.post("/v1/chat/completions", json={**CHAT, **more}).status_code == 200
 
 
-def test_a_body_that_is_not_json_is_refused_in_openais_form(client: httpx.Client) -> None:
+def test_a_body_that_is_not_json_is_refused_in_openais_form(client: httpx2.Client) -> None:
     """So is another content type."""
     answer = client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
     assert (answer.status_code, error_of(answer)["code"]) == (400, "not_json")
@@ -354,7 +354,7 @@ def test_a_body_that_is_not_json_is_refused_in_openais_form(client: httpx.Client
     assert (answer.status_code, error_of(answer)["code"]) == (415, "wrong_content_type")
 
 
-def test_an_unusable_prompt_names_its_field(daemon: Daemon, client: httpx.Client) -> None:
+def test_an_unusable_prompt_names_its_field(daemon: Daemon, client: httpx2.Client) -> None:
     """As the decoder of records explains it."""
     daemon.loop.respond = lambda ticket: ticket.fail(
         RecordError(Reason.BAD_FORM, "image: this backbone reads only text")
@@ -368,7 +368,7 @@ def test_an_unusable_prompt_names_its_field(daemon: Daemon, client: httpx.Client
             assert error["code"] == "bad_form"
 
 
-def test_a_failed_job_is_an_error_of_the_server(daemon: Daemon, client: httpx.Client) -> None:
+def test_a_failed_job_is_an_error_of_the_server(daemon: Daemon, client: httpx2.Client) -> None:
     """Without its details."""
     daemon.loop.respond = lambda ticket: ticket.fail(KeyError("secret"))
     for stream in (False, True):
@@ -377,7 +377,7 @@ def test_a_failed_job_is_an_error_of_the_server(daemon: Daemon, client: httpx.Cl
         assert "secret" not in answer.text
 
 
-def test_a_daemon_that_is_not_ready_says_when_to_retry(daemon: Daemon, client: httpx.Client) -> None:
+def test_a_daemon_that_is_not_ready_says_when_to_retry(daemon: Daemon, client: httpx2.Client) -> None:
     """503 with Retry-After; the models can be read all the same."""
     daemon.board.publish(Status(phase=Phase.RESTORING))
     for path, body in PATHS.items():
