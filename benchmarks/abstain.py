@@ -1,43 +1,40 @@
-"""Benchmark of novelty detection: requests of tasks that were in the stream, and of tasks that were not.
+"""Novelty detection: requests of tasks that were in the stream, and of tasks that were not.
 
-    streamlearn bench abstain --data ../shared/data/superni --others ../shared/data/pretrain/superni_other.jsonl.gz
+    python -m benchmarks.abstain --json
 
 Tasks are drawn at random; a monitor reads up to `TRAIN_RECORDS` records of each, one task after another, and then
 classifies records that were not in the stream: the remaining ones of the same tasks (known) and records of tasks that
-were not drawn (unknown). Nothing is told about tasks. Only training files are read. The metrics:
+were not drawn (unknown). The monitor gets no task labels. Only training files are read. The metrics:
 
 - auroc: probability that a known request has a larger p-value than an unknown one; ties count half
-- known_rejected: share of the known requests that no regime is found to explain, at most the level if it is calibrated
-- unknown_detected: share of the unknown requests that no regime is found to explain
+- known_rejected: share of the known requests that match no regime, at most the level if it is calibrated
+- unknown_detected: share of the unknown requests that match no regime
 - ms_per_request: processor time to classify a request; classifier_ms: to prepare for a new state of the memory
 
 `superni` are all tasks of `--data` together, which are less alike than tasks drawn at random: among those are groups
 that differ in one word of the definition, and by bare inputs some cannot be told apart at all.
 """
 
-import gzip
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 from scipy.stats import rankdata
 
-from benchmarks.streams import PROMPTS, Prompt, text_decoder
-from benchmarks.superni import read_texts, to_chat, to_record
+from benchmarks.data import Row, read_texts, to_chat, to_record
+from benchmarks.measuring import OTHERS, SHARED, command, parser, show
+from benchmarks.streams import PROMPTS, Prompt, Task, read_folder, run_monitor, text_decoder, to_task
 from streamlearn.errors import UsageError
 from streamlearn.settings import ServeSettings, ShiftSettings
 from streamlearn.shift.features import input_of
-from streamlearn.shift.input_shift import Assignment
 from streamlearn.shift.monitor import Monitor
-from streamlearn.stream.record import Batch, Example
+from streamlearn.stream.record import Example
 
 TRAIN_RECORDS = 80
 """Maximum records of a task in the stream."""
@@ -49,32 +46,21 @@ MIN_RECORDS = 100
 """A task with fewer records is not drawn."""
 DRAWS = {1: 40, 2: 20, 8: 6, 15: 4, 100: 1}
 """Number of tasks in a stream -> number of draws of them, so that each has about the same number of known requests."""
-BATCH_RECORDS = 8
 SEED = 0xAB
 COLUMNS = ("streams", "known", "unknown", "auroc", "known_rejected", "unknown_detected", "ms_per_request")
 
 
-@dataclass(frozen=True)
-class RequestTask:
-    """Decoded records of one task."""
-
-    name: str
-    examples: Mapping[Prompt, Sequence[Example]]
-
-
 @dataclass
 class RequestScores:
-    """What a monitor says about the requests of one stream, or of several together."""
+    """The p-values of the requests of one stream, or of several together."""
 
     known: list[float]
-    """p-values."""
     unknown: list[float]
     request_s: float = 0.0
     classifier_s: float = 0.0
     streams: int = 1
 
     def __add__(self, other: "RequestScores") -> "RequestScores":
-        """Both together."""
         return RequestScores(
             self.known + other.known,
             self.unknown + other.unknown,
@@ -98,17 +84,8 @@ class RequestScores:
         }
 
 
-def report(*, data: Path, others: Path, backbone: Path | None, as_json: bool, quick: bool = False) -> None:
-    """Measure and print the metrics of each number of tasks; `quick` makes few, short streams."""
-    result = measure(data, others, backbone, quick=quick)
-    if as_json:
-        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
-    else:
-        Console().print(table(result))
-
-
 def measure(data: Path, others: Path, backbone: Path | None, *, quick: bool = False) -> dict[str, Any]:
-    """The metrics by prompt and number of tasks, and under `setting` what they were measured on."""
+    """Return the metrics by prompt and number of tasks; `quick` makes few, short streams."""
     tasks, suite = read_tasks(data, others, backbone, limit=60 if quick else TRAIN_RECORDS + KNOWN_RECORDS)
     level = ServeSettings().max_known_rejected
     draws = {1: 1, 2: 1} if quick else {number: draws for number, draws in DRAWS.items() if number < len(tasks)}
@@ -126,7 +103,7 @@ def measure(data: Path, others: Path, backbone: Path | None, *, quick: bool = Fa
     return result
 
 
-def _drawn(tasks: Sequence[RequestTask], prompt: Prompt, number: int, draws: int) -> RequestScores:
+def _drawn(tasks: Sequence[Task], prompt: Prompt, number: int, draws: int) -> RequestScores:
     """Several streams of `number` tasks each."""
     outcomes = []
     for draw in range(draws):
@@ -135,9 +112,8 @@ def _drawn(tasks: Sequence[RequestTask], prompt: Prompt, number: int, draws: int
     return sum(outcomes[1:], start=outcomes[0])
 
 
-def run(tasks: Sequence[RequestTask], chosen: Sequence[int], prompt: Prompt, rng: np.random.Generator) -> RequestScores:
+def run(tasks: Sequence[Task], chosen: Sequence[int], prompt: Prompt, rng: np.random.Generator) -> RequestScores:
     """Let a monitor read the chosen tasks, and classify requests of all."""
-    monitor = Monitor(ShiftSettings(max_regimes=256), vocab_size=1, seed=0)
     stream: list[Example] = []
     known: list[Example] = []
     for task in chosen:
@@ -147,27 +123,20 @@ def run(tasks: Sequence[RequestTask], chosen: Sequence[int], prompt: Prompt, rng
         stream += [examples[i] for i in order[:cut]]
         known += [examples[i] for i in order[cut : cut + KNOWN_RECORDS]]
     unknown = [
-        each.examples[prompt][i]
-        for number, each in enumerate(tasks)
+        task.examples[prompt][i]
+        for number, task in enumerate(tasks)
         if number not in chosen
-        for i in rng.permutation(len(each.examples[prompt]))[:UNKNOWN_RECORDS].tolist()
+        for i in rng.permutation(len(task.examples[prompt]))[:UNKNOWN_RECORDS].tolist()
     ]
-    for start in range(0, len(stream), BATCH_RECORDS):
-        monitor.update(Batch((), tuple(stream[start : start + BATCH_RECORDS])))
-    monitor.flush()
+    monitor = Monitor(ShiftSettings(max_regimes=256), vocab_size=1, seed=0)
+    run_monitor(monitor, stream)
     state = monitor.released
     started = time.process_time()
     monitor.assign([input_of(known[0])], state)
     prepared = time.process_time()
-    assigned = monitor.assign([input_of(each) for each in (*known, *unknown)], state)
-    ended = time.process_time()
-    return RequestScores(
-        _p_values(assigned[: len(known)]), _p_values(assigned[len(known) :]), ended - prepared, prepared - started
-    )
-
-
-def _p_values(assigned: Sequence[Assignment]) -> list[float]:
-    return [each.p_value for each in assigned]
+    assigned = monitor.assign([input_of(request) for request in (*known, *unknown)], state)
+    p_values, ended = [one.p_value for one in assigned], time.process_time()
+    return RequestScores(p_values[: len(known)], p_values[len(known) :], ended - prepared, prepared - started)
 
 
 def auroc(known: NDArray[np.float64], unknown: NDArray[np.float64]) -> float:
@@ -176,48 +145,42 @@ def auroc(known: NDArray[np.float64], unknown: NDArray[np.float64]) -> float:
     return float((ranks.sum() - len(known) * (len(known) + 1) / 2) / (len(known) * len(unknown)))
 
 
-def read_tasks(data: Path, others: Path, backbone: Path | None, limit: int) -> tuple[list[RequestTask], list[int]]:
-    """The tasks of both sources, at most `limit` records of each, and the indices of those in `data`.
+def read_tasks(data: Path, others: Path, backbone: Path | None, limit: int) -> tuple[list[Task], list[int]]:
+    """Return the tasks of both sources, at most `limit` records of each, and the indices of those in `data`.
 
     Raises:
         UsageError: the folder or the file holds no task.
     """
     decoder, _ = text_decoder(backbone)
     form = to_record if backbone is None else to_chat
-    rows_by_task = _rows_of_folder(data, limit)
+    own = read_folder(data, limit)
     texts = {task: rows[:limit] for task, rows in read_texts(others).items() if len(rows) >= MIN_RECORDS}
     if not texts:
         raise UsageError(f"{others}: expected a task of at least {MIN_RECORDS} texts, found none; set --others")
-    rows_by_task |= texts
-    tasks = [
-        RequestTask(
-            name,
-            {prompt: [decoder.decode_value(form(row, bare=prompt == "bare")) for row in rows] for prompt in PROMPTS},
-        )
-        for name, rows in rows_by_task.items()
-    ]
-    return tasks, list(range(len(_files(data))))
-
-
-def _files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.train.jsonl.gz"))
-    if not files:
-        raise UsageError(f"{folder} must hold task files NAME.train.jsonl.gz, found none; set the folder with --data")
-    return files
-
-
-def _rows_of_folder(folder: Path, limit: int) -> dict[str, list[dict[str, Any]]]:
-    found = {}
-    for file in _files(folder):
-        with gzip.open(file) as lines:
-            found[file.name.split(".")[0]] = [orjson.loads(line) for line in islice(lines, limit)]
-    return found
+    bare = partial(form, bare=True)
+    rows_by_task: dict[str, Sequence[Row]] = {**own, **texts}
+    tasks = [to_task(name, rows, decoder, form, bare) for name, rows in rows_by_task.items()]
+    return tasks, list(range(len(own)))
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """The metrics, one row per prompt and number of tasks."""
     shown = Table("prompt", "tasks", *COLUMNS, box=None, pad_edge=False)
     for prompt in PROMPTS:
         for number, values in result[prompt].items():
             shown.add_row(prompt, number, *(f"{values[name]:g}" for name in COLUMNS))
     return shown
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--data", type=Path, default=SHARED / "superni", help="folder of SuperNI task files")
+    options.add_argument("--others", type=Path, default=OTHERS, help="file of texts of other tasks")
+    options.add_argument("--backbone", type=Path, help="folder of a model whose tokenizer is used, by default nano")
+    options.add_argument("--quick", action="store_true", help="use few, short streams, as a smoke test")
+    given = options.parse_args()
+    result = measure(given.data, given.others, given.backbone, quick=given.quick)
+    show(result, table(result), as_json=given.json)
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,4 +1,6 @@
-"""Benchmark of concept drift: a classification task whose labels are exchanged halfway, while the inputs stay the same.
+"""Concept drift: a classification task whose labels are exchanged halfway, while the inputs stay the same.
+
+    python -m benchmarks.concept --json        (also a part of `python -m benchmarks.detect`)
 
 The bundled backbone learns almost nothing about sentiment from 500 records seen once (accuracy 0.53, chance 0.5), and
 exchanging the labels of guesses has no effect. Therefore `DISTINCT` records are repeated `PASSES` times, in a new order
@@ -22,19 +24,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import orjson
 from rich.table import Table
 
-from benchmarks.learn.arms import read_arm
-from benchmarks.learn.profile import read_profile
-from benchmarks.superni import read_task
-from streamlearn.daemon.build import Components
-from streamlearn.daemon.loop import Daemon
-from streamlearn.jobs.queue import JobQueue
+from benchmarks.daemon import QuietObserver, run_daemon
+from benchmarks.data import read_task, to_lines
+from benchmarks.learn.methods import read_arm, read_profile
+from benchmarks.measuring import SHARED, command, parser, show
+from benchmarks.streams import ratio
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.regime import ShiftReport
-from streamlearn.snapshot.parts import SnapshotInfo
-from streamlearn.status import Board, Clock, Phase, Status
+from streamlearn.status import Status
 from streamlearn.stream.record import Batch
 
 TASKS = ("task363", "task875", "task1687")
@@ -43,63 +42,53 @@ RECOVERED = 0.9
 """Share of the level at which the accuracy counts as recovered."""
 
 
-class _Recorder:
-    """Records the prequential accuracy of every record, and the declared shifts."""
+class Recorder(QuietObserver):
+    """Records the prequential accuracy of every record, in stream order, and the declared shifts."""
 
     def __init__(self) -> None:
         self.correct: list[bool] = []
         self.reports: list[ShiftReport] = []
 
     def declared_at(self, kind: str) -> list[int]:
-        """Ordinals at which shifts of one kind were declared."""
         return [report.shift.declared_at for report in self.reports if report.shift.kind == kind]
 
-    def on_start(self, status: Status) -> None:
-        """Do nothing."""
-
-    def on_snapshot(self, info: SnapshotInfo) -> None:
-        """Do nothing."""
-
     def on_shift(self, report: ShiftReport) -> None:
-        """Record a shift."""
         self.reports.append(report)
 
     def on_step(self, batch: Batch, step: Step, status: Status) -> None:
-        """Record the accuracy, in stream order."""
         del batch, status
         self.correct += step.record_correct
 
 
 def exchanged(folder: Path, task: str, seed: int) -> tuple[list[dict[str, Any]], int]:
-    """The stream, and the index of the first record whose label is replaced by the next one in alphabetical order."""
+    """Return the stream, and the index of the first record whose label is replaced by the next one by alphabet."""
     rng = random.Random(f"{seed} {task}")
     rows = list(read_task(folder, task, "train"))
     rng.shuffle(rows)
     labels = sorted({row["completion"] for row in rows})
     after = dict(zip(labels, [*labels[1:], labels[0]], strict=True))
     passes = [rng.sample(rows[:DISTINCT], DISTINCT) for _ in range(PASSES + PASSES_AFTER)]
-    first = [row for each in passes[:PASSES] for row in each]
-    second = [{**row, "completion": after[row["completion"]]} for each in passes[PASSES:] for row in each]
+    first = [row for drawn in passes[:PASSES] for row in drawn]
+    second = [{**row, "completion": after[row["completion"]]} for drawn in passes[PASSES:] for row in drawn]
     return [*first, *second], len(first)
 
 
-def run(rows: Sequence[dict[str, Any]], arm: str, seed: int) -> _Recorder:
+def run(rows: Sequence[dict[str, Any]], arm: str, seed: int) -> Recorder:
     """Run the daemon on the stream, without hold-out records."""
-    recorder = _Recorder()
+    recorder = Recorder()
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "stream.jsonl"
-        file.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
+        file, state = Path(folder) / "stream.jsonl", Path(folder) / "state"
+        file.write_bytes(to_lines(rows))
         no_holdout = {"holdout.every_records": 0}
-        state = Path(folder) / "state"
-        nano = read_profile("nano")
-        components = Components(read_arm(arm, nano, seed=seed, state=state, stream=file, shared=no_holdout).settings)
-        Daemon(components, Board(Status(Phase.STARTING), Clock()), JobQueue(1), observer=recorder).run()
-        components.close()
+        run_daemon(
+            read_arm(arm, read_profile("nano"), seed=seed, state=state, stream=file, shared=no_holdout).settings,
+            recorder,
+        )
     return recorder
 
 
 def recovery(accuracy: Sequence[float], half: int) -> tuple[float, int | None]:
-    """The level before the exchange, and the number of records until the accuracy has recovered; None if it never does.
+    """Return the level before the exchange, and the records until the accuracy has recovered; None if it never does.
 
     `accuracy` is that of each record, averaged over the seeds. `half` is the index of the first exchanged label.
     """
@@ -113,13 +102,12 @@ def recovery(accuracy: Sequence[float], half: int) -> tuple[float, int | None]:
 
 
 def measure_all(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """The metrics of every task of `TASKS` in the folder."""
+    """Return the metrics of every task of `TASKS` in the folder."""
     present = [task for task in TASKS if any(folder.glob(f"{task}*.train.jsonl.gz"))]
     return {task: measure(folder, task, seeds) for task in present}
 
 
 def measure(folder: Path, task: str, seeds: Sequence[int]) -> dict[str, Any]:
-    """The metrics of one task."""
     streams = [exchanged(folder, task, seed) for seed in seeds]
     half = streams[0][1]
     default, lora = (
@@ -128,31 +116,27 @@ def measure(folder: Path, task: str, seeds: Sequence[int]) -> dict[str, Any]:
     )
     level, recovered_after = recovery(_mean_over_seeds(default), half)
     lora_level, lora_recovered_after = recovery(_mean_over_seeds(lora), half)
-    answers = [each.declared_at("answers") for each in default]
-    inputs = [at for each in default for at in each.declared_at("inputs")]
-    declared_after = [next((at - half for at in each if at > half), None) for each in answers]
+    answers = [recorder.declared_at("answers") for recorder in default]
+    inputs = [at for recorder in default for at in recorder.declared_at("inputs")]
+    declared_after = [next((at - half for at in declared if at > half), None) for declared in answers]
+    both = recovered_after is not None and lora_recovered_after is not None
     return {
         "declared_after": declared_after,
-        "false_alarms": sum(map(len, answers)) - sum(each is not None for each in declared_after),
+        "false_alarms": sum(map(len, answers)) - sum(after is not None for after in declared_after),
         "new_regimes": sum(at > half for at in inputs),
         "level": round(level, 3),
         "recovered_after": recovered_after,
         "lora_level": round(lora_level, 3),
         "lora_recovered_after": lora_recovered_after,
-        "ratio": _ratio(recovered_after, lora_recovered_after),
+        "ratio": ratio(recovered_after or 0, lora_recovered_after or 0, 3) if both else None,
     }
 
 
-def _ratio(part: int | None, whole: int | None) -> float | None:
-    return None if part is None or whole is None else round(part / whole, 3)
-
-
-def _mean_over_seeds(runs: Sequence[_Recorder]) -> list[float]:
-    return [fmean(correct) for correct in zip(*(each.correct for each in runs), strict=True)]
+def _mean_over_seeds(recorders: Sequence[Recorder]) -> list[float]:
+    return [fmean(correct) for correct in zip(*(recorder.correct for recorder in recorders), strict=True)]
 
 
 def table(result: dict[str, dict[str, Any]]) -> Table:
-    """The metrics as a table, one row per task."""
     names = tuple(next(iter(result.values()), {}))
     shown = Table("answers exchanged", *(name.replace("_", " ") for name in names), box=None, pad_edge=False)
     for task, row in result.items():
@@ -164,3 +148,16 @@ def _cell(value: float | list[float | None] | None) -> str:
     if isinstance(value, list):
         return ", ".join(map(_cell, value))
     return "-" if value is None else f"{value:.2f}".removesuffix(".00")
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--data", type=Path, default=SHARED / "superni", help="folder of SuperNI task files")
+    options.add_argument("--seeds", type=int, default=3, help="runs of each task")
+    given = options.parse_args()
+    result = measure_all(given.data, range(given.seeds))
+    show(result, table(result), as_json=given.json)
+
+
+if __name__ == "__main__":
+    command(main)

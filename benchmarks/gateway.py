@@ -1,10 +1,12 @@
 """What the gateway adds to a request, and how fast it starts.
 
+    python -m benchmarks.gateway --json --keep-awake
+
 A stub answers at once, in a process of its own; so does the gateway. Requests arrive at a fixed rate, whether earlier
 ones are answered or not, in turns straight to the stub and through the gateway, with the prompts of the bundled sample.
 
 Between two requests nothing is to be done, and on a virtual machine an idle processor takes up to a millisecond to
-wake, for each process on the way. A server that has other work does not see that; `keep_awake` measures as there.
+wake, for each process on the way. A server that has other work does not see that: `--keep-awake` measures without it.
 """
 
 import asyncio
@@ -19,12 +21,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
-import orjson
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measuring import command, parser, show
 from tests.gateway.sample_publication import publish_sample, sample_records, served_models
 from tests.gateway.stub_upstream import free_port
 
@@ -37,28 +38,8 @@ _SPIN = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n
 _COMMAND = [sys.executable, "-m", "streamlearn", "gateway"]
 
 
-def report(*, seconds: float, requests_per_s: float, keep_awake: bool, as_json: bool) -> None:
-    """Measure and print."""
-    with _awake() if keep_awake else nullcontext():
-        figures = {"kept_awake": keep_awake, **measure(seconds=seconds, requests_per_s=requests_per_s)}
-    if as_json:
-        print(orjson.dumps(figures, option=orjson.OPT_INDENT_2).decode())
-        return
-    table = Table(title=f"{figures['requests_per_s']:g} requests a second, {figures['requests']} each, milliseconds")
-    for column in ("", *(f"p{each}" for each in PERCENTILES)):
-        table.add_column(column, justify="right" if column else "left")
-    for name in ("direct", "gateway", "added"):
-        table.add_row(name, *(f"{figures[name][f'p{each}_ms']:.2f}" for each in PERCENTILES))
-    console = Console()
-    console.print(table)
-    console.print(
-        f"answers after {figures['live_s']:.2f} s and is ready after {figures['ready_s']:.2f} s, medians of {STARTS} "
-        f"starts; torch {'is' if figures['torch'] else 'is not'} loaded; {figures['failed']} requests failed"
-    )
-
-
 def measure(*, seconds: float, requests_per_s: float) -> dict[str, Any]:
-    """Figures as `--json` prints them; `seconds` is the time of requests through the gateway."""
+    """Measure; `seconds` is the time of requests through the gateway."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         publication = publish_sample(folder)
@@ -89,20 +70,20 @@ async def _in_turns(
     prompts = [record["prompt"] for record in sample_records()]
     taken: dict[str, list[float]] = {name: [] for name in urls}
     failed = 0
-    async with httpx.AsyncClient(timeout=30.0, trust_env=False) as client:
+    async with httpx2.AsyncClient(timeout=30.0, trust_env=False) as client:
         for turn in range(ROUNDS + 1):
             for name, (url, model) in urls.items():
                 number = round(seconds * requests_per_s)
                 first = turn * number % len(prompts)
-                found = await _turn(client, url, model, (prompts + prompts)[first : first + number], seconds)
+                times = await _turn(client, url, model, (prompts + prompts)[first : first + number], seconds)
                 if turn:
-                    taken[name] += [each for each in found if each is not None]
-                    failed += found.count(None)
+                    taken[name] += [took for took in times if took is not None]
+                    failed += times.count(None)
     return taken, failed
 
 
 async def _turn(
-    client: httpx.AsyncClient, url: str, model: str, prompts: Sequence[str], seconds: float
+    client: httpx2.AsyncClient, url: str, model: str, prompts: Sequence[str], seconds: float
 ) -> list[float | None]:
     """Send the prompts evenly over `seconds`; seconds each took, None for one that failed."""
 
@@ -131,9 +112,9 @@ def _wait(process: "subprocess.Popen[bytes]", url: str, path: str) -> float:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            if httpx.get(url + path, trust_env=False).status_code == 200:
+            if httpx2.get(url + path, trust_env=False).status_code == 200:
                 return time.monotonic()
-        except httpx.TransportError:
+        except httpx2.TransportError:
             time.sleep(POLL_S)
     raise RuntimeError(f"the gateway did not answer {path} within {START_S:g} s; exit code {process.poll()}")
 
@@ -173,4 +154,33 @@ def _stub(models: Sequence[str]) -> Iterator[str]:
 
 
 def _named(values: Iterable[float]) -> dict[str, float]:
-    return {f"p{each}_ms": round(float(value), 3) for each, value in zip(PERCENTILES, values, strict=True)}
+    return {f"p{percentile}_ms": round(float(value), 3) for percentile, value in zip(PERCENTILES, values, strict=True)}
+
+
+def table(result: dict[str, Any]) -> Table:
+    shown = Table(
+        "", *(f"p{percentile}" for percentile in PERCENTILES),
+        title=f"{result['requests_per_s']:g} requests a second, {result['requests']} each, milliseconds",
+    )  # fmt: skip
+    for name in ("direct", "gateway", "added"):
+        shown.add_row(name, *(f"{result[name][f'p{percentile}_ms']:.2f}" for percentile in PERCENTILES))
+    return shown
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--seconds", type=float, default=20.0, help="length of the measurement, each way")
+    options.add_argument("--rate", type=float, default=50.0, help="requests per second")
+    options.add_argument("--keep-awake", action="store_true", help="let no processor go idle meanwhile")
+    given = options.parse_args()
+    with _awake() if given.keep_awake else nullcontext():
+        result = {"kept_awake": given.keep_awake, **measure(seconds=given.seconds, requests_per_s=given.rate)}
+    line = (
+        f"answers after {result['live_s']:.2f} s and is ready after {result['ready_s']:.2f} s, medians of {STARTS} "
+        f"starts; torch {'is' if result['torch'] else 'is not'} loaded; {result['failed']} requests failed"
+    )
+    show(result, table(result), line, as_json=given.json)
+
+
+if __name__ == "__main__":
+    command(main)

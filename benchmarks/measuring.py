@@ -5,8 +5,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +105,3 @@ def resident_mib() -> float:
 def _status_mib(name: str) -> float:
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
-
-
-def drawing(path: Path, module: str) -> Callable[[dict[str, Any]], None]:
-    """Return the `draw` of a module that needs matplotlib, for a path."""
-    draw: Callable[..., None] = import_module(module).draw
-    return partial(draw, path=check_plot(path))

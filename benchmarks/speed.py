@@ -1,23 +1,39 @@
 """Training speed in tokens per second: adapters, the daemon, and the image path.
 
-    streamlearn bench speed --json
+    python -m benchmarks.speed --json
 
-`speed_arms` measures whole training steps with different adapters, `speed_daemon` the daemon against bare steps, and
-`speed_images` the decoding of images. All ratios compare steps that were taken in turns, so other load on the machine
-affects both sides alike.
+All ratios compare steps that were taken in turns, so other load on the machine affects both sides alike.
+
+- arms: whole training steps with different adapters, see `speed_arms`.
+- daemon_over_bare: the daemon reads the bundled sample from its file, decodes, batches, holds records out, detects and
+  enters regimes, scores, writes its journal and takes snapshots. Between its steps another learner takes bare ones on
+  the same records. The first to see the shapes of a batch pays more: memory is mapped and, in bfloat16, kernels are
+  compiled for them (3 % in the median and 6 % in sum). So the daemon is first with every other batch, and the bare
+  steps with those between; an earlier pass knows which batches come next.
+- images: training steps on the stream of `builtin:nano-vl` against the same steps on batches decoded beforehand. Each
+  record holds a question and one image: alternately a JPEG of 336 x 252 and a PNG of 64 x 64. Images are decoded in a
+  thread ahead of the learner if a core is free (a GPU, or fewer threads than cores), else between the learner's steps.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import base64
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import orjson
 import torch
-from rich.console import Console
+from PIL import Image
 from rich.table import Table
 
-from benchmarks import speed_images
+from benchmarks.daemon import QuietObserver, without_http
+from benchmarks.measuring import SAMPLE, command, parser, show
 from benchmarks.speed_arms import (
     ARMS,
     FOLDER_ARMS,
@@ -28,9 +44,21 @@ from benchmarks.speed_arms import (
     sample_batches,
     wide_backbone,
 )
-from benchmarks.speed_daemon import daemon_passes
 from streamlearn.backbone.load import choose
-from streamlearn.events import configure_logging
+from streamlearn.daemon.build import Components
+from streamlearn.daemon.loop import Daemon, Observer
+from streamlearn.learner.learner import Learner, Step
+from streamlearn.settings import (
+    BackboneSettings,
+    JsonlSettings,
+    LogSettings,
+    ProbeSettings,
+    Settings,
+    SourceSettings,
+    StreamSettings,
+)
+from streamlearn.status import Status
+from streamlearn.stream.record import Batch, Example
 
 BACKBONES: Mapping[str, Callable[[], Any]] = {"nano": nano_backbone, "h1024": wide_backbone}
 RATIOS = (
@@ -43,37 +71,33 @@ RATIOS = (
     ("mh_moe", "frozen_floor"),
 )
 """Numerator and denominator of each ratio."""
+IMAGE_RECORDS = 160
+IMAGE_STREAM = StreamSettings(max_tokens=512, batch_tokens=1024, batch_records=8)
 
 
-def report(*, rounds: int, folder: Path | None, as_json: bool) -> None:
-    """Measure everything and print it; `folder` has a further backbone."""
-    configure_logging("error")
-    arithmetic = choose("auto", torch.device("cpu"))
+def measure_all(rounds: int, folder: Path | None) -> dict[str, Any]:
+    """Measure everything; `folder` has a further backbone."""
     batches = sample_batches()
     arms = {name: measure(make, batches, rounds) for name, make in BACKBONES.items()}
     if folder is not None:
         arms[folder.name] = measure(folder_backbone(folder), sample_batches(folder), rounds, FOLDER_ARMS)
     passes = daemon_passes(rounds)
-    result: dict[str, Any] = {
-        "arms": {name: {arm: each.figures() for arm, each in found.items()} for name, found in arms.items()},
-        "ratios": {name: ratios(found) for name, found in arms.items()},
-        "daemon_over_bare": round(median(each.over_bare for each in passes), 3),
-        "daemon_passes": [round(each.over_bare, 3) for each in passes],
-        "images": speed_images.measure(2 * rounds),
+    return {
+        "arms": {name: {arm: result.results() for arm, result in own.items()} for name, own in arms.items()},
+        "ratios": {name: ratios(own) for name, own in arms.items()},
+        "daemon_over_bare": round(median(one.over_bare for one in passes), 3),
+        "daemon_passes": [round(one.over_bare, 3) for one in passes],
+        "images": measure_images(2 * rounds),
         "setting": {
             "rounds": rounds,
-            "dtype": arithmetic.name,
+            "dtype": choose("auto", torch.device("cpu")).name,
             "threads": torch.get_num_threads(),
             "cpu": torch.backends.cpu.get_cpu_capability(),
             "torch": torch.__version__,
-            "daemon_tokens_per_s": round(median(each.tokens / each.daemon_s for each in passes)),
-            "bare_tokens_per_s": round(median(each.tokens / each.bare_s for each in passes)),
+            "daemon_tokens_per_s": round(median(one.tokens / one.daemon_s for one in passes)),
+            "bare_tokens_per_s": round(median(one.tokens / one.bare_s for one in passes)),
         },
     }
-    if as_json:
-        print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
-    else:
-        Console().print(table(result, tuple(arms)))
 
 
 def ratios(arms: Mapping[str, SpeedArm]) -> dict[str, float]:
@@ -88,19 +112,177 @@ def ratios(arms: Mapping[str, SpeedArm]) -> dict[str, float]:
 
 
 def table(result: dict[str, Any], backbones: Sequence[str]) -> Table:
-    """Build the table of speeds, memory and ratios."""
     shown = Table("", *backbones, box=None, pad_edge=False)
     for key, unit in (("tokens_per_s", "tokens/s"), ("step_mib", "MiB a step"), ("host_reads", "host reads a step")):
         shown.add_section()
         shown.add_row(f"[bold]{unit}")
         for arm in ARMS:
-            found = (result["arms"][name].get(arm) for name in backbones)
-            shown.add_row(f"  {arm}", *("-" if each is None else f"{each[key]:,.0f}" for each in found))
+            rows = (result["arms"][name].get(arm) for name in backbones)
+            shown.add_row(f"  {arm}", *("-" if row is None else f"{row[key]:,.0f}" for row in rows))
     shown.add_section()
     shown.add_row("[bold]ratios")
     for ratio in result["ratios"][backbones[0]]:
         medians = (result["ratios"][name].get(ratio) for name in backbones)
-        shown.add_row(f"  {ratio}", *("-" if each is None else f"{each:.2f}" for each in medians))
+        shown.add_row(f"  {ratio}", *("-" if value is None else f"{value:.2f}" for value in medians))
     shown.add_row("  daemon_over_bare", f"{result['daemon_over_bare']:.3f}")
     shown.add_row("  image_path_over_ready", f"{result['images']['image_path_over_ready']:.3f}")
     return shown
+
+
+@dataclass(frozen=True)
+class DaemonPass:
+    """One pass of the daemon over the bundled sample; its time is without start-up and with the final snapshot."""
+
+    tokens: int
+    """Trained on, by the daemon and by the bare steps."""
+    daemon_s: float
+    bare_s: float
+
+    @property
+    def over_bare(self) -> float:
+        return self.bare_s / self.daemon_s
+
+
+def daemon_passes(rounds: int) -> list[DaemonPass]:
+    """Return the times of several passes, after one that only finds out what is trained on."""
+    seen = _TrainedBatches()
+    _pass(seen)
+    return [_measured_pass(seen.batches) for _ in range(max(3, rounds // 2))]
+
+
+def _measured_pass(batches: Sequence[Sequence[Example]]) -> DaemonPass:
+    with tempfile.TemporaryDirectory() as folder:
+        bare = Components(_sample_settings(Path(folder)))
+        steps = _BareSteps(bare.learner, batches)
+        seconds, tokens = _pass(steps)
+        bare.close()
+    assert steps.tokens == tokens, "the daemon trains on the same records in each pass"
+    return DaemonPass(tokens, daemon_s=seconds - steps.seconds, bare_s=steps.seconds)
+
+
+def _pass(observer: Observer) -> tuple[float, int]:
+    """Run the daemon over the sample; return the seconds, those of the observer included, and the tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        components = Components(_sample_settings(Path(folder)))
+        daemon = Daemon(components, *without_http(), observer=observer)
+        started = time.perf_counter()
+        daemon.run()
+        seconds = time.perf_counter() - started
+        components.close()
+    return seconds, components.state.tokens
+
+
+class _TrainedBatches(QuietObserver):
+    """Keeps what the daemon trains on."""
+
+    def __init__(self) -> None:
+        self.batches: list[Sequence[Example]] = []
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        del step, status
+        self.batches.append(batch.examples)
+
+
+class _BareSteps(QuietObserver):
+    """Takes bare steps on the same batches: after every other step of the daemon, its batch and the next."""
+
+    def __init__(self, learner: Learner, batches: Sequence[Sequence[Example]]) -> None:
+        self.seconds = 0.0
+        self.tokens = 0
+        self._learner = learner
+        self._due = list(zip_longest(batches[::2], batches[1::2]))
+        self._daemon_is_first = True
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+        del batch, step, status
+        if self._daemon_is_first:
+            started = time.perf_counter()
+            self.tokens += sum(self._learner.step(batch).tokens for batch in self._due.pop(0) if batch is not None)
+            self.seconds += time.perf_counter() - started
+        self._daemon_is_first = not self._daemon_is_first
+
+
+def _sample_settings(folder: Path) -> Settings:
+    return Settings(
+        state=folder,
+        source=SourceSettings(jsonl=JsonlSettings(path=SAMPLE)),
+        probe=ProbeSettings(similarity_tokens=512),  # as configs/quickstart.yaml, for the same sample
+        log=LogSettings(level="error"),
+    )
+
+
+def measure_images(rounds: int) -> dict[str, Any]:
+    """Return the median tokens per second both ways, measured in turns, and the median of the ratios."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "images.jsonl"
+        file.write_bytes(b"".join(map(_image_record, range(IMAGE_RECORDS))))
+        _image_speed(file, ready=True)  # warms up
+        pairs = [_image_pair(file, ready_first=number % 2 == 1) for number in range(rounds)]
+    return {
+        "image_path_tokens_per_s": round(median(path for path, _ in pairs)),
+        "ready_tokens_per_s": round(median(ready for _, ready in pairs)),
+        "image_path_over_ready": round(median(path / ready for path, ready in pairs), 3),
+        "image_pairs": [round(path / ready, 3) for path, ready in pairs],
+    }
+
+
+def _image_pair(file: Path, *, ready_first: bool) -> tuple[float, float]:
+    """The speeds on the stream and on decoded batches; the order alternates, since the second pass may be warmer."""
+    speed = {ready: _image_speed(file, ready=ready) for ready in (ready_first, not ready_first)}
+    return speed[False], speed[True]
+
+
+def _image_record(number: int) -> bytes:
+    side, kind = ((336, 252), "JPEG") if number % 2 else ((64, 64), "PNG")
+    coarse = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    out = BytesIO()
+    Image.fromarray(coarse).resize(side, Image.Resampling.BICUBIC).save(out, kind)
+    image = base64.b64encode(out.getvalue()).decode()
+    question = f"<image>\nQuestion: what is in picture {number}?\n\nOutput:"
+    record = {"prompt": question, "completion": " a dog", "image": image}
+    return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _image_speed(file: Path, *, ready: bool) -> float:
+    """Tokens per second of one pass; with `ready`, batches are decoded before the clock starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        components = Components(
+            Settings(
+                state=Path(folder),
+                source=SourceSettings(jsonl=JsonlSettings(path=file)),
+                stream=IMAGE_STREAM,
+                backbone=BackboneSettings(model="builtin:nano-vl"),
+                log=LogSettings(level="error"),
+            )
+        )
+        batches: Iterable[Batch] = stream_batches(components)
+        if ready:
+            batches = list(batches)
+        tokens, started = 0, time.perf_counter()
+        for batch in batches:
+            tokens += components.learner.step(batch.examples).tokens
+        seconds = time.perf_counter() - started
+        components.close()
+    return tokens / seconds
+
+
+def stream_batches(components: Components) -> Iterator[Batch]:
+    """Yield every batch of a stream that ends, without a daemon."""
+    intake = components.checkpoint.intake
+    while (batch := intake.next_batch(timeout_s=0.0)) is not None or not components.source.exhausted:
+        if batch is not None:
+            yield batch
+    yield from intake.flush()
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=7, help="interleaved rounds; the median is reported")
+    options.add_argument("--backbone", type=Path, help="also measure the causal language model in this folder")
+    given = options.parse_args()
+    result = measure_all(given.rounds, given.backbone)
+    show(result, table(result, tuple(result["arms"])), as_json=given.json)
+
+
+if __name__ == "__main__":
+    command(main)

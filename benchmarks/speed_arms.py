@@ -1,15 +1,25 @@
 """Training steps with different adapters, on one backbone and the same batches.
 
 `frozen_floor` is the backbone's own forward and backward pass: no weight has a gradient, but the embeddings do, so
-that the backward pass runs through all layers. An adapter does without the part below the first adapted projection,
-and may be faster by that. `lora` has the rank that activates as many parameters as `mh_moe`. `mh_moe_loop` computes
-the experts of `mh_moe` one by one. `streamlearn_32` and `streamlearn_300` are the default after so many regimes, of
-which as many are in memory as in the daemon. Arms take turns, one step each. Speeds are medians, ratios medians over
-the rounds of the quotient within a round.
+that the backward pass runs through all layers. An adapter skips the part below the first adapted projection, and may be
+faster by that. `lora` has the rank that activates as many parameters as `mh_moe`. `streamlearn_32` and
+`streamlearn_300` are the default after that many regimes, of which as many are in memory as in the daemon. Arms take
+turns, one step each. Speeds are medians, ratios medians over the rounds of the quotient within a round.
+
+`mh_moe_loop` computes the experts of `mh_moe` one by one, as the public MixLoRA and LoRAMoE code does: gather an
+expert's tokens, apply the expert, add the result. It equals `HeadLoraLinear` up to rounding.
+
+    for m in heads, j in experts:  y[t] += (alpha / r) g_tmj B_mj A_mj h_tm   for the tokens t that chose j      (1)
+
+`host_reads` counts what makes the host wait for the device: reads of a tensor's values, and shapes that depend on them.
+On a GPU each drains the queue of kernels. On a CPU nothing waits, but the reads are the same.
 """
+# Shape suffixes: T tokens, N tokens of one expert, D in features, H heads, S = D / H slice, K experts a head, R rank.
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -17,12 +27,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from benchmarks.host_reads import counting_host_reads
-from benchmarks.looped_experts import loop_over_experts
 from benchmarks.measuring import SAMPLE, peak_mib, resident_mib
 from connectors.jsonl import JsonlSource
+from streamlearn.adapters import HeadLoraLinear
 from streamlearn.adapters.check import activated_parameters, linear_shapes
 from streamlearn.adapters.presets import PRESETS, HeadLoraConfig, resolve
 from streamlearn.adapters.tuner import attach
@@ -49,7 +61,7 @@ REGIMES = {"streamlearn": 1, "streamlearn_32": 32, "streamlearn_300": 300}
 """Regimes that the arms of the default preset have learned; the batches are of the last one."""
 ARMS = ("frozen_floor", "lora", "loramoe", "mh_moe", *REGIMES, "mh_moe_loop")
 FOLDER_ARMS = ARMS[:-1]
-"""Those of a backbone in a folder: experts one by one keep the outputs of each, 12 GB and more in SmolLM2-135M."""
+"""For a backbone in a folder: a loop over experts keeps the outputs of each, 12 GB and more in SmolLM2-135M."""
 
 
 @dataclass
@@ -67,8 +79,7 @@ class SpeedArm:
     host_reads: int = 0
     """Reads of the device in a step, see `host_reads`."""
 
-    def figures(self) -> dict[str, float]:
-        """The figures of the report."""
+    def results(self) -> dict[str, float]:
         return {
             "tokens_per_s": round(median(self.speeds), 1),
             "parameters": self.parameters,
@@ -78,7 +89,7 @@ class SpeedArm:
 
 
 def sample_batches(folder: Path | None = None, limit: int = 12, stream: StreamSettings = STREAM) -> list[Batch]:
-    """Return the first full batches of the bundled sample in the tokens of nano, or of the model in a folder."""
+    """Return the first full batches of the bundled sample, in the tokens of nano or of the model in a folder."""
     settings = BackboneSettings() if folder is None else BackboneSettings(model=str(folder))
     backbone = load(settings, outline(settings))
     decoder, batcher = Decoder(backbone.tokenizer, stream, backbone.vocab_size), Batcher(stream)
@@ -127,35 +138,35 @@ def measure(
     make: Callable[[], Any], batches: Sequence[Batch], rounds: int, names: Sequence[str] = ARMS
 ) -> dict[str, SpeedArm]:
     """Measure each arm on one backbone; no further step can be taken."""
-    with TemporaryDirectory() as resting:
-        return _measure([build_arm(name, make, Path(resting) / name) for name in names], batches, rounds)
+    with TemporaryDirectory() as evicted:
+        return _measure([build_arm(name, make, Path(evicted) / name) for name in names], batches, rounds)
 
 
 def _measure(arms: Sequence[SpeedArm], batches: Sequence[Batch], rounds: int) -> dict[str, SpeedArm]:
-    for each in arms:
-        each.step(batches[0])  # warms up kernels and allocator
+    for arm in arms:
+        arm.step(batches[0])  # warms up kernels and allocator
         return_freed_memory()  # else the step takes what the one before has freed
         peak_mib(restart=True)
         before = resident_mib()
-        each.step(batches[0])
-        each.step_mib = peak_mib() - before
+        arm.step(batches[0])
+        arm.step_mib = peak_mib() - before
         with counting_host_reads() as reads:
-            each.step(batches[0])
-        each.host_reads = reads.total()
+            arm.step(batches[0])
+        arm.host_reads = reads.total()
         return_freed_memory()
     for number in range(rounds):
         batch = batches[number % len(batches)]
-        for each in arms:
+        for arm in arms:
             started = time.perf_counter()
-            each.step(batch)
-            each.speeds.append(batch.num_tokens / (time.perf_counter() - started))
-    for each in arms:
-        del each.step  # and with it the arm's models: those of the next backbone need the memory
-    return {each.name: each for each in arms}
+            arm.step(batch)
+            arm.speeds.append(batch.num_tokens / (time.perf_counter() - started))
+    for arm in arms:
+        del arm.step  # and with it the arm's models: those of the next backbone need the memory
+    return {arm.name: arm for arm in arms}
 
 
-def build_arm(name: str, make: Callable[[], Any], resting: Path) -> SpeedArm:
-    """Build one arm on its own backbone; adapters that are not in memory rest in the folder `resting`."""
+def build_arm(name: str, make: Callable[[], Any], evicted: Path) -> SpeedArm:
+    """Build one arm on its own backbone; evicted adapters lie in the folder `evicted`."""
     model = make()
     if name == "frozen_floor":
         return SpeedArm(name, floor_step(model), 0)
@@ -167,7 +178,7 @@ def build_arm(name: str, make: Callable[[], Any], resting: Path) -> SpeedArm:
     elif name == "loramoe":
         config = resolve(AdapterSettings(preset="loramoe"))
     if name in REGIMES:
-        return SpeedArm(name, _streamlearn_step(model, REGIMES[name], resting), activated_parameters(config, shapes))
+        return SpeedArm(name, _streamlearn_step(model, REGIMES[name], evicted), activated_parameters(config, shapes))
     peft = attach(model, config, seed=0)
     if name == "mh_moe_loop":
         loop_over_experts(peft)
@@ -193,16 +204,93 @@ def floor_step(model: Any) -> Callable[[Batch], None]:
     return step
 
 
-def _streamlearn_step(model: Any, regimes: int, resting: Path) -> Callable[[Batch], Any]:
-    """The default preset in the last of its regimes."""
+def _streamlearn_step(model: Any, regimes: int, evicted: Path) -> Callable[[Batch], Any]:
     settings = AdapterSettings(preset="streamlearn")
     learner = Learner(
         attach(model, resolve(settings), seed=0),
         LearnerSettings(lr=1e-4),
         torch.device("cpu"),
         router_lr=PRESETS["streamlearn"].objective.router_lr,
-        cache=AdapterCache(resting, settings.max_in_memory),
+        cache=AdapterCache(evicted, settings.max_in_memory),
     )
     for slot in range(regimes):
         learner.add_regime(slot, seed=slot)
     return lambda batch: learner.step(batch.examples, [regimes - 1] * len(batch.examples))
+
+
+class LoopedHeadLoraLinear(HeadLoraLinear):
+    """`HeadLoraLinear` with a loop over heads and experts instead of batched products."""
+
+    def experts(self, name: str, x: Tensor, y: Tensor, tokens_P: Tensor | None, weight: float = 1.0) -> Tensor:
+        """Add the output of all experts to `y` by eq. (1)."""
+        assert (tokens_P, weight) == (None, 1.0), "the loop is measured with experts that all regimes share"
+        x_TD, y_TO = x.reshape(-1, self.in_features), y.view(-1, self.out_features)
+        A_HKRS, B_HKRO = self.head_lora_A[name].to(y_TO.dtype), self.head_lora_B[name].to(y_TO.dtype)
+        H, K, _, S = A_HKRS.shape
+        gate_HKT = self.route(name, x_TD).to(y_TO.dtype)
+        for m in range(H):
+            h_TS = x_TD[:, m * S : (m + 1) * S]
+            for j in range(K):
+                t_N = gate_HKT[m, j].nonzero().squeeze(-1)
+                z_NR = gate_HKT[m, j, t_N, None] * (h_TS[t_N] @ A_HKRS[m, j].T)
+                y_TO = y_TO.index_add(0, t_N, z_NR @ B_HKRO[m, j], alpha=self.head_lora_config[name].scaling)
+        return y_TO.view_as(y)
+
+
+def loop_over_experts(model: nn.Module) -> None:
+    """Switch every adapter layer of `model` to the loop; parameters and their names do not change."""
+    for layer in model.modules():
+        if type(layer) is HeadLoraLinear:
+            layer.__class__ = LoopedHeadLoraLinear
+
+
+READS = frozenset({"tolist", "numpy", "cpu", "__array__"})
+"""Methods that copy a tensor's values to the host, besides those that end in `_local_scalar_dense`."""
+DATA_DEPENDENT = frozenset(
+    {"_local_scalar_dense", "nonzero", "masked_select", "bincount", "_unique", "_unique2", "unique_dim", "equal"}
+)
+"""Operations whose result is on the host, or whose shape depends on the values."""
+
+
+@contextmanager
+def counting_host_reads() -> Iterator[Counter[str]]:
+    """Count the host's reads inside the block, by operation. A copy and reads of that copy count separately."""
+    counts: Counter[str] = Counter()
+    with _Methods(counts), _Operations(counts):
+        yield counts
+
+
+class _Methods(TorchFunctionMode):
+    def __init__(self, counts: Counter[str]) -> None:
+        super().__init__()
+        self._counts = counts
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        del types
+        name = getattr(func, "__name__", "")
+        if name in READS:
+            self._counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
+    def __init__(self, counts: Counter[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counts = counts
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        del types
+        name = func.overloadpacket.__name__
+        if name in DATA_DEPENDENT:
+            self._counts[name] += 1
+        elif name in {"index", "index_put", "index_put_"} and any(_is_mask(part) for part in args[1] or ()):
+            self._counts[f"{name} by a mask"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in {torch.bool, torch.uint8}

@@ -1,7 +1,7 @@
-"""Streams of real tasks with known boundaries, for measuring shift detectors.
+"""Streams of real tasks with known boundaries, and what a monitor makes of them: shared by the detection benchmarks.
 
 Every stream is a function of its seed. Records are drawn from the tasks' training files in shuffled passes, so a task
-of 160 records can supply 10,000. Kinds:
+of 160 records can supply 10,000. Kinds of streams that `StreamMaker` builds:
 
 - abrupt: one new task after another;
 - gradual: the same, but the share of the next task rises from 0 to 1 over 200 records;
@@ -13,23 +13,29 @@ of 160 records can supply 10,000. Kinds:
 """
 
 import gzip
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import orjson
+from scipy.optimize import linear_sum_assignment
 
-from benchmarks.superni import to_record
+from benchmarks.data import Row, to_record
 from streamlearn.backbone.load import load_tokenizer, outline
 from streamlearn.errors import UsageError
 from streamlearn.settings import BackboneSettings, StreamSettings
+from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.stream.decode import Decoder
-from streamlearn.stream.record import Example
+from streamlearn.stream.record import Batch, Example
 
 Prompt = Literal["definition", "bare"]
 PROMPTS: tuple[Prompt, ...] = ("definition", "bare")
+Form = Callable[[Row], dict[str, Any]]
 RAMP = 200
 """Length of a gradual change, in records."""
 RECURRING_TASKS = 5
@@ -37,6 +43,7 @@ PASSAGE_CHARS = 60
 """Records whose inputs share this many leading characters are taken to come from one source passage."""
 MIN_TASKS = 4
 """Three interleaved producers and the one that joins after them."""
+BATCH_RECORDS = 8
 
 
 @dataclass(frozen=True)
@@ -74,25 +81,8 @@ class Stream:
     boundaries: tuple[Boundary, ...] = ()
 
     def examples(self, tasks: Sequence[Task]) -> Iterator[Example]:
-        """Yield the records."""
         for task, record in zip(self.tasks, self.records, strict=True):
             yield tasks[task].examples[self.prompt][record]
-
-
-def read_tasks(folder: Path, limit: int | None = None) -> tuple[list[Task], int]:
-    """Return every task of a folder laid out as in `bench/superni.py`, and the size of the vocabulary.
-
-    Raises:
-        UsageError: the folder holds fewer than `MIN_TASKS` tasks.
-    """
-    files = sorted(folder.glob("*.train.jsonl.gz"))
-    if len(files) < MIN_TASKS:
-        raise UsageError(
-            f"{folder} must hold at least {MIN_TASKS} task files NAME.train.jsonl.gz, found {len(files)}; set the "
-            "folder with --data"
-        )
-    decoder, vocab_size = text_decoder()
-    return [_read(file, decoder, limit) for file in files], vocab_size
 
 
 def text_decoder(backbone: Path | None = None) -> tuple[Decoder, int]:
@@ -102,28 +92,116 @@ def text_decoder(backbone: Path | None = None) -> tuple[Decoder, int]:
     return Decoder(load_tokenizer(shape), StreamSettings(), vocab_size), vocab_size
 
 
-def _read(file: Path, decoder: Decoder, limit: int | None) -> Task:
-    with gzip.open(file) as lines:
-        return to_task(file.name.split(".")[0], [orjson.loads(line) for line in lines][:limit], decoder)
+def read_folder(folder: Path, limit: int | None = None, *, least: int = 1) -> dict[str, list[Row]]:
+    """Return at most `limit` rows of each task of a folder, see `data`.
+
+    Raises:
+        UsageError: the folder holds fewer than `least` tasks.
+    """
+    files = sorted(folder.glob("*.train.jsonl.gz"))
+    if len(files) < least:
+        raise UsageError(
+            f"{folder} must hold at least {least} task files NAME.train.jsonl.gz, found {len(files)}; set the folder "
+            "with --data"
+        )
+    rows: dict[str, list[Row]] = {}
+    for file in files:
+        with gzip.open(file) as lines:
+            rows[file.name.split(".")[0]] = [orjson.loads(line) for line in islice(lines, limit)]
+    return rows
 
 
-def to_task(name: str, rows: Sequence[Mapping[str, Any]], decoder: Decoder) -> Task:
-    """Decode rows in the layout of `bench/superni.py`."""
-    forms: Mapping[Prompt, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-        "definition": to_record,
-        "bare": lambda row: to_record(row) | {"prompt": row["input"]},
-    }
-    starts = [row["input"][:PASSAGE_CHARS] for row in rows]
+def input_alone(row: Row) -> dict[str, Any]:
+    """Convert a row to a record whose prompt is the input and nothing else."""
+    return to_record(row) | {"prompt": row["input"]}
+
+
+def to_task(name: str, rows: Sequence[Row], decoder: Decoder, form: Form = to_record, bare: Form = input_alone) -> Task:
+    """Decode the rows of a task in both forms: with its definition, and `bare`."""
+    starts = [row.get("input", "")[:PASSAGE_CHARS] for row in rows]
     numbers = {start: i for i, start in enumerate(dict.fromkeys(starts))}
+    forms: Mapping[Prompt, Form] = {"definition": form, "bare": bare}
     return Task(
         name,
-        {prompt: [decoder.decode_value(form(row)) for row in rows] for prompt, form in forms.items()},
+        {prompt: [decoder.decode_value(convert(row)) for row in rows] for prompt, convert in forms.items()},
         [numbers[start] for start in starts],
     )
 
 
-class Maker:
-    """Builder of the streams of one seed."""
+@dataclass(frozen=True)
+class Assigned:
+    """What a monitor made of a stream."""
+
+    shifts: list[Shift]
+    slots: list[int]
+    """Of each record."""
+    seconds: float
+    """Processor time of this process: others share the cores."""
+
+
+def run_monitor(monitor: Monitor, examples: Sequence[Example]) -> Assigned:
+    """Let a monitor read a whole stream in batches."""
+    batches = [
+        Batch((), tuple(examples[start : start + BATCH_RECORDS])) for start in range(0, len(examples), BATCH_RECORDS)
+    ]
+    assigned: list[AssignedBatch] = []
+    started = time.process_time()
+    for batch in batches:
+        assigned += monitor.update(batch)
+    assigned += monitor.flush()
+    seconds = time.process_time() - started
+    return Assigned(
+        [shift for batch in assigned for shift in batch.shifts],
+        [slot for batch in assigned for slot in batch.slots],
+        seconds,
+    )
+
+
+def one_to_one(tasks: Sequence[int], slots: Sequence[int]) -> dict[int, int]:
+    """Return the task of each slot, one to one, such that as many records as possible are in their task's slot."""
+    counts = count(tasks, slots)
+    rows, columns = linear_sum_assignment(counts, maximize=True)
+    return {slot: task for slot, task in zip(rows.tolist(), columns.tolist(), strict=True) if counts[slot, task] > 0}
+
+
+def count(tasks: Sequence[int], slots: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Return the number of records by slot and task."""
+    counts = np.zeros((max(slots) + 1, max(tasks) + 1), dtype=np.int64)
+    np.add.at(counts, (np.array(slots), np.array(tasks)), 1)
+    return counts
+
+
+def matches(boundaries: Sequence[int], end: int, declared: Sequence[int], reach: int) -> dict[int, int]:
+    """Match each boundary with the first shift after it, before the next boundary; each shift matches one at most.
+
+    >>> matches([31, 61], 91, [20, 70, 75], reach=64)
+    {1: 1}
+
+    Args:
+        boundaries: Ordinal of the first record after each boundary, ascending.
+        end: Ordinal after the last record of the stream.
+        declared: Ordinals of the records at which shifts were declared, ascending.
+        reach: Number of records from a boundary on in which a shift counts as its detection.
+
+    Returns:
+        Index of a boundary -> index of its shift; boundaries that were missed are not in it.
+    """
+    hits = {}
+    for number, (start, following) in enumerate(pairwise([*boundaries, end])):
+        last = min(start + reach, following)
+        hit = next((index for index, at in enumerate(declared) if start <= at < last), None)
+        if hit is not None:
+            hits[number] = hit
+    return hits
+
+
+def ratio(part: float, whole: float, digits: int = 4) -> float | None:
+    """Return the rounded ratio; None where the denominator is 0."""
+    return round(part / whole, digits) if whole else None
+
+
+class StreamMaker:
+    """Builds the streams of one seed, see the module."""
 
     def __init__(self, tasks: Sequence[Task], seed: int, *, stationary_records: int = 10_000) -> None:
         self._tasks = tasks
@@ -133,7 +211,6 @@ class Maker:
         self._waiting: dict[int, list[int]] = {}
 
     def all(self, prompt: Prompt) -> list[Stream]:
-        """Build one stream of each kind."""
         return [
             self.abrupt(prompt),
             self.gradual(prompt),
@@ -145,17 +222,14 @@ class Maker:
         ]
 
     def abrupt(self, prompt: Prompt) -> Stream:
-        """Build a stream of every task once."""
         order = self._rng.permutation(len(self._tasks)).tolist()
         return self._sequence("abrupt", prompt, order, ramp=0)
 
     def gradual(self, prompt: Prompt) -> Stream:
-        """Build a stream of every task once, with each change spread over `RAMP` records."""
         order = self._rng.permutation(len(self._tasks)).tolist()
         return self._sequence("gradual", prompt, order, ramp=RAMP)
 
     def recurring(self, prompt: Prompt) -> Stream:
-        """Build a stream of a few tasks that come back."""
         chosen = self._rng.permutation(len(self._tasks))[: min(RECURRING_TASKS, len(self._tasks) - 1)].tolist()
         order = list(chosen)
         for _ in range(int(self._rng.integers(8, 16)) + 1 - len(chosen)):
@@ -180,7 +254,6 @@ class Maker:
         return self._stream(f"interleaved_{producers}", prompt, tasks, boundaries)
 
     def stationary(self, prompt: Prompt) -> Stream:
-        """Build a stream of one task in random order."""
         task = int(self._rng.integers(len(self._tasks)))
         return self._stream("stationary", prompt, [task] * self._stationary_records, [])
 

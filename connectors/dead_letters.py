@@ -206,7 +206,7 @@ class FileDeadLetters:
 
         Raises:
             DeadLetterError: one is not. After a failed write (a full disk) the next call tries all again; after a
-                failed fsync every call fails, because a second fsync could report a success that is none.
+                failed fsync every call fails, because a second fsync could report success although data is lost.
         """
         if self._failed_sync is not None:
             raise self._error("flushed", self._failed_sync) from self._failed_sync

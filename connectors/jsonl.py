@@ -129,14 +129,14 @@ class LineReader:
 
         If the line is incomplete so far, the rest of it is dropped by the next call.
         """
-        found = False
+        read_any = False
         while chunk := self._stream.readline(_CHUNK_BYTES):
-            found = True
+            read_any = True
             if chunk.endswith(b"\n"):
                 self._skipping = False
                 return True
-        self._skipping = self._growing and (found or self._skipping)
-        return found
+        self._skipping = self._growing and (read_any or self._skipping)
+        return read_any
 
     def _damaged(self, error: Exception) -> SourceError:
         return SourceError(
@@ -278,7 +278,7 @@ class JsonlSource:
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """Always empty: a file has no id besides its name."""
+        """Always empty: a file has only its name."""
         return {}
 
     @property

@@ -38,7 +38,7 @@ def open_dead_letters(settings: Settings, *, start_timeout_s: float = 60.0) -> D
 
 
 def read_dead_letters(settings: Settings) -> Iterator[DeadLetter]:
-    """Yield every dead letter in the configured topic or file; safe beside a running daemon.
+    """Yield every dead letter in the configured topic or file; safe while a daemon is running.
 
     Raises:
         DeadLetterError: they cannot be read.

@@ -296,7 +296,7 @@ class ColumnMapping:
         form = next((form for form in FORMS if form.is_made_by(set(fields) - {"image", "meta"})), None)
         if form is None or ("image" in fields and not form.takes_images):
             raise UsageError(
-                "expected columns for --text, for --prompt and --completion, or for --messages (and --image beside the "
+                "expected columns for --text, for --prompt and --completion, or for --messages (and --image with the "
                 f"last two), found {' and '.join(f'--{name}' for name in fields) or 'none'}"
             )
         texts = form.fields if form.is_text else ()

@@ -1,13 +1,17 @@
 """What the loop publishes about itself: one immutable status."""
 
 import time
-from bisect import bisect_left
+from collections import Counter as Totals
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+
+from streamlearn.errors import Reason
 from streamlearn.stream.record import TopicPartition
 
 FIELD_DOCS = {"use_attribute_docstrings": True}
@@ -155,24 +159,6 @@ class HistoryStatus:
     """The newest."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessCounts:
-    """Counts that begin at zero with the process and never fall.
-
-    What is done again after a rollback counts again. The run's totals, which a snapshot keeps, are in `Status`.
-    """
-
-    steps: int = 0
-    records_trained: int = 0
-    records_held_out: int = 0
-    tokens_trained: int = 0
-    update_refusals: int = 0
-    dead_letters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """By reason."""
-    shifts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """By kind."""
-
-
 HELD_BACK = (
     "too_few_records",
     "worse_than_backbone",
@@ -251,38 +237,6 @@ class PublicationStatus:
     """Why the newest snapshot could not be published yet; null when nothing is wrong."""
 
 
-BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Inclusive upper bounds of the buckets, seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Durations of one operation since the process started, as a histogram over `BUCKETS_S`.
-
-    >>> timing = Timing().observe(0.02).observe(0.3)
-    >>> timing.count, timing.total_s, timing.last_s
-    (2, 0.32, 0.3)
-    """
-
-    counts: tuple[int, ...] = (0,) * (len(BUCKETS_S) + 1)
-    """Observations per bucket, not cumulative; the last bucket has no upper bound."""
-    total_s: float = 0.0
-    """Sum of all durations."""
-    last_s: float | None = None
-    """The last duration; None before the first."""
-
-    @property
-    def count(self) -> int:
-        """Number of observations."""
-        return sum(self.counts)
-
-    def observe(self, seconds: float) -> "Timing":
-        """Return this timing with one more observation."""
-        bucket = bisect_left(BUCKETS_S, seconds)
-        counts = (*self.counts[:bucket], self.counts[bucket] + 1, *self.counts[bucket + 1 :])
-        return Timing(counts, self.total_s + seconds, seconds)
-
-
 @dataclass(frozen=True, slots=True)
 class TrackerStatus:
     """One tracker, as seen by this process."""
@@ -334,6 +288,8 @@ class SnapshotStatus:
     step: int
     written_at: float
     """Unix time, so that it stays valid across a restart."""
+    write_seconds: float | None = None
+    """Duration of writing it; None if another process did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,7 +471,7 @@ class Status:
     """The daemon at one moment.
 
     Counts are over the learner's lifetime: a restart continues them, and a crash or a rollback resets them to the
-    snapshot's values. Timings and `counts` are of this process.
+    snapshot's values. `Counters` has those of this process.
     """
 
     phase: Phase
@@ -547,8 +503,6 @@ class Status:
     """Unusable records, by reason."""
     update_refusals: int = 0
     """Updates skipped because the loss or a gradient was not finite."""
-    counts: ProcessCounts = field(default_factory=ProcessCounts)
-    """What this process did; for counters, which must not fall."""
     adaptation: AdaptationStatus = AdaptationStatus()
     publication: PublicationStatus | None = None
     """None unless regimes are published."""
@@ -560,10 +514,8 @@ class Status:
     snapshot: SnapshotStatus | None = None
     records_since_snapshot: int = 0
     """Records done since the newest snapshot."""
-    step_seconds: Timing = field(default_factory=Timing)
-    snapshot_seconds: Timing = field(default_factory=Timing)
-    job_seconds: Timing = field(default_factory=Timing)
-    """Pauses of training between two steps, spent on jobs."""
+    step_seconds: float | None = None
+    """Duration of the last step; None before the first of this process."""
     requests: tuple[RequestCount, ...] = ()
     """Prompts and examples of finished requests, by how they were routed."""
     backbone: str = ""
@@ -593,6 +545,53 @@ class Clock:
     wall: Callable[[], float] = time.time  # noqa: TID251 - for people
 
 
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Inclusive upper bounds of the buckets of durations, seconds."""
+
+
+class Counters:
+    """Counts and durations of this process, for Prometheus.
+
+    They begin at zero with the process and never fall: Prometheus takes a fall for a reset to zero, and would add all
+    that the run ever did. Work that is repeated after a rollback counts again. The totals of the run are in `Status`.
+    """
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the start of the process says the same
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, namespace="streamlearn", registry=self.registry)
+        duration = partial(Histogram, namespace="streamlearn", buckets=BUCKETS_S, registry=self.registry)
+        self.steps = counter("steps", "Optimizer updates.")
+        self.step_seconds = duration("step_seconds", "Duration of a training step, from batch to update.")
+        self.records_trained = counter("records_trained", "Records that an update was made from.")
+        held_out = "Records kept out of training: to measure forgetting, or because their regime is frozen."
+        self.records_held_out = counter("records_held_out", held_out)
+        self.tokens_trained = counter("tokens_trained", "Tokens of records trained on.")
+        refusals = "Updates refused because the loss or a gradient was not finite."
+        self.update_refusals = counter("update_refusals", refusals)
+        dead_letters = "Records set aside as unusable, by reason."
+        self.dead_letters = counter("records_dead_lettered", dead_letters, ["reason"])
+        shifts = "Detected shifts of the stream, by kind: inputs or answers; the first regime is not counted."
+        self.shifts = counter("shifts", shifts, ["kind"])
+        self.snapshot_write_seconds = duration("snapshot_write_seconds", "Duration of writing a snapshot.")
+        pauses = "Duration of pauses of training for requests, between two steps."
+        self.job_pause_seconds = duration("job_pause_seconds", pauses)
+        for reason in Reason:  # rate() needs a first sample
+            self.dead_letters.labels(reason)
+        for kind in SHIFT_KINDS:
+            self.shifts.labels(kind)
+
+    def update(self, before: Status, now: Status) -> None:
+        """Add the growth of the run's totals from one status to the next; a rollback takes nothing back."""
+        for name in ("records_trained", "records_held_out", "tokens_trained", "update_refusals"):
+            getattr(self, name).inc(max(0, getattr(now, name) - getattr(before, name)))
+        self.steps.inc(max(0, now.step - before.step))
+        for reason, number in (Totals(now.dead_letters) - Totals(before.dead_letters)).items():
+            self.dead_letters.labels(reason).inc(number)
+        for kind, number in (Totals(now.adaptation.num_shifts) - Totals(before.adaptation.num_shifts)).items():
+            self.shifts.labels(kind).inc(number)
+
+
 class Board:
     """The current status. One writer, any number of readers, no locks: replacing the status is atomic.
 
@@ -609,6 +608,7 @@ class Board:
         on_publish: Callable[[Status], None] = lambda _: None,
     ) -> None:
         """`on_publish` is called on every publication and heartbeat, in the loop's thread."""
+        self.counters = Counters()
         self._clock = clock
         self._on_publish = on_publish
         self._bound_s = bound_s

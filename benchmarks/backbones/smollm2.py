@@ -155,7 +155,7 @@ def require_ready(folder: Path) -> None:
         UsageError: package gguf is missing, or `folder` is a file or has content.
     """
     if find_spec("gguf") is None:
-        raise UsageError("reading a GGUF needs the package gguf; pip install 'streamlearn[bench]'")
+        raise UsageError("reading a GGUF needs the package gguf; pip install gguf")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: expected no such folder or an empty one, found other files; name another folder")
 

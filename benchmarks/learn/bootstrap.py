@@ -5,7 +5,7 @@
 x_tn is the score of test record n of task t. Figures are means of the m*_t over tasks and then over seeds, and their
 interval lies between the 2.5th and the 97.5th percentile (Efron and Tibshirani 1993, chapter 13). All methods score the
 same test records, and so do all seeds. A record is therefore drawn once for all of them: the w_t are common to all runs
-(Koehn 2004 resamples two systems in this way). Drawing anew for each seed would treat repeated scores of one record as
+(Koehn 2004 resamples two systems in this way). Drawing again for each seed would treat repeated scores of one record as
 independent, and its intervals would be too narrow.
 
 The intervals cover the choice of test records, for the models as trained. They do not cover other training seeds.
@@ -21,10 +21,10 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.learn.run_files import FROZEN, RunResult
-from benchmarks.learn.scores import last_segments
+from benchmarks.learn.scores import Run, last_segments
 from streamlearn.errors import UsageError
 
+FROZEN = "frozen"
 RESAMPLES = 10_000
 PERCENTILES = (2.5, 97.5)
 FIGURES = ("AP", "LA", "BWT", "ZST")
@@ -49,7 +49,7 @@ class Estimate(NamedTuple):
 class Bootstrap:
     """Resampled figures of the runs of one suite."""
 
-    def __init__(self, runs: Sequence[RunResult], resamples: int = RESAMPLES, seed: int = 0) -> None:
+    def __init__(self, runs: Sequence[Run], resamples: int = RESAMPLES, seed: int = 0) -> None:
         """Resample the records of every task.
 
         Raises:
@@ -71,7 +71,7 @@ class Bootstrap:
         return _estimate(self._figures[figure][rows].mean(0), len(rows))
 
     def difference(self, method: str, base: str, figure: str) -> Estimate | None:
-        """Estimate the figure of `method` less that of `base`, over the seeds that both have.
+        """Estimate the figure of `method` minus that of `base`, over the seeds that both have.
 
         The run of `frozen`, which does not depend on the seed, is compared with every seed. None where a figure does
         not apply, or without a common seed.
@@ -86,12 +86,12 @@ class Bootstrap:
     def of_task(self, task: str, methods: Iterable[str]) -> dict[str, Estimate]:
         """Estimate the mean score on one task at the end, by method."""
         weights_BN = self._weights(task)
-        found = {}
+        estimates = {}
         for method in methods:
             rows = list(self._rows[method].values())
             end_N = np.mean([self._runs[row]["answers"][task]["end"] for row in rows], axis=0)
-            found[method] = _estimate(weights_BN @ end_N, len(rows))
-        return found
+            estimates[method] = _estimate(weights_BN @ end_N, len(rows))
+        return estimates
 
     def _resample(self) -> dict[str, Array]:
         """Figure -> its resampled values (R, B); zero where it does not apply."""
@@ -102,11 +102,11 @@ class Bootstrap:
         for task in first["answers"]:
             weights_NB = self._weights(task).T
             answers = [run["answers"][task] for run in self._runs]
-            end_RB = np.array([each["end"] for each in answers], dtype=float) @ weights_NB
+            end_RB = np.array([answer["end"] for answer in answers], dtype=float) @ weights_NB
             if task in unseen:
                 figures_RB["ZST"] += end_RB / len(unseen)
                 continue
-            after_RB = np.array([each["after"] or each["end"] for each in answers], dtype=float) @ weights_NB
+            after_RB = np.array([answer["after"] or answer["end"] for answer in answers], dtype=float) @ weights_NB
             figures_RB["AP"] += end_RB / num_stream
             figures_RB["LA"] += after_RB / num_stream
             if task in past:
@@ -141,7 +141,7 @@ class Bootstrap:
         return figure not in OF_ORDERED or not any(self._runs[row]["shuffled"] for row in rows)
 
 
-def check_same_records(runs: Sequence[RunResult]) -> None:
+def check_same_records(runs: Sequence[Run]) -> None:
     """Check that all runs score the same tasks, by the same metric, on equally many records.
 
     Raises:
@@ -160,12 +160,12 @@ def check_same_records(runs: Sequence[RunResult]) -> None:
             )
 
 
-def _scored(run: RunResult) -> Mapping[str, str]:
+def _scored(run: Run) -> Mapping[str, str]:
     answers: Mapping[str, Any] = run["answers"]
-    return {task: f"{len(each['end'])} scores of {each['metric']}" for task, each in answers.items()}
+    return {task: f"{len(answer['end'])} scores of {answer['metric']}" for task, answer in answers.items()}
 
 
 def _estimate(values_B: Array, seeds: int) -> Estimate:
     low, high = np.percentile(values_B[1:], PERCENTILES)
-    value, low, high = (round(float(each), DECIMALS) + 0.0 for each in (values_B[0], low, high))  # no -0.0
+    value, low, high = (round(float(end), DECIMALS) + 0.0 for end in (values_B[0], low, high))  # no -0.0
     return Estimate(value, low, high, seeds)

@@ -1,4 +1,20 @@
-"""Continual-learning scores of one run, from the JSON object that `single_run` writes.
+"""Scores: of a free answer, of a run's continual learning, and of its boundary detection.
+
+Each task has a metric for free answers, in [0, 1]:
+
+| metric | tasks | definition |
+|---|---|---|
+| exact_match | SuperNI's labels (073, 363, 875, 1687) and NumGLUE | equal words, see `learner.evaluate.exact_match` |
+| choice | C-STANCE, FOMC, ScienceQA | equal first letter, as TRACE scores a choice |
+| rouge_l | SuperNI's texts and MeetingBank | ROUGE-L, see `learner.evaluate.rouge_l` |
+| sari | 20Minuten | SARI, see `sari` |
+| edit_similarity | Py150 | 2 M / T, with M matching and T all characters of both (difflib); TRACE's fuzz.ratio |
+
+SuperNI is scored by exact match where the answer is a label and by ROUGE-L elsewhere (Wang et al. 2022), TRACE as in
+its paper (Wang et al. 2023, arXiv 2310.06762). Any other task is scored by exact match if its training answers have few
+distinct values, see `MAX_LABELS`, else by ROUGE-L. With several references the best counts.
+
+Continual learning, from the JSON object of a run:
 
     e[t], a[t]  mean score of the free answers to task t at the end, and right after its last segment
     R[s][t]     token accuracy on task t after segment s, teacher-forced
@@ -12,21 +28,147 @@
     skill = (AP - blind AP) / (ceiling AP - blind AP)                                               (7)
 
 (1), (3) and (5) are from CP-MoE (arXiv 2605.20247) section 4, (4) and (6) from Lopez-Paz and Ranzato 2017, with the
-frozen backbone F instead of a random initialisation; b_t is the segment in which t began. In (3) the best earlier score
+frozen backbone F instead of a random initialization; b_t is the segment in which t began. In (3) the best earlier score
 is that right after the task's last segment: free answers are decoded then and at the end only. (4) and (6) are positive
 when other tasks helped. `token_AP` and `token_loss` are the means over the stream's tasks of accuracy and loss per
 answer token at the end. `prequential_loss` is the mean over records of the loss before training on them, and
 `first_50_loss` the mean over segments of the mean over a segment's first 50 records, nats per token.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from itertools import accumulate
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
+from benchmarks.streams import matches
+from streamlearn.learner.evaluate import exact_match, normalise, rouge_l
+
+Run = Mapping[str, Any]
+"""The JSON object of one run."""
+Metric = Literal["exact_match", "choice", "rouge_l", "sari", "edit_similarity"]
+MAX_LABELS = 12
+"""Maximum distinct training answers of an unknown task with labels; it also has three answers per label or more."""
 FIRST = 50
 """Records of `first_50_loss`."""
+WITHIN = 64
+"""Maximum records between a boundary and the shift that counts as its detection."""
+_METRICS: Mapping[str, Metric] = {
+    **dict.fromkeys(("task073", "task363", "task875", "task1687", "NumGLUE-cm", "NumGLUE-ds"), "exact_match"),
+    **dict.fromkeys(("task002", "task181", "task511", "task591", "task639", "task748"), "rouge_l"),
+    **dict.fromkeys(("task1290", "task1510", "task1572", "task1590", "task1729", "MeetingBank"), "rouge_l"),
+    **dict.fromkeys(("C-STANCE", "FOMC", "ScienceQA"), "choice"),
+    "20Minuten": "sari",
+    "Py150": "edit_similarity",
+}
+_PLACEHOLDERS = re.compile(r"<(?:STR|NUM|CHAR)_LIT(?::(.*?))?>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a free answer is compared with; no learner receives it."""
+
+    answers: tuple[str, ...]
+    """All correct answers; the first is the one in the record."""
+    source: str = ""
+    """The text that is to be rewritten, for SARI; empty for other tasks."""
+
+
+def metric_of(task: str, answers: Sequence[str]) -> Metric:
+    """Return the metric of a task, given all answers of its training file that may be drawn.
+
+    >>> metric_of("task363_sst2_polarity_classification", [])
+    'exact_match'
+    >>> metric_of("mine", ["yes", "no", "no", "yes", "no", "yes"])
+    'exact_match'
+    """
+    known = _METRICS.get(task) or _METRICS.get(task.split("_", maxsplit=1)[0])
+    if known is not None:
+        return known
+    return "exact_match" if len(set(answers)) <= min(MAX_LABELS, len(answers) // 3) else "rouge_l"
+
+
+def score_answer(metric: Metric, output: str, reference: Reference) -> float:
+    """Score a free answer: the best over the references, in [0, 1]."""
+    return max(_FUNCTIONS[metric](output, answer, reference.source) for answer in reference.answers)
+
+
+def choice(output: str, reference: str) -> float:
+    """Return 1.0 if both begin with the same letter, else 0.0.
+
+    >>> choice(" B. hawkish", "B")
+    1.0
+    """
+    return float(output.lstrip()[:1] == reference.lstrip()[:1] != "")
+
+
+def edit_similarity(output: str, reference: str) -> float:
+    """Compute the similarity of two lines of code, with the placeholders of Py150 replaced by their literals.
+
+    >>> round(edit_similarity("x = <NUM_LIT:1>", "y = <NUM_LIT:1>"), 2)
+    0.8
+    """
+    left, right = (_PLACEHOLDERS.sub(lambda match: match[1] or "", text).strip() for text in (output, reference))
+    return SequenceMatcher(None, left, right, autojunk=False).ratio()
+
+
+def sari(source: str, output: str, reference: str) -> float:
+    """Compute SARI, the metric of text simplification (Xu et al. 2016), in [0, 1].
+
+    With I, O and R the n-grams of input, output and reference, #g their counts and n = 1 to 4:
+
+        p_add(n)  = |O - I & R| / |O - I|,            r_add(n)  = |O - I & R| / |R - I|                      (1)
+        p_keep(n) = sum min(#g(I & O), #g(I & R)) / sum #g(I & O),
+        r_keep(n) = sum min(#g(I & O), #g(I & R)) / sum #g(I & R)                                            (2)
+        p_del(n)  = sum min(#g(I - O), #g(I - R)) / sum #g(I - O)                                            (3)
+        SARI = (F_add + F_keep + P_del) / 3,  P and R the means over n,  F = 2 P R / (P + R)                 (4)
+
+    Eq. (1) counts each n-gram once, eq. (2) and (3) as often as it occurs. 0 / 0 is 1: nothing to do was done right.
+    These are the formulas for one reference. Other implementations take F of each n and then the mean.
+    """
+    texts = [normalise(text) for text in (source, output, reference)]
+    by_order = [_sari_of_order(*(_ngrams(words, order) for words in texts)) for order in range(1, 5)]
+    p_add, r_add, p_keep, r_keep, p_del = (fmean(values) for values in zip(*by_order, strict=True))
+    return (_f1(p_add, r_add) + _f1(p_keep, r_keep) + p_del) / 3
+
+
+def _sari_of_order(source: Counter[str], output: Counter[str], reference: Counter[str]) -> tuple[float, ...]:
+    added, missing = set(output) - set(source), set(reference) - set(source)
+    good = len(added & missing)
+    kept, to_keep, deleted = source & output, source & reference, source - output
+    both = (kept & to_keep).total()
+    return (
+        _share(good, len(added)),
+        _share(good, len(missing)),
+        _share(both, kept.total()),
+        _share(both, to_keep.total()),
+        _share((deleted & (source - reference)).total(), deleted.total()),
+    )
+
+
+def _ngrams(words: Sequence[str], order: int) -> Counter[str]:
+    return Counter(" ".join(words[i : i + order]) for i in range(len(words) - order + 1))
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 1.0
+
+
+def _f1(precision: float, recall: float) -> float:
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+_FUNCTIONS: Mapping[Metric, Callable[[str, str, str], float]] = {
+    "exact_match": lambda output, answer, _: exact_match(output, answer),
+    "choice": lambda output, answer, _: choice(output, answer),
+    "rouge_l": lambda output, answer, _: rouge_l(output, answer),
+    "sari": lambda output, answer, source: sari(source, output, answer),
+    "edit_similarity": lambda output, answer, _: edit_similarity(output, answer),
+}
+"""Metric -> its value for output, correct answer and source."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +187,12 @@ class Scores:
     first_50_loss: float | None
 
 
-def scores(run: Mapping[str, Any], frozen: Mapping[str, Any] | None = None) -> Scores:
+def scores(run: Run, frozen: Run | None = None) -> Scores:
     """Compute the scores of a run, given the run of `frozen` on the same suite for FWT."""
     segments: list[list[str]] = [segment["tasks"] for segment in run["segments"]]
     answers: Mapping[str, Mapping[str, Any]] = run["answers"]
-    end = {task: fmean(each["end"]) for task, each in answers.items()}
-    after = {task: fmean(each["after"]) for task, each in answers.items() if each["after"] is not None}
+    end = {task: fmean(answer["end"]) for task, answer in answers.items()}
+    after = {task: fmean(answer["after"]) for task, answer in answers.items() if answer["after"] is not None}
     ended = last_segments(segments)
     past = [task for task in after if ended[task] < len(segments) - 1]
     last = [run["teacher"][-1][task] for task in ended]
@@ -60,11 +202,11 @@ def scores(run: Mapping[str, Any], frozen: Mapping[str, Any] | None = None) -> S
         AF=mean([max(0.0, after[task] - end[task]) for task in past]),
         BWT=mean([end[task] - after[task] for task in past]),
         ZST=mean([end[task] for task in run["unseen"] if task in end]),
-        FWT=None if frozen is None or run["shuffled"] else forward_transfer(run, frozen),
-        token_AP=fmean(each["accuracy"] for each in last),
-        token_loss=mean([each["loss"] for each in last if each["loss"] is not None]),
+        FWT=None if frozen is None or run["shuffled"] else _forward_transfer(run, frozen),
+        token_AP=fmean(score["accuracy"] for score in last),
+        token_loss=mean([score["loss"] for score in last if score["loss"] is not None]),
         prequential_loss=mean(run["record_losses"]),
-        first_50_loss=first_loss(run),
+        first_50_loss=_first_loss(run),
     )
 
 
@@ -73,8 +215,7 @@ def skill(ap: float, blind: float, ceiling: float) -> float | None:
     return (ap - blind) / (ceiling - blind) if ceiling > blind else None
 
 
-def forward_transfer(run: Mapping[str, Any], frozen: Mapping[str, Any]) -> float | None:
-    """Compute eq. (6); None with one segment."""
+def _forward_transfer(run: Run, frozen: Run) -> float | None:
     base = {task: known["accuracy"] for row in frozen["teacher"] for task, known in row.items()}
     began: dict[str, int] = {}
     for number, segment in enumerate(run["segments"]):
@@ -84,8 +225,7 @@ def forward_transfer(run: Mapping[str, Any], frozen: Mapping[str, Any]) -> float
     return mean([run["teacher"][began[task] - 1][task]["accuracy"] - base[task] for task in later])
 
 
-def first_loss(run: Mapping[str, Any]) -> float | None:
-    """Return the mean loss of the segments' first records; None for a run without segments or without training."""
+def _first_loss(run: Run) -> float | None:
     losses: Sequence[float] = run["record_losses"]
     if run["shuffled"] or not losses:
         return None
@@ -104,3 +244,23 @@ def last_segments(segments: Sequence[Sequence[str]]) -> dict[str, int]:
 def mean(values: Sequence[float]) -> float | None:
     """Return the mean; None without values."""
     return fmean(values) if values else None
+
+
+def detection_scores(run: Run) -> dict[str, int | None]:
+    """Return boundaries found, false shifts and declared returns; None where boundaries are given or there are none.
+
+    A boundary is found within `WITHIN` records and before the next one. The declaration at record 1 opens the first
+    regime and is not a shift.
+    """
+    *boundaries, records = accumulate(segment["records"] for segment in run["segments"])
+    if run["detection"] is None or not boundaries:
+        return dict.fromkeys(("boundaries_found", "false_shifts", "returns_declared"))
+    shifts = [report["shift"] for report in run["detection"]["shifts"]]
+    declared = [shift for shift in shifts if shift["kind"] == "inputs" and shift["declared_at"] > 1]
+    at = [shift["declared_at"] for shift in declared]
+    found = len(matches([before + 1 for before in boundaries], records + 1, at, WITHIN))
+    return {
+        "boundaries_found": found,
+        "false_shifts": len(declared) - found,
+        "returns_declared": sum(shift["known"] for shift in declared),
+    }

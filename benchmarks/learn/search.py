@@ -1,38 +1,27 @@
 """The search for a profile: the same trials for every method, on development records only.
 
-Each trial is a run of its own, so that a search that is interrupted goes on where it stopped. The values of the trial
-with the highest AP of free answers at the end are chosen; ties are decided by the token loss.
-"""
+| stage | trials | of |
+|---|---|---|
+| 0 | prompts plain or chat, by adapters in all layers or in the upper half | `lora` and `streamlearn`, at the rate 1e-3 |
+| 1 | three learning rates | every method, its strength as in its arm |
+| 2 | four strengths at the best rate; four rates around the best for a method without a strength | every method |
+| 3 | the next value beyond the grid, up to three times | every method whose best value is the first or the last tried |
+
+A trial is its own run, scored at the end of the stream only, so that an interrupted search continues where it stopped.
+The values of the trial with the highest AP are chosen; ties are decided by the token loss.
+"""  # noqa: E501 - a table row is one line
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import orjson
 
-from benchmarks.learn.job import RunConditions, RunJob
-from benchmarks.learn.methods import METHODS
-from benchmarks.learn.plan import check_methods, check_suite
-from benchmarks.learn.processes import Outcome, RunFailedError
-from benchmarks.learn.profile import Profile, Prompts, read_profile
-from benchmarks.learn.search_trials import (
-    BEYOND,
-    FACTORS,
-    LITTLE,
-    LR,
-    RATES,
-    SETUP_METHODS,
-    SETUP_RATE,
-    Setup,
-    Trial,
-    best,
-    beyond,
-    label,
-    rates,
-    read_trial,
-    strengths,
-)
+from benchmarks.learn.jobs import RunConditions, RunFailedError, RunJob
+from benchmarks.learn.methods import METHODS, Profile, read_profile
+from benchmarks.learn.suites import Prompts
 from streamlearn.backbone.load import outline
 from streamlearn.errors import UsageError
 from streamlearn.settings import BackboneSettings
@@ -42,174 +31,249 @@ SEED = 100
 PROMPTS: tuple[Prompts, ...] = ("plain", "chat")
 SEARCHED = tuple(name for name, method in METHODS.items() if method.trained and method.tuned_as is None)
 """Methods with something to search: all but those that train nothing, or use another's values."""
+LR = "learner.lr"
+FIRST_LAYER = "adapter.first_layer"
+RATES = (3e-4, 1e-3, 3e-3)
+SETUP_RATE = 1e-3
+"""Rate of stage 0; among `RATES`, so that two of its runs are trials of stage 1 too."""
+FACTORS = (0.5, 0.7, 1.4, 2.0)
+"""Rates of stage 2 as multiples of the best rate of stage 1, for a method without a strength."""
+BEYOND = 3
+"""Maximum rounds of stage 3."""
+SETUP_METHODS = ("lora", "streamlearn")
+"""Methods of stage 0: their mean score decides the setup of all methods."""
+LITTLE = 0.02
+"""Mean AP that adapters in the upper half alone may cost, since a run with them takes half the time."""
+HEAD = """# What the values of each method were chosen from
 
-MakeRuns = Callable[[Sequence[RunJob]], Outcome]
+`python -m benchmarks.learn search` made this table and the profile. Every method has the same 7 trials, each a run on
+`{suite}` with {records} records per task and seed {seed}, which no result uses, on {backbone}. Where the best value is
+the first or the last of those tried, the next one beyond is tried too, up to {beyond} times. Scores are AP: the mean
+over the tasks of the metric of free answers after the last task, on at most {evaluated} development records per task.
+No test record was read. The trial with the highest AP (bold) is chosen, of equal ones the one with the lower loss.
+
+| method | trials: AP |
+|---|---|
+"""
+
+Own = Mapping[str, Any]
+"""Dotted key -> value: what a trial tries."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """The trials of a search, and what they led to."""
+class Trial:
+    """A method at certain values, and its result."""
 
-    profile: Profile
-    setup: Setup
-    """The chosen one."""
-    setups: Mapping[Setup, Sequence[Trial]]
-    """Stage 0: setup -> a trial of each of `SETUP_METHODS`."""
-    trials: Mapping[str, Sequence[Trial]]
-    """Stages 1 to 3: method -> its trials; three where all of stage 1 failed."""
-    failed: Sequence[RunJob]
+    method: str
+    own: Own
+    ap: float | None = None
+    """AP of free answers at the end on development records; None: the run failed."""
+    loss: float = field(default=float("inf"))
+    """Nats per answer token at the end, mean over the tasks."""
+
+    @property
+    def rank(self) -> tuple[float, float, int]:
+        """Sort key: the best trial has the smallest.
+
+        Of the arm's own strength and the same strength as a value of the grid, the latter is taken.
+        """
+        return (-self.ap if self.ap is not None else float("inf"), self.loss, -len(self.own))
 
 
-@dataclass
+def read_trial(job: RunJob) -> Trial:
+    """Read the result of a trial's run; without a result its scores are empty."""
+    if not job.file.exists():
+        return Trial(job.method, job.own)
+    run = orjson.loads(job.file.read_bytes())
+    tasks = dict.fromkeys(task for segment in run["segments"] for task in segment["tasks"])
+    return Trial(
+        job.method,
+        job.own,
+        ap=fmean(fmean(run["answers"][task]["end"]) for task in tasks),
+        loss=fmean(run["teacher"][-1][task]["loss"] for task in tasks),
+    )
+
+
+def best(trials: Sequence[Trial]) -> Trial | None:
+    """Return the trial with the highest AP, of equal ones the one with the lowest loss; None: all failed."""
+    first = min(trials, key=lambda trial: trial.rank)
+    return first if first.ap is not None else None
+
+
+def refine(trials: Sequence[Trial]) -> list[Own]:
+    """Return the values of stage 2, given the trials of stage 1."""
+    chosen = best(trials)
+    if chosen is None:
+        return []
+    rate, strength = chosen.own[LR], METHODS[chosen.method].search
+    if strength is None:
+        return [{LR: float(f"{rate * factor:.3g}")} for factor in FACTORS]
+    key, values = strength
+    return [{LR: rate, key: value} for value in values]
+
+
+def beyond(trials: Sequence[Trial]) -> list[Own]:
+    """Return the values of a round of stage 3; empty if the best ones lie between others that were tried.
+
+    A grid continues by the ratio of its last two values.
+    """
+    chosen = best(trials)
+    if chosen is None:
+        return []
+    further: list[Own] = []
+    for key, value in chosen.own.items():
+        tried = sorted({trial.own[key] for trial in trials if key in trial.own})
+        outer = [(tried[0], tried[1]), (tried[-1], tried[-2])] if len(tried) > 1 else []
+        further += [{**chosen.own, key: float(f"{edge**2 / inner:.3g}")} for edge, inner in outer if value == edge]
+    return further
+
+
+def setups(start: Profile, model: str) -> dict[str, Profile]:
+    """Return the profiles of stage 0 by name: prompts, by the first decoder layer with an adapter."""
+    layers = outline(BackboneSettings(model=model)).config.get_text_config().num_hidden_layers
+    profiles = {}
+    for prompts in PROMPTS:
+        for layer in dict.fromkeys((None, layers // 2 or None)):
+            name = f"{prompts}-{'all-layers' if layer is None else f'from-layer-{layer}'}"
+            settings = {key: value for key, value in start.settings.items() if key != FIRST_LAYER}
+            settings |= {} if layer is None else {FIRST_LAYER: layer}
+            profiles[name] = replace(start, name=name, prompts=prompts, settings=settings, methods={}, source={})
+    return profiles
+
+
 class Search:
-    """A search on one suite."""
+    """A search on one suite; the profile in `conditions` is the one that it starts from."""
 
-    suite: str
-    methods: Sequence[str]
-    conditions: RunConditions
-    """The profile in it is the one that the search starts from."""
-    make_runs: MakeRuns
-
-    def __post_init__(self) -> None:
-        self.start = read_profile(self.conditions.profile)
-        self.first_layers = (None, upper_half(self.start.model(self.conditions.backbone)))
-        self.failed: list[RunJob] = []
-        self._arms: dict[str, str] = {}
-
-    def run(self) -> Found:
-        """Make the missing trials of all stages and choose.
+    def __init__(
+        self,
+        suite: str,
+        methods: Sequence[str],
+        conditions: RunConditions,
+        make_runs: Callable[[Sequence[RunJob]], list[RunJob]],
+    ) -> None:
+        """Check the search.
 
         Raises:
-            UsageError: a method or the suite is unknown, the folder holds a search from another start or trials of
-                other arms, or its trials are being made by another command.
+            UsageError: a method or the suite is unknown, or the folder holds a search from another start.
+        """
+        conditions.check([suite], methods, SEARCHED)
+        self._suite, self._methods, self._make_runs = suite, methods, make_runs
+        self._conditions = replace(conditions, split="development")
+        self._start = read_profile(conditions.profile)
+        self._model = self._start.model(Path(conditions.backbone) if conditions.backbone else None)
+        self.failed: list[RunJob] = []
+        self.setups: dict[str, list[Trial]] = {}
+        """Stage 0: setup -> a trial of each of `SETUP_METHODS`."""
+        self.trials: dict[str, list[Trial]] = {}
+        """Stages 1 to 3: method -> its trials."""
+        self._check_start()
+
+    def run(self) -> Profile:
+        """Make the missing trials of all stages and return the chosen profile.
+
+        Raises:
+            UsageError: the folder has trials of other arms, or its trials are being made by another command.
             RunFailedError: a trial of every setup failed.
         """
-        check_methods(self.methods, SEARCHED)
-        check_suite(self.suite, self.conditions.data)
-        self._check_start()
-        setups = self._choose_setup()
-        setup = _cheap_and_good(setups)
-        if any(trial.ap is None for trial in setups[setup]):
-            raise RunFailedError.of(self.failed)
-        tried = self._stage(setup, {method: rates() for method in self.methods})
-        leading = {method: best(trials) for method, trials in tried.items()}
-        second = {
-            method: strengths(trial.own[LR], METHODS[method].search)
-            for method, trial in leading.items()
-            if trial is not None
-        }
-        refined = self._stage(setup, second)
-        trials = {method: [*tried[method], *refined.get(method, [])] for method in self.methods}
-        for _ in range(BEYOND):
-            outer = {method: grid for method, each in trials.items() if (grid := beyond(each))}
-            if not outer:
-                break
-            made = self._stage(setup, outer)
-            trials = {method: [*each, *made.get(method, [])] for method, each in trials.items()}
-        return self._found(setup, setups, trials)
+        profiles = setups(self._start, self._model)
+        for name in profiles:
+            trials = self._try(profiles[name], {method: [{LR: SETUP_RATE}] for method in SETUP_METHODS})
+            self.setups[name] = [trial for own in trials.values() for trial in own]
+        setup = profiles[self._cheap_and_good(profiles)]
+        if any(trial.ap is None for trial in self.setups[setup.name]):
+            raise RunFailedError.from_jobs(self.failed)
+        trials = self._try(setup, {method: [{LR: rate} for rate in RATES] for method in self._methods})
+        for stage in range(1 + BEYOND):
+            grids = {method: beyond(own) if stage else refine(own) for method, own in trials.items()}
+            made = self._try(setup, {method: grid for method, grid in grids.items() if grid})
+            trials = {method: [*own, *made.get(method, [])] for method, own in trials.items()}
+        self.trials = trials
+        chosen = {method: best(own) for method, own in trials.items()}
+        values = {method: dict(trial.own) for method, trial in chosen.items() if trial is not None}
+        source = self._source()
+        return replace(setup, name=self._start.name, records=source["records_per_task"], methods=values, source=source)
 
-    def _choose_setup(self) -> dict[Setup, list[Trial]]:
-        """Stage 0."""
-        own = {LR: SETUP_RATE}
-        setups = [Setup(prompts, layer) for prompts in PROMPTS for layer in self.first_layers]
-        jobs = {setup: [self._job(setup, method, own) for method in SETUP_METHODS] for setup in setups}
-        self._make([job for each in jobs.values() for job in each])
-        return {setup: [read_trial(job) for job in each] for setup, each in jobs.items()}
+    def _cheap_and_good(self, profiles: Mapping[str, Profile]) -> str:
+        """The best setup with adapters in the upper half; the best of all where that one costs more than `LITTLE`."""
 
-    def _stage(self, setup: Setup, values: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[Trial]]:
-        jobs = {method: [self._job(setup, method, own) for own in grid] for method, grid in values.items()}
-        self._make([job for each in jobs.values() for job in each])
-        return {method: [read_trial(job) for job in each] for method, each in jobs.items()}
+        def mean_rank(name: str) -> tuple[float, float]:
+            return fmean(trial.rank[0] for trial in self.setups[name]), fmean(t.rank[1] for t in self.setups[name])
 
-    def _job(self, setup: Setup, method: str, own: Mapping[str, Any]) -> RunJob:
-        file = self.conditions.out / "setups" / f"{setup.name}.json"
+        leading = min(profiles, key=mean_rank)
+        cheaper = [name for name in profiles if FIRST_LAYER in profiles[name].settings]
+        cheap = min(cheaper, key=mean_rank, default=leading)
+        return cheap if mean_rank(cheap)[0] <= mean_rank(leading)[0] + LITTLE else leading
+
+    def _try(self, setup: Profile, grids: Mapping[str, Sequence[Own]]) -> dict[str, list[Trial]]:
+        jobs = {method: [self._job(setup, method, own) for own in grid] for method, grid in grids.items()}
+        every = [job for own in jobs.values() for job in own]
+        self._check_arms([job for job in every if job.file.exists()])
+        failed = self._make_runs(every)
+        self.failed += failed
+        if any(not job.file.exists() and job not in failed for job in every):
+            raise UsageError("search: trials are being made by another command; start again when it has ended")
+        return {method: [read_trial(job) for job in own] for method, own in jobs.items()}
+
+    def _job(self, setup: Profile, method: str, own: Own) -> RunJob:
+        file = Path(self._conditions.out) / "setups" / f"{setup.name}.json"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(setup.profile(self.start).to_json())
-        conditions = replace(self.conditions, profile=str(file), split="development")
-        return conditions.job(self.suite, method, SEED, own=own, label=label(setup, own), only_at_end=True)
-
-    def _make(self, jobs: Sequence[RunJob]) -> None:
-        self._check_arms([job for job in jobs if job.file.exists()])
-        outcome = self.make_runs(jobs)
-        self.failed += outcome.failed
-        if outcome.busy:
-            raise UsageError("bench search: trials are being made by another command; start again when it has ended")
+            file.write_bytes(setup.to_json())
+        label = f"{setup.name}/" + ",".join(f"{key}={value:g}" for key, value in own.items())
+        conditions = replace(self._conditions, profile=str(file))
+        return RunJob(self._suite, method, SEED, conditions, own, label, only_at_end=True)
 
     def _check_arms(self, jobs: Sequence[RunJob]) -> None:
         """Refuse trials made before their method's arm was changed: what was best for it then may not be now."""
-        made = {job: orjson.loads(job.file.read_bytes())["arm"] for job in jobs}
-        stale = [job for job, arm in made.items() if arm != self._arm(job)]
-        if stale:
-            files = "".join(f"\n  {job.file}: {made[job]}, now {self._arm(job)}" for job in stale)
-            raise UsageError(f"--out {self.conditions.out}: delete the trials of other arms to make them again:{files}")
-
-    def _arm(self, job: RunJob) -> str:
-        """The arm of a trial that is made now."""
-        if job.method not in self._arms:
-            model = self.start.model(self.conditions.backbone)
-            linears = outline(BackboneSettings(model=model)).linears
-            self._arms[job.method] = METHODS[job.method].arm_for(job.make_suite(), linears)
-        return self._arms[job.method]
+        linears = outline(BackboneSettings(model=self._model)).linears
+        suite = jobs[0].make_suite() if jobs else None
+        for job in jobs:
+            assert suite is not None
+            made, now = orjson.loads(job.file.read_bytes())["arm"], METHODS[job.method].arm_for(suite, linears)
+            if made != now:
+                raise UsageError(f"{job.file}: a trial of another arm, {made}, now {now}; delete it to make it again")
 
     def _check_start(self) -> None:
         """Refuse a folder with trials from another start: they would be taken for this search's."""
-        keep = self.conditions.out / "start.json"
-        begun = orjson.dumps(
-            {**self._source(), "layers": self.first_layers, "profile": orjson.loads(self.start.to_json())},
-            option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE,
-        )
-        keep.parent.mkdir(parents=True, exist_ok=True)
-        if keep.exists() and keep.read_bytes() != begun:
-            raise UsageError(f"--out {keep.parent}: holds a search from another start, see {keep}; name another folder")
-        keep.write_bytes(begun)
-
-    def _found(
-        self, setup: Setup, setups: Mapping[Setup, Sequence[Trial]], trials: Mapping[str, Sequence[Trial]]
-    ) -> Found:
-        every = [trial for each in [*setups.values(), *trials.values()] for trial in each]
-        source = {
-            **self._source(),
-            "trials_per_method": len(RATES) + len(FACTORS),
-            "commits": sorted({trial.commit for trial in every if trial.commit}),
-        }
-        chosen = {method: best(each) for method, each in trials.items()}
-        profile = replace(
-            setup.profile(self.start),
-            name=self.start.name,
-            records=source["records_per_task"],
-            methods={method: dict(trial.own) for method, trial in chosen.items() if trial is not None},
-            source=source,
-        )
-        return Found(profile, setup, setups, trials, self.failed)
+        file = Path(self._conditions.out) / "start.json"
+        start = {**self._source(), "profile": orjson.loads(self._start.to_json())}
+        begun = orjson.dumps(start, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists() and file.read_bytes() != begun:
+            raise UsageError(f"--out {file.parent}: holds a search from another start, see {file}; name another folder")
+        file.write_bytes(begun)
 
     def _source(self) -> dict[str, Any]:
-        job = self.conditions.job(self.suite, SETUP_METHODS[0], SEED)
+        job = RunJob(self._suite, SETUP_METHODS[0], SEED, self._conditions)
         return {
-            "command": "bench search",
             "suite": job.suite_name,
             "split": "development",
             "seed": SEED,
             "records_per_task": job.records,
-            "evaluated_per_task": job.evaluated,
-            "backbone": self.start.backbone_name(self.conditions.backbone),
+            "evaluated_per_task": self._conditions.evaluated,
+            "backbone": self._start.backbone_name(
+                Path(self._conditions.backbone) if self._conditions.backbone else None
+            ),
         }
 
+    def write_record(self, table: Path) -> None:
+        """Write every trial as a table, and as the JSON file of the same name."""
+        source = self._source()
+        names = {"records": source["records_per_task"], "evaluated": source["evaluated_per_task"], "beyond": BEYOND}
+        rows = [
+            f"| `{method}` | {', '.join(map(_cell, own, [best(own)] * len(own)))} |"
+            for method, own in self.trials.items()
+        ]
+        rows += [f"| setup {name} | {', '.join(map(_cell, own))} |" for name, own in self.setups.items()]
+        table.parent.mkdir(parents=True, exist_ok=True)
+        table.write_text(HEAD.format(**source, **names) + "\n".join(rows) + "\n", encoding="utf-8")
+        everything = {"source": source, "setups": self.setups, "methods": self.trials}
+        table.with_suffix(".json").write_bytes(
+            orjson.dumps(everything, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        )
 
-def _cheap_and_good(setups: Mapping[Setup, Sequence[Trial]]) -> Setup:
-    """The best setup with adapters in the upper half; the best of all where that one costs more than `LITTLE`."""
-    leading = min(setups, key=lambda each: _mean_rank(setups[each]))
-    cheaper = [each for each in setups if each.first_layer is not None]
-    cheap = min(cheaper, key=lambda each: _mean_rank(setups[each]), default=leading)
-    return cheap if _mean_rank(setups[cheap])[0] <= _mean_rank(setups[leading])[0] + LITTLE else leading
 
-
-def upper_half(model: str) -> int | None:
-    """Return the first layer of the upper half of a backbone's decoder; None for a decoder of one layer."""
-    config = outline(BackboneSettings(model=model)).config
-    return config.get_text_config().num_hidden_layers // 2 or None
-
-
-def _mean_rank(trials: Sequence[Trial]) -> tuple[float, float]:
-    """Sort key of a setup: that of a trial with the mean scores; a setup with a failed trial comes last."""
-    return fmean(trial.rank[0] for trial in trials), fmean(trial.rank[1] for trial in trials)
+def _cell(trial: Trial, chosen: Trial | None = None) -> str:
+    values = ", ".join(f"{key.partition('.')[2]} {value:g}" for key, value in trial.own.items())
+    score = "failed" if trial.ap is None else f"{trial.ap:.3f}"
+    return f"{values}: {f'**{score}**' if trial == chosen else score}"

@@ -1,5 +1,6 @@
 """The `bench mot` command: figures as JSON, as tables, and as a plot."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -7,22 +8,21 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measuring import drawing
+from benchmarks.measuring import check_plot, parser
 from benchmarks.mot.compare import ComparisonSettings
 from benchmarks.mot.figures import figures
 
 
-def report(*, num_seeds: int, as_json: bool, plot: Path | None) -> None:
-    """Run the comparison, draw it to `plot` if given, and print it.
-
-    Raises:
-        UsageError: the plot cannot be written; raised before anything is measured.
-    """
-    draw = None if plot is None else drawing(plot, "benchmarks.mot.plot")
-    result = figures(ComparisonSettings(seeds=range(num_seeds)))
-    if draw is not None:
-        draw(result)
-    if as_json:
+def main() -> None:
+    options = parser(__doc__ or "")
+    options.add_argument("--seeds", type=int, default=3, help="runs per model; step sizes are tuned on other seeds")
+    options.add_argument("--plot", type=Path, help="also plot to this file")
+    given = options.parse_args()
+    path = check_plot(given.plot) if given.plot else None
+    result = figures(ComparisonSettings(seeds=range(given.seeds)))
+    if path is not None:
+        import_module("benchmarks.mot.plot").draw(result, path=path)
+    if given.json:
         print(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
     else:
         show(result, Console())

@@ -1,13 +1,13 @@
-"""Requests to the cluster besides reading and producing: topics, where their logs begin and end, offset commits."""
+"""Administrative requests to the cluster: topics with their ids and permissions, and offset commits."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from kafka.admin import ACLOperation
-from kafka.errors import KafkaError, LeaderNotAvailableError, NoError, TopicAuthorizationFailedError, for_code
+from kafka.errors import KafkaError, NoError, TopicAuthorizationFailedError, for_code
 from kafka.structs import OffsetAndMetadata
 
 from connectors.kafka.clients import close_quietly, describe, is_reachable, new_admin, to_kafka
@@ -94,7 +94,6 @@ def _acl_command(settings: KafkaSettings, topic: str, operations: Iterable[ACLOp
 
 _COORDINATOR_TIMEOUT_S = 2.0  # a cluster's first commit creates the offsets topic, which takes a second
 _COORDINATOR_PAUSE_S = 0.2
-_POLL_MS = 500
 
 
 class Cluster:
@@ -169,91 +168,3 @@ class Cluster:
                 )
             self._admin = new_admin(self._settings, self._bootstrap_s)
         return self._admin
-
-
-def end_offsets(consumer: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The offset after the last message of each partition; of the last committed one with `read_committed`.
-
-    Raises:
-        KafkaError: a partition has no leader, or the cluster does not answer.
-    """
-    origins = list(partitions)
-    return _complete(available_end_offsets(consumer, origins), origins)
-
-
-def beginning_offsets(consumer: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The offset of the first message that each partition still holds. Raises what `end_offsets` raises."""
-    origins = list(partitions)
-    return _complete(available_beginning_offsets(consumer, origins), origins)
-
-
-def available_end_offsets(
-    consumer: Any, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
-) -> dict[TopicPartition, int]:
-    """`end_offsets` of the partitions that have a leader; by default the timeout is `request_timeout_ms`.
-
-    Raises:
-        KafkaError: no partition has a leader, or the cluster does not answer.
-    """
-    return _available(consumer.end_offsets, partitions, timeout_ms)
-
-
-def available_beginning_offsets(
-    consumer: Any, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
-) -> dict[TopicPartition, int]:
-    """`beginning_offsets` of the partitions that have a leader. Raises what `available_end_offsets` raises."""
-    return _available(consumer.beginning_offsets, partitions, timeout_ms)
-
-
-def read_between(
-    consumer: Any, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, timeout_ms: int
-) -> Iterator[Any]:
-    """Yield every message from `starts` to `ends`, in order per partition.
-
-    Raises:
-        KafkaError: nothing came for `timeout_ms`.
-    """
-    unread = {to_kafka(origin): ends[origin] for origin, start in starts.items() if start < ends[origin]}
-    consumer.assign(list(unread))
-    for partition in unread:
-        consumer.seek(partition, starts[TopicPartition(*partition)])
-    remaining_ms = timeout_ms
-    while unread:
-        messages = consumer.poll(timeout_ms=_POLL_MS)
-        for partition, batch in messages.items():
-            yield from (message for message in batch if message.offset < ends[TopicPartition(*partition)])
-        remaining_ms = timeout_ms if messages else remaining_ms - _POLL_MS
-        if remaining_ms <= 0:
-            raise KafkaError(f"no message for {timeout_ms} ms before the end of the topic")
-        unread = {partition: end for partition, end in unread.items() if consumer.position(partition) < end}
-
-
-def _available(
-    request: Callable[..., Mapping[Any, int]], partitions: Iterable[TopicPartition], timeout_ms: int | None
-) -> dict[TopicPartition, int]:
-    """Request the offsets of partitions, without those that have no leader.
-
-    kafka-python waits for a leader if none of the partitions has one. If only some have, it raises a bare KeyError.
-    """
-    asked = [to_kafka(origin) for origin in partitions]
-    while True:
-        try:
-            offsets = request(asked, timeout_ms=timeout_ms)
-        except KeyError as error:
-            asked.remove(error.args[0])
-        else:
-            return {TopicPartition(*partition): offset for partition, offset in offsets.items()}
-
-
-def _complete(offsets: dict[TopicPartition, int], partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return `offsets` if they have all partitions.
-
-    Raises:
-        LeaderNotAvailableError: they do not.
-    """
-    missing = [str(origin) for origin in partitions if origin not in offsets]
-    if missing:
-        raise LeaderNotAvailableError(
-            f"every partition must have a leader, {', '.join(missing)} has none. Start a broker that holds a replica"
-        )
-    return offsets

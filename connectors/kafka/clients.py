@@ -265,8 +265,8 @@ def _build(client: Any, **options: Any) -> Any:
     try:
         return client(kafka_client=connect, **options)
     except BaseException:
-        for each in connections:
-            close_quietly(each)
+        for connection in connections:
+            close_quietly(connection)
         raise
 
 

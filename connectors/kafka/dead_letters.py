@@ -24,7 +24,7 @@ from connectors.dead_letters import (
     record_of,
     text_of,
 )
-from connectors.kafka.admin import Cluster, beginning_offsets, end_offsets, read_between
+from connectors.kafka.admin import Cluster
 from connectors.kafka.clients import (
     CLIENT_ERRORS,
     close_quietly,
@@ -34,6 +34,7 @@ from connectors.kafka.clients import (
     new_producer,
     wait_until_reachable,
 )
+from connectors.kafka.offsets import beginning_offsets, end_offsets, read_between
 from streamlearn.errors import CredentialsError, DeadLetterError, SourceError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import KafkaSettings
@@ -131,11 +132,11 @@ class KafkaDeadLetters:
         """
         try:
             ends = self._end_offsets()
-            found = [record_of(message.headers) for message in self._read(self._starts(mark, ends), ends)]
+            records = [record_of(message.headers) for message in self._read(self._starts(mark, ends), ends)]
         except CLIENT_ERRORS as error:
             raise self._fail("read", error) from error
         self._ends = ends  # only now: a reading that failed begins again at the old ends
-        return frozenset(record for record in found if record is not None)
+        return frozenset(record for record in records if record is not None)
 
     def send(self, dead_letter: DeadLetter) -> None:
         """Give one dead letter to the producer, which sends it in the background; a full backlog is flushed first.

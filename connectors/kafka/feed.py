@@ -24,7 +24,7 @@ _REPORT_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class FeedResult:
-    """What became of the records."""
+    """Counts of the records that were sent."""
 
     sent: int
     acknowledged: int
@@ -60,7 +60,7 @@ def feed(
 
 
 class _Feed:
-    """The records on their way to the brokers."""
+    """Records in flight."""
 
     def __init__(
         self, producer: Any, topic: str, report: Callable[[FeedResult], None], clock: Callable[[], float]

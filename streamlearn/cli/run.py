@@ -24,7 +24,7 @@ from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.app import create_app
 from streamlearn.serve.health import health_app
 from streamlearn.serve.models import SnapshotRow
-from streamlearn.serve.openai import DEFAULT_NAME
+from streamlearn.serve.openai_schemas import DEFAULT_NAME
 from streamlearn.settings import Settings
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.store import SnapshotStore

@@ -1,4 +1,4 @@
-"""From a configuration to a learner that stands where it stopped.
+"""From a configuration to a learner that continues where it stopped.
 
 Checks run in this order: the configuration by itself, the backbone's architecture, the state folder (unless the caller
 has locked it), the snapshot. Only then are weights loaded and the stream opened.
@@ -42,9 +42,8 @@ _log = get_logger("daemon")
 class Components:
     """Everything that the loop works with, built once.
 
-    `close` releases source, sink, journal and lock; safe to call twice. `lock` is that of the state folder where the
-    caller holds it, and remains held. `leader` shares out the steps among several processes. `clock` is that of
-    `Checkpoint`.
+    `close` releases source, sink, journal and lock; safe to call twice. A caller that holds the state folder's `lock`
+    keeps it. `leader` divides the steps among several processes. `clock`: see `Checkpoint`.
     """
 
     def __init__(
@@ -117,9 +116,9 @@ class Components:
         self.decoder = self.model.decoder
         self.adaptation = self.model.adaptation
         tokenizer = self.model.backbone.tokenizer
-        self.publisher = publishing.open_publisher(settings, config, shape, self.learner, tokenizer)
-        if self.publisher is not None:
-            opened.enter_context(closing(self.publisher))
+        self.adapter_publisher = publishing.open_publisher(settings, config, shape, self.learner, tokenizer)
+        if self.adapter_publisher is not None:
+            opened.enter_context(closing(self.adapter_publisher))
         self.trackers = tracking.open_trackers(settings)
         if self.trackers is not None:
             opened.enter_context(closing(self.trackers))
@@ -146,7 +145,7 @@ class Components:
         self.state = self.checkpoint.restore(snapshot)
 
     def check_compatible(self, snapshot: Snapshot, *, accept: bool = True) -> None:
-        """Check that the run may go on from a snapshot with this configuration.
+        """Check that the run may continue from a snapshot with this configuration.
 
         Raises:
             SnapshotMismatchError: it may not, or only with `accept`.
@@ -178,7 +177,7 @@ class Components:
 
 @contextmanager
 def decoding_thread() -> Iterator[Executor]:
-    """A thread that decodes ahead; the end of the block waits for the record under way and drops what waits."""
+    """A thread that decodes ahead. The end of the block waits for the current record and drops the others."""
     executor = ThreadPoolExecutor(1, thread_name_prefix="decode")
     try:
         yield executor
@@ -187,8 +186,8 @@ def decoding_thread() -> Iterator[Executor]:
 
 
 def _has_spare_core(device: torch.device) -> bool:
-    """Whether another thread may run beside a step.
+    """Whether another thread may run during a step.
 
-    On a CPU where each core computes a share of every product, a thread that competes for one core delays them all.
+    On a CPU each core computes a share of every product, so a thread that competes for one core delays all of them.
     """
     return device.type != "cpu" or torch.get_num_threads() < len(os.sched_getaffinity(0))

@@ -64,7 +64,7 @@ from streamlearn.snapshot.journal import Journal, JournalEntry
 from streamlearn.snapshot.manifest import ManifestDraft
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo, dump_components
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.status import SnapshotStatus, Timing
+from streamlearn.status import SnapshotStatus
 from streamlearn.stream.intake import BatchEnd, Intake
 from streamlearn.stream.record import Batch, Gap, PartitionRun, Position, Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetters, Source
@@ -149,9 +149,6 @@ class RunState:
     """Partitions in the position that the source does not read: their topic was taken out of the stream."""
     rolled_back_to: str | None = field(default=None, metadata=NOT_SAVED)
     """The snapshot that the last rollback restored, until a later one is written."""
-    step_seconds: Timing = field(default_factory=Timing, metadata=NOT_SAVED)
-    snapshot_seconds: Timing = field(default_factory=Timing, metadata=NOT_SAVED)
-    job_seconds: Timing = field(default_factory=Timing, metadata=NOT_SAVED)
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot) -> Self:
@@ -170,7 +167,6 @@ class RunState:
         self.records_since_save += len(batch.records) + len(batch.dead_lettered)
         if step is None:
             return
-        self.step_seconds = self.step_seconds.observe(step.seconds)
         if refused:
             self._refuse([record for index, record in enumerate(batch.records) if index not in held_out])
         else:
@@ -201,10 +197,9 @@ class RunState:
         self.reasons[str(Reason.NOT_FINITE_UPDATE)] += len(records)
         self.refused_since_save.update(record.id for record in records)
 
-    def saved(self, snapshot: SnapshotStatus, seconds: float) -> None:
+    def saved(self, snapshot: SnapshotStatus) -> None:
         """A snapshot of this state is durable."""
         self.last_snapshot = snapshot
-        self.snapshot_seconds = self.snapshot_seconds.observe(seconds)
         self.records_since_save = 0
         self.refused_since_save = set()
         self.moved_since_save = False
@@ -225,16 +220,16 @@ class RunState:
 
 @dataclass(frozen=True)
 class StreamState:
-    """What a snapshot's component `stream` holds besides the positions."""
+    """A snapshot's component `stream`: the stream's state apart from positions, which are in the manifest."""
 
     dead_letters_ahead: tuple[RecordId, ...] = ()
     """Dead letters that were sent before the snapshot was written, for records that it does not cover."""
     source_identity: dict[str, str] = field(default_factory=dict)
-    """The source's, and that of topics which an earlier process read."""
+    """Identity of the source, and of topics that an earlier process read."""
 
 
 class Checkpoint:
-    """The protocol above over one model and one stream. Only the thread that owns the model calls it."""
+    """The protocol above for one model and one stream. Only the thread that owns the model calls it."""
 
     intake: Intake
     """Batches from the restored position on; a new one after each restore."""
@@ -275,7 +270,7 @@ class Checkpoint:
         """Entries of steps that are still to come, by step: written by an earlier process, or by a flush."""
 
     def restore(self, snapshot: Snapshot | None, *, refused: frozenset[RecordId] = frozenset()) -> RunState:
-        """Stand where `snapshot` was written, or at the beginning of a new run; see RESTORE.
+        """Return to where `snapshot` was written, or to the beginning of a new run; see RESTORE.
 
         Records in `refused` become dead letters when they are read again.
 
@@ -290,7 +285,7 @@ class Checkpoint:
             position = str(snapshot.manifest.position)
             _log.info(Event.SNAPSHOT_RESTORED, name=snapshot.name, records=state.records, position=position)
         self._history.restore(None if snapshot is None else snapshot.manifest.step)
-        if state.last_snapshot is not None:  # it was written before it could hold itself
+        if state.last_snapshot is not None:  # the history was written before it could contain this snapshot
             self._history.add_snapshot(state.last_snapshot, self._model.adaptation.state.records)
         # 2. A new run begins at the sink's end: what an earlier run left there is not its own.
         self._sink.flush()

@@ -73,7 +73,7 @@ def run_follower(settings: Settings, place: ProcessRank) -> None:
             return
         with TemporaryDirectory(prefix="streamlearn-") as folder:
             model = _load(settings, dtype, Path(folder) / "offloaded", channel.mesh)
-            follow(channel, model.learner, model.decoder.restored)
+            follow(channel, model.learner, model.decoder.with_images)
 
 
 def _join(settings: Settings, place: ProcessRank) -> Channel:

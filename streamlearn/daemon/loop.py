@@ -1,10 +1,10 @@
-"""The loop: one thread, one turn per batch, each package in the order of the data's way.
+"""The training loop: one thread, one batch per iteration, packages called in the order the data flows through them.
 
-`Components` checks and builds everything; `Daemon.run` learns until the stream ends or a signal asks it to stop.
+`Components` checks and builds everything; `Daemon.run` learns until the stream ends or a signal stops it.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
@@ -13,7 +13,7 @@ from streamlearn.controls import Control
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.control_runner import ControlRunner
 from streamlearn.daemon.process import return_freed_memory
-from streamlearn.daemon.status_publisher import Publisher
+from streamlearn.daemon.status_publisher import StatusPublisher
 from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.history import BatchOutcome, refusal_message
@@ -27,7 +27,7 @@ from streamlearn.shift.input_shift import Shift
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.snapshot.crash_guard import GuardedBatch
 from streamlearn.snapshot.files import is_disk_full
-from streamlearn.snapshot.parts import Snapshot, SnapshotInfo, snapshot_name
+from streamlearn.snapshot.parts import SnapshotInfo, snapshot_name
 from streamlearn.status import Board, Phase, SnapshotStatus, Status
 from streamlearn.stream.intake import FlushReason
 from streamlearn.stream.record import Batch
@@ -36,7 +36,7 @@ _log = get_logger("daemon")
 
 
 class Degradation:
-    """Failures that the daemon outlasts for a while, by what failed and since when.
+    """Failures that the daemon tolerates for a while, by what failed and since when.
 
     >>> degradation = Degradation(60.0)
     >>> degradation.failed("snapshot", StreamlearnError("no room"))
@@ -56,7 +56,7 @@ class Degradation:
 
     @property
     def reason(self) -> str:
-        """What fails and why, for people; empty when nothing does."""
+        """Failures and their messages, for people; empty when there are none."""
         return "; ".join(f"{what}: {message}" for what, message in sorted(self._messages.items()))
 
     def failed(self, what: str, error: StreamlearnError) -> None:
@@ -82,14 +82,14 @@ class Degradation:
             _log.info(Event.DEGRADATION_ENDED, what=what, lasted_s=round(self._clock() - since, 1))
 
 
-RETRY_S = 10.0  # between attempts to write a snapshot, and what the journal lacks on a quiet stream
+RETRY_S = 10.0  # between attempts to write a snapshot, and missing journal lines on a quiet stream
 MIN_SNAPSHOTS = 2  # kept even when the disk is full
-PUBLISH_POLL_S = 0.02  # between two looks at whether the publisher has something to score, at the end of the stream
-POLL_S = 0.2  # longest wait for records in one turn: a stop, a job or a due snapshot waits at most this long
+PUBLISH_POLL_S = 0.02  # between two checks whether the publisher has something to score, at the end of the stream
+POLL_S = 0.2  # maximum wait for records in one iteration: a stop, a job or a due snapshot waits at most this long
 
 
 class Observer(Protocol):
-    """Called by the loop as it goes, in its thread: the progress display."""
+    """Called by the loop, in its thread: the progress display."""
 
     def on_start(self, status: Status) -> None:
         """The first record is about to be read."""
@@ -114,7 +114,7 @@ class Daemon:
         self.checkpoint = components.checkpoint
         self.learner = components.learner
         self.adaptation = components.adaptation
-        self.publisher = components.publisher
+        self.adapter_publisher = components.adapter_publisher
         self.history = components.history
         self.comparison = BackboneComparison(components.learner, components.settings.holdout)
         self.state = components.state
@@ -124,10 +124,10 @@ class Daemon:
         self.control_runner = ControlRunner(
             components.controls,
             components.audit,
-            newest=self._newest_name,
+            newest=lambda: None if self.state.last_snapshot is None else self.state.last_snapshot.name,
             pause_changed=self.pause_changed,
             change_regimes=self.change_regimes,
-            check_restorable=self.check_restorable,
+            check_restorable=components.check_compatible,
             restore_newest=self.restore_newest,
         )
         self.job_runner = JobRunner(
@@ -140,12 +140,12 @@ class Daemon:
             pack_tokens=components.settings.stream.batch_tokens,
         )
         self.degradation = Degradation(components.settings.snapshot.max_age_s)
-        self._publisher = Publisher(
+        self.status_publisher = StatusPublisher(
             board,
             components.source,
             components.adaptation,
             self.history,
-            components.publisher,
+            components.adapter_publisher,
             components.trackers,
         )
         self._stop_reason: str | None = None
@@ -154,44 +154,58 @@ class Daemon:
         self._retry_journal_at = self._saved_at
 
     def stop(self, reason: str) -> None:
-        """Ask the loop to end after the step under way."""
+        """Make the loop end after the current step."""
         self._stop_reason = self._stop_reason or reason
 
     @property
     def stopped(self) -> bool:
-        """Whether the loop was asked to end; false when the stream ended by itself."""
+        """Whether `stop` was called; False when the stream ended by itself."""
         return self._stop_reason is not None
 
     def run(self) -> None:
-        """Learn until asked to stop or until the stream ends, then write a last snapshot.
-
-        A new run writes a snapshot before its first record too, so that a rollback always has one. So does a run that
-        begins elsewhere than its snapshot says: see `save_start`.
+        """Learn until `stop` is called or the stream ends, then write a last snapshot.
 
         Raises:
-            StreamlearnError: see errors.py; what is on disk by then is whole.
+            StreamlearnError: see errors.py. What is on disk by then is whole.
         """
         try:
-            self._run()
+            self._start()
+            for batch in self.batches():
+                for shift in batch.shifts:
+                    self.enter(shift)
+                self.learn(batch)
+                self.save_if_due()
+                self.serve_jobs()
+                self.adaptation.score_stalest(idle=False)
+                self._compare_with_backbone(idle=False)
+                self._score_versions(idle=False)
+            self._finish()
         finally:
             self.job_runner.close()
 
-    def _run(self) -> None:
+    def batches(self) -> Iterator[AssignedBatch]:
+        """stream/, shift/: the batches with their regimes decided, until the stream ends or `stop` is called.
+
+        While none is ready, and while the daemon is paused, jobs are served and due snapshots written.
+        """
+        while not self.stopped:
+            if self.controls.state.paused:
+                if not self._idle(Phase.PAUSED):
+                    time.sleep(POLL_S)
+            elif (batch := self.adaptation.next_batch()) is not None:
+                yield batch
+            elif not self._read():
+                return
+
+    def _start(self) -> None:
         self.save_start()
         self.save_if_due()
         self._publish(self._phase, ready=True)
         if self.observer:
             self.observer.on_start(self.board.read())
         self._start_publishing()
-        while (assigned := self.next_batch()) is not None:
-            for shift in assigned.shifts:
-                self.enter(shift)
-            self.learn(assigned)
-            self.save_if_due()
-            self.serve_jobs()
-            self.adaptation.score_stalest(idle=False)
-            self._compare_with_backbone(idle=False)
-            self._score_versions(idle=False)
+
+    def _finish(self) -> None:
         if self.stopped:
             _log.info(Event.STOP_REQUESTED, reason=self._stop_reason)
         self._publish(Phase.STOPPING, reason="the daemon is stopping")
@@ -200,27 +214,13 @@ class Daemon:
             self._finish_publishing()
 
     def score_all(self) -> None:
-        """Score the hold-out records of every regime under the present weights, at the end of a finite stream."""
+        """Score the hold-out records of every regime under the current weights, at the end of a finite stream."""
         while self.adaptation.score_stalest(idle=True):
             self.board.beat()
         self._publish(self.board.read().phase)
 
-    def next_batch(self) -> AssignedBatch | None:
-        """stream/, shift/: the next batch with its regimes decided; None at the end of the stream or at a stop.
-
-        While none is ready, and while the daemon is paused, jobs are served and due snapshots written.
-        """
-        while not self.stopped:
-            if self.controls.state.paused:
-                self._rest()
-                continue
-            assigned = self.adaptation.next_batch()
-            if assigned is not None or not self._read():
-                return assigned
-        return None
-
     def _read(self) -> bool:
-        """Pass one batch from the source to the look-ahead, or flush; use a pause for other work.
+        """Pass one batch from the source to the look-ahead, or flush; do other work while the stream is quiet.
 
         Returns False at the end of the stream, when nothing is left to train on.
         """
@@ -239,7 +239,7 @@ class Daemon:
         return True
 
     def _flush(self, reason: FlushReason) -> bool:
-        """Make all that was read the next to train on, without waiting for more; return whether there was anything."""
+        """Make everything that was read ready for training without waiting for more; return whether there was any."""
         intake = self.checkpoint.intake
         compositions = [batch.runs for batch in self.adaptation.waiting]
         compositions += [intake.open_runs] if intake.open_runs else []
@@ -266,27 +266,22 @@ class Daemon:
         self._compare_with_backbone(idle=True)
         return self.job_runner.busy or self._score_versions(idle=True) or self.adaptation.score_stalest(idle=True)
 
-    def _rest(self) -> None:
-        """Take no step and read no record for a moment, because the daemon is paused."""
-        if not self._idle(Phase.PAUSED):
-            time.sleep(POLL_S)
-
     @property
     def _phase(self) -> Phase:
         return Phase.PAUSED if self.controls.state.paused else Phase.RUNNING
 
     def pause_changed(self) -> None:
-        """Publish that the daemon was paused or resumed; a pause is no silence of the stream."""
+        """Publish that the daemon was paused or resumed. A pause does not count as a quiet stream."""
         self.checkpoint.intake.postpone_flush()
         self._publish(self._phase, ready=True)
 
     def enter(self, shift: Shift) -> None:
-        """probe/, consolidate/: hold on to the old regime, probe the new one, give it its experts."""
+        """regimes/: close the current regime, and open or return to another."""
         self._notify(self.adaptation.enter(shift, self.adaptation.upcoming(shift.slot)))
         self.board.beat()
 
     def learn(self, assigned: AssignedBatch) -> Step | None:
-        """learner/: one step, or none when no record of the batch is to be trained on; then the ledger."""
+        """learner/: one step, or none when no record of the batch is trained on; then the ledger."""
         self._note_journal(self.checkpoint.journal(assigned.batch))
         divided = self.adaptation.divide(assigned)
         measured = self._measure(*divided.part(Role.MEASURED))
@@ -297,9 +292,11 @@ class Daemon:
         for report in self.adaptation.after_step(divided, step, measured):
             self._notify(report)
         self.state.account(assigned.batch, step, divided.not_trained)
+        if step is not None:
+            self.board.counters.step_seconds.observe(step.seconds)
         is_rolled_back = self.state.bad_in_a_row >= self.components.settings.learner.max_bad_batches
         if is_rolled_back:
-            self._publish(Phase.RUNNING, ready=True)  # counters have what is taken back now
+            self._publish(Phase.RUNNING, ready=True)  # process counters keep what the rollback takes back
             self._roll_back()
         self._publish(Phase.RUNNING, ready=True, step=step)
         if not is_rolled_back:
@@ -324,7 +321,7 @@ class Daemon:
         self.history.add(outcome, self.board.read())
 
     def _compare_with_backbone(self, *, idle: bool) -> None:
-        """history/: the untouched backbone's loss of a record beside the model's, when time allows."""
+        """history/: the frozen backbone's loss of a record next to the model's, when time allows."""
         pair = self.comparison.measure(idle=idle)
         if pair is not None:
             self.history.add_pair(pair)
@@ -356,7 +353,7 @@ class Daemon:
             self.degradation.recovered("journal")
 
     def _retry_journal(self) -> None:
-        """Write again what the journal lacks: on a quiet stream no batch comes that would."""
+        """Write missing journal lines: on a quiet stream no batch comes whose line would be written after them."""
         now = time.monotonic()
         if self.checkpoint.journal_lags and now >= self._retry_journal_at:
             self._retry_journal_at = now + RETRY_S
@@ -367,10 +364,10 @@ class Daemon:
             self.observer.on_shift(report)
 
     def save_start(self) -> None:
-        """snapshot/: make where reading begins durable before the first record, unless the newest snapshot says so.
+        """snapshot/: make the start of reading durable before the first record, unless the newest snapshot has it.
 
-        A new partition that begins at the end of its log would begin at a later one after a crash, and what came in
-        between would be lost.
+        A rollback then always has a snapshot. A new partition that begins at the end of its log would begin at a later
+        offset after a crash, and the records in between would be lost.
 
         Raises:
             SnapshotError or DeadLetterError: it cannot be written.
@@ -411,20 +408,22 @@ class Daemon:
         return_freed_memory()
         self._saved_at = time.monotonic()
         written_at = datetime.fromisoformat(info.created_at).timestamp()
-        written = SnapshotStatus(info.name, info.step, written_at)
-        self.state.saved(written, self._saved_at - started)
+        seconds = self._saved_at - started
+        written = SnapshotStatus(info.name, info.step, written_at, seconds)
+        self.state.saved(written)
+        self.board.counters.snapshot_write_seconds.observe(seconds)
         self.history.add_snapshot(written, self.adaptation.state.records)
         _log.info(
             Event.SNAPSHOT_WRITTEN,
             name=info.name,
             bytes=info.bytes,
             new_bytes=self.components.store.new_bytes,
-            seconds=round(self._saved_at - started, 3),
+            seconds=round(seconds, 3),
         )
         if self.observer:
             self.observer.on_snapshot(info)
-        if self.publisher is not None:
-            self.publisher.notify(self.components.store.folder / info.name)
+        if self.adapter_publisher is not None:
+            self.adapter_publisher.notify(self.components.store.folder / info.name)
         self._publish(self.board.read().phase, ready=self.board.read().ready)
         return info
 
@@ -432,27 +431,23 @@ class Daemon:
         """jobs/: queued requests and controls, within the time budget.
 
         Raises:
-            SnapshotError: a control could not be completed, and the run must not go on.
+            SnapshotError: a control could not be completed, and the run must not continue.
         """
         if self.job_runner.busy:
             seconds = self.job_runner.serve(self.components.settings.serve.eval_budget_s)
-            self.state.job_seconds = self.state.job_seconds.observe(seconds)
+            self.board.counters.job_pause_seconds.observe(seconds)
         if self.control_runner.fault is not None:
             raise self.control_runner.fault
         self.board.beat()
 
-    def check_restorable(self, snapshot: Snapshot) -> None:
-        """Raise SnapshotMismatchError if the run cannot go on from this snapshot."""
-        self.components.check_compatible(snapshot)
-
     def restore_newest(self) -> None:
-        """Go on from the newest snapshot, as the next start would."""
+        """Continue from the newest snapshot, as the next start would."""
         snapshot = self.components.store.newest()
         assert snapshot is not None, "a new run writes a snapshot before its first record"
         self.state = self.checkpoint.restore(snapshot)
         self.comparison.clear()
         self.save_start()
-        self._publish_versions_of(snapshot)
+        self._publish_versions_of(snapshot.name, snapshot.manifest.step)
         self._publish(self._phase, ready=True)
 
     def change_regimes(self, control: Control) -> None:
@@ -475,32 +470,29 @@ class Daemon:
         except (SnapshotError, DeadLetterError) as error:
             raise SnapshotError(
                 f"the change holds and must be in a snapshot to outlive the daemon, which cannot be written: {error}; "
-                "it is tried again, and /v1/status says `degraded` until it is written"
+                "the daemon retries, and /v1/status reports `degraded` until it is written"
             ) from error
 
-    def _newest_name(self) -> str | None:
-        return None if self.state.last_snapshot is None else self.state.last_snapshot.name
-
     def _start_publishing(self) -> None:
-        """Publish the snapshot that the run goes on from: an earlier process may not have come to it."""
-        if self.publisher is not None and self.state.last_snapshot is not None:
-            self.publisher.withdraw_after(self.state.last_snapshot.step)
-            self.publisher.notify(self.components.store.folder / self.state.last_snapshot.name)
-            self.publisher.start()
+        """Publish the snapshot that the run continues from: an earlier process may not have got to it."""
+        last = self.state.last_snapshot
+        if self.adapter_publisher is not None and last is not None:
+            self._publish_versions_of(last.name, last.step)
+            self.adapter_publisher.start()
 
-    def _publish_versions_of(self, snapshot: Snapshot) -> None:
-        """publish/: the run went back to this snapshot; versions of later ones are withdrawn."""
-        if self.publisher is not None:
-            self.publisher.withdraw_after(snapshot.manifest.step)
-            self.publisher.notify(snapshot.path)
+    def _publish_versions_of(self, name: str, step: int) -> None:
+        """publish/: the run continues from this snapshot; versions of later ones are withdrawn."""
+        if self.adapter_publisher is not None:
+            self.adapter_publisher.withdraw_after(step)
+            self.adapter_publisher.notify(self.components.store.folder / name)
 
     def _score_versions(self, *, idle: bool) -> bool:
-        """publish/: one forward pass over hold-out records for a new version; return whether one was made."""
-        return self.publisher is not None and self.publisher.scoring.serve(idle=idle)
+        """publish/: one forward pass over hold-out records for a new version; return whether there was one."""
+        return self.adapter_publisher is not None and self.adapter_publisher.scoring.serve(idle=idle)
 
     def _finish_publishing(self) -> None:
-        """Publish the last snapshot of a finite stream, as far as replicas answer."""
-        while self.publisher is not None and not (self.publisher.is_idle or self.stopped):
+        """Publish the last snapshot of a finite stream, as far as replicas respond."""
+        while self.adapter_publisher is not None and not (self.adapter_publisher.is_idle or self.stopped):
             if not self._score_versions(idle=True):
                 time.sleep(PUBLISH_POLL_S)
             self.board.beat()
@@ -516,7 +508,7 @@ class Daemon:
             self.checkpoint.intake.set_aside(record, Reason.NOT_FINITE_UPDATE, refusal_message(step))
 
     def _roll_back(self) -> None:
-        """The weights themselves are suspect: restore the last snapshot, leave out the refused records, read on."""
+        """Restore the last snapshot, because the weights themselves are suspect, and leave out the refused records."""
         snapshot = self.components.store.newest()
         if snapshot is None or self.state.rolled_back_to == snapshot.name:
             raise DivergedError(
@@ -528,12 +520,12 @@ class Daemon:
         self.state = self.checkpoint.roll_back(snapshot, refused)
         self.state.rolled_back_to = snapshot.name
         self.comparison.clear()
-        self._publish_versions_of(snapshot)
+        self._publish_versions_of(snapshot.name, snapshot.manifest.step)
         _log.warning(Event.ROLLED_BACK, to=snapshot.name, left_out=len(refused))
 
     def _publish(self, phase: Phase, *, ready: bool = False, reason: str = "", step: Step | None = None) -> None:
         degraded, updates = self.degradation.reason, self.learner.number
-        self._publisher.publish(
+        self.status_publisher.publish(
             self.state,
             phase,
             updates=updates,

@@ -1,6 +1,6 @@
-"""SIGTERM, SIGINT and SIGHUP during the whole life of a daemon.
+"""The daemon as a process: stop signals, notifications to the service manager, and freed memory.
 
-Imports nothing heavy, so that the handlers are installed before the imports that take seconds.
+Imports nothing heavy, so that signal handlers are installed before the imports that take seconds.
 """
 
 import ctypes
@@ -22,16 +22,16 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopEarly(BaseException):  # not an Exception: like KeyboardInterrupt it must pass every handler on its way
-    """A stop signal arrived while components were being opened, before there was a loop to stop."""
+    """A stop signal arrived while components were opened, before the loop."""
 
 
 class StopSignals:
-    """What the first stop signal does, by phase of the daemon's life.
+    """Handlers of SIGTERM, SIGINT and SIGHUP. What the first signal does depends on the phase.
 
     1. While modules are imported, nothing is open or written yet: the process exits 0 at once.
-    2. While components are opened (`raise_on_signal` was called): StopEarly is raised, so that they are closed again.
-    3. While the loop runs (`call_on_signal` was called): it ends after its step, with a snapshot. So it does at once if
-       the StopEarly of a signal that came before was lost: Python drops what is raised in a finaliser.
+    2. While components are opened (`raise_on_signal` was called), StopEarly is raised, so that they are closed again.
+    3. While the loop runs (`call_on_signal` was called), it ends after its step, with a snapshot. If an earlier
+       StopEarly was lost (Python drops exceptions raised in a finalizer), it ends at once.
 
     A second SIGTERM or SIGINT ends the process at once, without a snapshot. A second SIGHUP is ignored: a terminal that
     is closed may send two, one from the shell and one from the kernel.
@@ -200,13 +200,10 @@ def dump_stacks_on_abort() -> None:
         faulthandler.enable(sys.__stderr__)
 
 
-# Giving freed memory back to the system.
-#
-# Records differ in length, so the tensors of each step have other sizes, and glibc keeps the memory of the old ones in
-# pieces: with 56 regimes on the bundled model the daemon had 2.3 GB resident, of which 1.3 GB were in use. It is
-# returned
-# after each snapshot and after loading, because of limits such as systemd's `MemoryMax`. What a single step frees is
-# kept for the next one, which is faster, unless `return_freed_tensors` was called.
+# Records differ in length, so tensors have other sizes in each step, and glibc keeps freed memory in pieces: with 56
+# regimes on the bundled model 2.3 GB were resident and 1.3 GB in use. Because of limits such as systemd's `MemoryMax`,
+# it is returned to the system after each snapshot and after loading. Memory that a step frees is kept for the next one,
+# which is faster, unless `return_freed_tensors` was called.
 
 
 TENSOR_BYTES = 1 << 20
@@ -216,16 +213,16 @@ _MMAP_THRESHOLD = -3
 
 
 def return_freed_memory() -> None:
-    """Return it. Takes milliseconds; only glibc can, elsewhere nothing happens."""
+    """Give freed heap memory back to the system (glibc's `malloc_trim`; a no-op elsewhere). Takes milliseconds."""
     if trim := _glibc("malloc_trim"):
         trim(0)
 
 
 def return_freed_tensors() -> None:
-    """Return the memory of a large tensor when it is freed, from now on; only glibc can.
+    """From now on, give a large tensor's memory back when it is freed (glibc only).
 
-    A step that computes its activations again takes 1,461 MiB instead of 2,415 with it, and a quarter more processor
-    time, for the system clears the memory of each tensor anew (SmolLM2 in float32, 2,048 tokens; n = 1).
+    With activation checkpointing a step then takes 1,461 MiB instead of 2,415, and a quarter more processor time,
+    because the system clears the memory of each new tensor (SmolLM2 in float32, 2,048 tokens; n = 1).
     """
     if mallopt := _glibc("mallopt"):
         mallopt(_MMAP_THRESHOLD, TENSOR_BYTES)

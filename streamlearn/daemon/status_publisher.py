@@ -1,7 +1,7 @@
 """The loop's state as one published status, and the log line of a step."""
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,47 +11,9 @@ from streamlearn.history import History
 from streamlearn.learner.learner import Step
 from streamlearn.publish.publisher import AdapterPublisher
 from streamlearn.regimes.regimes import Regimes
-from streamlearn.status import AnsweredBy, Board, PartitionStatus, Phase, ProcessCounts, RequestCount, Status
+from streamlearn.status import AnsweredBy, Board, PartitionStatus, Phase, RequestCount, Status
 from streamlearn.stream.source import Source
 from streamlearn.track import Trackers
-
-
-class ProcessCounter:
-    """Adds up what the totals of a run grow by from one status to the next. Where they fall, in a rollback, nothing.
-
-    >>> from streamlearn.status.status import Phase
-    >>> counter = ProcessCounter()
-    >>> [counter.update(Status(Phase.RUNNING, step=step)).steps for step in (100, 103, 90, 91)]
-    [0, 3, 3, 4]
-    """
-
-    def __init__(self) -> None:
-        self._before: Status | None = None
-        self._counts = ProcessCounts()
-
-    def update(self, status: Status) -> ProcessCounts:
-        """The counts up to `status`; the first one has the totals that the process began with."""
-        before, self._before = self._before or status, status
-        counts = self._counts
-        self._counts = ProcessCounts(
-            steps=counts.steps + _growth(before.step, status.step),
-            records_trained=counts.records_trained + _growth(before.records_trained, status.records_trained),
-            records_held_out=counts.records_held_out + _growth(before.records_held_out, status.records_held_out),
-            tokens_trained=counts.tokens_trained + _growth(before.tokens_trained, status.tokens_trained),
-            update_refusals=counts.update_refusals + _growth(before.update_refusals, status.update_refusals),
-            dead_letters=_added(counts.dead_letters, before.dead_letters, status.dead_letters),
-            shifts=_added(counts.shifts, before.adaptation.num_shifts, status.adaptation.num_shifts),
-        )
-        return self._counts
-
-
-def _growth(before: int, now: int) -> int:
-    return max(0, now - before)
-
-
-def _added(counts: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int]) -> Mapping[str, int]:
-    return Counter(counts) + (Counter(now) - Counter(before))  # the difference keeps what is positive
-
 
 SPEED_WINDOW_S = 30.0  # tokens/s is an average over this time
 LOG_INTERVAL_S = 10.0  # one step per interval is logged at level info, every step at level debug
@@ -76,7 +38,7 @@ class Throughput:
         return (tokens - before) / (now - then) if now > then else 0.0
 
 
-class Publisher:
+class StatusPublisher:
     """Puts a new status on the board. Only the loop's thread calls it."""
 
     def __init__(
@@ -95,7 +57,7 @@ class Publisher:
         self._versions = versions
         self._trackers = trackers
         self._throughput = Throughput()
-        self._counter = ProcessCounter()
+        self._counts = False
         self._logged_at = 0.0
 
     def publish(
@@ -147,12 +109,12 @@ class Publisher:
             partitions=tuple(PartitionStatus(origin, position[origin], lag.get(origin)) for origin in position),
             snapshot=state.last_snapshot,
             records_since_snapshot=state.records_since_save,
-            step_seconds=state.step_seconds,
-            snapshot_seconds=state.snapshot_seconds,
-            job_seconds=state.job_seconds,
+            step_seconds=before.step_seconds if step is None else step.seconds,
             requests=tuple(RequestCount(*how, number) for how, number in sorted(requests.items())),
         )
-        status = replace(status, counts=self._counter.update(status))
+        if self._counts:  # the totals that the process began with are not its own
+            self._board.counters.update(before, status)
+        self._counts = True
         self._board.publish(status)
         if step is not None:
             self._log_step(step, status, now)

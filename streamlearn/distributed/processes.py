@@ -26,7 +26,7 @@ from streamlearn.learner.learner import Learner, PassTotals
 from streamlearn.stream.record import Example, StoredExample
 
 RestoreImages = Callable[[Example, Sequence[bytes]], Example]
-"""`Decoder.restored`: an example with its images, given their bytes."""
+"""`Decoder.with_images`: an example with its images, given their bytes."""
 
 
 class Leader:

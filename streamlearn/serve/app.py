@@ -46,7 +46,8 @@ from streamlearn.serve.models import (
     shifts_view,
     status_view,
 )
-from streamlearn.serve.openai import DEFAULT_NAME, openai_routes
+from streamlearn.serve.openai import openai_routes
+from streamlearn.serve.openai_schemas import DEFAULT_NAME
 from streamlearn.serve.page import is_page_request, page_routes, with_etag
 from streamlearn.settings import ServeSettings
 from streamlearn.status import Board, Clock

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import compile_path
 from starlette.types import Receive
 
 from streamlearn.errors import AdapterGoneError, RecordError, StreamlearnError, UsageError
@@ -67,7 +68,16 @@ def _from_http(request: Request, error: HTTPException, hint: str) -> ApiError:
         405: ("method_not_allowed", f"{path} does not accept {request.method}"),
         413: ("body_too_large", "the body is larger than serve.max_body_bytes"),
     }.get(error.status_code, ("bad_request", str(error.detail)))
-    return ApiError(error.status_code, code, message, hint=hint, headers=error.headers)
+    headers = {"allow": _allowed(request)} if error.status_code == 405 else error.headers
+    return ApiError(error.status_code, code, message, hint=hint, headers=headers)
+
+
+def _allowed(request: Request) -> str:
+    """All methods of the path; Starlette names only those of the first route. Undocumented paths accept GET."""
+    paths = request.app.openapi()["paths"]
+    matched = [methods for path, methods in paths.items() if compile_path(path)[0].match(request.scope["path"])]
+    methods = {method.upper() for described in matched or [{"get": None}] for method in described}
+    return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
 
 
 def _from_invalid(request: Request, error: RequestValidationError) -> ApiError:

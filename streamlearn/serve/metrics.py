@@ -2,34 +2,28 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, product
+from itertools import product
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
 
-from streamlearn.errors import Reason
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.status import (
     ANSWERED_BY,
-    BUCKETS_S,
     HELD_BACK,
-    SHIFT_KINDS,
     AdaptationStatus,
     Board,
     Clock,
     Phase,
-    ProcessCounts,
     PublicationStatus,
     Status,
-    Timing,
     TrackerStatus,
 )
 
@@ -72,13 +66,6 @@ def counters(
     return family
 
 
-def histogram(name: str, documentation: str, timing: Timing) -> Metric:
-    """Durations by `BUCKETS_S`."""
-    upper_bounds = [*map(str, BUCKETS_S), "+Inf"]
-    buckets = list(zip(upper_bounds, map(float, accumulate(timing.counts)), strict=True))
-    return HistogramMetricFamily(PREFIX + name, documentation, buckets=buckets, sum_value=timing.total_s)
-
-
 def info(name: str, documentation: str, labels: Mapping[str, str]) -> Metric:
     """Texts as labels of a constant 1; the name gets `_info`."""
     return InfoMetricFamily(PREFIX + name, documentation, value=dict(labels))
@@ -86,17 +73,8 @@ def info(name: str, documentation: str, labels: Mapping[str, str]) -> Metric:
 
 def adaptation_metrics(status: Status) -> Iterator[Metric]:
     """What is known of the stream's regimes."""
-    yield from _shifts(status.counts)
     yield from _regimes(status.adaptation)
     yield from _holdout(status.adaptation)
-
-
-def _shifts(counts: ProcessCounts) -> Iterator[Metric]:
-    detected = (
-        "Detected shifts of the stream, by kind: inputs (another regime) and answers (concept drift); the first regime "
-        "is not counted."
-    )
-    yield counters("shifts", detected, ["kind"], [([kind], counts.shifts.get(kind, 0)) for kind in SHIFT_KINDS])
 
 
 def _regimes(adaptation: AdaptationStatus) -> Iterator[Metric]:
@@ -107,7 +85,7 @@ def _regimes(adaptation: AdaptationStatus) -> Iterator[Metric]:
     losses = [([str(regime.number)], regime.prequential_loss) for regime in adaptation.regimes]
     yield gauges("regime_prequential_loss_nats", recent, ["regime"], losses)
     yield counter("probe_seconds", "Time spent on probing new regimes by this process.", adaptation.probe_seconds)
-    in_memory = "Adapters in memory; those of the other regimes rest in files (adapter.max_in_memory)."
+    in_memory = "Adapters in memory; those of the other regimes are in files (adapter.max_in_memory)."
     yield gauge("adapters_in_memory", in_memory, adaptation.adapters_in_memory)
     reads = (
         "Adapters read back from their files by this process; some in every batch mean that adapter.max_in_memory is "
@@ -193,11 +171,10 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class StatusCollector(Collector):
-    """Converts the current status to metric families, in the order of the data's way.
+    """Converts the current status to metric families, in the order in which the data flows.
 
-    Counters begin at zero with the process and never fall: Prometheus takes a fall for a reset to zero, and would add
-    all that the run ever did. The run's totals, which a crash or a rollback takes back, are gauges. Moments are Unix
-    time, as `time()` of a query is; their age is measured by the monotonic clock.
+    Counts of this process are in `Counters`. The run's totals, which a crash or a rollback takes back, are gauges.
+    Moments are Unix time, as `time()` of a query is; their age is measured by the monotonic clock.
     """
 
     def __init__(self, board: Board, jobs: JobQueue, clock: Clock) -> None:
@@ -214,7 +191,7 @@ class StatusCollector(Collector):
         yield from adaptation_metrics(status)
         yield from _snapshots(status)
         yield from request_metrics(status)
-        yield from self._jobs_waiting(status)
+        yield from self._jobs_waiting()
         if status.publication is not None:
             yield from publication_metrics(status.publication)
         if status.trackers:
@@ -232,37 +209,26 @@ class StatusCollector(Collector):
         yield gauge("heartbeat_timestamp_seconds", beat, self._clock.wall() - self._board.heartbeat_age_s)
 
     def _progress(self, status: Status) -> Iterator[Metric]:
-        counts = status.counts
-        yield counter("steps", "Optimizer updates.", counts.steps)
         last = "When this process made its last optimizer update, Unix time; absent before the first."
         yield gauge("last_step_timestamp_seconds", last, self._unix_time(status.last_step_at))
-        yield histogram("step_seconds", "Duration of a training step, from batch to update.", status.step_seconds)
-        yield counter("records_trained", "Records that an update was made from.", counts.records_trained)
-        held_out = "Records kept out of training: to measure forgetting, or because their regime is frozen."
-        yield counter("records_held_out", held_out, counts.records_held_out)
-        yield counter("tokens_trained", "Tokens of records trained on.", counts.tokens_trained)
-        refusals = "Updates refused because the loss or a gradient was not finite."
-        yield counter("update_refusals", refusals, counts.update_refusals)
         yield from _run_totals(status)
         loss = "Prequential loss of the last batch (before its update), nats per token."
         yield gauge("prequential_loss_nats", loss, status.loss)
         smoothed = "Prequential loss smoothed over recent batches, nats per token."
         yield gauge("prequential_loss_smoothed_nats", smoothed, status.loss_smoothed)
 
-    def _jobs_waiting(self, status: Status) -> Iterator[Metric]:
+    def _jobs_waiting(self) -> Iterator[Metric]:
         yield gauge("jobs_waiting", "Requests in the queue.", len(self._jobs))
         capacity = "Requests that may wait before more are answered with 503."
         yield gauge("jobs_capacity", capacity, self._jobs.size)
-        pauses = "Duration of pauses of training for requests, between two steps."
-        yield histogram("job_pause_seconds", pauses, status.job_seconds)
 
     def _unix_time(self, monotonic: float | None) -> float | None:
         return None if monotonic is None else self._clock.wall() - (self._clock.monotonic() - monotonic)
 
 
 def registry(board: Board, jobs: JobQueue, clock: Clock) -> CollectorRegistry:
-    """A registry with the status and the process metrics (memory, CPU, open files)."""
-    collectors = CollectorRegistry()
+    """The registry of the board's counters, with the status and the process (memory, CPU, open files); call it once."""
+    collectors = board.counters.registry
     collectors.register(StatusCollector(board, jobs, clock))
     ProcessCollector(registry=collectors)
     return collectors
@@ -282,10 +248,6 @@ def _stream(status: Status) -> Iterator[Metric]:
     yield gauges("position_offset", position, labels, [(origin, row.position) for origin, row in rows])
     lag = "Records between the position and the end of the partition's log; absent while unknown."
     yield gauges("lag_records", lag, labels, [(origin, row.lag) for origin, row in rows])
-    counts = status.counts.dead_letters
-    reasons = [*Reason, *sorted(counts.keys() - set(Reason))]
-    dead = [([reason], counts.get(reason, 0)) for reason in reasons]
-    yield counters("records_dead_lettered", "Records set aside as unusable, by reason.", ["reason"], dead)
 
 
 def _run_totals(status: Status) -> Iterator[Metric]:
@@ -308,7 +270,6 @@ def _snapshots(status: Status) -> Iterator[Metric]:
     yield gauge("last_snapshot_step", held, snapshot.step if snapshot else None)
     since = "Records done since the newest snapshot, which a crash would have read again."
     yield gauge("records_since_snapshot", since, status.records_since_snapshot)
-    yield histogram("snapshot_write_seconds", "Duration of writing a snapshot.", status.snapshot_seconds)
 
 
 def _build(status: Status) -> Metric:

@@ -486,8 +486,7 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
             written_at=_utc(snapshot.written_at),
             age_s=round(max(0.0, clock.wall() - snapshot.written_at), 3),
         ),
-        step_seconds=status.step_seconds.last_s,
-        snapshot_write_seconds=status.snapshot_seconds.last_s,
+        snapshot_write_seconds=snapshot and snapshot.write_seconds,
         jobs=jobs,
         requests=RequestsView(
             known=sum(count.number for count in status.requests if count.known),

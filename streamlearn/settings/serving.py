@@ -55,11 +55,6 @@ class ListenSettings(Section):
         return f"serve.{field}"
 
     @property
-    def host_hint(self) -> str:
-        """What to do when a Host header is refused."""
-        return f"use http://127.0.0.1, or add the name to {self.key('names')}"
-
-    @property
     def token_hint(self) -> str:
         """Where the token is found."""
         return f"send 'Authorization: Bearer TOKEN' with the token in {self.key('token_file')}"
@@ -124,11 +119,6 @@ class ServeSettings(ListenSettings):
         if self.enabled and self.health_port == self.port != 0:
             raise ValueError(f"health_port and port must differ, found {self.port} for both: set another health_port")
         return self
-
-    @property
-    def host_hint(self) -> str:
-        """What to do when a Host header is refused."""
-        return f"{super().host_hint}; for health probes set serve.health_port"
 
     @property
     def token_hint(self) -> str:

@@ -1,11 +1,11 @@
-"""The journal of batch compositions: a stream of several partitions replays bit for bit.
+"""The journal of batch compositions: a stream of one partition replays bit for bit, flushes included.
 
     {"step":7,"runs":[["orders",0,118,122,4],["orders",1,57,58,1]],"crc32":325759481}
     {"step":8,"runs":[["orders",1,58,59,1]],"flush":true,"crc32":3209051203}
 
 One line per batch. A run is topic, partition, first offset, next offset and number of consecutive records of one
 partition in the batch; runs are in training order. `flush` marks the last batch before a flush: nothing that was read
-by then waited for more records. Earlier releases wrote lines without it only.
+by then waited for more records.
 """
 
 import errno
@@ -28,7 +28,7 @@ _log = get_logger("snapshot")
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One batch: the step that trains on it, and its records."""
+    """One batch: its training step, and its records."""
 
     step: int
     runs: tuple[PartitionRun, ...]
@@ -57,9 +57,8 @@ class Journal:
     """The journal file, written by one thread.
 
     The line of a batch is appended with one `write` and no fsync. kill -9 loses nothing that was written; a power loss
-    may lose the last lines. No record is lost with them, because the snapshot's position decides what is trained: after
-    a power loss the records of several partitions may only be replayed in another order. The lines of a flush are
-    durable.
+    may lose the last lines. No record is lost with them, because the snapshot's position decides what is trained. The
+    lines of a flush are durable.
     """
 
     def __init__(self, path: Path, files: Files | None = None) -> None:
@@ -68,7 +67,7 @@ class Journal:
         self._descriptor: int | None = None
         self._unwritten: list[JournalEntry] = []
         self.fault: SnapshotError | None = None
-        """The reason why the newest lines are not in the file; None when they are."""
+        """Why the newest lines are not in the file; None when they are."""
 
     def append(self, step: int, runs: Iterable[PartitionRun]) -> None:
         """Append the batch of `step` before it is trained; steps must increase.
@@ -169,7 +168,7 @@ class Journal:
                 _log.warning(
                     Event.JOURNAL_TRUNCATED,
                     fault=f"{self._path}: expected complete lines, found {len(data) - end} other bytes at byte {end}",
-                    lost="the replay order of the batches after that byte",
+                    lost="the composition of the batches after that byte",
                 )
                 os.truncate(self._path, end)
         except FileNotFoundError:
@@ -212,5 +211,5 @@ def _parse(data: bytes) -> tuple[list[JournalEntry], int]:
 
 
 def _checksum(entry: JournalEntry) -> int:
-    flush = [True] if entry.flush else []  # without it, that of earlier releases
+    flush = [True] if entry.flush else []
     return zlib.crc32(orjson.dumps([entry.step, [list(run) for run in entry.runs], *flush]))

@@ -108,10 +108,10 @@ class Decoder:
             self._placeholders.positions(ids, draft.images),
         )
 
-    def restored(self, example: Example, data: Sequence[bytes]) -> Example:
+    def with_images(self, example: Example, data: Sequence[bytes]) -> Example:
         """Return an example with its images, given their bytes."""
         assert self._placeholders.vision is not None, "only a decoder with vision stores images"
-        images = tuple(record_image(each, self._placeholders.vision, self._settings) for each in data)
+        images = tuple(record_image(image, self._placeholders.vision, self._settings) for image in data)
         ids: list[int] = example.input_ids.tolist()
         image_starts: list[int] = []
         end = 0

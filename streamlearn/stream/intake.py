@@ -251,7 +251,7 @@ class Intake:
         )
 
     def dead_letters_from(self, position: Position) -> list[RecordId]:
-        """Return the dead letters at or after `position`, which a snapshot stores beside the sink's mark.
+        """Return the dead letters at or after `position`, which a snapshot stores with the sink's mark.
 
         Those before it are forgotten, because they are never read again.
         """

@@ -58,7 +58,7 @@ class Form(NamedTuple):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Every key of the form itself; `image` and `meta` stand beside them."""
+        """Every key of the form itself; `image` and `meta` may come with them."""
         return self.required + self.optional
 
     def is_made_by(self, keys: Collection[str]) -> bool:
@@ -170,7 +170,7 @@ class StoredExample:
         return cls(example.input_ids, example.labels, example.sample_type, images)
 
     def restored(self, with_images: Callable[[Example, Sequence[bytes]], Example]) -> Example:
-        """Return the example; `with_images` is `Decoder.restored`."""
+        """Return the example; `with_images` is `Decoder.with_images`."""
         example = Example(self.input_ids, self.labels, self.sample_type)
         return with_images(example, self.images) if self.images else example
 
@@ -314,7 +314,7 @@ class OffsetRange:
         elif len(partitions) == 1:
             (origin,) = partitions
         else:
-            listed = ", ".join(f"{each.topic}:{each.partition}" for each in sorted(partitions)[:8]) or "none"
+            listed = ", ".join(f"{origin.topic}:{origin.partition}" for origin in sorted(partitions)[:8]) or "none"
             raise UsageError(
                 f"skipped records must name their partition, as in TOPIC:PARTITION:{text}, because the stream has "
                 f"{len(partitions)} partitions: {listed}"

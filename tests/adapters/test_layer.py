@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from benchmarks.looped_experts import LoopedHeadLoraLinear
+from benchmarks.speed_arms import LoopedHeadLoraLinear
 from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear, routing
 from streamlearn.adapters.bottleneck import add_experts, back_to_tokens, back_to_weights, split_heads
 from streamlearn.adapters.context import RoutingContextHolder

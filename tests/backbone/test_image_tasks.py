@@ -13,8 +13,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.backbones.image_tasks import TASKS, easy_vqa_kind, png, records
-from benchmarks.learn.splits import Draw
-from benchmarks.learn.suites import SUITES
+from benchmarks.learn.suites import Draw, make_suite
 from streamlearn.errors import UsageError
 
 QUESTIONS = [
@@ -95,10 +94,10 @@ def test_questions_are_classified() -> None:
 
 def test_the_suite_has_one_task_after_another(folder: Path) -> None:
     """On the image-text backbone; without the folder the message says what is missing."""
-    suite = SUITES["images"](Draw([folder.parent, folder], records=2, evaluated=1, seed=0))
+    suite = make_suite("images", Draw([folder.parent, folder], records=2, evaluated=1, seed=0))
     assert [stretch.tasks for stretch in suite.segments] == [(task,) for task in TASKS]
     assert max(len(stretch.records) for stretch in suite.segments) == 2
-    assert all(len(tests) == 1 for tests in suite.tests.values())
+    assert all(len(own.scored) == 1 for own in suite.tasks.values())
     assert suite.backbone == "builtin:nano-vl"
     with pytest.raises(UsageError, match="image sets"):
-        SUITES["images"](Draw([folder.parent], records=2))
+        make_suite("images", Draw([folder.parent], records=2))

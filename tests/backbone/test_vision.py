@@ -209,7 +209,7 @@ def test_an_example_is_restored_from_its_bytes(backbone: Backbone) -> None:
     for example in examples_of(decoder):
         if example.images:
             bare = Example(example.input_ids, example.labels)
-            again = decoder.restored(bare, [image.data for image in example.images])
+            again = decoder.with_images(bare, [image.data for image in example.images])
             assert again.image_starts == example.image_starts
             assert (again.positions is None) == (example.positions is None)
             if again.positions is not None and example.positions is not None:

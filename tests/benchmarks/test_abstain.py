@@ -7,20 +7,19 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from rich.console import Console
 
-from benchmarks import abstain
-from benchmarks.abstain import RequestScores, RequestTask, auroc, read_tasks, run
+from benchmarks.abstain import RequestScores, auroc, read_tasks, run
+from benchmarks.streams import Task
 from streamlearn.errors import UsageError
 from tests.shift.streams import stream as synthetic
 
 NUM_TASKS = 5
 
 
-def tasks() -> list[RequestTask]:
+def tasks() -> list[Task]:
     """Synthetic tasks of 120 records."""
     rows = [synthetic([number] * 120, seed=number) for number in range(NUM_TASKS)]
-    return [RequestTask(f"task{number}", {"definition": each, "bare": each}) for number, each in enumerate(rows)]
+    return [Task(f"task{number}", {"definition": own, "bare": own}, [0] * 120) for number, own in enumerate(rows)]
 
 
 def test_known_requests_are_the_rest_of_the_streams_tasks() -> None:
@@ -86,10 +85,3 @@ def test_missing_data_is_named(tmp_path: Path) -> None:
     others.unlink()
     with pytest.raises(UsageError, match="set the file of other tasks with --others"):
         read_tasks(folder, others, None, limit=5)
-
-
-def test_the_table_has_a_row_for_each_stream(tmp_path: Path) -> None:
-    values = RequestScores([0.5], [0.001]).metrics(0.01)
-    console = Console(record=True, width=140)
-    console.print(abstain.table({"definition": {"1": values}, "bare": {"1": values, "8": values}}))
-    assert len(console.export_text().splitlines()) == 4

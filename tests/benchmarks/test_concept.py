@@ -1,4 +1,4 @@
-"""The benchmark of concept drift: its streams, its measure of recovery and its table."""
+"""The benchmark of concept drift: its streams and its measure of recovery."""
 
 import gzip
 from collections import Counter
@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks.concept import DISTINCT, PASSES, PASSES_AFTER, exchanged, recovery, table
+from benchmarks.concept import DISTINCT, PASSES, PASSES_AFTER, exchanged, recovery
 
 
 @pytest.fixture
@@ -42,10 +42,3 @@ def test_recovery_is_the_first_window_at_nine_tenths_of_the_level() -> None:
     assert recovery(back, half) == (1.0, needed)
     assert recovery(back[: half + needed], half) == (1.0, needed)
     assert recovery(back[: half + needed - 1], half) == (1.0, None)
-
-
-def test_the_table_shows_missing_values_as_a_dash() -> None:
-    """A missing value is not a zero."""
-    shown = table({"task1": {"declared_after": [80, None], "level": 0.5, "ratio": None}})
-    assert [column.header for column in shown.columns] == ["answers exchanged", "declared after", "level", "ratio"]
-    assert [list(column.cells) for column in shown.columns[1:]] == [["80, -"], ["0.50"], ["-"]]

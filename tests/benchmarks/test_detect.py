@@ -10,7 +10,19 @@ import pytest
 from rich.console import Console
 
 from benchmarks import detect
-from benchmarks.streams import PASSAGE_CHARS, RAMP, Boundary, Maker, Stream, Task, read_tasks
+from benchmarks.streams import (
+    PASSAGE_CHARS,
+    RAMP,
+    Assigned,
+    Boundary,
+    Stream,
+    StreamMaker,
+    Task,
+    one_to_one,
+    read_folder,
+    text_decoder,
+    to_task,
+)
 from streamlearn.errors import UsageError
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.input_shift import Shift
@@ -22,11 +34,11 @@ NUM_TASKS = 6
 @pytest.fixture(scope="module")
 def tasks() -> list[Task]:
     """Synthetic tasks with as many records as a small real one; every three records share a passage."""
-    made = []
+    tasks = []
     for number in range(NUM_TASKS):
         examples = synthetic([number] * 90, seed=number)
-        made.append(Task(f"task{number}", {"definition": examples, "bare": examples}, [i // 3 for i in range(90)]))
-    return made
+        tasks.append(Task(f"task{number}", {"definition": examples, "bare": examples}, [i // 3 for i in range(90)]))
+    return tasks
 
 
 def shift(declared_at: int, *, slot: int = 1, known: bool = False) -> Shift:
@@ -49,7 +61,7 @@ def test_a_late_shift_is_a_false_alarm() -> None:
     """It detects no boundary and lowers precision."""
     tally = detect.Tally()
     late = 101 + detect.WITHIN
-    detect.count(tally, stream(Boundary(101, 1)), detect.Detection([shift(1), shift(late)], [0] * 400, 1.0), [])
+    tally.add(stream(Boundary(101, 1)), Assigned([shift(1), shift(late)], [0] * 400, 1.0), None, [])
     metrics = tally.metrics()
     assert (metrics["recall"], metrics["precision"]) == (0.0, 0.0)
     assert metrics["false_alarms_per_10k"] == pytest.approx(25.0)
@@ -59,7 +71,7 @@ def test_a_shift_when_a_producer_leaves_is_optional() -> None:
     """Its absence is no miss, and its presence no false alarm."""
     for shifts in ([shift(1)], [shift(1), shift(110)]):
         tally = detect.Tally()
-        detect.count(tally, stream(Boundary(101, None)), detect.Detection(shifts, [0] * 400, 1.0), [])
+        tally.add(stream(Boundary(101, None)), Assigned(shifts, [0] * 400, 1.0), None, [])
         assert (tally.boundaries, tally.false_alarms) == (0, 0)
 
 
@@ -71,29 +83,29 @@ def test_a_recurrence_must_be_assigned_to_its_own_regime() -> None:
     slots = [0] * 100 + [1] * 100 + [2] * 100
     for slot, recognized in ((0, 1), (2, 0)):
         tally = detect.Tally()
-        found = detect.Detection([shift(1), shift(105), shift(205, slot=slot, known=True)], slots, 1.0)
-        detect.count(tally, recurring, found, [])
+        found = Assigned([shift(1), shift(105), shift(205, slot=slot, known=True)], slots, 1.0)
+        tally.add(recurring, found, None, [])
         assert (tally.returns, tally.recognized, tally.novelties, tally.declared_new) == (1, recognized, 1, 1)
         assert tally.assigned == 200
 
 
 def test_slots_and_tasks_are_matched_one_to_one() -> None:
     """Neither a slot per record nor one slot for all records scores."""
-    assert detect.assignment([0, 0, 1, 1, 1], [3, 3, 0, 0, 0]) == {3: 0, 0: 1}
-    assert len(detect.assignment([0, 1, 1], [0, 0, 0])) == 1
-    assert len(detect.assignment([0, 0, 0], [0, 1, 2])) == 1
+    assert one_to_one([0, 0, 1, 1, 1], [3, 3, 0, 0, 0]) == {3: 0, 0: 1}
+    assert len(one_to_one([0, 1, 1], [0, 0, 0])) == 1
+    assert len(one_to_one([0, 0, 0], [0, 1, 2])) == 1
 
 
 def test_streams_are_a_function_of_the_seed(tasks: list[Task]) -> None:
     """Other seeds make other streams."""
-    one, same, other = (Maker(tasks, seed, stationary_records=300).all("bare") for seed in (0, 0, 1))
+    one, same, other = (StreamMaker(tasks, seed, stationary_records=300).all("bare") for seed in (0, 0, 1))
     assert one == same
     assert one != other
 
 
 def test_streams_have_the_properties_of_their_kind(tasks: list[Task]) -> None:
     """Boundaries are where the tasks change."""
-    streams = {each.kind: each for each in Maker(tasks, 3, stationary_records=300).all("bare")}
+    streams = {one.kind: one for one in StreamMaker(tasks, 3, stationary_records=300).all("bare")}
     abrupt = streams["abrupt"]
     changes = [i + 1 for i in range(1, len(abrupt.tasks)) if abrupt.tasks[i] != abrupt.tasks[i - 1]]
     assert [boundary.at for boundary in abrupt.boundaries] == changes
@@ -110,7 +122,7 @@ def test_streams_have_the_properties_of_their_kind(tasks: list[Task]) -> None:
 
 def test_order_by_passage_keeps_passages_together(tasks: list[Task]) -> None:
     """Seeds divisible by three use that order."""
-    found = Maker(tasks, 0, stationary_records=90).autocorrelated("bare")
+    found = StreamMaker(tasks, 0, stationary_records=90).autocorrelated("bare")
     passages = [tasks[found.tasks[0]].passages[record] for record in found.records]
     assert sum(one != other for one, other in pairwise(passages)) == len(set(passages)) - 1
 
@@ -118,9 +130,9 @@ def test_order_by_passage_keeps_passages_together(tasks: list[Task]) -> None:
 def test_dummies_score_as_dummies_do(tasks: list[Task]) -> None:
     """`never` has no recall and no false alarms; `always` has full recall and hardly any precision."""
     arms = detect.detectors(ShiftSettings(), 2000)
-    streams = Maker(tasks, 0, stationary_records=300).all("bare")
+    streams = StreamMaker(tasks, 0, stationary_records=300).all("bare")
     metrics = {
-        name: detect.metrics([(each, arms[name](each, tasks)) for each in streams], tasks)
+        name: detect.metrics([(one, *arms[name](one, tasks)) for one in streams], tasks)
         for name in ("always", "periodic", "never")
     }
     assert (metrics["never"]["recall"], metrics["never"]["false_alarms_per_10k"]) == (0.0, 0.0)
@@ -133,8 +145,8 @@ def test_dummies_score_as_dummies_do(tasks: list[Task]) -> None:
 def test_the_default_detector_beats_the_dummies(tasks: list[Task]) -> None:
     """On tasks that hardly share a token it detects every boundary."""
     run = detect.detectors(ShiftSettings(), 2000)["default"]
-    streams = Maker(tasks, 0, stationary_records=300).all("bare")
-    metrics = detect.metrics([(each, run(each, tasks)) for each in streams], tasks)
+    streams = StreamMaker(tasks, 0, stationary_records=300).all("bare")
+    metrics = detect.metrics([(one, *run(one, tasks)) for one in streams], tasks)
     assert metrics["recall"] == 1.0
     assert metrics["precision"] == 1.0
     assert metrics["record_assignment"] > 0.95
@@ -144,7 +156,7 @@ def test_the_default_detector_beats_the_dummies(tasks: list[Task]) -> None:
 def test_a_folder_without_tasks_is_refused(tmp_path: Path) -> None:
     """The error names the option for another folder."""
     with pytest.raises(UsageError, match="--data"):
-        read_tasks(tmp_path)
+        read_folder(tmp_path)
 
 
 @pytest.mark.long
@@ -164,8 +176,7 @@ def test_runs_on_any_folder_of_task_files(tmp_path: Path, capsys: pytest.Capture
         ]
         with gzip.open(tmp_path / f"task{number}_x.train.jsonl.gz", "wb") as file:
             file.write(b"\n".join(orjson.dumps(row) for row in rows))
-    detect.report(data=tmp_path, seeds=1, as_json=True, quick=True)
-    result = orjson.loads(capsys.readouterr().out)
+    result = detect.measure(tmp_path, seeds=1, quick=True)
     assert result["default"]["recall"] == 1.0
     assert set(result["default"]["kinds"]) >= {"abrupt", "abrupt_bare", "interleaved_3_definition", "autocorrelated"}
     assert result["never"]["recall"] == 0.0
@@ -184,7 +195,8 @@ def test_inputs_that_begin_alike_share_a_passage(tmp_path: Path) -> None:
         ]
         with gzip.open(tmp_path / f"task{number}_x.train.jsonl.gz", "wb") as file:
             file.write(b"\n".join(orjson.dumps(row) for row in rows))
-    [first, *_], vocab_size = read_tasks(tmp_path)
+    decoder, vocab_size = text_decoder()
+    first = to_task("task0_x", read_folder(tmp_path)["task0_x"], decoder)
     assert list(first.passages) == [0, 0, 1]
     assert vocab_size >= 4096
     assert len(first.examples["bare"][0]) < len(first.examples["definition"][0])

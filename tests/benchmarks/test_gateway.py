@@ -12,5 +12,5 @@ def test_a_short_run_has_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     found = gateway.measure(seconds=2.0, requests_per_s=20.0)
     assert (found["requests"], found["failed"], found["torch"]) == (40, 0, False)
     assert 0 < found["live_s"] <= found["ready_s"]
-    for each in ("p50_ms", "p95_ms", "p99_ms"):
-        assert found["added"][each] == pytest.approx(found["gateway"][each] - found["direct"][each], abs=0.01)
+    for name in ("p50_ms", "p95_ms", "p99_ms"):
+        assert found["added"][name] == pytest.approx(found["gateway"][name] - found["direct"][name], abs=0.01)

@@ -4,16 +4,17 @@ from itertools import groupby
 
 import numpy as np
 
-from benchmarks.mixtures import assignment, purity, run, turns
+from benchmarks.mixtures import assign, metrics, turns
+from benchmarks.streams import Assigned
 from tests.shift.streams import stream as synthetic
 
 
 def test_a_task_in_two_regimes_costs_assignment_and_no_purity() -> None:
     """A regime with two tasks costs both."""
-    tasks = np.array([0, 0, 0, 0, 1, 1])
-    divided, mixed = np.array([0, 0, 0, 1, 2, 2]), np.array([0, 0, 0, 0, 0, 0])
-    assert (purity(tasks, divided), assignment(tasks, divided)) == (1.0, 5 / 6)
-    assert (purity(tasks, mixed), assignment(tasks, mixed)) == (4 / 6, 4 / 6)
+    tasks = [0, 0, 0, 0, 1, 1]
+    divided, mixed = (metrics(tasks, Assigned([], slots, 1.0)) for slots in ([0, 0, 0, 1, 2, 2], [0] * 6))
+    assert (divided["purity"], divided["assignment"]) == (1.0, 5 / 6)
+    assert (mixed["purity"], mixed["assignment"]) == (4 / 6, 4 / 6)
 
 
 def test_producers_take_turns() -> None:
@@ -28,7 +29,7 @@ def test_producers_take_turns() -> None:
 def test_the_slots_are_those_of_the_monitor() -> None:
     """Two synthetic producers are told apart from the first record on."""
     order = turns(np.random.default_rng(0), 2, 1, 200)
-    metrics = run(order, synthetic(order.tolist())).metrics()
-    assert metrics["regimes"] == 2
-    assert metrics["purity"] > 0.95
-    assert metrics["us_per_record"] > 0
+    found = metrics(order.tolist(), assign(synthetic(order.tolist())))
+    assert found["regimes"] == 2
+    assert found["purity"] > 0.95
+    assert found["us_per_record"] > 0

@@ -1,9 +1,20 @@
-"""Ratios of the speed benchmark."""
+"""The arms of the speed benchmark are comparable, and its ratios are those of a round."""
+
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from benchmarks.speed import RATIOS, ratios, table
-from benchmarks.speed_arms import ARMS, FOLDER_ARMS, SpeedArm
+from benchmarks.speed import RATIOS, ratios
+from benchmarks.speed_arms import ARMS, SpeedArm, build_arm, lora_as_large_as
+from streamlearn.adapters import activated_parameters, resolve
+from streamlearn.backbone.load import load, outline
+from streamlearn.settings import AdapterSettings, BackboneSettings
+from streamlearn.stream.record import Batch
+from tests.doubles import random_examples
+
+SHAPES = {"mlp.gate_proj": (256, 640), "mlp.up_proj": (256, 640), "mlp.down_proj": (640, 256)}
 
 
 def test_ratios_are_medians_of_quotients_within_a_round() -> None:
@@ -18,19 +29,24 @@ def test_ratios_are_medians_of_quotients_within_a_round() -> None:
     assert found["mh_moe_over_lora"] == pytest.approx(1.0)
 
 
-def test_a_backbone_may_lack_an_arm() -> None:
-    """Its ratios are left out, and the table says so."""
-    arms = {
-        name: {arm: SpeedArm(arm, lambda _: None, 0, speeds=[100.0, 50.0]) for arm in names}
-        for name, names in (("nano", ARMS), ("folder", FOLDER_ARMS))
-    }
-    found = {name: ratios(each) for name, each in arms.items()}
-    assert found["nano"].keys() - found["folder"].keys() == {"mh_moe_over_mh_moe_loop"}
-    result = {
-        "arms": {name: {arm: each.figures() for arm, each in built.items()} for name, built in arms.items()},
-        "ratios": found,
-        "daemon_over_bare": 0.9,
-        "images": {"image_path_over_ready": 0.8},
-    }
-    folder = list(table(result, tuple(arms)).columns[2].cells)
-    assert folder.count("-") == 4  # three figures of the arm, one ratio
+def test_lora_gets_as_many_activated_parameters() -> None:
+    """The difference from mh-moe is at most half a rank, so that neither arm is at a disadvantage."""
+    mh_moe = resolve(AdapterSettings(preset="mh-moe"))
+    lora = lora_as_large_as(mh_moe, SHAPES)
+    target, found = activated_parameters(mh_moe, SHAPES), activated_parameters(lora, SHAPES)
+    assert abs(target - found) <= activated_parameters(resolve(AdapterSettings(preset="lora", rank=1)), SHAPES) / 2
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_every_arm_takes_a_step(tiny: Path, tmp_path: Path, name: str) -> None:
+    """The frozen floor computes gradients only; every other arm trains."""
+
+    def make() -> Any:
+        settings = BackboneSettings(model=str(tiny), dtype="float32", device="cpu")
+        return load(settings, outline(settings)).model
+
+    torch.manual_seed(0)
+    built = build_arm(name, make, tmp_path)
+    step = built.step(Batch((), random_examples((6, 5))))
+    assert (step is None) == (name == "frozen_floor")
+    assert (built.parameters == 0) == (name == "frozen_floor")

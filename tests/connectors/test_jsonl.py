@@ -1,4 +1,4 @@
-"""The JSONL source."""
+"""The JSONL source and its lines."""
 
 import gzip
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.jsonl import JsonlSource
+from connectors.jsonl import JsonlSource, LineReader, read_lines
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.settings import JsonlSettings
 from streamlearn.stream.record import Position, Record, TopicPartition
@@ -232,3 +232,20 @@ def test_lag_grows_with_a_followed_file(tmp_path: Path) -> None:
     append(path, b"f\nc\n")
     assert source.lag(Position({origin: 1})) == {origin: 3}
     source.close()
+
+
+def test_read_lines_skips_blank_lines(tmp_path: Path) -> None:
+    """In a gzip file too."""
+    path = tmp_path / "events.jsonl.gz"
+    path.write_bytes(gzip.compress(b"a\n\nb"))
+    assert list(read_lines(path)) == [b"a", b"b"]
+
+
+def test_the_reader_numbers_the_next_line(tmp_path: Path) -> None:
+    """The number is that of the line that `next_line` will return."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"a\nb\nc\n")
+    reader = LineReader(path)
+    reader.skip_to(2)
+    assert (reader.number, reader.next_line(), reader.number) == (2, b"c", 3)
+    reader.close()

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.broker import free_ports, needed_kafka
@@ -60,9 +60,9 @@ def test_it_learns_the_sample_and_ends_on_ctrl_c(tmp_path: Path) -> None:
 def _trained(port: int) -> int:
     try:
         return int(
-            httpx.get(f"http://127.0.0.1:{port}/v1/status", timeout=10.0).raise_for_status().json()["records_trained"]
+            httpx2.get(f"http://127.0.0.1:{port}/v1/status", timeout=10.0).raise_for_status().json()["records_trained"]
         )
-    except (httpx.TransportError, httpx.HTTPStatusError):
+    except (httpx2.TransportError, httpx2.HTTPStatusError):
         return 0
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 from structlog.testing import capture_logs
 
-from connectors.kafka.source import starting_offsets
+from connectors.kafka.offsets import starting_offsets
 from streamlearn.errors import SnapshotError
 from streamlearn.events import Event
 from streamlearn.learner.learner import Step

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import orjson
 import torch
 import yaml
@@ -61,10 +61,10 @@ def command(daemon: DaemonProcess, *arguments: str) -> str:
     return done.stdout
 
 
-def client_of(daemon: DaemonProcess) -> httpx.Client:
+def client_of(daemon: DaemonProcess) -> httpx2.Client:
     port = yaml.safe_load(daemon.config.read_text())["serve"]["port"]
     headers = {"authorization": f"Bearer {(daemon.state / 'http.token').read_text().strip()}"}
-    return httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=headers)
+    return httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=headers)
 
 
 def status(daemon: DaemonProcess) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def status(daemon: DaemonProcess) -> dict[str, Any]:
     try:
         with client_of(daemon) as client:
             return dict(client.get("/v1/status").json())
-    except (OSError, httpx.TransportError):
+    except (OSError, httpx2.TransportError):
         return {}
 
 

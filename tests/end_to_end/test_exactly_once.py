@@ -10,7 +10,7 @@ import orjson
 import pytest
 import torch
 
-from benchmarks.superni import read_task
+from benchmarks.data import read_task
 from tests.broker import Broker
 from tests.doubles import tiny_backbone
 from tests.end_to_end.process import DaemonProcess, ForkedDaemon, configuration

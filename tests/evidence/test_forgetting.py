@@ -11,17 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import orjson
 import pytest
 
-from benchmarks.learn.arms import COMMON, by_section
-from benchmarks.learn.profile import read_profile
+from benchmarks.learn.methods import COMMON, by_section, read_profile
+from benchmarks.learn.report import spread
 from benchmarks.learn.scores import scores
-from benchmarks.learn.splits import Draw
-from benchmarks.learn.suite import Suite
-from benchmarks.learn.suites import ORDER_1, grouped, sequential
-from benchmarks.learn.summary import spread
+from benchmarks.learn.suites import ORDER_1, Draw, Suite, grouped, sequential
 from tests.broker import Broker
 from tests.end_to_end.process import DaemonProcess
 
@@ -57,7 +54,7 @@ def configuration(broker: Broker, topic: str, seed: int, changes: dict[str, Any]
     return {**sections, "seed": seed, "source": {"kafka": kafka}, "serve": {"port": 0}, "log": logged}
 
 
-def client_of(daemon: DaemonProcess) -> httpx.Client:
+def client_of(daemon: DaemonProcess) -> httpx2.Client:
     """An HTTP client of the running daemon."""
     ports: list[int] = []
 
@@ -67,10 +64,10 @@ def client_of(daemon: DaemonProcess) -> httpx.Client:
         return bool(ports)
 
     daemon.wait_until(has_started, "the endpoint has started")
-    return httpx.Client(base_url=f"http://127.0.0.1:{ports[0]}", timeout=600)
+    return httpx2.Client(base_url=f"http://127.0.0.1:{ports[0]}", timeout=600)
 
 
-def wait_until_idle(client: httpx.Client) -> None:
+def wait_until_idle(client: httpx2.Client) -> None:
     """Wait until no record is left to train on; records in the detector's window wait for the next segment."""
     last, since = -1, time.monotonic()
     while time.monotonic() - since < 3.0:
@@ -80,17 +77,17 @@ def wait_until_idle(client: httpx.Client) -> None:
         time.sleep(0.2)
 
 
-def evaluate(client: httpx.Client, suite: Suite, tasks: Sequence[str]) -> dict[str, float]:
+def evaluate(client: httpx2.Client, suite: Suite, tasks: Sequence[str]) -> dict[str, float]:
     """Token accuracy of each task's test records, over HTTP; requests do not name the task."""
     found = {}
     for task in tasks:
-        response = client.post("/v1/eval", json={"examples": suite.tests[task]})
+        response = client.post("/v1/eval", json={"examples": suite.tasks[task].scored})
         assert response.status_code == 200, response.text
         found[task] = response.json()["token_accuracy"]
     return found
 
 
-def time_spent(client: httpx.Client) -> tuple[float, float]:
+def time_spent(client: httpx2.Client) -> tuple[float, float]:
     """Seconds of training steps, probes and hold-out evaluations, and of probes and evaluations only."""
     figures = {}
     for line in client.get("/metrics").text.splitlines():
@@ -154,7 +151,7 @@ def run_daemon(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Mean and standard deviation over the seeds, by arm."""
     return {
-        arm: {name: spread(run[name] for run in runs if run["arm"] == arm) for name in ("AP", "AF", "BWT")}
+        arm: {name: spread([run[name] for run in runs if run["arm"] == arm]) for name in ("AP", "AF", "BWT")}
         for arm in ARMS
     }
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import orjson
 
-from benchmarks.superni import Split, read_task
+from benchmarks.data import Split, read_task
 
 SAMPLE = Path(__file__).parents[2] / "configs" / "sample"
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "superni"

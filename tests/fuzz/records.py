@@ -22,8 +22,8 @@ from typing import Any
 
 import orjson
 
+from benchmarks.data import to_record
 from benchmarks.measuring import SAMPLE, peak_mib
-from benchmarks.superni import to_record
 from streamlearn.backbone.load import load, outline
 from streamlearn.errors import RecordError
 from streamlearn.settings import BackboneSettings, StreamSettings

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from benchmarks.host_reads import counting_host_reads
+from benchmarks.speed_arms import counting_host_reads
 from streamlearn.learner.learner import Learner
 from tests.doubles import random_examples
 from tests.learners import MakeLearner

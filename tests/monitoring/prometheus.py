@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
+import httpx2
 import yaml
 
 from tests.broker import free_ports
@@ -60,7 +60,7 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The samples of an instant query."""
-        answer = httpx.post(f"http://{self._address}/api/v1/query", data={"query": expression}, timeout=30.0).json()
+        answer = httpx2.post(f"http://{self._address}/api/v1/query", data={"query": expression}, timeout=30.0).json()
         assert answer["status"] == "success", f"{expression}: {answer}"
         return list(answer["data"]["result"])
 
@@ -70,6 +70,6 @@ class Prometheus:
 
     def _is_ready(self) -> bool:
         try:
-            return httpx.get(f"http://{self._address}/-/ready", timeout=5.0).is_success
-        except httpx.TransportError:
+            return httpx2.get(f"http://{self._address}/-/ready", timeout=5.0).is_success
+        except httpx2.TransportError:
             return False

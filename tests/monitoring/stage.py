@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
+import httpx2
 import orjson
 
 from tests.broker import Broker, free_ports
@@ -114,8 +114,8 @@ class Stage:
 
     def ask(self, prompt: str) -> None:
         """Send one request that needs the model."""
-        body = {"prompt": prompt, "max_new_tokens": 4}
-        httpx.post(f"http://{self.target}/v1/generate", json=body, timeout=60.0).raise_for_status()
+        body = {"model": "streamlearn", "prompt": prompt, "max_tokens": 4}
+        httpx2.post(f"http://{self.target}/v1/completions", json=body, timeout=60.0).raise_for_status()
 
     def value(self, expression: str) -> float | None:
         """The value of a query with one sample; None without any."""
@@ -156,7 +156,7 @@ class Stage:
 
     def _position(self) -> int:
         """Of the daemon's own status: a scrape may be older than what was just fed."""
-        status = httpx.get(f"http://{self.target}/v1/status", timeout=60.0).json()
+        status = httpx2.get(f"http://{self.target}/v1/status", timeout=60.0).json()
         return sum(row["position"] for row in status["partitions"])
 
 

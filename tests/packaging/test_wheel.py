@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.learn.profile import PACKAGED
 from streamlearn import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +84,6 @@ def test_it_holds_the_two_packages_and_nothing_else(installed: Installed) -> Non
     assert {name.partition("/")[0] for name in held} == {"streamlearn", "connectors", metadata}
     assert {f"{metadata}/licenses/LICENSE", f"{metadata}/licenses/NOTICE"} <= held
     assert {"streamlearn/py.typed", "connectors/py.typed", "streamlearn/backbone/nano/model.safetensors"} <= held
-    assert {f"streamlearn/bench/learn/profiles/{name}.json" for name in PACKAGED} <= held
 
 
 def test_every_configuration_and_systemd_file_travels(installed: Installed) -> None:

@@ -4,7 +4,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import orjson
 
 from tests.docs.place import free_port
@@ -53,8 +53,8 @@ class WatchedRun:
 
     def _is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}readyz").status_code == 200
-        except httpx.TransportError:
+            return httpx2.get(f"{self.url}readyz").status_code == 200
+        except httpx2.TransportError:
             return False
 
     @property
@@ -65,12 +65,12 @@ class WatchedRun:
     def get(self, path: str) -> Any:
         """The body of an endpoint, asked for with the token."""
         headers = {"authorization": f"Bearer {self.token}"}
-        return httpx.get(f"{self.url}{path}", headers=headers, timeout=30).raise_for_status().json()
+        return httpx2.get(f"{self.url}{path}", headers=headers, timeout=30).raise_for_status().json()
 
     def post(self, path: str, body: Any = None) -> None:
         """Carry out a control, as a command does."""
         headers = {"authorization": f"Bearer {self.token}"}
-        httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=30).raise_for_status()
+        httpx2.post(f"{self.url}{path}", json=body, headers=headers, timeout=30).raise_for_status()
 
     def feed(self, task: int, *, unusable: bool = False) -> None:
         """Append the records of one task of `TASKS`, after some that cannot be used if asked for."""
@@ -87,8 +87,8 @@ class WatchedRun:
     def ask(self) -> None:
         """Two requests: one like the stream, and one that is like nothing in it."""
         for prompt in ("the fox and the dog met number 1234 in the", "zzz @@ ## 42 qqq"):
-            body = {"prompt": prompt, "max_new_tokens": 2}
-            httpx.post(f"{self.url}v1/generate", json=body, timeout=120).raise_for_status()
+            body = {"model": "streamlearn", "prompt": prompt, "max_tokens": 2}
+            httpx2.post(f"{self.url}v1/completions", json=body, timeout=120).raise_for_status()
 
     def wait_until_read(self) -> None:
         """Wait until nothing of the stream is left to train on."""

@@ -46,8 +46,8 @@ class Patient(Silent):
     """Waits after each snapshot until it is published, so that no snapshot is skipped, and notes what came of it."""
 
     def __init__(self, components: Components) -> None:
-        assert components.publisher is not None
-        self.publisher = components.publisher
+        assert components.adapter_publisher is not None
+        self.publisher = components.adapter_publisher
         self.history: list[tuple[int, dict[int, RegimePublication]]] = []
         """Records that were done by each snapshot, and what came of it by regime."""
 
@@ -66,10 +66,10 @@ class PatientDaemon(Daemon):
 
     def save(self) -> SnapshotInfo:
         info = super().save()
-        if self.publisher is not None and self.publisher.is_started:
+        if self.adapter_publisher is not None and self.adapter_publisher.is_started:
             self.patient.wait()
             self.patient.history.append(
-                (self.state.records, {row.number: row for row in self.publisher.status.regimes})
+                (self.state.records, {row.number: row for row in self.adapter_publisher.status.regimes})
             )
         return info
 
@@ -218,7 +218,7 @@ def test_a_version_is_used_only_once_every_replica_that_answers_has_it(
         for stub in stubs:
             stub.stop()
         with opened(settings) as components, capture_logs() as logs:
-            publisher = components.publisher
+            publisher = components.adapter_publisher
             assert publisher is not None
             daemon_of(components).run()
             assert [row["event"] for row in logs if row["event"] == Event.PUBLICATION_FAILED]
@@ -272,7 +272,7 @@ def test_a_replica_that_hangs_is_given_up_when_the_daemon_stops(
 
     settings = make(stream("animals", per_task=110), **SNAPSHOTS, **publishing(tmp_path))
     with opened(settings) as components:
-        publisher = components.publisher
+        publisher = components.adapter_publisher
         assert publisher is not None
         monkeypatch.setattr(publisher._targets.replicas, "fault_of_loading", hang)
         daemon = daemon_of(components)
@@ -313,8 +313,8 @@ def test_a_restart_goes_on_from_what_is_published(make: Callable[..., Settings],
     half = folder.versions()[-1].model_copy(update={"name": "streamlearn-regime-2@999", "run": "another"})
     folder.write_version(half, folder.lora(before.adapters[0]), "")
     with opened(settings) as components:
-        assert components.publisher is not None
-        rows = [(row.number, row.version) for row in components.publisher.status.regimes]
+        assert components.adapter_publisher is not None
+        rows = [(row.number, row.version) for row in components.adapter_publisher.status.regimes]
         assert rows == [(each.number, each.adapter) for each in before.regimes], (
             "nothing is shown before the first test"
         )
@@ -337,7 +337,7 @@ def test_a_restart_loads_only_what_is_published(make: Callable[..., Settings], t
         settings = make(stream("animals", per_task=110), **SNAPSHOTS, **publishing(tmp_path, keep=3, vllm=patience))
         with opened(settings) as components:
             daemon_of(components).run()
-            publisher = components.publisher
+            publisher = components.adapter_publisher
             assert publisher is not None
             _serve_until(publisher, lambda: publisher.status.replicas[0].is_up)
             assert [(row.loaded, row.wanted) for row in publisher.status.replicas] == [(1, 1)]
@@ -423,8 +423,8 @@ def test_a_rollback_is_remembered_until_its_versions_are_withdrawn(
         daemon.run()
     [undone] = published(tmp_path).adapters
     with opened(settings) as components:
-        assert components.publisher is not None
-        components.publisher.withdraw_after(1)
+        assert components.adapter_publisher is not None
+        components.adapter_publisher.withdraw_after(1)
     with opened(settings) as components, capture_logs() as logs:
         daemon_of(components).run()
     assert [row["version"] for row in logs if row["event"] == Event.VERSION_WITHDRAWN] == [undone]

@@ -31,7 +31,7 @@ from streamlearn.jobs.queue import (
 )
 from streamlearn.serve.app import create_app
 from streamlearn.serve.models import SnapshotRow
-from streamlearn.serve.openai import DEFAULT_NAME
+from streamlearn.serve.openai_schemas import DEFAULT_NAME
 from streamlearn.settings import ServeSettings
 from streamlearn.status import (
     AdaptationStatus,
@@ -40,7 +40,6 @@ from streamlearn.status import (
     FallbackStatus,
     PartitionStatus,
     Phase,
-    ProcessCounts,
     RegimeStatus,
     RequestCount,
     Route,
@@ -48,7 +47,6 @@ from streamlearn.status import (
     ShiftStatus,
     SnapshotStatus,
     Status,
-    Timing,
 )
 from streamlearn.stream.record import TopicPartition
 
@@ -131,24 +129,14 @@ RUNNING = Status(
     loss_smoothed=2.75,
     dead_letters={Reason.NOT_JSON: 3, Reason.EMPTY: 1},
     update_refusals=1,
-    counts=ProcessCounts(
-        steps=40,
-        records_trained=320,
-        records_held_out=12,
-        tokens_trained=8500,
-        update_refusals=1,
-        dead_letters={Reason.NOT_JSON: 2},
-        shifts={"inputs": 1},
-    ),
     adaptation=ADAPTATION,
     partitions=(
         PartitionStatus(TopicPartition("orders", 0), position=200, lag=7),
         PartitionStatus(TopicPartition("orders", 1), position=140, lag=None),
     ),
-    snapshot=SnapshotStatus("0000000000000040", step=40, written_at=1_000_090.0),
+    snapshot=SnapshotStatus("0000000000000040", step=40, written_at=1_000_090.0, write_seconds=0.05),
     records_since_snapshot=16,
-    step_seconds=Timing().observe(0.2).observe(0.3),
-    snapshot_seconds=Timing().observe(0.05),
+    step_seconds=0.3,
     requests=(
         RequestCount(known=False, answered_by="backbone", number=3),
         RequestCount(known=True, answered_by="regime", number=40),

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import orjson
 import pytest
 import yaml
@@ -199,7 +199,7 @@ def test_a_running_daemon_never_shows_its_token(tmp_path: Path, backbone: Path, 
     lines = [orjson.loads(line) for line in daemon.log.read_bytes().splitlines()]
     port = next(line["port"] for line in lines if line["event"] == "http_started")
     seen: list[bytes] = []
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Bearer {CANARY}"}):
             answers = [client.get(path, headers=given) for path in GET]
             headers = {"content-type": "application/json", **given}

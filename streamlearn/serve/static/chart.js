@@ -34,8 +34,8 @@ export class Chart {
     this.#options = { height: 200, digits: 2, x: "record", unit: "", empty: "Nothing yet.", ...options };
     this.#plot = element("div", { class: "plot", role: "img", style: { "--plot-height": `${this.#options.height}px` } });
     this.#legend = element("ul", { class: "legend" });
-    this.#rows = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${options.label}, figures` });
-    this.#details = element("details", { ontoggle: () => this.#fillRows() }, element("summary", {}, "Figures"), this.#rows);
+    this.#rows = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${options.label}, values` });
+    this.#details = element("details", { ontoggle: () => this.#fillRows() }, element("summary", {}, "Values"), this.#rows);
     this.#figure = element("figure", { class: "chart" }, this.#legend, this.#plot, this.#empty, this.#details);
     host.append(this.#figure);
     new ResizeObserver(() => this.#resize()).observe(this.#plot);

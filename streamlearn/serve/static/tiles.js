@@ -50,7 +50,7 @@ function liveLoss({ status }) {
 
 /** Mean over the newest compared records of how much lower the loss is than the untouched backbone's. */
 function gain({ history }) {
-  const { sample_, sample_loss: ours, backbone_loss: theirs } = history.points;
+  const { sample_records: records, sample_loss: ours, backbone_loss: theirs } = history.points;
   let [number, sum] = [0, 0];
   for (let index = records.length - 1; index >= 0 && number < GAIN_RECORDS; index -= 1) {
     if (ours[index] == null) continue;

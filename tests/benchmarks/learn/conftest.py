@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks.learn.profile import Profile
+from benchmarks.learn.methods import Profile
 
 
 @pytest.fixture

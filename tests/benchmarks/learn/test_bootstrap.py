@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from benchmarks.learn.bootstrap import Bootstrap
 from streamlearn.errors import UsageError
-from tests.benchmarks.learn.runs import a_run, drawn, scored
+from tests.benchmarks.learn.kit import a_run, scored
 
 TASKS = ("a", "b", "c", "d")
 
@@ -33,13 +33,6 @@ def test_estimates_are_means_over_records_tasks_and_seeds() -> None:
     assert mean.low <= mean.value <= mean.high
 
 
-def test_the_same_seed_gives_the_same_interval() -> None:
-    runs = [drawn("x", 0, 0.6, 0.1), drawn("y", 0, 0.5, 0.1)]
-    assert Bootstrap(runs).difference("x", "y", "AP") == Bootstrap(runs).difference("x", "y", "AP")
-    few = [Bootstrap(runs, resamples=100, seed=seed).difference("x", "y", "AP") for seed in (0, 1)]
-    assert few[0] != few[1]
-
-
 def test_the_interval_of_a_mean_is_that_of_the_normal_approximation() -> None:
     """Of 400 records, half of them right: 0.5 +- 1.96 * sqrt(0.25 / 400)."""
     found = Bootstrap([of_scores("x", 0, np.array([[0, 1] * 200]))]).estimate("x", "AP")
@@ -61,18 +54,8 @@ def test_no_difference_gives_an_interval_that_contains_zero() -> None:
     assert opposite.low < 0 < opposite.high
 
 
-def test_pairing_narrows_the_interval() -> None:
-    """Two methods that find the same records hard differ by less than two independent samples would."""
-    runs = [drawn("x", 0, 0.6, 0.0), drawn("y", 0, 0.55, 0.0)]
-    paired = Bootstrap(runs).difference("x", "y", "AP")
-    single = [Bootstrap(runs).estimate(name, "AP") for name in ("x", "y")]
-    assert paired is not None
-    unpaired = sum((each.high - each.low) ** 2 for each in single if each) ** 0.5
-    assert paired.high - paired.low < 0.7 * unpaired
-
-
 def test_intervals_of_differences_cover_the_true_difference() -> None:
-    """On scores drawn anew 300 times, with two seeds that score the same records, 95 % of intervals cover it.
+    """On scores redrawn 300 times, with two seeds that score the same records, 95 % of intervals cover it.
 
     Records have a difficulty that is common to methods and seeds: resampling each seed apart would cover less.
     """

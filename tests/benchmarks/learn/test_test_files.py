@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.concept import exchanged
-from benchmarks.learn.splits import Draw
-from benchmarks.learn.suites import SUITES, of_folder
-from benchmarks.streams import read_tasks
+from benchmarks.learn.suites import SUITES, Draw, make_suite
+from benchmarks.streams import read_folder
 from tests.fuzz import images as fuzz_images
 from tests.fuzz import records as fuzz_records
 
@@ -52,14 +51,14 @@ def test_development_needs_no_test_file(write_tasks: Callable[..., Path], opened
     folder = write_tasks("fox", "dog")
     draw = Draw([folder], 12, 6, split="development")
     opened()
-    suite = of_folder(folder, draw)
+    suite = make_suite(str(folder), draw)
     assert opened() == []
-    assert [len(records) for records in suite.tests.values()] == [6, 6]
-    of_folder(folder, Draw([folder], 12, 6))
+    assert [len(own.scored) for own in suite.tasks.values()] == [6, 6]
+    make_suite(str(folder), Draw([folder], 12, 6))
     assert len(opened()) == 2
     for file in folder.glob("*.test.*"):
         file.unlink()
-    assert of_folder(folder, draw) == suite
+    assert make_suite(str(folder), draw) == suite
 
 
 @needs_data
@@ -67,12 +66,12 @@ def test_development_needs_no_test_file(write_tasks: Callable[..., Path], opened
 @pytest.mark.parametrize("name", SUITES)
 def test_no_suite_opens_one_for_development(name: str, opened: Callable[[], list[str]]) -> None:
     """Development records have no input in common with the training records of any seed."""
-    suite = SUITES[name](Draw(FOLDERS, split="development"))
-    scored = {inputs(record) for records in suite.tests.values() for record in records}
+    suite = make_suite(name, Draw(FOLDERS, split="development"))
+    scored = {inputs(record) for own in suite.tasks.values() for record in own.scored}
     assert len(scored) >= 26
     for seed in (0, 1):
-        train = SUITES[name](Draw(FOLDERS, seed=seed, split="development")).train
-        assert not scored & {inputs(record) for records in train.values() for record in records}
+        tasks = make_suite(name, Draw(FOLDERS, seed=seed, split="development")).tasks
+        assert not scored & {inputs(record) for own in tasks.values() for record in own.train}
     assert opened() == []
 
 
@@ -84,7 +83,7 @@ def inputs(record: dict[str, str]) -> tuple[str, str]:
 @pytest.mark.data
 def test_no_other_measurement_opens_one(opened: Callable[[], list[str]]) -> None:
     """Detection, concept drift and fuzzing read training files only."""
-    read_tasks(DATA / "superni", limit=2)
+    read_folder(DATA / "superni", limit=2)
     exchanged(DATA / "superni", "task363", 0)
     fuzz_images.originals(DATA / "images")
     fuzz_records.originals(DATA / "superni", fuzz_records.nano_decoder()[0])

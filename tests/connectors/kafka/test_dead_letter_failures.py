@@ -12,8 +12,7 @@ from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.events import Event
 from streamlearn.stream.record import Record, RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter
-from tests.connectors.kafka.fake_cluster import FakeCluster
-from tests.connectors.kafka.kit import SteppingClock, settings
+from tests.connectors.kafka.doubles import FakeCluster, SteppingClock, settings
 
 ORIGIN = TopicPartition("events", 2)
 

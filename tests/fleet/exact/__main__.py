@@ -7,7 +7,7 @@ make exact BACKBONE=build/smollm2 VLLM=/path/to/vllm LLAMA=/path/to/python
    - float32: every prompt. The daemon computes as in training, and once more with the backbone's own attention.
    - float32, transformers alone: its two attention implementations against each other, the rounding of float32.
    - float64: some prompts. What is left is no rounding of float32.
-3. Greedy answers: `/v1/generate`, transformers and PEFT, and, where their programs are given, vLLM and llama.cpp (an
+3. Greedy answers: `/v1/completions`, transformers and PEFT, and, where their programs are given, vLLM and llama.cpp (an
    interpreter with xllamacpp, llama.cpp built for Python), with each prompt's regime and on the bare backbone. A prompt
    that no regime explains is left out: the daemon may answer it with the mean of its adapters, which is no export.
 

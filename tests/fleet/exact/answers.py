@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from transformers import AutoTokenizer
 
 from tests.docs.place import free_port, started
@@ -38,7 +38,7 @@ class Asked:
 
 
 def of_daemon(run: LearnedRun, prompts: Sequence[str]) -> list[Asked]:
-    """`POST /v1/generate`, which finds each prompt's regime itself."""
+    """`POST /v1/completions`, which finds each prompt's regime itself."""
     answers = run.generate(prompts, TOKENS)
     return [Asked(prompt, regime, text) for prompt, (regime, text) in zip(prompts, answers, strict=True)]
 
@@ -60,7 +60,7 @@ def of_transformers(
 
 def agreement_of_vllm(servers: Servers, run: LearnedRun, asked: Sequence[Asked], log: Path) -> list[bool]:
     """Whether vLLM answers alike, with every export loaded."""
-    with _vllm(servers, run, log) as url, httpx.Client(base_url=url, timeout=REQUEST_S) as client:
+    with _vllm(servers, run, log) as url, httpx2.Client(base_url=url, timeout=REQUEST_S) as client:
 
         def is_alike(each: Asked) -> bool:
             body = {"model": each.regime or BASE_MODEL, "prompt": each.prompt, "max_tokens": TOKENS, "temperature": 0}
@@ -108,6 +108,6 @@ def _vllm(servers: Servers, run: LearnedRun, log: Path) -> Iterator[str]:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=5.0).status_code == httpx.codes.OK
-    except httpx.TransportError:
+        return httpx2.get(url, timeout=5.0).status_code == httpx2.codes.OK
+    except httpx2.TransportError:
         return False

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import orjson
 import yaml
 
@@ -38,14 +38,17 @@ class LearnedRun:
 
     def generate(self, prompts: Sequence[str], tokens: int) -> list[tuple[str | None, str]]:
         """What answered each prompt, a regime's export or None for anything else, and its greedy answer."""
-        with httpx.Client(base_url=self.url, timeout=REQUEST_S) as client:
+        with httpx2.Client(base_url=self.url, timeout=REQUEST_S) as client:
             answers = []
             for prompt in prompts:
-                answer = client.post("/v1/generate", json={"prompt": prompt, "max_new_tokens": tokens})
+                body = {"model": "streamlearn", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+                answer = client.post("/v1/completions", json=body)
                 answer.raise_for_status()
                 value = answer.json()
                 by_regime = value["route"]["answered_by"] == "regime"
-                answers.append((f"regime-{value['route']['regime']}" if by_regime else None, value["text"]))
+                answers.append(
+                    (f"regime-{value['route']['regime']}" if by_regime else None, value["choices"][0]["text"])
+                )
             return answers
 
 
@@ -67,7 +70,7 @@ def learned(folder: Path, backbone: str, records: Sequence[dict[str, Any]]) -> I
             time.sleep(1.0)
         token = (folder / "state" / "http.token").read_text().strip()
         headers = {"authorization": f"Bearer {token}"}
-        httpx.post(f"{run.url}/v1/snapshots", headers=headers, timeout=REQUEST_S).raise_for_status()
+        httpx2.post(f"{run.url}/v1/snapshots", headers=headers, timeout=REQUEST_S).raise_for_status()
         for form, out in (("peft", run.peft), ("gguf", run.gguf)):
             command = [*python, "export", "--config", str(config), "--all", "--format", form, "--out", str(out)]
             subprocess.run(command, check=True, capture_output=True)
@@ -76,8 +79,8 @@ def learned(folder: Path, backbone: str, records: Sequence[dict[str, Any]]) -> I
 
 def _is_learned(url: str, records: int) -> bool:
     try:
-        status = httpx.get(f"{url}/v1/status", timeout=REQUEST_S).json()
-    except httpx.TransportError:
+        status = httpx2.get(f"{url}/v1/status", timeout=REQUEST_S).json()
+    except httpx2.TransportError:
         return False
     return bool(status["records_trained"] + status["records_held_out"] >= records)
 

@@ -6,7 +6,8 @@ import pytest
 
 from streamlearn.http.responses import ApiError, answer_headers
 from streamlearn.jobs.queue import PromptInput
-from streamlearn.serve.openai import ChatTurn, ModelNames, OpenAIErrorBody, OpenAIErrorDetail, conversation_of
+from streamlearn.serve.openai import ModelNames
+from streamlearn.serve.openai_schemas import ChatTurn, OpenAIErrorBody, OpenAIErrorDetail, conversation_of
 
 TEXT = {"type": "text", "text": "what is this?"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA==", "detail": "low"}}

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from streamlearn.backbone.load import load, outline
-from streamlearn.serve.openai import ChatTurn, conversation_of
+from streamlearn.serve.openai_schemas import ChatTurn, conversation_of
 from streamlearn.settings import BackboneSettings, StreamSettings
 from streamlearn.stream.decode import Decoder
 from tests.vision import as_base64, make_image, tiny_vision_backbone

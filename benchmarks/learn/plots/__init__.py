@@ -1,1 +1,0 @@
-"""Plots of a suite's runs; they need matplotlib, an extra."""

@@ -1,1 +1,0 @@
-"""What many regimes cost, measured in the daemon."""

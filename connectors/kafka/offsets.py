@@ -1,0 +1,188 @@
+"""Offsets: where the logs of partitions begin and end, where reading begins, and reading from there to the end."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from kafka.errors import KafkaError, LeaderNotAvailableError
+
+from connectors.kafka.clients import to_kafka
+from streamlearn.errors import OffsetGapError
+from streamlearn.stream.record import TopicPartition
+
+_POLL_MS = 500
+Offsets = Mapping[TopicPartition, int]
+GapPolicy = Literal["fail", "earliest", "latest"]
+IsolationLevel = Literal["read_committed", "read_uncommitted"]
+
+_OPEN_TRANSACTION: Mapping[IsolationLevel, str] = {
+    "read_committed": (
+        "A transaction may be open there if isolation.level was read_uncommitted before: restart when it has ended. "
+        "Otherwise "
+    ),
+    "read_uncommitted": "",
+}
+
+
+def starting_offsets(
+    position: Offsets,
+    begins: Offsets,
+    ends: Offsets,
+    offset_start: Literal["earliest", "latest"],
+    gap_policy: GapPolicy = "fail",
+    isolation_level: IsolationLevel = "read_committed",
+) -> dict[TopicPartition, int]:
+    """Return the first offset to read of every existing partition.
+
+    1. A partition that `position` names continues at its offset, or after a gap: see `resume_offset`.
+    2. Another partition of a topic that `position` names was created later: it begins at its earliest record.
+    3. A partition of a new topic begins where `offset_start` says.
+
+    Raises:
+        OffsetGapError: a named offset was deleted and gaps are not allowed, was never reached, or its whole partition
+            is gone.
+    """
+    known_topics = {origin.topic for origin in position}
+    check_partitions_exist({origin: position[origin] for origin in position}, begins)
+    starts = {}
+    for origin in sorted(begins):
+        if origin in position:  # 1.
+            starts[origin] = resume_offset(
+                origin, position[origin], begins[origin], ends[origin], gap_policy, isolation_level
+            )
+        elif origin.topic in known_topics or offset_start == "earliest":  # 2., 3.
+            starts[origin] = begins[origin]
+        else:  # 3.
+            starts[origin] = ends[origin]
+    return starts
+
+
+def resume_offset(
+    origin: TopicPartition, offset: int, begin: int, end: int, gap_policy: GapPolicy, isolation_level: IsolationLevel
+) -> int:
+    """Return `offset` if the log holds it; if retention deleted it, the offset that `gap_policy` chooses.
+
+    With `read_committed`, the log ends where the first open transaction begins.
+
+    Raises:
+        OffsetGapError: the offset was deleted and the policy is `fail`, or it lies past the end; the message names the
+            gap.
+    """
+    if offset < begin and gap_policy == "fail":
+        raise OffsetGapError(
+            f"{origin} must resume at offset {offset}, its log begins at {begin}: the {begin - offset} offsets "
+            f"[{offset}, {begin}) were deleted before they were trained. Set offset.gap.policy to earliest (or latest) "
+            "to continue without them, or start over with --fresh. Raise the topic's "
+            "retention.ms"
+        )
+    if offset > end:
+        raise OffsetGapError(
+            f"{origin} must resume at offset {offset}, its log ends at {end}. {_OPEN_TRANSACTION[isolation_level]}"
+            f"[{end}, {offset}) was trained and is gone: the topic was truncated, or deleted and created again. Start "
+            "over with --fresh to learn the new log"
+        )
+    if offset < begin:
+        return begin if gap_policy == "earliest" else end
+    return offset
+
+
+def check_partitions_exist(position: Offsets, existing: Collection[TopicPartition]) -> None:
+    """Check that every named partition of an existing topic exists.
+
+    Raises:
+        OffsetGapError: a partition with trained records is gone.
+    """
+    topics = {origin.topic for origin in existing}
+    for origin, offset in position.items():
+        if origin.topic in topics and origin not in existing:
+            raise OffsetGapError(
+                f"{origin} was trained up to offset {offset} and no longer exists: the topic was deleted and created "
+                "again with fewer partitions. Start over with --fresh to learn the new one"
+            )
+
+
+def end_offsets(consumer: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """The offset after the last message of each partition; of the last committed one with `read_committed`.
+
+    Raises:
+        KafkaError: a partition has no leader, or the cluster does not answer.
+    """
+    origins = list(partitions)
+    return _complete(available_end_offsets(consumer, origins), origins)
+
+
+def beginning_offsets(consumer: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """The offset of the first message that each partition still holds. Raises what `end_offsets` raises."""
+    origins = list(partitions)
+    return _complete(available_beginning_offsets(consumer, origins), origins)
+
+
+def available_end_offsets(
+    consumer: Any, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
+) -> dict[TopicPartition, int]:
+    """`end_offsets` of the partitions that have a leader; by default the timeout is `request_timeout_ms`.
+
+    Raises:
+        KafkaError: no partition has a leader, or the cluster does not answer.
+    """
+    return _available(consumer.end_offsets, partitions, timeout_ms)
+
+
+def available_beginning_offsets(
+    consumer: Any, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
+) -> dict[TopicPartition, int]:
+    """`beginning_offsets` of the partitions that have a leader. Raises what `available_end_offsets` raises."""
+    return _available(consumer.beginning_offsets, partitions, timeout_ms)
+
+
+def read_between(
+    consumer: Any, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, timeout_ms: int
+) -> Iterator[Any]:
+    """Yield every message from `starts` to `ends`, in order per partition.
+
+    Raises:
+        KafkaError: nothing came for `timeout_ms`.
+    """
+    unread = {to_kafka(origin): ends[origin] for origin, start in starts.items() if start < ends[origin]}
+    consumer.assign(list(unread))
+    for partition in unread:
+        consumer.seek(partition, starts[TopicPartition(*partition)])
+    remaining_ms = timeout_ms
+    while unread:
+        messages = consumer.poll(timeout_ms=_POLL_MS)
+        for partition, batch in messages.items():
+            yield from (message for message in batch if message.offset < ends[TopicPartition(*partition)])
+        remaining_ms = timeout_ms if messages else remaining_ms - _POLL_MS
+        if remaining_ms <= 0:
+            raise KafkaError(f"no message for {timeout_ms} ms before the end of the topic")
+        unread = {partition: end for partition, end in unread.items() if consumer.position(partition) < end}
+
+
+def _available(
+    request: Callable[..., Mapping[Any, int]], partitions: Iterable[TopicPartition], timeout_ms: int | None
+) -> dict[TopicPartition, int]:
+    """Request the offsets of partitions, without those that have no leader.
+
+    kafka-python waits for a leader if none of the partitions has one. If only some have, it raises a bare KeyError.
+    """
+    requested = [to_kafka(origin) for origin in partitions]
+    while True:
+        try:
+            offsets = request(requested, timeout_ms=timeout_ms)
+        except KeyError as error:
+            requested.remove(error.args[0])
+        else:
+            return {TopicPartition(*partition): offset for partition, offset in offsets.items()}
+
+
+def _complete(offsets: dict[TopicPartition, int], partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Return `offsets` if they have all partitions.
+
+    Raises:
+        LeaderNotAvailableError: they do not.
+    """
+    missing = [str(origin) for origin in partitions if origin not in offsets]
+    if missing:
+        raise LeaderNotAvailableError(
+            f"every partition must have a leader, {', '.join(missing)} has none. Start a broker that holds a replica"
+        )
+    return offsets

@@ -1,0 +1,123 @@
+"""What the loop publishes, its heartbeat, and the counters of a process."""
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+
+from streamlearn.status import AdaptationStatus, Board, Counters, Phase, RegimeStatus, Scoring, Status
+from tests.serve.doubles import RUNNING, Time
+
+
+def test_dead_letters_are_summed_over_reasons() -> None:
+    assert Status(Phase.RUNNING, dead_letters={"empty": 2, "not_json": 3}).records_dead_lettered == 5
+
+
+def test_the_current_regime_is_the_one_that_the_stream_is_in() -> None:
+    past, current = RegimeStatus(number=1, slot=0), RegimeStatus(number=4, slot=1, current=True)
+    assert AdaptationStatus(regimes=(past, current)).current is current
+    assert AdaptationStatus(regimes=(past,)).current is None
+
+
+def test_the_newest_scoring_is_the_last_of_the_history() -> None:
+    assert RegimeStatus(number=1, slot=0).now is None
+    history = (Scoring(1, 2.0, 0.5), Scoring(9, 1.0, 0.75))
+    assert RegimeStatus(number=1, slot=0, history=history).now is history[1]
+
+
+def test_a_status_is_immutable() -> None:
+    """Its default mappings too: they are shared between instances."""
+    status = Status(Phase.STARTING)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        status.step = 1  # type: ignore[misc]
+    for mapping in (status.dead_letters, status.versions, status.adaptation.num_shifts):
+        with pytest.raises(TypeError):
+            mapping["a"] = 1  # type: ignore[index]
+
+
+def counted(counters: Counters, name: str, **labels: str) -> float:
+    """The value of a counter."""
+    return counters.registry.get_sample_value(f"streamlearn_{name}", labels) or 0.0
+
+
+def test_counters_begin_at_zero_and_a_rollback_takes_nothing_back() -> None:
+    """Work that is repeated counts again."""
+
+    def status(records_trained: int, dead: int, shifts: int) -> Status:
+        return Status(
+            Phase.RUNNING,
+            records_trained=records_trained,
+            dead_letters={"empty": dead, "not_json": 7},
+            adaptation=AdaptationStatus(num_shifts={"inputs": shifts}),
+        )
+
+    counters, found = Counters(), []
+    statuses = [status(*row) for row in [(1000, 5, 2), (1010, 6, 2), (900, 4, 1), (905, 5, 2)]]
+    for before, now in pairwise(statuses):
+        counters.update(before, now)
+        found.append(
+            (
+                counted(counters, "records_trained_total"),
+                counted(counters, "records_dead_lettered_total", reason="empty"),
+                counted(counters, "shifts_total", kind="inputs"),
+            )
+        )
+    assert found == [(10, 1, 0), (10, 1, 0), (15, 2, 1)]
+    assert counted(counters, "records_dead_lettered_total", reason="not_json") == 0
+
+
+def test_a_status_never_changes_once_published() -> None:
+    """Neither through its fields nor through the mapping that was passed in."""
+    counts = {"empty": 1}
+    board = Board(dataclasses.replace(RUNNING, dead_letters=counts), Time().clock())
+    counts["empty"] = 2
+    assert board.read().dead_letters == {"empty": 1}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        board.read().step = 1  # type: ignore[misc]
+
+
+def test_publishing_and_beating_are_heartbeats() -> None:
+    time = Time()
+    board = Board(RUNNING, time.clock())
+    time.monotonic += 61
+    assert not board.alive
+    board.beat()
+    assert board.alive
+    time.monotonic += 61
+    board.publish(RUNNING)
+    assert board.alive
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RESTORING])
+def test_loading_a_backbone_may_take_longer_than_a_step(phase: Phase) -> None:
+    time = Time()
+    board = Board(Status(phase=phase), time.clock())
+    time.monotonic += 599
+    assert board.alive
+    time.monotonic += 2
+    assert not board.alive
+
+
+def test_a_failed_daemon_is_not_alive_even_with_a_recent_heartbeat() -> None:
+    board = Board(Status(phase=Phase.FAILED, reason="updates stay non-finite"), Time().clock())
+    assert board.why_not_alive() == "the daemon failed: updates stay non-finite"
+
+
+def test_every_publication_and_heartbeat_calls_on_publish() -> None:
+    published: list[Status] = []
+    board = Board(RUNNING, Time().clock(), on_publish=published.append)
+    board.beat()
+    board.publish(Status(phase=Phase.STOPPING))
+    assert [status.phase for status in published] == [Phase.RUNNING, Phase.RUNNING, Phase.STOPPING]
+
+
+def test_ready_means_ready_and_alive() -> None:
+    time = Time()
+    board = Board(RUNNING, time.clock())
+    assert board.why_not_ready() is None
+    time.monotonic += 70
+    assert board.why_not_ready() == "the training loop must report every 60 s, its last report is 70.0 s old"
+    board.publish(Status(phase=Phase.RESTORING))
+    assert board.why_not_ready() == "the daemon is restoring"
+    board.publish(Status(phase=Phase.IDLE, reason="the source is unreachable"))
+    assert board.why_not_ready() == "the source is unreachable"
