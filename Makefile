@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run demo test test-long lint alerts evidence fleet exact page crash crash-states crash-mutations crash-calls crash-stops crash-ranks
+.PHONY: run demo test test-long lint alerts evidence fleet exact size page crash crash-states crash-mutations crash-calls crash-stops crash-ranks
 run: .venv/.ready
 	@rm -rf build/quickstart
 	@$(BIN)/streamlearn run --config configs/quickstart.yaml --segment-by task
@@ -71,6 +71,10 @@ crash-stops: .venv/.ready
 page: .venv/.ready
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.page --json docs/page/figures.json
 
+# Lines, files, loaded modules, tests and documentation of this checkout, or of SIZE_OF.
+size: .venv/.ready
+	@$(BIN)/python -m tests.size $(SIZE_OF)
+
 lint: .venv/.ready
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -80,5 +84,5 @@ lint: .venv/.ready
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "expected Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,codecs,dev,page,datasets,quantization,tensorboard]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[codecs,datasets,dev,gguf,page,quantization,tensorboard]'
 	@touch $@

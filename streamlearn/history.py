@@ -210,7 +210,7 @@ MAX_BYTES = 16 << 20  # some 25,000 batches, read in half a second; then older l
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """What changed. A point replaces the one of its step, a segment the one with its first record."""
+    """A change. A point replaces the one of its step, a segment the one with its first record."""
 
     step: int
     point: HistoryPoint | None = None
@@ -246,7 +246,7 @@ class History:
 
     @property
     def status(self) -> HistoryStatus:
-        """What is published; the same object until something changes."""
+        """The published history; the same object until something changes."""
         if self._published is None:
             self._published = HistoryStatus(
                 self.points.rows, self.segments.rows, tuple(self.dead_letters), tuple(self.snapshots)
@@ -368,7 +368,7 @@ class History:
             self._failed(error)
 
     def _failed(self, error: OSError) -> None:
-        """Log a failure once: charts have a gap, and training goes on."""
+        """Log a failure once: charts have a gap, and training continues."""
         fault = error.strerror or repr(error)
         if fault != self._fault:
             _log.warning(Event.HISTORY_FAILED, path=str(self._path), error=fault)

@@ -1,4 +1,7 @@
-"""What the loop publishes about itself: one immutable status."""
+"""The status that the loop publishes: one immutable value, with a heartbeat and the counters of the process.
+
+HTTP, `/metrics`, the page and the command line are projections of it.
+"""
 
 import time
 from collections import Counter as Totals
@@ -94,14 +97,14 @@ class RegimeSegment:
     joined: int = 1
     """Number of segments that it stands for."""
     ended: bool = False
-    """Whether the stream left it; the newest segment goes on."""
+    """Whether the stream left it; the newest segment is open."""
     records: dict[str, int] = field(default_factory=dict)
     """Records by number of the regime that each was assigned to, of up to eight regimes, most first. More than one
     where producers are interleaved."""
     accuracy: dict[str, float] = field(default_factory=dict)
     """A row of the accuracy matrix: hold-out accuracy of each regime when the segment ended, by number, as last scored
     by then. The segment's own regime is scored for it, at the latest before it is trained on again. Empty while the
-    segment goes on: /v1/regimes has the present accuracies. Of many regimes, its own and the 31 largest."""
+    segment is open: /v1/regimes has the present accuracies. Of many regimes, its own and the 31 largest."""
 
     @property
     def num_records(self) -> int:
@@ -171,7 +174,7 @@ HELD_BACK = (
 
 @dataclass(frozen=True, slots=True)
 class RegimePublication:
-    """What is published of a regime, and what the gate found about its newest version."""
+    """Published version of a regime, and the gate's result for its newest version."""
 
     __pydantic_config__ = FIELD_DOCS
 
@@ -183,15 +186,15 @@ class RegimePublication:
     """Why the newest version is not published: too_few_records, worse_than_backbone, worse_than_published,
     answers_changed or not_loaded; null if it is."""
     step: int | None = None
-    """Optimizer updates in the newest version that was tested; the figures below are of it."""
+    """Optimizer updates in the newest version that was tested; the values below are of it."""
     records: int | None = None
     """Hold-out records of the comparison that decided."""
     loss: float | None = None
     """Mean loss over those records, nats per token."""
     published_loss: float | None = None
-    """That of the published version on the same records; null if the regime had none."""
+    """Loss of the published version on the same records; null if the regime had none."""
     backbone_loss: float | None = None
-    """That of the untouched backbone on all hold-out records."""
+    """Loss of the untouched backbone on all hold-out records."""
     p_value: float | None = None
     """Smallest p-value of the tests that it is no worse; it is held back at or below publish.level."""
 
@@ -204,18 +207,18 @@ class ReplicaStatus:
 
     url: str
     is_up: bool
-    """Whether it answered when it was last asked."""
+    """Whether it answered the last poll."""
     loaded: int
     """Published versions that it has loaded."""
     wanted: int
     """Versions that it should have loaded."""
     fault: str | None = None
-    """Why it is away, or what it refused; null when nothing is wrong."""
+    """Why it is unreachable, or its refusal; null when nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicationStatus:
-    """The newest publication, and what is under way."""
+    """The newest publication, and work in progress."""
 
     __pydantic_config__ = FIELD_DOCS
 
@@ -258,7 +261,7 @@ class TrackerStatus:
 
 
 class Phase(StrEnum):
-    """What the training loop is doing."""
+    """Phase of the training loop."""
 
     STARTING = "starting"
     RESTORING = "restoring"
@@ -376,7 +379,7 @@ class ShiftStatus:
     threshold: float
     """Threshold of the test."""
     parent: int | None
-    """Regime that was found to be two and was split; it goes on beside the new one. Null if the stream moved on."""
+    """Regime that was split in two; it continues beside the new one. Null if the stream moved on."""
     dropped: int | None
     """Regime that was forgotten, or merged into another one, to make room."""
     step: int
@@ -395,7 +398,7 @@ class ShiftStatus:
 
 @dataclass(frozen=True, slots=True)
 class FallbackStatus:
-    """What answers requests that no regime explains."""
+    """How requests that no regime explains are answered."""
 
     __pydantic_config__ = FIELD_DOCS
 
@@ -458,7 +461,7 @@ class AdaptationStatus:
     """Adapters read back from their files by this process."""
     fallback: FallbackStatus = FallbackStatus("auto", "backbone", None, None, None, 0)
     routes_by_regime: bool = True
-    """Whether a regime can be asked to answer."""
+    """Whether a request can name a regime."""
 
     @property
     def current(self) -> RegimeStatus | None:
@@ -480,7 +483,7 @@ class Status:
     reason: str = ""
     """Why it is not ready, for people; empty when ready."""
     degraded: str = ""
-    """What cannot be written although learning continues, for people; empty when nothing is wrong."""
+    """Failed writes during which learning continues, for people; empty when nothing is wrong."""
     started_at: float = 0.0
     """Start of the process, Unix time."""
     step: int = 0
@@ -616,7 +619,7 @@ class Board:
         self.publish(status)
 
     def publish(self, status: Status) -> None:
-        """Replace the status. What it refers to must not change afterwards; its mappings are copied."""
+        """Replace the status. Its values must not change afterwards; its mappings are copied."""
         self._last_beat = self._clock.monotonic()  # first: the new phase may have the tighter bound
         self._status = replace(
             status,

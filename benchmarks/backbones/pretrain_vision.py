@@ -293,6 +293,16 @@ def load_checkpoint(file: Path, module: nn.Module, optimizer: torch.optim.Optimi
     return int(file.with_suffix(".epoch").read_text(encoding="utf-8"))
 
 
+def save_vision_weights(model: Any, file: Path) -> None:
+    """Save vision tower and projector in bfloat16."""
+    tensors = {
+        name: tensor.to(torch.bfloat16).contiguous()
+        for name, tensor in model.state_dict().items()
+        if name.startswith(nano_vl.VISION_PREFIXES)
+    }
+    save_file(tensors, file)
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -307,7 +317,7 @@ def main() -> None:
     train_tower(model.model.vision_tower, arguments.data, arguments.out, recipe)
     train_answers(model, arguments.data, arguments.out, recipe)
     figures = accuracy(model, arguments.data, ["recognition", "digit", "colour", "shape", "presence", "absence"])
-    nano_vl.save_vision_weights(model, arguments.out / nano_vl.VISION_WEIGHTS)
+    save_vision_weights(model, arguments.out / nano_vl.VISION_WEIGHTS)
     written = {"recipe": asdict(recipe), "test_accuracy": figures}
     (arguments.out / "pretrain.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 

@@ -45,7 +45,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from benchmarks.streams import matches
-from streamlearn.learner.evaluate import exact_match, normalise, rouge_l
+from streamlearn.jobs.runner import exact_match, normalize, rouge_l
 
 Run = Mapping[str, Any]
 """The JSON object of one run."""
@@ -129,7 +129,7 @@ def sari(source: str, output: str, reference: str) -> float:
     Eq. (1) counts each n-gram once, eq. (2) and (3) as often as it occurs. 0 / 0 is 1: nothing to do was done right.
     These are the formulas for one reference. Other implementations take F of each n and then the mean.
     """
-    texts = [normalise(text) for text in (source, output, reference)]
+    texts = [normalize(text) for text in (source, output, reference)]
     by_order = [_sari_of_order(*(_ngrams(words, order) for words in texts)) for order in range(1, 5)]
     p_add, r_add, p_keep, r_keep, p_del = (fmean(values) for values in zip(*by_order, strict=True))
     return (_f1(p_add, r_add) + _f1(p_keep, r_keep) + p_del) / 3

@@ -67,7 +67,7 @@ def activated_parameters(config: HeadLoraConfig, shapes: LinearShapes) -> int:
 
 
 def adapter_bytes(config: HeadLoraConfig, shapes: LinearShapes) -> int:
-    """Bytes of A and B and of the optimizer's two moments, all in float32; routers take little beside them."""
+    """Bytes of A and B and of the optimizer's two moments, all in float32; routers are small in comparison."""
     return activated_parameters(config, shapes) * config.num_experts // config.selected * 3 * 4
 
 

@@ -9,7 +9,7 @@ MH-MoE (arXiv 2602.12587) eq. 13; (4) without a selection is LoRAMoE's gate (arX
 `bottleneck`, tokens are the last dimension.
 
 With k = 1, (3) is the constant 1 and the router gets no gradient from the task loss. Three alternatives, on SuperNI's
-order 1 (`streamlearn bench learn --suite superni-1`, 200 records per task, nano backbone, one seed; prequential loss):
+order 1 (`python -m benchmarks.learn`: superni-1, 200 records per task, nano backbone, one seed; prequential loss):
 
     | preset mh-moe                                  | AP   | AF   | loss |
     |------------------------------------------------|------|------|------|
@@ -65,8 +65,9 @@ class _Logits(torch.autograd.Function):
 
 def select(a_HKT: Tensor, k: int) -> Tensor:
     """Compute eq. (2), a bool mask (H, K, T) with exactly `k` True for every head and token; the first wins a tie."""
-    chosen = a_HKT.max(1, keepdim=True).indices if k == 1 else a_HKT.topk(k, dim=1).indices  # argmax is 30 times slower
-    return torch.zeros_like(a_HKT, dtype=torch.bool).scatter_(1, chosen, True)
+    # argmax is 30 times slower than max
+    top_HkT = a_HKT.max(1, keepdim=True).indices if k == 1 else a_HKT.topk(k, dim=1).indices
+    return torch.zeros_like(a_HKT, dtype=torch.bool).scatter_(1, top_HkT, True)
 
 
 def gate(a_HKT: Tensor, selected_HKT: Tensor, config: HeadLoraConfig) -> Tensor:

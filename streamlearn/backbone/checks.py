@@ -1,8 +1,12 @@
-"""Models whose logits are one frozen linear over the decoder's last hidden state, and nothing else.
+"""Two properties of a model, measured when it is loaded rather than listed by architecture.
 
-Their loss needs no logits of a whole batch (`learner.vocabulary_loss`). Some architectures scale or cap their logits
-after the linear; they keep their own way. Which is which is measured when a model is loaded, not listed.
+Plain head: the logits are one frozen linear over the decoder's last hidden state, and nothing else. The loss then needs
+no logits of a whole batch (`learner.loss`). Models that scale or cap their logits after the linear compute all of them.
+
+Packing: every record of a packed batch is computed as if it were alone. An architecture may lose the records' lengths
+on the way to its attention, or carry state from token to token; its records would then be learned from one another.
 """
+# Shape suffixes: T tokens, V vocabulary.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -32,51 +36,41 @@ def find_plain_head(model: Any) -> None:
 
 
 def plain_head(model: Any) -> nn.Linear | None:
-    """The output linear, if it alone makes the logits and has no adapter; None otherwise, or if nobody looked."""
+    """Return the output linear if it is a plain head without an adapter; else None."""
     head = _HEADS.get(model)
     return head if head is not None and model.get_output_embeddings() is head else None
 
 
 def gather_by(head: nn.Linear, gathered: Callable[[], AbstractContextManager[None]]) -> None:
-    """Remember how the weight of an output linear is gathered, because it is divided among processes (`shard`)."""
+    """Register how to gather the weight of an output linear that is divided among processes (`shard`)."""
     _GATHER[head] = gathered
 
 
 def gathered(head: nn.Linear) -> AbstractContextManager[None]:
-    """Have the whole weight of an output linear in this process, for a use other than the linear's own pass."""
+    """Gather the weight of an output linear inside the block, for uses other than the linear's own pass."""
     return _GATHER.get(head, nullcontext)()
 
 
 def hidden_states(model: Any, **inputs: Any) -> Tensor:
-    """The decoder's last hidden state, (B, T, D), for the arguments of the model's own pass."""
+    """Return the decoder's last hidden state, (B, T, D), for the arguments of the model's own pass."""
     hidden: Tensor = _decoder(model)(**inputs)[0]
     return hidden
 
 
 def _decoder(model: Any) -> Any:
-    """The model without its output linear: of an image-text model, the vision tower is part of it."""
+    """Return the model without its output linear; in an image-text model, it includes the vision tower."""
     return getattr(model, model.base_model_prefix, None)
-
-
-# Whether a loaded model computes every record of a packed batch as if it were alone.
-#
-# An architecture may lose the records' lengths on the way to its attention, or carry state from token to token; its
-# records would then be learned from one another. Which ones do is measured when a model is loaded, in the dtype of the
-# run, not listed.
-
-
-# Shape suffixes: T tokens, V vocabulary.
 
 
 @torch.no_grad()
 def packing_obstacle(model: Any) -> str | None:
-    """Compute a short record alone, and twice in a packed batch with another record in between.
+    """Compute a short record on its own, and twice in a packed batch with another record in between.
 
-    In the batch it must be the same twice, to half of the digits of the logits' dtype: products of equal rows round
-    alike. Alone it must be roughly the same: other shapes round differently, and experts may change places.
+    In the batch both results must agree to half of the digits of the logits' dtype: products of equal rows round alike.
+    The single result must agree roughly: other shapes round differently, and experts may change places.
 
     Returns:
-        What cannot be packed; None if nothing is in the way.
+        The part of the model that cannot be packed; None if it can be.
     """
     size = model.get_input_embeddings().weight.shape[0]
     short = [size // 4, size // 3, size // 2]  # of text: control and image tokens are at the ends of a vocabulary
@@ -95,7 +89,7 @@ def packing_obstacle(model: Any) -> str | None:
 
 
 def _logits(model: Any, records: list[list[int]]) -> Tensor:
-    """Logits (T, V) of a packed batch; of one record, those of the model's ordinary pass."""
+    """Compute the logits (T, V) of a packed batch, or of one record in the model's ordinary pass."""
     device = model.get_input_embeddings().weight.device
     lengths = [len(record) for record in records]
     packed: dict[str, Any] = {}
@@ -108,5 +102,5 @@ def _logits(model: Any, records: list[list[int]]) -> Tensor:
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    """Largest difference, as a part of the largest value."""
+    """Return the largest difference, relative to the largest value."""
     return float((one.float() - other.float()).abs().max() / other.float().abs().max())

@@ -29,16 +29,15 @@ from streamlearn.backbone.vision import ProcessorVision, load_processor
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings
 
-# The dtype of the frozen weights and activations.
-#
-# Where the CPU multiplies bfloat16 natively (AMX, AVX512-BF16), and on a GPU, it makes a step at least twice as fast.
-# Where it is emulated, a product was measured 130 times slower than in float32. So `auto` tests the machine; the result
-# is logged and recorded in the manifest.
-
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """A dtype, and the reason for it."""
+    """The dtype of the frozen weights and activations, and the reason for it.
+
+    Where the CPU multiplies bfloat16 natively (AMX, AVX512-BF16), and on a GPU, it makes a step at least twice as fast.
+    Where it is emulated, a product was measured 130 times slower than in float32. So `auto` tests the machine; the
+    result is logged and recorded in the manifest.
+    """
 
     dtype: torch.dtype
     reason: str
@@ -99,13 +98,9 @@ class Outline:
     folder: Path
     config: Any
     linears: Mapping[str, tuple[int, int]]
-    """Name of every linear in the decoder -> (in, out) features."""
+    """(In, out) features of every linear in the decoder, by name."""
     tower_linears: Mapping[str, tuple[int, int]]
     """The same for vision tower and projector; empty for a text-only model."""
-    num_parameters: int
-    """All weights; shared ones count once."""
-    norms: tuple[str, ...]
-    """Names of the norms in a decoder layer, without the part before the last dot."""
 
     @property
     def is_vision(self) -> bool:
@@ -115,7 +110,7 @@ class Outline:
 
 @dataclass(frozen=True)
 class Backbone:
-    """A loaded, frozen language or image-text model, and what identifies it."""
+    """A loaded, frozen language or image-text model, and its identity."""
 
     model: Any
     tokenizer: Any
@@ -125,7 +120,7 @@ class Backbone:
     arithmetic: Arithmetic
     device: torch.device
     identity: Mapping[str, str]
-    """See `identity`."""
+    """Model, revision, and the digest of its files."""
 
     @property
     def vocab_size(self) -> int:
@@ -144,7 +139,7 @@ def locate(settings: BackboneSettings) -> Path | None:
     Raises:
         ConfigError: no such builtin model or folder, no safetensors, not a hub id, or a hub id without pinned commit.
     """
-    return _local_folder(settings) or _cached(settings)
+    return _local_folder(settings) or _hub_folder(settings, download=False)
 
 
 def outline(settings: BackboneSettings) -> Outline:
@@ -156,7 +151,8 @@ def outline(settings: BackboneSettings) -> Outline:
             is not installed.
     """
     check_installed(settings.quantization)
-    folder = _local_folder(settings) or _download(settings)
+    folder = _local_folder(settings) or _hub_folder(settings, download=True)
+    assert folder is not None, "a download that fails is an error"
     try:
         config = _config(folder)
         with torch.device("meta"):
@@ -183,12 +179,6 @@ def outline(settings: BackboneSettings) -> Outline:
         config=config,
         linears=_linears(decoder, lambda _: True),
         tower_linears=_linears(tower, lambda module: id(module) not in inside and module is not head),
-        num_parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
-        norms=tuple(
-            name.rpartition(".")[2]
-            for name, module in decoder_layers(skeleton)[0].named_modules()
-            if type(module).__name__.endswith("Norm")
-        ),
     )
 
 
@@ -202,7 +192,6 @@ def _is_vision(config: Any) -> bool:
 
 
 def _kind(config: Any) -> Any:
-    """The class that builds the model."""
     return AutoModelForImageTextToText if _is_vision(config) else AutoModelForCausalLM
 
 
@@ -215,7 +204,7 @@ def _linears(model: nn.Module, included: Callable[[nn.Module], bool]) -> dict[st
 
 
 def _obstacle(config: Any, skeleton: Any) -> str | None:
-    """The part of an architecture that `attention` does not compute, or that would carry state between records."""
+    """Return the part of an architecture that `attention` does not compute, or that carries state between records."""
     others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if others:
         return f"{', '.join(sorted(others))} in its layers"
@@ -229,7 +218,7 @@ def _obstacle(config: Any, skeleton: Any) -> str | None:
 
 
 def _token_kinds(skeleton: Any) -> str | None:
-    """The argument that tells an image-text model's layers which tokens are of an image; no pass here has one.
+    """Return the argument that marks the image tokens for the layers of an image-text model; no pass here has one.
 
     Where positions are computed from it (`get_rope_index`), they are passed instead.
     """
@@ -294,11 +283,7 @@ def load(
 
 
 def _measure(settings: BackboneSettings, model: Any) -> None:
-    """Find out, by passes over a few tokens, what no configuration says about an architecture.
-
-    Raises:
-        ConfigError: its records cannot be packed.
-    """
+    """Measure the properties in `checks`. Raises ConfigError if records cannot be packed."""
     if obstacle := packing_obstacle(model):
         raise _not_packable(settings, obstacle)
     find_plain_head(model)
@@ -309,7 +294,7 @@ def _config(folder: Path) -> Any:
 
 
 def _model(shape: Outline, dtype: torch.dtype | None) -> tuple[Any, list[str]]:
-    """The model in a dtype, None for that of its files, and the names of the weights that are missing in the folder."""
+    """Load the model in a dtype (None: the files'), and list the names of weights that are missing in the folder."""
     implementation: Any = {"text_config": attention.NAME, "": "sdpa"} if shape.is_vision else attention.NAME
     if shape.folder == nano_vl.FOLDER:
         return nano_vl.assemble(dtype or torch.float32, attn_implementation=implementation), []
@@ -326,7 +311,7 @@ def _model(shape: Outline, dtype: torch.dtype | None) -> tuple[Any, list[str]]:
 
 
 def _preprocessors(shape: Outline) -> tuple[Any, Any]:
-    """Tokenizer and, for an image-text model, processor."""
+    """Load the tokenizer and, for an image-text model, the processor."""
     if shape.folder == nano_vl.FOLDER:
         return nano_vl.tokenizer(), nano_vl.processor()
     return load_tokenizer(shape), load_processor(shape.folder, shape.config) if shape.is_vision else None
@@ -342,7 +327,7 @@ def load_tokenizer(shape: Outline) -> Any:
 
 
 def identity(settings: BackboneSettings, shape: Outline) -> dict[str, str]:
-    """Return what a snapshot records about its backbone: model, revision, and the digest of its files."""
+    """Return the identity that a snapshot records: model, revision, and the digest of its files."""
     folders = (shape.folder, nano_vl.NANO) if shape.folder == nano_vl.FOLDER else (shape.folder,)
     return {"model": settings.model, "revision": settings.revision or "", "digest": digest(*folders)}
 
@@ -358,7 +343,7 @@ def digest(*folders: Path) -> str:
 
 
 def _local_folder(settings: BackboneSettings) -> Path | None:
-    """The folder of a builtin or local model; None for a hub id at a pinned commit."""
+    """Return the folder of a builtin or local model; None for a hub id at a pinned commit."""
     name = settings.model
     if name.startswith("builtin:"):
         if name not in BUILTIN:
@@ -374,7 +359,7 @@ def _local_folder(settings: BackboneSettings) -> Path | None:
     if not _is_hub_id(name):
         raise ConfigError(
             f"backbone.model {name}: no such folder, and not a hub id of the form owner/name; "
-            "`python -m streamlearn.backbone.smollm2 FOLDER` makes the folder of SmolLM2-135M-Instruct"
+            "in a checkout, `python -m benchmarks.backbones.smollm2 FOLDER` makes the folder of SmolLM2-135M-Instruct"
         )
     if not re.fullmatch(r"[0-9a-f]{40}", settings.revision or ""):
         raise ConfigError(
@@ -395,31 +380,21 @@ def _is_hub_id(name: str) -> bool:
     return "/" in name
 
 
-def _cached(settings: BackboneSettings) -> Path | None:
-    """The folder of a hub model in the hub's cache; None unless all of its files are there."""
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
-    from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
-
-    try:
-        return Path(
-            snapshot_download(
-                settings.model, revision=settings.revision, allow_patterns=list(_FILES), local_files_only=True
-            )
-        )
-    except LocalEntryNotFoundError:
-        return None
-
-
-def _download(settings: BackboneSettings) -> Path:
-    """Download the files of a hub model that are not in the hub's cache and return its folder there."""
+def _hub_folder(settings: BackboneSettings, *, download: bool) -> Path | None:
+    """Return the folder of a hub model in the hub's cache; without `download`, None unless all files are there."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
 
+    model, revision = settings.model, settings.revision
     try:
-        return Path(snapshot_download(settings.model, revision=settings.revision, allow_patterns=list(_FILES)))
+        return Path(
+            snapshot_download(model, revision=revision, allow_patterns=list(_FILES), local_files_only=not download)
+        )
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        if not download:
+            return None
         raise ConfigError(
-            f"backbone.model {settings.model} at {settings.revision}: cannot be downloaded from the hub: {error}"
+            f"backbone.model {model} at {revision}: cannot be downloaded from the hub: {error}"
         ) from error
 
 

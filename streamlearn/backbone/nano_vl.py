@@ -1,6 +1,6 @@
 """The bundled image-text backbone: the nano language model, a small vision tower, and a projector between them.
 
-Its folder has no second copy of the language model: `eyes.safetensors` contains vision tower and projector, the other
+Its folder has no second copy of the language model: `vision.safetensors` contains vision tower and projector, the other
 weights are those of `nano`. The architecture is LLaVA's with a SigLIP-like tower: 64 x 64 pixels in 8 x 8 patches, so
 64 tokens per image.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -22,7 +22,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 NANO = Path(__file__).parent / "nano"
 FOLDER = Path(__file__).parent / "nano-vl"
-VISION_WEIGHTS = "eyes.safetensors"
+VISION_WEIGHTS = "vision.safetensors"
 IMAGE_SIDE, PATCH = 64, 8
 IMAGE_TOKENS = (IMAGE_SIDE // PATCH) ** 2
 IMAGE_TOKEN, IMAGE_TOKEN_ID = "<|image|>", 4
@@ -40,7 +40,7 @@ CHAT_TEMPLATE = (
     "{% if part.type == 'image' %}" + IMAGE_TOKEN + "{% else %}{{ part.text }}{% endif %}{% endfor %}"
     "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-_VISION_PREFIXES = ("model.vision_tower.", "model.multi_modal_projector.")
+VISION_PREFIXES = ("model.vision_tower.", "model.multi_modal_projector.")
 
 
 def config() -> Any:
@@ -77,9 +77,9 @@ def assemble(dtype: torch.dtype, *, vision_weights: Path | None = FOLDER / VISIO
     """Build the model with its weights.
 
     Args:
-        dtype: Of all weights.
+        dtype: Dtype of all weights.
         vision_weights: File with tower and projector; None: random.
-        options: For the model's constructor.
+        options: Arguments of the model's constructor.
     """
     model = LlavaForConditionalGeneration._from_config(config(), dtype=dtype, **options)
     language = {
@@ -89,19 +89,9 @@ def assemble(dtype: torch.dtype, *, vision_weights: Path | None = FOLDER / VISIO
     }
     vision = {} if vision_weights is None else load_file(vision_weights)
     missing, unexpected = model.load_state_dict({**language, **vision}, strict=False)
-    expected = ("lm_head.weight", *(_VISION_PREFIXES if vision_weights is None else ()))
+    expected = ("lm_head.weight", *(VISION_PREFIXES if vision_weights is None else ()))
     absent = [name for name in missing if not name.startswith(expected)]
     assert not absent, absent
     assert not unexpected, unexpected
     model.tie_weights()
     return model
-
-
-def save_vision_weights(model: Any, file: Path) -> None:
-    """Save vision tower and projector in bfloat16."""
-    tensors = {
-        name: tensor.to(torch.bfloat16).contiguous()
-        for name, tensor in model.state_dict().items()
-        if name.startswith(_VISION_PREFIXES)
-    }
-    save_file(tensors, file)

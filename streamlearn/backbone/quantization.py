@@ -5,7 +5,7 @@
 
 (1) is the weights' form in LLM.int8() (arXiv 2208.07339, section 2.1), (2) NormalFloat of QLoRA (arXiv 2305.14314,
 section 3), c its 16 quantiles of a normal distribution. Activations and gradients are not rounded: each pass multiplies
-by the weights that (1) and (2) give, made for one product and dropped after it.
+by the weights that (1) and (2) give, restored for one product and dropped after it.
 
 bitsandbytes rounds and restores the weights. Its modules are not used: its 8-bit product rounds activations too, and
 keeps them outside of autograd's saved tensors, where checkpointing cannot drop them; its 4-bit one repacks the weights
@@ -29,13 +29,10 @@ BLOCK = 32
 
 
 class QuantizedLinear(nn.Linear):
-    """A frozen linear with quantised weights; `weight` holds their numbers q."""
-
-    bytes_per_weight: float
-    """Bytes that a weight takes, with its part of the scales of (2); those of (1) take little."""
+    """A frozen linear with quantized weights; `weight` holds the numbers q."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        nn.Module.__init__(self)  # the linear's own would allocate its weights
+        nn.Module.__init__(self)  # that of nn.Linear would allocate weights
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         numbers, scale = self._quantize(linear.weight.detach())
@@ -54,14 +51,12 @@ class QuantizedLinear(nn.Linear):
 
     @staticmethod
     def _quantize(weight_OD: Tensor) -> tuple[Tensor, Tensor]:
-        """The numbers and their scales, float32."""
+        """Return the numbers, and their scales in float32."""
         raise NotImplementedError
 
 
 class Int8Linear(QuantizedLinear):
     """A frozen linear with weights as in eq. (1)."""
-
-    bytes_per_weight = 1.0
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Compute eq. (1), in float32, and round to `dtype`."""
@@ -69,14 +64,12 @@ class Int8Linear(QuantizedLinear):
 
     @staticmethod
     def _quantize(weight_OD: Tensor) -> tuple[Tensor, Tensor]:
-        numbers_OD, largest_O, _ = _functions().int8_vectorwise_quant(weight_OD.to(torch.float16))  # all that it takes
+        numbers_OD, largest_O, _ = _functions().int8_vectorwise_quant(weight_OD.to(torch.float16))  # its only dtype
         return numbers_OD, largest_O / 127
 
 
 class Nf4Linear(QuantizedLinear):
     """A frozen linear with weights as in eq. (2)."""
-
-    bytes_per_weight = 0.5 + 4 / BLOCK
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Compute eq. (2)."""
@@ -95,7 +88,7 @@ KINDS: Mapping[Quantization, type[QuantizedLinear]] = {"int8": Int8Linear, "nf4"
 
 
 class _Product(torch.autograd.Function):
-    """Both passes restore the weights; nothing is stored between them."""
+    """Restores the weights in both passes; nothing is stored between them."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, linear: QuantizedLinear) -> Tensor:
@@ -110,7 +103,7 @@ class _Product(torch.autograd.Function):
 
 
 def quantize(model: Any, kind: Quantization, dtype: torch.dtype) -> None:
-    """Quantise the linears of the decoder in place; all other parameters get `dtype`.
+    """Quantize the linears of the decoder in place; all other parameters get `dtype`.
 
     Embeddings, output head, vision tower and norms keep their precision: together they are small in a large model, and
     sensitive in any.
@@ -118,7 +111,7 @@ def quantize(model: Any, kind: Quantization, dtype: torch.dtype) -> None:
     Args:
         model: A language or image-text model; best in the dtype of its files, so that weights are rounded once.
         kind: int8 or nf4.
-        dtype: That of the activations.
+        dtype: Dtype of the activations.
     """
     for parent in list(model.get_decoder().modules()):
         for name, linear in parent.named_children():
@@ -130,7 +123,7 @@ def quantize(model: Any, kind: Quantization, dtype: torch.dtype) -> None:
 
 
 def check_installed(kind: Quantization) -> None:
-    """Check that what a kind of quantization needs is installed.
+    """Check that the package for this quantization is installed.
 
     Raises:
         ConfigError: bitsandbytes is missing.
@@ -140,7 +133,6 @@ def check_installed(kind: Quantization) -> None:
 
 
 def _functions() -> Any:
-    """The functions of bitsandbytes, an extra."""
     try:
         from bitsandbytes import functional  # noqa: PLC0415 - an extra
     except ImportError as error:

@@ -1,10 +1,10 @@
 """A backbone divided among processes (FSDP2): each keeps its part of every weight that is divided.
 
-The layers of the decoder are, and, of a text model whose logits are made by its output linear and nothing else
-(`output_head`), the embeddings and this linear too. A module's weights are gathered when it computes, forward and
-backward, and given up again. So a pass is one in which all processes take part, module by module. The weights are
-frozen: nothing is ever reduced or scattered. The norm after the last layer stays whole in each process, and so do the
-vision tower and the embeddings of an image-text model, which compute before the decoder's pass begins.
+The layers of the decoder are divided; so are the embeddings and the output linear of a text model with a plain head
+(`checks`). A module's weights are gathered when it computes, forward and backward, and released again, so all processes
+take part in a pass, module by module. The weights are frozen: nothing is ever reduced or scattered. The norm after the
+last layer stays whole in each process, and so do the vision tower and the embeddings of an image-text model, which
+compute before the decoder's pass begins.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def shard(model: Any, mesh: DeviceMesh, *, is_vision: bool) -> None:
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow, and only a divided backbone needs it
 
     def divide(module: nn.Module) -> Any:
-        return fully_shard(module, mesh=mesh, reshard_after_forward=True)  # by default not, where nothing is around it
+        return fully_shard(module, mesh=mesh, reshard_after_forward=True)  # the default for a root module is not to
 
     for layer in model.get_decoder().layers:
         divide(layer)
@@ -47,7 +47,7 @@ def _divide_vocabulary(head: nn.Linear, embeddings: nn.Module, divide: Callable[
 
 
 class _Gathered:
-    """A divided module's weights for as long as they are used outside of its own pass."""
+    """Gathers a divided module's weights for uses outside of its own pass."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -62,7 +62,7 @@ class _Gathered:
 
 
 class _TiedHead:
-    """An output linear whose weight is that of the divided embeddings, which FSDP knows nothing of."""
+    """An output linear that shares the weight of divided embeddings, which FSDP does not know."""
 
     def __init__(self, head: nn.Linear, embeddings: Any) -> None:
         self._head, self._embeddings = head, embeddings
@@ -72,23 +72,23 @@ class _TiedHead:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Gather the weight for as long as it is used outside of the linear's own pass."""
+        """Gather the weight for uses outside of the linear's own pass."""
         self._embeddings.unshard()
         self._follow()
         try:
             yield
         finally:
-            self._give_up()
+            self._release()
 
     def _before(self, *_: Any) -> None:
         self._embeddings.unshard()
         self._follow()
 
     def _after(self, _: nn.Module, __: Any, output: Tensor) -> None:
-        if not output.requires_grad:  # else the backward pass needs the weight; the next pass gives it up
-            self._give_up()
+        if not output.requires_grad:  # else the backward pass needs the weight; the next pass releases it
+            self._release()
 
-    def _give_up(self) -> None:
+    def _release(self) -> None:
         self._embeddings.reshard()
         self._follow()
 

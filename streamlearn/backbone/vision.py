@@ -4,8 +4,8 @@ Processors expect text together with its images. Here the processor gets each im
 as text: the text of a record is encoded by our own encoder, in which text cannot imitate an image. Two properties that
 differ between model families are detected, not looked up by name:
 
-placeholder   what the chat template writes for an image, with the tokens around it (start and end in Qwen's)
-axes          along which axis of each feature images are concatenated: the one that doubles for two images
+placeholder   the chat template's text for an image, with the tokens around it (start and end in Qwen's)
+axes          the axis of each feature along which images are concatenated: the one that doubles for two images
 
 Processing the placeholder takes as long as processing a small image, and its result depends only on the image's size:
 it is cached by size, provided that the processor's image part returns the same features when called without text.
@@ -63,7 +63,6 @@ class ProcessorVision:
         self._processor.save_pretrained(folder)
 
     def inputs(self, image: Image.Image) -> ImageInputs:
-        """See `VisionProcessor.inputs`."""
         cached = self._ids_of_size.get(image.size) if self._direct else None
         if cached is not None:
             return ImageInputs(cached, self._features(image))
@@ -73,20 +72,20 @@ class ProcessorVision:
         return ImageInputs(tuple(ids), features)
 
     def positions(self, input_ids: NDArray[np.int32], inputs: Sequence[ImageInputs]) -> NDArray[np.int64] | None:
-        """See `VisionProcessor.positions`: three coordinates per token in the Qwen family (multimodal RoPE)."""
+        """Return three coordinates per token in the Qwen family (multimodal RoPE)."""
         if self._rope is None or not inputs:
             return None
         ids = torch.from_numpy(input_ids.astype(np.int64))[None]
-        grid = torch.from_numpy(np.concatenate([each.features[_GRID] for each in inputs]))
+        grid = torch.from_numpy(np.concatenate([image.features[_GRID] for image in inputs]))
         kinds = (ids == self.image_token).int()
         positions, _ = self._rope(ids, mm_token_type_ids=kinds, image_grid_thw=grid)
         coordinates: NDArray[np.int64] = positions[:, 0].numpy()
         return coordinates
 
     def _features(self, image: Image.Image) -> dict[str, NDArray[np.generic]]:
-        """Features by the processor's image part, without text.
+        """Compute features by the processor's image part, without text.
 
-        It gets an array with colours first: from an image it makes one anyhow, by twice as many copies.
+        It gets an array with colors first: it would convert an image to one with twice as many copies.
         """
         pixels_CYX = np.moveaxis(np.asarray(image), 2, 0)
         output = self._processor.image_processor(
@@ -103,7 +102,7 @@ class ProcessorVision:
         return all(np.array_equal(without_text[name], features[name]) for name in self.axes)
 
     def _process(self, images: list[Image.Image]) -> tuple[list[int], dict[str, NDArray[np.generic]]]:
-        """Token ids that replace one image token per image, and the features as the processor returns them."""
+        """Return the token ids that replace one image token per image, and the processor's features."""
         output = self._processor(text=[self._token * len(images)], images=[images], return_tensors="np")
         ids: list[int] = output["input_ids"][0].tolist()
         if ids[:1] == self._bos:
@@ -156,14 +155,14 @@ def without_video(processor: Any) -> Any:
 
 
 def _slope(size: tuple[int, int]) -> Image.Image:
-    """An image in which no two colours, rows or columns are alike."""
+    """Return an image in which no two colors, rows or columns are alike."""
     slope = Image.linear_gradient("L")
     turned = (slope, slope.rotate(90), slope.rotate(180))
     return Image.merge("RGB", turned).resize(size)
 
 
 def _placeholder(processor: Any) -> str | None:
-    """What the chat template writes for an image next to text; None without a template, or one that takes images."""
+    """Return the chat template's text for an image; None without a template that takes images."""
     text = {"type": "text", "text": _MARKER}
     try:
         without, with_image = (

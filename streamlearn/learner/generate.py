@@ -1,7 +1,7 @@
 """Text generation between training steps, without effect on training.
 
 The prompts of a batch are read in one packed pass, without padding. Their keys and values are then padded on the left,
-so that every further pass adds one token to each text. Like `evaluation`, this is a generator that yields after every
+so that every further pass adds one token to each text. Like `evaluate`, this is a generator that yields after every
 pass.
 """
 
@@ -19,7 +19,7 @@ from streamlearn.backbone.attention import Records
 from streamlearn.learner.loss import arguments, joined_features, positions, vision_units
 from streamlearn.stream.record import Prompt
 
-# How the next token is chosen from the logits: the most likely one, or a sample.
+# The choice of the next token from the logits: the most likely one, or a sample.
 #
 #     p = softmax(logits / temperature)                                          (1)
 #     nucleus: the fewest tokens, most likely first, whose p sum to top_p        (2)
@@ -28,7 +28,6 @@ from streamlearn.stream.record import Prompt
 
 
 # Shape suffixes: B texts decoded together, V tokens of the vocabulary.
-
 
 TokenChoice = Callable[[Tensor], Tensor]
 """Maps logits (B, V) to the next token of each text (B,)."""
@@ -40,7 +39,7 @@ def most_likely(logits_BV: Tensor) -> Tensor:
 
 
 class NucleusSampler:
-    """Samples from the nucleus with a generator of its own: training's random state is never read nor advanced.
+    """Samples from the nucleus with its own generator: training's random state is neither read nor advanced.
 
     Texts that are decoded together draw in turn, so a text is repeatable if it is decoded separately.
     """
@@ -69,13 +68,12 @@ class NucleusSampler:
         return torch.multinomial(weights_BV, 1, generator=self._generator)[:, 0]
 
 
-# Shape suffixes: B texts decoded together, T tokens of all prompts, L tokens of the longest, G key heads, E head size.
-
+# Shape suffixes: T tokens of all prompts, L tokens of the longest, G key heads, E head size.
 
 DECODE_BATCH = 16
 """Maximum number of prompts decoded together, unless the caller sets another."""
 TOKENS_PER_CHECK: Mapping[str, int] = {"cuda": 8}
-"""Tokens after which texts are checked for their end, by type of device; else 1. A check makes a GPU wait."""
+"""Tokens between checks whether texts have ended, by type of device; else 1. A check makes a GPU wait."""
 
 OnToken = Callable[[int, int], bool]
 """Receives the index of a prompt and the next token of its text; returns whether the text continues."""
@@ -100,13 +98,13 @@ def decode(
 
     Args:
         model: The PEFT model.
-        prompts: What to continue.
+        prompts: The prompts.
         limits: Maximum new tokens of each prompt.
         stop: Tokens that end a text; they are not part of it.
         device: Where the model is.
-        slots: What adapts each prompt; None without regimes.
+        slots: Adapter of each prompt; None without regimes.
         choose: Chooses the next token of each text, greedily by default.
-        on_token: Called with every token of a text as it is found, in order; may end the text.
+        on_token: Called with every new token of a text, in order; may end the text.
         max_prompts: Maximum number of prompts decoded together.
         max_tokens: Maximum tokens of prompts and texts decoded together, with padding; None: any number. A longer
             prompt is decoded separately.
@@ -117,8 +115,8 @@ def decode(
     outputs = [_Output(i, limit, stop, on_token) for i, limit in enumerate(limits)]
     order = sorted((i for i in range(len(prompts)) if limits[i] > 0), key=lambda i: len(prompts[i].ids))
     for indices in _batches(order, prompts, limits, max_prompts, max_tokens):
-        chosen = None if slots is None else [slots[i] for i in indices]
-        texts = _read(model, [prompts[i] for i in indices], device, chosen, choose)
+        own_slots = None if slots is None else [slots[i] for i in indices]
+        texts = _read(model, [prompts[i] for i in indices], device, own_slots, choose)
         yield from _continue(model, texts, [outputs[i] for i in indices], device, choose)
     return [output.tokens for output in outputs]
 
@@ -147,16 +145,16 @@ class _Texts:
     """Texts in progress, one per row."""
 
     last_B1: Tensor
-    """Last token of each, not yet read."""
+    """Last token of each text, not yet read."""
     positions_B1: Tensor
-    """Its position."""
+    """Position of that token."""
     mask_BL: Tensor
     """1 where the cache has a token of the text, 0 for padding."""
     cache: DynamicCache
     context: RoutingContext
 
     def append(self, token_B: Tensor) -> None:
-        """Add the next token of each."""
+        """Add the next token of each text."""
         self.last_B1 = token_B[:, None]
         self.positions_B1 = self.positions_B1 + 1
         self.mask_BL = torch.cat([self.mask_BL, torch.ones_like(self.mask_BL[:, :1])], dim=1)
@@ -194,8 +192,8 @@ class _Output:
 def _continue(
     model: Any, texts: _Texts, outputs: Sequence[_Output], device: torch.device, choose: TokenChoice
 ) -> Generator[None, None, None]:
-    """Decode texts whose prompts have been read, each to its end."""
-    rows = list(outputs)  # those that are still decoded
+    """Decode texts whose prompts have been read to their ends."""
+    rows = list(outputs)  # texts that have not ended
     unchecked = [texts.last_B1[:, 0]]
     while True:
         left = max(output.limit - len(output.tokens) for output in rows)
@@ -284,10 +282,10 @@ def _next_logits(model: Any, texts: _Texts) -> Tensor:
 
 
 def _rows_of(context: RoutingContext, kept: Sequence[int], rows_B: Tensor) -> RoutingContext:
-    """The context of some rows of a batch whose prompts have been read; `rows_B` is `kept` on the device."""
+    """Select rows of the context of a batch whose prompts have been read; `rows_B` is `kept` on the device."""
     decisions = {
-        block: RoutingDecision(each.native_HKT[..., rows_B], each.selected_HKT[..., rows_B], each.gate_HKT[..., rows_B])
-        for block, each in context.block_decisions.items()
+        block: RoutingDecision(d.native_HKT[..., rows_B], d.selected_HKT[..., rows_B], d.gate_HKT[..., rows_B])
+        for block, d in context.block_decisions.items()
     }
     assert context.sequences is not None, "set when the prompts were read"
     return replace(context, sequences=context.sequences.of_rows(kept), block_decisions=decisions)

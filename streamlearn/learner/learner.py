@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from streamlearn.adapters.context import NO_REGIME, RoutingContext, RoutingHook, Slot, routing_context
 from streamlearn.adapters.presets import regime_adapter, slot_of
@@ -33,7 +34,7 @@ from streamlearn.stream.record import Example
 
 @dataclass
 class PassTotals:
-    """What the forward passes of a step computed. It stays on the device until `read`, which alone waits for it."""
+    """Results of a step's forward passes, kept on the device. Only `read` synchronizes with it."""
 
     means: list[Tensor] = field(default_factory=list)
     """Mean loss of each pass over its learned tokens, scalars."""
@@ -57,24 +58,24 @@ class PassTotals:
         self.learned_tokens += len(packed.target_L)
 
     def read(self, norm: Tensor) -> tuple[float, float, list[float], list[bool]]:
-        """Return the batch's loss, the norm, and each record's loss and whether all of it was right."""
-        figures = torch.cat([torch.stack(self.means), norm[None], *self.losses, *self.right]).tolist()
+        """Return the batch's loss, the norm, and each record's loss and whether all of its tokens were correct."""
+        results = torch.cat([torch.stack(self.means), norm[None], *self.losses, *self.right]).tolist()
         passes, records = len(self.means), sum(map(len, self.losses))
-        means, losses, right = figures[:passes], figures[passes + 1 : -records], figures[-records:]
+        means, losses, right = results[:passes], results[passes + 1 : -records], results[-records:]
         loss = sum(weight * mean for weight, mean in zip(self.weights, means, strict=True))
-        return loss, figures[passes], losses, [each == 1.0 for each in right]
+        return loss, results[passes], losses, [correct == 1.0 for correct in right]
 
 
 @dataclass(frozen=True)
 class Step:
-    """Figures of one step."""
+    """Result of one training step."""
 
     number: int
     """Counted from 1; refused steps are counted too."""
     loss: float
     """Prequential loss: mean over the learned tokens of the batch before the update, nats per token."""
     record_losses: tuple[float, ...]
-    """The same for each record, in batch order."""
+    """The prequential loss of each record, in batch order."""
     tokens: int
     """All tokens of the batch."""
     learned_tokens: int
@@ -178,18 +179,18 @@ class Learner:
         if settings.activation_checkpointing:
             checkpoint_layers(self.forward, model.base_model.context_holder)
         self.cache = AdapterCache() if cache is None else cache
-        """Where the weights and moments of each adapter are. By default all stay in memory."""
+        """Weights and moments of each adapter. By default all stay in memory."""
         self._banks = {name: banks(model, name) for name in sorted(model.peft_config)}
         """By adapter; a resumed run has the same order."""
         self.active_banks: Sequence[Bank] = self.banks
-        """Those that the gradients of the newest step could reach."""
+        """Banks that the gradients of the newest step could reach."""
         self.active_adapters: Sequence[str] = list(self._banks)
         """Their names."""
         self.per_regime: bool = next(iter(model.peft_config.values())).per_regime
-        """Whether each regime has an adapter of its own."""
+        """Whether each regime has its own adapter."""
         self.device = device
         self.hooks = Hooks()
-        """What the preset adds to a step; replaced before the first one."""
+        """Additions of the preset to a step; replaced before the first one."""
         self.number = 0
         self.updates = 0
         assert settings.lr is not None, "set from the adapter's default at start-up"
@@ -199,13 +200,13 @@ class Learner:
         self._clock = clock
         self._router_lr = router_lr
         self._groups = {name: self._new_groups(name) for name in self._banks}
-        """Adapter -> the optimizer's groups of its parameters."""
+        """The optimizer's groups, by adapter."""
         for name, groups in self._groups.items():
             self.cache.add(name, groups)
         model.base_model.context_holder.before_pass = self._use_adapters if self.per_regime else None
         self._changes = 0
         self.revisions: dict[str, int] = dict.fromkeys(self._groups, 0)
-        """Adapter -> a number that is another one after each change of its weights or moments; of this process only."""
+        """By adapter: changes with each change of its weights or moments; valid in this process only."""
         self.optimizer = MaskedAdamW(chain.from_iterable(self._groups.values()), settings)
         self._compute = Learner.gradients if compute is None else compute
 
@@ -216,14 +217,12 @@ class Learner:
 
     @property
     def routes_by_regime(self) -> bool:
-        """Whether what a record passes through depends on its regime."""
+        """Whether the experts that compute a record depend on its regime."""
         return self.per_regime or any(bank.bias_HKN is not None for bank in self.banks)
 
     @torch.no_grad()
     def add_regime(self, slot: int, seed: int, *, start: int | None = None) -> None:
-        """Give the regime in `slot` an adapter of its own, untrained; one that the slot had before is replaced.
-
-        Only where `per_regime`.
+        """Give the regime in `slot` its own untrained adapter, where `per_regime`; one in that slot is replaced.
 
         Args:
             slot: The regime's slot.
@@ -231,21 +230,21 @@ class Learner:
             start: Slot of another regime, whose weights are copied instead.
         """
         name = regime_adapter(slot)
-        copied = [] if start is None else [regime_adapter(start)]
-        with self.cache.keeping(copied):
+        sources = [] if start is None else [regime_adapter(start)]
+        with self.cache.keeping(sources):
             self.cache.remove(name)
             add_regime(self.model, slot, seed)
             self._banks = dict(sorted({**self._banks, name: banks(self.model, name)}.items()))
             self._set_groups({**self._groups, name: self._new_groups(name)})
             self._changed([name])
             self.cache.add(name, self._groups[name])
-            for source in copied:
+            for source in sources:
                 pairs = zip(parameters_of(self._groups[name]), parameters_of(self._groups[source]), strict=True)
-                for own, other in pairs:
-                    own.copy_(other)
+                for parameter, other in pairs:
+                    parameter.copy_(other)
 
     def keep_regimes(self, slots: Collection[int]) -> None:
-        """Delete the adapters of all other regimes, with the optimizer's state; `slots` has one that exists."""
+        """Delete the adapters of all other regimes, with their optimizer state; one in `slots` must exist."""
         names = {regime_adapter(slot) for slot in slots}
         gone = sorted(self.model.peft_config.keys() - names)
         for name in gone:
@@ -255,9 +254,9 @@ class Learner:
         self._set_groups({name: groups for name, groups in self._groups.items() if name in names})
 
     def remove_regime(self, slot: int) -> None:
-        """Delete the adapter of the regime in `slot`, with the optimizer's state.
+        """Delete the adapter of the regime in `slot`, with its optimizer state.
 
-        A model has one adapter at least. Without a regime it is that of slot 0, untrained, as in a new run.
+        A model has at least one adapter. Without a regime it is an untrained one in slot 0, as in a new run.
         """
         others = [slot_of(name) for name in self._groups if name != regime_adapter(slot)]
         if not others:
@@ -280,11 +279,11 @@ class Learner:
             slots: Regime slot of each example; None without regimes.
             parts: Number of forward passes to split the batch into; doubled when memory runs out.
             on_record: Called before each part with the index of its first example.
-            penalty: Computes a further term of the objective, a scalar. Its gradient is added; `Step.loss` is without
+            penalty: Computes an additional term of the objective, a scalar; its gradient is added, `Step.loss` excludes
                 it.
 
         Raises:
-            RuntimeError or MemoryError: a pass failed, if out of memory after the last retry, or a regime has no
+            RuntimeError or MemoryError: a pass failed (out of memory: after the last retry), or a regime has no
                 adapter; only `number` has changed.
         """
         started = self._clock()
@@ -310,7 +309,10 @@ class Learner:
             # 3.
             if refusal is None:
                 self._changed(adapters)
-                self._update(clipped=max(1.0, norm / self._settings.max_grad_norm))
+                self.updates += 1
+                self.hooks.before_update()
+                self.optimizer.step(self.learning_rate)
+                self.hooks.after_update(clipped=max(1.0, norm / self._settings.max_grad_norm))
             self.optimizer.zero_grad()
         return Step(
             number=self.number,
@@ -340,11 +342,11 @@ class Learner:
         *,
         learned: int | None = None,
     ) -> PassTotals:
-        """Run forward and backward (`oom_retry`, eq. 1) and leave the gradients with the parameters.
+        """Run forward and backward (`memory`, eq. 1) and leave the gradients in the parameters.
 
         Args:
             examples: A batch, or a share of one.
-            slots: As in `step`, which has chosen the active adapters.
+            slots: As in `step`, which selected the active adapters.
             parts: As in `step`.
             on_record: As in `step`.
             learned: Learned tokens of the whole batch, if these are a share.
@@ -352,7 +354,7 @@ class Learner:
         for bank in self.active_banks:
             bank.reset_load()
         if learned is None:
-            learned = sum(each.num_learned for each in examples)
+            learned = sum(example.num_learned for example in examples)
         totals = PassTotals()
         for part in slices(len(examples), parts):
             on_record(part.start)
@@ -374,9 +376,9 @@ class Learner:
         parts: int = 1,
         on_record: Callable[[int], None] = lambda _: None,
     ) -> list[float]:
-        """Test without training: the loss of each example under the present weights, nats per learned token.
+        """Return the loss of each example under the present weights, nats per learned token. Nothing changes.
 
-        Arguments and errors are those of `step`. Nothing changes, `number` neither.
+        Arguments and errors are those of `step`.
         """
 
         def work(parts: int) -> list[float]:
@@ -398,7 +400,7 @@ class Learner:
         return evaluate.score(self.model, examples, self.device, pack_tokens=pack_tokens, slots=slots)
 
     def skip_step(self) -> None:
-        """Count a batch of which no record is trained on, so that its snapshot gets its own number."""
+        """Count a batch without trained records, so that its snapshot gets its own number."""
         self.number += 1
 
     def pin(self) -> PinnedWeights:
@@ -416,20 +418,26 @@ class Learner:
 
     def _clip(self) -> Tensor:
         """Clip the gradients and return their norm, a scalar."""
-        return torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer.active), self._settings.max_grad_norm)
+        return clip_grad_norm_(parameters_of(self.optimizer.active), self._settings.max_grad_norm)
 
     def _adapters_of(self, slots: Sequence[int] | None) -> list[str]:
-        """The adapters that the gradients of a batch can reach, in the order that a resumed run has too."""
+        """Return the adapters that the gradients of a batch can reach, in an order that a resumed run repeats."""
         if not self.per_regime or slots is None:
             return list(self._groups)
         adapters = {regime_adapter(slot) for slot in slots if slot != NO_REGIME}
-        if without := adapters - self._groups.keys():
-            raise RuntimeError(f"records of regimes that were never entered: there is no adapter {sorted(without)}")
+        if missing := adapters - self._groups.keys():
+            raise RuntimeError(f"records of regimes that were never entered: there is no adapter {sorted(missing)}")
         return sorted(adapters)
 
     def _new_groups(self, adapter: str) -> list[Group]:
+        """Return a group for the experts of each bank, and one for each router, which is updated in every step."""
         own = self._banks[adapter]
-        return [*_experts(own), *_routers(own, self._router_lr)]
+        routers = [
+            Group(f"{bank.name}.router", {"weight": bank.router}, None, lr_scale=self._router_lr)
+            for bank in own
+            if bank.router is not None
+        ]
+        return [*(Group(bank.name, {"A": bank.A, "B": bank.B}, bank.load_HK) for bank in own), *routers]
 
     def _set_groups(self, groups: Mapping[str, list[Group]]) -> None:
         self._groups = dict(sorted(groups.items()))
@@ -437,18 +445,11 @@ class Learner:
         self.revisions = {name: self.revisions.get(name, 0) for name in self._groups}
 
     def _changed(self, adapters: Collection[str]) -> None:
-        """The weights or moments of these adapters are about to change."""
+        """Prepare for a change of the weights or moments of these adapters."""
         self.cache.changed(adapters)
         for name in adapters:
             self._changes += 1
             self.revisions[name] = self._changes
-
-    def _update(self, clipped: float) -> None:
-        """Make the update; clipping divided the gradients by `clipped`."""
-        self.updates += 1
-        self.hooks.before_update()
-        self.optimizer.step(self.learning_rate)
-        self.hooks.after_update(clipped)
 
     @property
     def learning_rate(self) -> float:
@@ -457,26 +458,22 @@ class Learner:
         return self.lr * min(1.0, self.updates / warmup if warmup else 1.0)
 
     def weights(self, adapter: str) -> dict[str, Tensor]:
-        """Return the weights of an adapter by their names in a PEFT folder; not to be changed."""
+        """Return the weights of an adapter by their names in a PEFT folder; do not change them."""
         stored = self.cache.tensors(adapter)
         return {
-            f"base_model.model.{bank.linear}.head_lora_{part}": stored[f"{group}.{key}"]
+            f"base_model.model.{bank.linear}.head_lora_{part}": stored[f"{bank.name}.{key}"]
             for bank in self._banks[adapter]
-            for part, group, key in (
-                ("A", bank.name, "A"),
-                ("B", bank.name, "B"),
-                ("router", f"{bank.name}.router", "weight"),
-            )
-            if f"{group}.{key}" in stored
+            for part, key in (("A", "A"), ("B", "B"), ("router", "router.weight"))
+            if f"{bank.name}.{key}" in stored
         }
 
     def moments(self, adapter: str) -> dict[str, Tensor]:
-        """Return the optimizer's state of the adapter of one regime, for a snapshot; not to be changed."""
+        """Return the optimizer state of one regime's adapter, for a snapshot; do not change it."""
         stored, live = self.cache.tensors(adapter), state_dict(self._groups[adapter])
         return {f"optimizer.{name}": stored.get(name, tensor) for name, tensor in live.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Return what else the next step depends on besides the adapters' weights, for a snapshot; not copied."""
+        """Return the remaining state of the next step, besides the adapters' weights, for a snapshot; not copied."""
         parts = {
             "optimizer": state_dict(self._groups.get(SHARED, ())),
             "bias": {bank.name: bank.bias_HKN for bank in self.banks if bank.bias_HKN is not None},
@@ -496,7 +493,7 @@ class Learner:
 
     @torch.no_grad()
     def load_adapter(self, adapter: str, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
-        """Restore, in place, what `weights` and, of the adapter of one regime, `moments` returned."""
+        """Restore, in place, what `weights` and, where `per_regime`, `moments` returned."""
         with self.cache.keeping([adapter]):
             self.load_weights(adapter, weights)
             if self.per_regime:
@@ -511,19 +508,6 @@ class Learner:
         for bank in self.banks:
             if bank.bias_HKN is not None:
                 copy_slots(bank.bias_HKN, tensors[f"bias.{bank.name}"])
-
-
-def _experts(all_banks: Sequence[Bank]) -> list[Group]:
-    return [Group(bank.name, {"A": bank.A, "B": bank.B}, bank.load_HK) for bank in all_banks]
-
-
-def _routers(all_banks: Sequence[Bank], lr_scale: float) -> list[Group]:
-    """A group for each router; all routers are updated in every step."""
-    return [
-        Group(f"{bank.name}.router", {"weight": bank.router}, None, lr_scale=lr_scale)
-        for bank in all_banks
-        if bank.router is not None
-    ]
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

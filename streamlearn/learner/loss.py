@@ -21,7 +21,6 @@ from streamlearn.stream.record import IGNORED, Example, Prompt, RecordImage
 # Records are concatenated and positions restart at 0 in each. The logits of token t - 1 predict token t, so a label at
 # position t is learned from the hidden state at t - 1; only those hidden states go through the vocabulary projection.
 
-
 # Shape suffixes: T tokens of all records, L learned tokens, B records.
 
 
@@ -34,7 +33,7 @@ class PackedBatch:
     position_ids: Tensor
     """(1, T), from 0 in each record; (P, 1, T) if the backbone gives each token P coordinates."""
     records: Records
-    """Their lengths, for attention."""
+    """Lengths of the records, for attention."""
     predictor_L: Tensor
     """Indices in T of the tokens whose next token is learned."""
     target_L: Tensor
@@ -46,7 +45,7 @@ class PackedBatch:
     prompt_T: Tensor
     """Bool, whether a token precedes the first learned one of its record."""
     sequences: Sequences
-    """Where the records lie, and what adapts each."""
+    """Lengths and adapters of the records."""
     features: Mapping[str, Tensor]
     """Image features by name of the forward pass's argument; empty without images."""
 
@@ -56,7 +55,7 @@ class PackedBatch:
 
 
 def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[Slot] | None = None) -> PackedBatch:
-    """Pack examples, of which there is at least one, on `device`; `slots` say what adapts each."""
+    """Pack at least one example on `device`; `slots` are the adapters of the examples."""
     lengths = [len(example.input_ids) for example in examples]
     labels_T = np.concatenate([example.labels for example in examples])
     segment_ids_T = np.repeat(np.arange(len(examples)), lengths)
@@ -89,9 +88,9 @@ def pack(examples: Sequence[Example], device: torch.device, slots: Sequence[Slot
 
 def positions(examples: Sequence[Example | Prompt]) -> NDArray[np.int64]:
     """Concatenate the positions of all: (1, T), or (P, 1, T) if one of them has P coordinates per token."""
-    own = [np.arange(len(each))[None] if each.positions is None else each.positions for each in examples]
+    own = [np.arange(len(e))[None] if e.positions is None else e.positions for e in examples]
     most = max(map(len, own))
-    packed: NDArray[np.int64] = np.concatenate([np.broadcast_to(each, (most, each.shape[1])) for each in own], axis=1)
+    packed: NDArray[np.int64] = np.concatenate([np.broadcast_to(p, (most, p.shape[1])) for p in own], axis=1)
     return packed[:, None] if most > 1 else packed
 
 
@@ -111,14 +110,13 @@ def joined_features(images: Sequence[RecordImage], device: torch.device) -> dict
     return {name: torch.from_numpy(feature).to(device) for name, feature in features.items()}
 
 
-# Cross-entropy over a vocabulary from hidden states, some tokens at a time: no tensor has all tokens' logits.
+# Cross-entropy over a vocabulary from hidden states, in chunks of tokens: no tensor has the logits of all tokens.
 #
 #     l_t = log sum_v exp(w_v h_t) - w_(y_t) h_t                                                  (1)
 #     dl_t / dh_t = sum_v (softmax(W h_t)_v - [v = y_t]) w_v                                      (2)
 #
 # W is frozen, so (2) is all that the backward pass needs, and it is computed with (1), while a chunk's logits are
 # there. At 8 x 2048 tokens and a vocabulary of 151,936, float32 logits and their gradient would take 20 GB.
-
 
 # Shape suffixes: L tokens, C those of a chunk, D hidden size, V vocabulary.
 
@@ -216,7 +214,6 @@ def packed_loss(model: Any, packed: PackedBatch) -> PackedLoss:
 
 
 def _inputs(model: Any, packed: PackedBatch) -> dict[str, Any]:
-    """Arguments of a forward pass."""
     return {
         "input_ids": packed.input_ids,
         "position_ids": packed.position_ids,

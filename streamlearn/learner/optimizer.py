@@ -87,11 +87,6 @@ class Group:
         else:
             self.steps_HK.copy_(counts)
 
-    @property
-    def routed_HK(self) -> Tensor | None:  # noqa: N802  # a shape suffix
-        """Experts to update in this step, bool (H, K); None: all."""
-        return None if self.load_HK is None else self.load_HK > 0
-
 
 class MaskedAdamW:
     """Eq. (1) for each group, masked by the experts that were routed to."""

@@ -72,7 +72,7 @@ def info(name: str, documentation: str, labels: Mapping[str, str]) -> Metric:
 
 
 def adaptation_metrics(status: Status) -> Iterator[Metric]:
-    """What is known of the stream's regimes."""
+    """Regimes and hold-out scores."""
     yield from _regimes(status.adaptation)
     yield from _holdout(status.adaptation)
 
@@ -118,7 +118,7 @@ def request_metrics(status: Status) -> Iterator[Metric]:
         "Prompts and examples of finished evaluations and generations of this process, by whether a regime explained "
         "them and by what answered."
     )
-    numbers = {(each.known, each.answered_by): each.number for each in status.requests}
+    numbers = {(count.known, count.answered_by): count.number for count in status.requests}
     combinations = [
         ([str(known).lower(), answered_by], numbers.get((known, answered_by), 0))
         for known, answered_by in product((True, False), ANSWERED_BY)
@@ -137,7 +137,7 @@ def request_metrics(status: Status) -> Iterator[Metric]:
 
 
 def publication_metrics(publication: PublicationStatus) -> Iterator[Metric]:
-    """The newest publication, and what is under way."""
+    """The newest publication, and work in progress."""
     yield gauge("publication_sequence", "Number of the newest publication.", publication.sequence)
     published = [regime for regime in publication.regimes if regime.version is not None]
     yield gauge("published_regimes", "Regimes of which a version is published.", len(published))
@@ -157,13 +157,13 @@ def publication_metrics(publication: PublicationStatus) -> Iterator[Metric]:
 
 
 def tracker_metrics(trackers: Sequence[TrackerStatus]) -> Iterator[Metric]:
-    """What each tracker got, and what it lacks."""
-    failures = [([each.name], each.failures) for each in trackers]
+    """Trackers."""
+    failures = [([tracker.name], tracker.failures) for tracker in trackers]
     yield counters("tracker_failures", "Failed writes to an experiment tracker by this process.", ["tracker"], failures)
-    dropped = [([each.name], each.dropped) for each in trackers]
+    dropped = [([tracker.name], tracker.dropped) for tracker in trackers]
     lost = "Samples that an experiment tracker does not get, because too many waited; by this process."
     yield counters("tracker_dropped", lost, ["tracker"], dropped)
-    pending = [([each.name], each.pending) for each in trackers]
+    pending = [([tracker.name], tracker.pending) for tracker in trackers]
     yield gauges("tracker_pending", "Samples that wait to be written to an experiment tracker.", ["tracker"], pending)
 
 
@@ -251,7 +251,7 @@ def _stream(status: Status) -> Iterator[Metric]:
 
 
 def _run_totals(status: Status) -> Iterator[Metric]:
-    """What the run did in all its processes, less what was taken back."""
+    """Totals of the run across its processes; a rollback takes some back."""
     yield gauge("run_steps", "Optimizer updates of the run, across restarts; a rollback takes some back.", status.step)
     records = "Records of the run, across restarts, by what became of them; a rollback takes some back."
     outcomes = {

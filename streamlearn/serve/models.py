@@ -113,7 +113,7 @@ class PromptRequest(ApiModel):
 
 
 class RouteRequest(ApiModel):
-    """Prompts whose regimes are asked for."""
+    """Prompts to route."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -133,7 +133,7 @@ class RouteRequest(ApiModel):
 
 
 class RollbackRequest(ApiModel):
-    """What a rollback leaves out."""
+    """Options of a rollback."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"skip_records": ["orders:0:118..122"]}]})
 
@@ -181,7 +181,7 @@ class ErrorDetail(ApiModel):
     code: str
     """Stable identifier for programs, for example queue_full."""
     message: str
-    """What was expected, what was found, and where."""
+    """What must hold, what was found, and where."""
     hint: str
     """What to do."""
 
@@ -251,7 +251,7 @@ class Readiness(ApiModel):
     ready: bool
     """Always true; otherwise the response is a 503."""
     phase: Phase
-    """What the training loop is doing."""
+    """Phase of the training loop."""
     step: int
     """Optimizer updates made."""
 
@@ -322,7 +322,7 @@ class RequestsView(ApiModel):
     """Number by what answered: regime, adapter (where routing does not depend on regimes), mean or
     backbone."""
     unknown_answered_by: dict[str, int]
-    """The part of them that no regime explained; regime is then the nearest, or the one that was asked for."""
+    """The part of them that no regime explained; regime is then the nearest, or the one that the request named."""
 
 
 class RegimesView(ApiModel):
@@ -348,7 +348,7 @@ class ShiftsView(ApiModel):
 
 
 class PublicationView(ApiModel):
-    """What is published of each regime, what was held back and why, and the replicas."""
+    """Published version of each regime, versions held back and why, and the replicas."""
 
     enabled: bool
     """Whether the configuration has a section `publish`; if not, the rest is empty."""
@@ -374,13 +374,13 @@ class StatusView(ApiModel):
     """The daemon at one moment. Counts are over the learner's lifetime, across restarts."""
 
     phase: Phase
-    """What the training loop is doing."""
+    """Phase of the training loop."""
     ready: bool
     """Whether the daemon accepts jobs."""
     reason: str | None
     """Why the daemon is not ready; null when it is."""
     degraded: str | None
-    """What cannot be written (snapshots, dead letters, journal) although learning continues; null when nothing."""
+    """Failed writes (snapshots, dead letters, journal) during which learning continues; null when nothing."""
     started_at: datetime
     """Start of the process."""
     heartbeat_age_s: float
@@ -426,9 +426,9 @@ class StatusView(ApiModel):
     jobs: JobsView
     """The job queue."""
     requests: RequestsView
-    """What was asked, and what answered it."""
+    """Requests by what answered them."""
     unknown_requests: FallbackStatus
-    """What answers requests that no regime explains."""
+    """How requests that no regime explains are answered."""
     backbone: str
     """The frozen model."""
     dtype: str
@@ -557,7 +557,7 @@ class PointColumns(ApiModel):
     tokens: list[int]
     """Tokens of records trained on."""
     learned_tokens: list[int]
-    """Those of them that the loss is over."""
+    """Tokens that the loss is over."""
     loss: list[float | None]
     """Prequential loss: mean over the learned tokens before each update, nats per token; null where nothing was trained
     on."""
@@ -578,7 +578,7 @@ class PointColumns(ApiModel):
     requests: list[int]
     """Prompts and examples of requests that were answered meanwhile."""
     unexplained_requests: list[int]
-    """Those of them that no regime explained."""
+    """Requests among them that no regime explained."""
     sample_records: list[int]
     """Records trained on whose loss was measured under the untouched backbone too: a sample of them."""
     sample_tokens: list[int]

@@ -8,7 +8,6 @@ import pytest
 from peft import PeftConfig
 
 from streamlearn.adapters import HeadLoraConfig, activated_parameters, objective, resolve
-from streamlearn.adapters.presets import PRESETS
 from streamlearn.errors import ConfigError
 from streamlearn.settings import AdapterSettings, Settings
 
@@ -32,15 +31,6 @@ def test_objectives_are_the_papers_rows() -> None:
     assert not objective(with_preset("mh-moe")).compares
 
 
-def test_cp_moe_and_mot_are_the_papers_shapes() -> None:
-    """CP-MoE: 8 experts of rank 4, top-2, for every linear; MoT: one gate per block for whole sequences."""
-    cp_moe, mot = (resolve(AdapterSettings(preset=preset)) for preset in ("cp-moe", "mot"))
-    assert (cp_moe.num_heads, cp_moe.num_experts, cp_moe.top_k, cp_moe.r) == (1, 8, 2, 4)
-    assert set(cp_moe.target_modules) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    assert (mot.routes, mot.top_k, mot.num_heads) == ("sequences", 1, 1)
-    assert mot.noise > 0
-
-
 def test_settings_override_the_objective() -> None:
     """A given setting overrides the preset, in any section."""
     settings = with_preset(
@@ -52,14 +42,6 @@ def test_settings_override_the_objective() -> None:
     found = objective(settings)
     assert (found.bias, found.bias_strength) == ("soft", 0.2)
     assert (found.router_lr, found.balance_strength, found.anchor_strength) == (0.0, 0.3, 7.0)
-
-
-def test_importance_is_summed_for_the_baseline_only() -> None:
-    """By default as published for CP-MoE, and bounded per regime for all others; a setting overrides both."""
-    default = {preset: objective(with_preset(preset)).accumulation for preset in PRESETS}
-    assert {preset for preset, accumulation in default.items() if accumulation == "sum"} == {"cp-moe"}
-    for preset, accumulation in (("cp-moe", "per_regime"), ("lora", "sum")):
-        assert objective(with_preset(preset, consolidate={"accumulation": accumulation})).accumulation == accumulation
 
 
 def test_a_mean_needs_adapters_to_average() -> None:

@@ -1,4 +1,4 @@
-"""Locating, checking and loading models: which are accepted, and the messages for those that are refused."""
+"""Locating, checking and loading the frozen model, and its dtype."""
 
 import json
 import shutil
@@ -14,12 +14,22 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.backbones.pretrain import train_tokenizer
+from streamlearn.backbone import load as arithmetic
 from streamlearn.backbone.attention import Records
-from streamlearn.backbone.load import BUILTIN, Backbone, digest, load, locate, outline
+from streamlearn.backbone.load import (
+    BUILTIN,
+    Backbone,
+    choose,
+    cpu_multiplies_bf16,
+    digest,
+    load,
+    locate,
+    outline,
+)
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings
 from tests.backbone.conftest import Folders
-from tests.doubles import SENTENCES, VOCAB_SIZE, tiny_backbone
+from tests.doubles import SENTENCES, VOCAB_SIZE
 
 SIZES = {
     "vocab_size": VOCAB_SIZE,
@@ -32,6 +42,7 @@ SIZES = {
     "eos_token_id": 0,
     "pad_token_id": 1,
 }
+
 OWN = {
     "deepseek_v3": {
         "num_key_value_heads": 4,
@@ -50,6 +61,7 @@ OWN = {
     "jetmoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 8},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
+
 """Sizes that only one architecture has."""
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -128,14 +140,6 @@ def test_everything_is_frozen(folder: Path) -> None:
     assert backbone.tokenizer("hello").input_ids
 
 
-def test_the_double_is_a_function_of_its_arguments(tmp_path: Path) -> None:
-    """The digest of a tiny backbone depends on its seed only, and saving one does not change the random state."""
-    state = torch.get_rng_state()
-    one, two, other = (tiny_backbone(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
-    assert digest(one) == digest(two) != digest(other)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_an_outline_needs_no_weights(folder: Path) -> None:
     """Names and sizes of the decoder's linears, without the head, are read although the weights are unreadable."""
     (folder / "model.safetensors").write_bytes(b"unreadable")
@@ -167,7 +171,7 @@ def test_a_missing_folder_is_refused(name: str, monkeypatch: pytest.MonkeyPatch)
     forbid_download(monkeypatch)
     assert refusals(settings_for(name, revision=REVISION)) == {
         f"backbone.model {name}: no such folder, and not a hub id of the form owner/name; "
-        "`python -m streamlearn.backbone.smollm2 FOLDER` makes the folder of SmolLM2-135M-Instruct"
+        "in a checkout, `python -m benchmarks.backbones.smollm2 FOLDER` makes the folder of SmolLM2-135M-Instruct"
     }
 
 
@@ -177,13 +181,6 @@ def test_a_hub_id_needs_a_pinned_commit(revision: str | None, monkeypatch: pytes
     forbid_download(monkeypatch)
     (message,) = refusals(settings_for("owner/name", revision=revision))
     assert message.startswith(f"backbone.revision: a hub id needs a pinned commit of 40 hex digits, found {revision!r}")
-
-
-def test_a_local_model_is_located_without_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A builtin model, and a folder with weights, are where they are."""
-    forbid_download(monkeypatch)
-    for model, expected in (("builtin:nano", BUILTIN["builtin:nano"]), (str(folder), folder)):
-        assert locate(settings_for(model)) == expected
 
 
 def test_a_hub_model_is_located_in_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +217,8 @@ def test_a_hub_model_is_downloaded_at_its_commit(folder: Path, monkeypatch: pyte
     """The pinned commit is requested, without code, and its files are the model."""
     requested: list[tuple[str, str]] = []
 
-    def download(name: str, *, revision: str, allow_patterns: list[str]) -> str:
+    def download(name: str, *, revision: str, allow_patterns: list[str], local_files_only: bool) -> str:
+        assert not local_files_only
         assert not any("py" in pattern for pattern in allow_patterns)
         requested.append((name, revision))
         return str(folder)
@@ -421,3 +419,86 @@ def test_the_digest_covers_names_and_nothing_else(folder: Path) -> None:
     assert digest(moved) == before
     (moved / "generation_config.json").rename(moved / "other_config.json")
     assert digest(moved) != before
+
+
+CPU = torch.device("cpu")
+
+
+def forbidden(*_: object, **__: object) -> float:
+    raise AssertionError("no measurement expected")
+
+
+@pytest.mark.parametrize("expected", ["bfloat16", "float32"])
+def test_a_configured_dtype_needs_no_measurement(expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configured dtype is used without any test of the machine."""
+    monkeypatch.setattr(arithmetic, "cpu_multiplies_bf16", forbidden)
+    monkeypatch.setattr(arithmetic, "product_seconds", forbidden)
+    chosen = choose(expected, CPU)  # type: ignore[arg-type]  # one of the two literals
+    assert (chosen.name, chosen.dtype, chosen.reason) == (expected, getattr(torch, expected), "configured")
+
+
+def test_auto_never_measures_an_emulated_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU without bf16 products computes in float32; the slow product is not measured."""
+    monkeypatch.setattr(arithmetic, "cpu_multiplies_bf16", lambda: False)
+    monkeypatch.setattr(arithmetic, "product_seconds", forbidden)
+    chosen = choose("auto", CPU)
+    assert chosen.dtype is torch.float32
+    assert chosen.reason == "the CPU has neither AMX nor AVX512-BF16"
+
+
+@pytest.mark.parametrize(
+    ("bf16_seconds", "dtype", "ratio"), [(0.5, torch.bfloat16, "2.0"), (2.0, torch.float32, "0.5")]
+)
+def test_auto_takes_the_faster_product(
+    bf16_seconds: float, dtype: torch.dtype, ratio: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU with bf16 products they are measured, and the reason states the ratio."""
+    monkeypatch.setattr(arithmetic, "cpu_multiplies_bf16", lambda: True)
+    monkeypatch.setattr(arithmetic, "product_seconds", lambda d: bf16_seconds if d is torch.bfloat16 else 1.0)
+    chosen = choose("auto", CPU)
+    assert chosen.dtype is dtype
+    assert chosen.reason == f"a bf16 product runs at {ratio} times the speed of float32 here"
+
+
+@pytest.mark.parametrize(
+    ("native", "dtype", "reason"),
+    [(True, torch.bfloat16, "the GPU has bf16"), (False, torch.float32, "the GPU lacks bf16")],
+)
+def test_auto_uses_native_bf16_on_a_gpu(
+    native: bool, dtype: torch.dtype, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Emulated bf16 on a GPU does not count."""
+
+    def supported(*, including_emulation: bool) -> bool:
+        return native or including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    chosen = choose("auto", torch.device("cuda"))
+    assert (chosen.dtype, chosen.reason) == (dtype, reason)
+
+
+@pytest.mark.parametrize(
+    ("capability", "amx", "avx512_bf16", "expected"),
+    [
+        ("AVX512", False, False, False),
+        ("AVX512", True, False, True),
+        ("AVX512", False, True, True),
+        ("NO AVX", True, True, False),
+    ],
+)
+def test_a_cpu_multiplies_bf16_with_amx_or_avx512_bf16(
+    capability: str, amx: bool, avx512_bf16: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either unit is sufficient, unless torch is configured to use no vector instructions."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16, raising=False)
+    assert cpu_multiplies_bf16() is expected
+
+
+def test_a_torch_that_cannot_tell_counts_as_without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks are private to torch; without them, the safe result is False."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported", raising=False)
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported", raising=False)
+    assert cpu_multiplies_bf16() is False

@@ -26,7 +26,7 @@ from typing import Any
 
 import orjson
 
-from streamlearn.learner.evaluate import rouge_l
+from streamlearn.jobs.runner import rouge_l
 from tests.broker import kafka_home
 from tests.fleet.client import Clients, Outcome, Question
 from tests.fleet.processes import BASE_MODEL, Fleet, Servers, until

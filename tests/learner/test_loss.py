@@ -1,28 +1,68 @@
-"""The packed loss, against each record's loss computed separately."""
+"""The packed loss: the layout of a batch, the loss of each record, and cross-entropy in chunks."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from streamlearn.backbone.checks import plain_head
+from streamlearn.learner import loss
+from streamlearn.learner import loss as vocabulary_loss
 from streamlearn.learner.loss import arguments, pack, packed_loss
 from streamlearn.stream.record import IGNORED
-from tests.doubles import random_examples
+from tests.doubles import example, random_examples
 from tests.learners import MakeLearner
 
-EXAMPLES = random_examples([9, 4, 12], prompt_length=2)
+CPU = torch.device("cpu")
+
+
+def test_records_are_concatenated() -> None:
+    """Ids, positions, cumulative lengths, and for each learned token its predictor, id and record."""
+    packed = pack([example([10, 11, 12, 13], prompt_length=2), example([20, 21])], CPU)
+    assert packed.input_ids.tolist() == [[10, 11, 12, 13, 20, 21]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 3, 0, 1]]
+    assert packed.records.ends == (0, 4, 6)
+    assert packed.predictor_L.tolist() == [1, 2, 4]
+    assert packed.target_L.tolist() == [12, 13, 21]
+    assert packed.segment_ids_L.tolist() == [0, 0, 1]
+    assert packed.sequences.num == 2
+
+
+def test_a_first_token_is_never_learned() -> None:
+    """A record's first token would be predicted from the previous record, so its label does not count."""
+    labelled = example([10, 11, 12], prompt_length=0)
+    assert labelled.labels[0] != IGNORED
+    packed = pack([example([1, 2]), labelled], CPU)
+    assert packed.target_L.tolist() == [2, 11, 12]
+    assert packed.predictor_L.tolist() == [0, 2, 3]
+
+
+def test_labels_may_be_anywhere() -> None:
+    """Several answers in one record, and labels that differ from the ids, are used as given."""
+    record = example([10, 11, 12, 13, 14])
+    record.labels[:] = [IGNORED, 7, IGNORED, IGNORED, 9]
+    packed = pack([record], CPU)
+    assert packed.predictor_L.tolist() == [0, 3]
+    assert packed.target_L.tolist() == [7, 9]
+
+
+RECORDS = random_examples([9, 4, 12], prompt_length=2)
 
 
 @torch.no_grad()
 def test_a_packed_loss_is_the_loss_of_each_record(make_learner: MakeLearner) -> None:
     """Sums, hits and the mean over all learned tokens are those of one pass per record."""
     learner = make_learner()
-    packed = pack(EXAMPLES, learner.device)
+    packed = pack(RECORDS, learner.device)
     found = packed_loss(learner.forward, packed)
     sums, correct = found.per_record(packed)
     token_losses, hits = [], []
-    for example in EXAMPLES:
-        ids = torch.from_numpy(example.input_ids).long()
+    for record in RECORDS:
+        ids = torch.from_numpy(record.input_ids).long()
         logits = learner.forward(input_ids=ids[None], use_cache=False).logits[0]
-        learned = [t for t in range(1, len(ids)) if example.labels[t] != IGNORED]
+        learned = [t for t in range(1, len(ids)) if record.labels[t] != IGNORED]
         token_losses.append(torch.stack([-F.log_softmax(logits[t - 1], -1)[ids[t]] for t in learned]))
         hits += [bool(logits[t - 1].argmax() == ids[t]) for t in learned]
     torch.testing.assert_close(sums, torch.stack([each.sum() for each in token_losses]), rtol=1e-4, atol=1e-4)
@@ -44,3 +84,77 @@ def test_only_floating_point_features_are_cast() -> None:
         "pixel_values": torch.bfloat16,
         "image_grid_thw": torch.int64,
     }
+
+
+L, D, V = 23, 12, 40
+
+
+def whole(hidden: Tensor, head: nn.Linear, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    logits = head(hidden).float()
+    losses = F.cross_entropy(logits, target, reduction="none")
+    (gradient,) = torch.autograd.grad((losses * weights).sum(), hidden)
+    return losses.detach(), logits.argmax(-1) == target, gradient
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("chunk", [1, 7, L, 100])
+def test_it_is_the_cross_entropy_of_whole_logits(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, bias: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Losses, correct tokens and the gradient, for any size of chunks and any weights of the tokens."""
+    monkeypatch.setattr(vocabulary_loss, "CPU_LOGITS", chunk * V)
+    torch.manual_seed(0)
+    head = nn.Linear(D, V, bias=bias, dtype=dtype).requires_grad_(False)
+    hidden = torch.randn(L, D, dtype=dtype, requires_grad=True)
+    target, weights = torch.randint(V, (L,)), torch.rand(L)
+    losses, correct = vocabulary_loss.vocabulary_loss(hidden, head, target)
+    (gradient,) = torch.autograd.grad((losses * weights).sum(), hidden)
+    expected_losses, expected_correct, expected_gradient = whole(hidden, head, target, weights)
+    torch.testing.assert_close(losses.detach(), expected_losses, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=tolerance, atol=tolerance)
+    assert torch.equal(correct, expected_correct)
+    assert (losses.dtype, gradient.dtype) == (torch.float32, dtype)
+
+
+def test_no_tensor_has_the_logits_of_all_tokens(make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither forward nor backward: the largest tensor over the vocabulary is a chunk's."""
+    learner = make_learner(preset="streamlearn")
+    examples = random_examples([30, 25, 28], prompt_length=2)
+    head = plain_head(learner.forward)
+    assert head is not None
+    rows: list[int] = []
+    monkeypatch.setattr(vocabulary_loss, "CPU_LOGITS", 8 * head.out_features)
+
+    def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        rows.append(len(hidden))
+        return F.linear(hidden, weight, bias)
+
+    monkeypatch.setattr(vocabulary_loss, "F", SimpleNamespace(linear=linear))
+    learner.step(examples, [0, 0, 0])
+    learned = sum(each.num_learned for each in examples)
+    assert (max(rows), sum(rows)) == (8, learned)
+
+
+@pytest.mark.parametrize("preset", ["streamlearn", "mh-moe", "lora"])
+def test_a_step_is_that_with_whole_logits(
+    make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch, preset: str
+) -> None:
+    """A model whose head is not plain computes the same loss by itself."""
+    examples = random_examples([9, 7, 8], prompt_length=2)
+    found = make_learner(preset=preset)
+    losses = [found.step(examples, [0, 0, 0]).loss for _ in range(3)]
+    monkeypatch.setattr(loss, "plain_head", lambda _: None)
+    expected = make_learner(preset=preset)
+    assert losses == pytest.approx([expected.step(examples, [0, 0, 0]).loss for _ in range(3)], rel=1e-5)
+
+
+def test_scoring_needs_no_gradient(make_learner: MakeLearner) -> None:
+    """Without one the loss is the same, and nothing is kept for a backward pass."""
+    learner = make_learner()
+    packed = pack(random_examples([9, 7], prompt_length=2), learner.device)
+    with torch.no_grad():
+        scored = packed_loss(learner.forward, packed)
+    trained = packed_loss(learner.forward, packed)
+    assert scored.mean.grad_fn is None
+    torch.testing.assert_close(scored.mean, trained.mean.detach())

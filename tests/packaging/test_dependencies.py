@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[2]
 OURS = ("streamlearn", "connectors")
 OPTIONAL = {
     "bitsandbytes": ("quantization", "streamlearn/backbone/"),
-    "matplotlib": ("bench", "streamlearn/bench/"),
     "gguf": ("gguf", "streamlearn/export/"),
     "datasets": ("datasets", "connectors/rows.py"),
     "tensorboardX": ("tensorboard", "streamlearn/track.py"),

@@ -52,7 +52,7 @@ export class Controls {
     ];
   }
 
-  /** The controls of what is published of a regime. */
+  /** The controls of a published regime. */
   ofPublication(row) {
     if (row.held_back !== "answers_changed") return [];
     const approve = () => this.#run(`/v1/regimes/${row.number}/approve`);
@@ -82,12 +82,12 @@ export class Controls {
   }
 
   async #drop(path, name) {
-    const text = "What it learned is forgotten, with its hold-out records. Only a rollback to an older snapshot brings it back.";
+    const text = "Its adapter and its hold-out records are deleted. Only a rollback to an older snapshot brings them back.";
     if ((await confirmed({ title: `Drop ${name}?`, text, verb: "Drop" })) !== null) await this.#run(`${path}/drop`);
   }
 
   async #rollBack(path, name) {
-    const text = "The daemon goes on from there and reads the records after it again. Newer snapshots are moved aside.";
+    const text = "The daemon continues from there and reads the records after it again. Newer snapshots are moved aside.";
     const input = { label: "Records to leave out (optional), as TOPIC:PARTITION:FROM..TO, separated by spaces", value: "" };
     const skipped = await confirmed({ title: `Roll back to the ${name}?`, text, verb: "Roll back", input });
     if (skipped === null) return;

@@ -63,7 +63,7 @@ function gain({ history }) {
 }
 
 function lag({ status }) {
-  const known = status.partitions.map((each) => each.lag).filter((each) => each !== null);
+  const known = status.partitions.map((row) => row.lag).filter((value) => value !== null);
   const total = known.length === 0 ? null : known.reduce((sum, each) => sum + each, 0);
   const of = status.partitions.length;
   return [compact(total), `records that the stream is ahead, ${of} partition${of === 1 ? "" : "s"}`];
@@ -97,7 +97,7 @@ function transfer({ status }) {
 
 function snapshot({ status }) {
   if (status.last_snapshot === null) return [UNKNOWN, "none written yet"];
-  return [duration(status.last_snapshot.age_s), `ago, at step ${count(status.last_snapshot.step)}; a restart goes on from it`];
+  return [duration(status.last_snapshot.age_s), `ago, at step ${count(status.last_snapshot.step)}; a restart continues from it`];
 }
 
 function deadLetters({ status }) {

@@ -2,9 +2,7 @@
 
 import torch
 
-from benchmarks.mot.data import Mixture
-from benchmarks.mot.training import Schedule
-from benchmarks.mot.transformer_experts import TransformerExperts
+from benchmarks.mot.models import Mixture, Schedule, TransformerExperts
 
 NOISY = Mixture(noise=0.8)
 SHORT = Schedule(iterations=60, stage_1_ends=30, stage_2_ends=40, num_samples=64, num_test_samples=256, test_every=5)

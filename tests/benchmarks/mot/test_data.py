@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import softplus
 
-from benchmarks.mot.data import attention_free_floor, draw, misrouted
+from benchmarks.mot.models import attention_free_floor, draw, misrouted
 from tests.benchmarks.mot.models import NOISY, generator
 
 

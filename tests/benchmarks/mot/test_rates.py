@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.mot.rates import fit
+from benchmarks.mot.compare import fit
 
 
 def test_each_law_is_recovered() -> None:

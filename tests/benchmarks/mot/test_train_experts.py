@@ -4,10 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.mot.data import attention_free_floor, draw
-from benchmarks.mot.train_experts import train_experts, update_experts
-from benchmarks.mot.training import ExpertVariant, Hyperparameters, Schedule
-from benchmarks.mot.transformer_experts import TransformerExperts
+from benchmarks.mot.models import (
+    ExpertVariant,
+    Hyperparameters,
+    Schedule,
+    TransformerExperts,
+    attention_free_floor,
+    draw,
+    train_experts,
+    update_experts,
+)
 from tests.benchmarks.mot.models import NOISY, SHORT, experts, generator
 
 GIVEN = Schedule(iterations=450, stage_1_ends=250, stage_2_ends=350, num_samples=512, num_test_samples=20_000)

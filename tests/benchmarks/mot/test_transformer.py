@@ -3,10 +3,7 @@
 import torch
 
 from benchmarks.mot.compare import HEADS, HIDDEN
-from benchmarks.mot.data import draw
-from benchmarks.mot.training import Hyperparameters
-from benchmarks.mot.transformer import MultiHeadTransformer
-from benchmarks.mot.transformer_experts import TransformerExperts
+from benchmarks.mot.models import Hyperparameters, MultiHeadTransformer, TransformerExperts, draw
 from tests.benchmarks.mot.models import NOISY, generator
 
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import softplus
 
-from benchmarks.mot.data import draw
-from benchmarks.mot.transformer_experts import attended
+from benchmarks.mot.models import attended, draw
 from tests.benchmarks.mot.models import NOISY, experts, generator
 
 

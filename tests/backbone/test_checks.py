@@ -1,4 +1,4 @@
-"""Which models' logits are one linear over the last hidden state."""
+"""A plain output head is found by measuring."""
 
 from typing import get_args
 

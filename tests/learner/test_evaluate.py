@@ -17,9 +17,13 @@ from tests.learner.reference import greedy, train
 from tests.learners import MakeLearner, same, snapshot
 
 CPU = torch.device("cpu")
+
 EXAMPLES = (*random_examples([9, 4, 12], prompt_length=2), *random_examples([7, 3], seed=1))
+
 TOKENS = [e.input_ids.tolist() for e in random_examples([5, 1, 9, 5, 3], seed=2)]
+
 PROMPTS = [Prompt(ids) for ids in TOKENS]
+
 NEVER: frozenset[int] = frozenset()
 
 
@@ -73,12 +77,12 @@ def test_evaluation_changes_no_bit_of_training(make_learner: MakeLearner) -> Non
         train(plain, [step])
         train(evaluated, [step])
         before = torch.get_rng_state()
-        routed = [group.routed_HK.clone() for group in evaluated.optimizer.groups if group.routed_HK is not None]
+        routed = [group.load_HK.clone() for group in evaluated.optimizer.groups if group.load_HK is not None]
         with evaluated.pin().swapped_in():
             scores_of(evaluated)
             run_to_end(decode(evaluated.model, PROMPTS, [3] * len(PROMPTS), NEVER, CPU))
         assert torch.equal(torch.get_rng_state(), before)
-        after = [group.routed_HK for group in evaluated.optimizer.groups if group.routed_HK is not None]
+        after = [group.load_HK for group in evaluated.optimizer.groups if group.load_HK is not None]
         assert all(torch.equal(one, other) for one, other in zip(routed, after, strict=True))
         assert all(parameter.grad is None for parameter in evaluated.optimizer.parameters())
     assert same(snapshot(plain), snapshot(evaluated))

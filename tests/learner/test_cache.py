@@ -1,4 +1,4 @@
-"""Adapters at rest in files: no bit of training or of an answer depends on where an adapter is."""
+"""Offloaded adapters: no bit of training or of an answer depends on where an adapter is."""
 
 from pathlib import Path
 from typing import Any
@@ -42,22 +42,22 @@ def in_memory(learner: Learner) -> set[int]:
     return {slot for slot, weight in weights.items() if not weight.isnan().any()}
 
 
-def test_the_least_recently_used_rest(cached: Learner) -> None:
-    """The limit holds after every use, and a tensor at rest takes no memory."""
+def test_the_least_recently_used_are_evicted(cached: Learner) -> None:
+    """The limit holds after every use, and an offloaded tensor takes no memory."""
     assert in_memory(cached) == {2, 3}
     trained(cached, [0])
     assert in_memory(cached) == {0, 3}
     trained(cached, [3])
     scored(cached, [1, 1])
     assert in_memory(cached) == {1, 3}
-    resting = cached.banks[0].layer.head_lora_A[regime_adapter(0)]
-    assert resting.untyped_storage().nbytes() == resting.element_size()
+    offloaded = cached.banks[0].layer.head_lora_A[regime_adapter(0)]
+    assert offloaded.untyped_storage().nbytes() == offloaded.element_size()
     moments = cached._groups[regime_adapter(0)][0].moments.values()
     assert all(moment.untyped_storage().nbytes() == moment.element_size() for moment in moments)
 
 
 def test_an_adapter_in_memory_is_one_allocation(cached: Learner) -> None:
-    """Also after it was read back, so that all of it is returned when it rests."""
+    """Also after it was read back, so that all of it is returned when it is offloaded."""
     trained(cached, [0])
     for slot in sorted(in_memory(cached)):
         tensors = cached.cache.tensors(regime_adapter(slot)).values()
@@ -68,7 +68,7 @@ def test_an_adapter_in_memory_is_one_allocation(cached: Learner) -> None:
 def test_training_and_scoring_are_bit_equal_to_those_in_memory(
     make_learner: MakeLearner, tmp_path: Path, cached: Learner
 ) -> None:
-    """Steps of one and of several regimes, and copies of adapters at rest; one, two or all adapters in memory."""
+    """Steps of one and of several regimes, and copies of offloaded adapters; one, two or all adapters in memory."""
     learners = [cached, with_cache(make_learner, tmp_path / "one", 1), make_learner(preset="streamlearn")]
     found = []
     for learner in learners:
@@ -94,7 +94,7 @@ def test_a_pass_may_use_more_adapters_than_the_limit(make_learner: MakeLearner, 
 
 
 def test_it_goes_on_from_a_saved_state_bit_for_bit(make_learner: MakeLearner, tmp_path: Path, cached: Learner) -> None:
-    """Saving reads adapters at rest from their files, and changes nothing."""
+    """Saving reads offloaded adapters from their files, and changes nothing."""
     for seed, slots in enumerate([[0, 1], [2], [3]]):
         trained(cached, slots, seed)
     before, reads = in_memory(cached), cached.cache.num_reads
@@ -109,7 +109,7 @@ def test_it_goes_on_from_a_saved_state_bit_for_bit(make_learner: MakeLearner, tm
 
 
 def test_a_job_sees_the_weights_of_its_start(make_learner: MakeLearner, cached: Learner) -> None:
-    """Although its adapters rest, are read back and train in between; only what trains is copied."""
+    """Although its adapters are offloaded, read back and train in between; only what trains is copied."""
     trained(cached, [0, 1, 2, 3])
     expected = [scored(cached, [slot, slot]) for slot in range(REGIMES)]
     pinned = cached.pin()
@@ -169,11 +169,11 @@ def test_the_folder_is_emptied_at_start_and_at_the_end(tmp_path: Path) -> None:
     assert not left.parent.exists()
 
 
-def test_copying_to_an_adapter_at_rest_is_an_error(cached: Learner) -> None:
+def test_copying_to_an_offloaded_adapter_is_an_error(cached: Learner) -> None:
     """It would be lost when the adapter is read back."""
-    resting = cached.banks[0].layer.head_lora_A[regime_adapter(0)]
+    offloaded = cached.banks[0].layer.head_lora_A[regime_adapter(0)]
     with torch.no_grad(), pytest.raises(RuntimeError, match="single memory location"):
-        resting.copy_(torch.ones_like(resting))
+        offloaded.copy_(torch.ones_like(offloaded))
 
 
 def replaced(learner: Learner, slot: int) -> None:

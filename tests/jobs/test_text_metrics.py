@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamlearn.learner import evaluate as text_metrics
-from streamlearn.learner.evaluate import exact_match, normalise, rouge_l
+from streamlearn.jobs import runner as text_metrics
+from streamlearn.jobs.runner import exact_match, normalize, rouge_l
 
 word_lists = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=8)
 
@@ -33,7 +33,7 @@ def test_the_examples_in_the_docstrings_hold() -> None:
 )
 def test_normalised_texts_are_lower_case_words(text: str, tokens: list[str]) -> None:
     """Punctuation is removed around words and kept inside; each wide character is a word."""
-    assert normalise(text) == tokens
+    assert normalize(text) == tokens
 
 
 @pytest.mark.parametrize(
