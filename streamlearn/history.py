@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from streamlearn.errors import Reason
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Step
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from streamlearn.snapshot.files import Files
 from streamlearn.status import (
     Clock,

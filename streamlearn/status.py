@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from pydantic import StringConstraints
 
 from streamlearn.errors import Reason
-from streamlearn.stream.record import TopicPartition
+from streamlearn.stream.position import TopicPartition
 
 FIELD_DOCS = {"use_attribute_docstrings": True}
 """Pydantic configuration of rows that HTTP returns unchanged: docstrings become descriptions in OpenAPI."""

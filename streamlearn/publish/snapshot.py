@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamlearn import codec
 from streamlearn.adapters.presets import HeadLoraConfig, regime_adapter
 from streamlearn.export.lora import PlainLora, plain_lora
 from streamlearn.regimes.regime import RegimesState
@@ -92,7 +93,7 @@ class SnapshotRegimes:
 
     def routing_state(self) -> dict[str, NDArray[Any]]:
         """Read the arrays of the monitor's state, by name."""
-        return dict(self._state.monitor)
+        return codec.to_arrays(self._state.monitor)
 
     @cached_property
     def _state(self) -> RegimesState:

@@ -5,13 +5,12 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-from numpy.typing import NDArray
 
 from streamlearn.codec import NOT_SAVED
 from streamlearn.regimes.holdout import Reservoir, ScoreHistory
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
+from streamlearn.shift.drift import LossLevels
+from streamlearn.shift.monitor import MonitorState
 from streamlearn.status import RegimeStatus, ShiftStatus
 
 NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9 ._:/+-]{0,62}[A-Za-z0-9._:/+-])?")
@@ -153,9 +152,9 @@ class RegimesState:
     """Splits whose regimes' hold-out records are not divided yet."""
     start_losses: list[dict[str, float]] = field(default_factory=list)
     """See `Fallback`."""
-    monitor: dict[str, NDArray[Any]] = field(default_factory=dict)
+    monitor: MonitorState = field(default_factory=MonitorState)
     """The monitor's state as of the last trained batch."""
-    answers: dict[str, NDArray[Any]] = field(default_factory=dict)
+    answers: LossLevels = field(default_factory=LossLevels)
     """The state of the detector of changed answers."""
 
 

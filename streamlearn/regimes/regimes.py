@@ -30,9 +30,9 @@ from streamlearn.regimes.returns import ReturnChecks, Upcoming
 from streamlearn.regimes.route import Requested, RequestRouter, RoutedInput, TrainedInputs, largest
 from streamlearn.regimes.start import MAX_CANDIDATES, Fallback, HeadStart, measure_head_start
 from streamlearn.settings import Settings
+from streamlearn.shift.detector import NO_SLOT, Shift
 from streamlearn.shift.drift import ConceptDriftDetector
 from streamlearn.shift.features import input_of
-from streamlearn.shift.input_shift import NO_SLOT, Shift
 from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.status import AdaptationStatus, ShiftStatus
 from streamlearn.stream.record import Batch, Example
@@ -75,18 +75,16 @@ class DividedBatch:
 class Regimes:
     """Owner of everything kept about regimes besides the weights. Only the thread that owns the model calls it."""
 
-    def __init__(
-        self, learner: Learner, settings: Settings, vocab_size: int, with_images: Callable[[Example, Any], Example]
-    ) -> None:
+    def __init__(self, learner: Learner, settings: Settings, with_images: Callable[[Example, Any], Example]) -> None:
         """`with_images` rebuilds an example's images from the bytes that a snapshot keeps."""
         self._learner = learner
         self._settings = settings
         self._with_images = with_images
         self.state = RegimesState()
-        self.monitor = Monitor(settings.shift, vocab_size, settings.seed)
+        self.monitor = Monitor(settings.shift, settings.seed)
         self.inputs = TrainedInputs(self.monitor)
         self.answers = ConceptDriftDetector(settings.shift)
-        self.return_checks = ReturnChecks(learner, settings)
+        self.return_checks = ReturnChecks(learner, settings, self.monitor)
         self.forgetting = Forgetting(learner, pack_tokens=settings.stream.batch_tokens)
         self.budget = TimeBudget(settings.holdout.time_share / 2)
         """For scoring hold-out records; the other half is for `BackboneComparison`."""
@@ -131,12 +129,10 @@ class Regimes:
         check the return of a known one, unless the stream was flushed. Records whose inputs match a known regime but
         whose losses do not are assigned again.
         """
-        checks = self.return_checks
-        while (assigned := self.monitor.lookahead.take(self._tokens_needed)) is not None:
-            if not checks.refuse(self._upcoming(assigned)):
-                return assigned
-            self.monitor.refuse(checks.returns, checks.records, assigned.batch, self.inputs.state, self._frozen_at)
-        return None
+        assigned = self.monitor.take(self._tokens_needed)
+        if assigned is not None and self.return_checks.refuse(self._upcoming(assigned)):
+            return self.monitor.taken
+        return assigned
 
     def _upcoming(self, assigned: AssignedBatch) -> Upcoming:
         profiles = self.inputs.state.detector.regimes
@@ -146,14 +142,13 @@ class Regimes:
             current=self.state.current,
             regimes=self.by_slot,
             last_records={slot: profile.last_record for slot, profile in enumerate(profiles) if profile is not None},
-            examples_of=self.upcoming,
-            entered_until=self.monitor.lookahead.entered_until,
+            kept_at=self._frozen_at,
         )
 
     @property
     def waiting(self) -> list[Batch]:
         """The batches that were looked ahead at and not yet returned by `next_batch`, in order."""
-        return self.monitor.lookahead.waiting
+        return self.monitor.waiting
 
     def flush(self) -> None:
         """Make every waiting batch the next to train on, without waiting for more records."""
@@ -161,7 +156,7 @@ class Regimes:
 
     def upcoming(self, slot: int) -> list[Example]:
         """Records of the regime in `slot` from the batch that `next_batch` returned up to the next shift."""
-        return self.monitor.lookahead.examples(slot)
+        return self.monitor.examples(slot)
 
     def _frozen_at(self, ordinal: int) -> set[int]:
         """Numbers of the regimes that were frozen when the record was first read."""
@@ -358,7 +353,6 @@ class Regimes:
             self._detect_changed_answers(batch, trained, measured)
             confirmed = self._confirm()
         # Requests and snapshots see the regimes as of this batch, not as of the look-ahead.
-        assert batch.assigned.after is not None, "a decided batch has the state after it"
         self.inputs.state = batch.assigned.after
         due = [shift for shift in self.state.undivided if shift.declared_at <= self.state.records]
         for shift in due:
@@ -605,15 +599,15 @@ class Regimes:
 
     def save(self) -> RegimesState:
         """The state for a snapshot, as of the last trained batch; it must be written before anything changes."""
-        return replace(self.state, monitor=self.monitor.state(self.inputs.state), answers=self.answers.state())
+        return replace(self.state, monitor=self.inputs.state, answers=self.answers.state)
 
     def restore(self, state: RegimesState) -> None:
         """Continue from what `save` returned. What was looked ahead at is dropped: it will be read again."""
         self.state = state
         self.fallback.losses = state.start_losses
-        self.monitor.load_state(state.monitor)
-        self.inputs.state = self.monitor.released
-        self.answers.load_state(state.answers)
+        self.monitor.load(state.monitor)
+        self.inputs.state = state.monitor
+        self.answers.state = state.answers
         self.return_checks.clear()
         self._left.clear()
         self._shifts = tuple(report.status for report in state.reports)

@@ -1,20 +1,11 @@
-"""Test whether a regime really has returned, by comparing the new records' losses with its own recent ones.
-
-The records are scored under the regime's adapter before anything is learned from them. Its own losses are those of its
-last records, each measured before it was trained on, so both are of records that the adapter has not seen. A return is
-refused where the records' losses are higher by the one-sided rank test of Mann and Whitney (1947). The test assumes no
-form of the distribution: losses of labels and of texts have none in common.
+"""Records that look like a known regime's, checked by their losses before they are trained on.
 
 A regime returns in two ways: the stream moves to it (a shift), or single records of other producers are assigned to it
 while the stream stays where it is (visits). Visits are checked where they begin: after `ABSENT` records without one of
-the regime's, by all of its records that had been read when the batch was decided. A replay may read less far ahead than
-the run did before training on a batch, but it decides each batch after the same record.
-
-Records that led to a shift already entered are not checked: if they were refused, re-reading might not find that shift
-again.
+the regime's, by all of its records that have been read. What is refused moves to another regime (`Monitor.refuse`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -25,8 +16,8 @@ from streamlearn.learner.evaluate import first_tokens, run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.regime import Regime, slot_of
 from streamlearn.settings import Settings
-from streamlearn.shift.input_shift import RefusedRecord, RefusedReturn, Shift
-from streamlearn.shift.monitor import AssignedBatch
+from streamlearn.shift.detector import Shift
+from streamlearn.shift.monitor import AssignedBatch, KeptAt, Monitor
 from streamlearn.stream.record import Example
 
 
@@ -64,7 +55,7 @@ def check_return(
         pack_tokens: Maximum tokens per forward pass.
     """
     work = learner.score(examples, [slot] * len(examples), pack_tokens=pack_tokens)
-    losses = tuple(result.loss_sum / result.tokens for result in run_to_end(work))
+    losses = tuple(each.loss_sum / each.tokens for each in run_to_end(work))
     return ReturnCheck(losses, tuple(own_losses))
 
 
@@ -88,58 +79,36 @@ class Upcoming:
     """Those that were entered, by slot."""
     last_records: Mapping[int, int]
     """Ordinal of each regime's last record before it, by slot."""
-    examples_of: Callable[[int], Sequence[Example]]
-    """Returns the first records of the regime in a slot, from the batch on until the stream moves on."""
-    entered_until: int
-    """`Lookahead.entered_until`."""
+    kept_at: KeptAt
+    """Numbers of the regimes that keep their slots."""
 
 
 class ReturnChecks:
-    """Checks the returns and visits in the next batch to train on. What it refused is decided again by the monitor."""
+    """Checks the returns and visits in the next batch to train on. The monitor moves what they refuse."""
 
-    def __init__(self, learner: Learner, settings: Settings) -> None:
+    def __init__(self, learner: Learner, settings: Settings, monitor: Monitor) -> None:
         self._learner = learner
         self._settings = settings
+        self._monitor = monitor
         self._returns: list[Shift] = []
-        self._records: list[RefusedRecord] = []
 
     def applies(self, shift: Shift, regimes: Mapping[int, Regime]) -> bool:
         """Whether the losses of its first records decide about this shift; `regimes` are those entered, by slot."""
         return self._enabled and shift.known and slot_of(regimes, shift.regime) == shift.slot
 
     def refuse(self, upcoming: Upcoming) -> bool:
-        """Check a batch that is not trained on yet; return whether anything was refused in it that was not before."""
-        for shift in upcoming.assigned.shifts:
-            is_checked = self.applies(shift, upcoming.regimes) and shift.declared_at > upcoming.entered_until
-            examples = upcoming.examples_of(shift.slot) if is_checked else ()
-            # A shift that was found after a flush may come with a batch that has none of its records: it is believed.
-            check = self._check(upcoming.regimes[shift.slot], examples) if examples else None
-            if check is not None:
-                self._returns.append(shift)
-                _log_refused(
-                    Event.RETURN_REFUSED, shift.regime, check, declared_at=shift.declared_at, onset=shift.onset
-                )
-                return True
-        return any(self._refuse_visits(slot, upcoming) for slot in self._visited(upcoming))
-
-    @property
-    def returns(self) -> tuple[RefusedReturn, ...]:
-        """The returns that were refused since the batch before."""
-        return tuple(RefusedReturn(shift.declared_at, shift.slot) for shift in self._returns)
-
-    @property
-    def records(self) -> tuple[RefusedRecord, ...]:
-        """The records that were refused since the batch before."""
-        return tuple(self._records)
+        """Check a batch that is not trained on yet; return whether records of it were moved to other regimes."""
+        returns = [self._refuse_return(shift, upcoming) for shift in upcoming.assigned.shifts]
+        visits = [self._refuse_visits(slot, upcoming) for slot in self._visited(upcoming)]
+        return any(returns) or any(visits)
 
     def refused_at(self, declared_at: int) -> int | None:
         """Number of the regime whose return was refused that was declared at this record; None: there is none."""
         return next((shift.regime for shift in self._returns if shift.declared_at == declared_at), None)
 
     def clear(self) -> None:
-        """The batch is trained on, or will be decided again without what was refused."""
+        """The batch is trained on, or is decided again."""
         self._returns.clear()
-        self._records.clear()
 
     @property
     def _enabled(self) -> bool:
@@ -157,32 +126,49 @@ class ReturnChecks:
             if slot in upcoming.regimes and upcoming.first - upcoming.last_records.get(slot, upcoming.first) > ABSENT
         ]
 
-    def _refuse_visits(self, slot: int, upcoming: Upcoming) -> bool:
-        """Check the visits to a regime. A record is refused once: what else assigns it to the regime is believed."""
-        visits = upcoming.assigned.records_of(slot, upcoming.first)
-        visits = [(ordinal, example) for ordinal, example in visits if ordinal > upcoming.entered_until]
-        new = [RefusedRecord(ordinal, slot) for ordinal, _ in visits]
-        new = [record for record in new if record not in self._records]
-        check = self._check(upcoming.regimes[slot], [example for _, example in visits]) if new else None
-        if check is None:
+    def _refuse_return(self, shift: Shift, upcoming: Upcoming) -> bool:
+        """Check a return: its records, up to where the stream moves on, are the regime's or a new one's."""
+        examples = self._monitor.examples(shift.slot) if self.applies(shift, upcoming.regimes) else ()
+        # A shift that was found after a flush may come with a batch that has none of its records: it is believed.
+        check = self._check(upcoming.regimes[shift.slot], examples) if examples else None
+        if check is None or not self._move(shift.slot, None, upcoming):
             return False
-        self._records += new
+        self._returns.append(shift)
+        _log_refused(Event.RETURN_REFUSED, shift.regime, check, declared_at=shift.declared_at, onset=shift.onset)
+        return True
+
+    def _refuse_visits(self, slot: int, upcoming: Upcoming) -> bool:
+        """Check the visits to a regime: all of its records that were read belong to it, or to the one under way."""
+        moved_on = [shift.slot for shift in self._monitor.taken.shifts if shift.parent is None]
+        target = moved_on[-1] if moved_on else upcoming.current
+        visits = self._monitor.records_of(slot)
+        check = (
+            self._check(upcoming.regimes[slot], [example for _, example in visits])
+            if target is not None and visits
+            else None
+        )
+        if check is None or not self._move(slot, target, upcoming):
+            return False
         _log_refused(Event.VISIT_REFUSED, upcoming.regimes[slot].number, check, first_record=visits[0][0])
         return True
 
+    def _move(self, slot: int, target: int | None, upcoming: Upcoming) -> bool:
+        last_record = upcoming.last_records.get(slot, 0)
+        return self._monitor.refuse(slot, last_record=last_record, target=target, kept_at=upcoming.kept_at)
+
     def _check(self, regime: Regime, examples: Sequence[Example]) -> ReturnCheck | None:
-        """The losses of the first records, if they contradict that these are the regime's."""
+        """The losses of the first records, if the test rejects the regime."""
         records = first_tokens(examples, self._settings.probe.similarity_tokens)
         pack_tokens = self._settings.stream.batch_tokens
         check = check_return(self._learner, records, regime.slot, regime.losses, pack_tokens=pack_tokens)
         return check if check.p_value < self._settings.probe.max_returns_refused else None
 
 
-def _log_refused(event: Event, regime: int, check: ReturnCheck, **where: int) -> None:
+def _log_refused(event: Event, regime: int, check: ReturnCheck, **found: int) -> None:
     _log.info(
         event,
         regime=regime,
-        **where,
+        **found,
         records=len(check.losses),
         loss=round(fmean(check.losses), 4),
         own_loss=round(fmean(check.own_losses), 4),

@@ -11,8 +11,8 @@ from streamlearn.adapters.context import NO_REGIME, Slot
 from streamlearn.errors import StreamlearnError
 from streamlearn.regimes.regime import Regime, slot_of
 from streamlearn.regimes.start import Fallback
-from streamlearn.shift.input_shift import Assignment, MonitorState
-from streamlearn.shift.monitor import Monitor
+from streamlearn.shift.monitor import Monitor, MonitorState
+from streamlearn.shift.routing import Assignment
 from streamlearn.status import AnsweredBy, Route
 
 Requested = int | Literal["routed", "backbone"]
@@ -41,7 +41,7 @@ class TrainedInputs:
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
-        self.state: MonitorState = monitor.released
+        self.state = MonitorState()
 
     @property
     def numbers(self) -> dict[int, int]:

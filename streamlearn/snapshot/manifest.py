@@ -30,7 +30,7 @@ from pydantic import (
 )
 
 from streamlearn.errors import SnapshotDamagedError, SnapshotError, SnapshotMismatchError
-from streamlearn.stream.record import Position
+from streamlearn.stream.position import Position
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 3

@@ -8,6 +8,7 @@ import orjson
 import pytest
 from transformers import AutoTokenizer
 
+from streamlearn.codec import to_arrays
 from streamlearn.errors import PublicationError
 from streamlearn.gateway.publication import (
     ModelNames,
@@ -23,8 +24,8 @@ from streamlearn.jobs.queue import PromptInput, RouteJob
 from streamlearn.jobs.runner import route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.publish.publication import load_tokenizer
-from streamlearn.settings import Settings, ShiftSettings
-from streamlearn.shift.monitor import Monitor
+from streamlearn.settings import Settings
+from streamlearn.shift.monitor import MonitorState
 from tests.daemon.test_daemon import daemon_of, opened
 from tests.doubles import tiny_backbone
 from tests.gateway.sample_publication import NANO, publish_sample, sample_records
@@ -111,7 +112,7 @@ def test_a_gateway_routes_as_the_daemon_does(tmp_path: Path) -> None:
         result = run_to_end(route(RouteJob((*inputs,)), components.learner, components.decoder, adaptation.route))
         publish_sample(
             tmp_path / "published",
-            state=adaptation.monitor.state(adaptation.inputs.state),
+            state=to_arrays(adaptation.inputs.state),
             seed=settings.seed,
             max_known_rejected=settings.serve.max_known_rejected,
         )
@@ -158,7 +159,7 @@ def test_each_task_has_its_regime_and_other_prompts_have_none(published: Path) -
 
 def test_before_the_first_record_nothing_is_known(tmp_path: Path) -> None:
     """An empty publication sends everything to the backbone."""
-    router = published_router(tmp_path, state=Monitor(ShiftSettings(), 100, seed=0).state())
+    router = published_router(tmp_path, state=to_arrays(MonitorState()))
     assert router.route("anything") == (None, 0.0)
 
 

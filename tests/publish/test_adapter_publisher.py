@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 
 from streamlearn.adapters.context import NO_REGIME
+from streamlearn.codec import to_arrays
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import ConfigError, PublicationError, UsageError
@@ -128,7 +129,7 @@ def test_what_is_published_is_what_the_daemon_learned(make: Callable[..., Settin
             ours, theirs = run_to_end(own), run_to_end(work)
             losses = torch.tensor([[row.loss_sum for row in rows] for rows in (ours, theirs)])
             torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-5)
-        monitor = components.adaptation.monitor.state(components.adaptation.inputs.state)
+        monitor = to_arrays(components.adaptation.inputs.state)
         routing = load_file(tmp_path / "published" / newest.routing)
         assert routing.keys() == monitor.keys()
         assert all(np.array_equal(routing[name], monitor[name]) for name in monitor)
@@ -190,7 +191,7 @@ def test_only_what_is_published_can_be_approved(make: Callable[..., Settings]) -
     with opened(make(stream("animals", per_task=30))) as components:
         daemon_of(components).run()
         with pytest.raises(UsageError, match="nothing is published"):
-            components.adaptation.approve(1)
+            daemon_of(components).adaptation.approve(1)
 
 
 def test_weights_that_stay_held_back_are_counted_once(make: Callable[..., Settings], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from streamlearn import codec
 from streamlearn.errors import RegimeError
 from streamlearn.regimes.regime import Regime, RegimesState, ShiftReport
 from streamlearn.settings import HoldoutSettings
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from streamlearn.status import Scoring
 from tests.doubles import example
 from tests.regimes.shifting_streams import bare_regimes
