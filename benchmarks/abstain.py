@@ -128,9 +128,9 @@ def run(tasks: Sequence[Task], chosen: Sequence[int], prompt: Prompt, rng: np.ra
         if number not in chosen
         for i in rng.permutation(len(task.examples[prompt]))[:UNKNOWN_RECORDS].tolist()
     ]
-    monitor = Monitor(ShiftSettings(max_regimes=256), vocab_size=1, seed=0)
+    monitor = Monitor(ShiftSettings(max_regimes=256), seed=0)
     run_monitor(monitor, stream)
-    state = monitor.released
+    state = monitor.state
     started = time.process_time()
     monitor.assign([input_of(known[0])], state)
     prepared = time.process_time()

@@ -24,6 +24,7 @@ import argparse
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,9 @@ from benchmarks.streams import (
     to_task,
 )
 from streamlearn.settings import ShiftSettings
+from streamlearn.shift.change_tests import WINDOW_TESTS, WindowTest
+from streamlearn.shift.detector import Shift
 from streamlearn.shift.features import input_of
-from streamlearn.shift.input_shift import InputShiftDetector, Shift
 from streamlearn.shift.monitor import Monitor
 from streamlearn.stream.record import Example
 
@@ -155,7 +157,7 @@ class Tally:
 
 def measure(data: Path, *, seeds: int, quick: bool = False) -> dict[str, Any]:
     """Measure every detector on the same streams; `quick` makes short ones."""
-    decoder, vocab_size = text_decoder()
+    decoder, _ = text_decoder()
     rows = read_folder(data, 60 if quick else None, least=MIN_TASKS)
     tasks = [to_task(name, own, decoder) for name, own in rows.items()]
     streams = [
@@ -166,7 +168,7 @@ def measure(data: Path, *, seeds: int, quick: bool = False) -> dict[str, Any]:
     ]
     result: dict[str, Any] = {
         name: metrics([(stream, *run(stream, tasks)) for stream in streams], tasks)
-        for name, run in detectors(ShiftSettings(), vocab_size).items()
+        for name, run in detectors(ShiftSettings()).items()
     }
     result["setting"] = {
         "seeds": seeds,
@@ -181,8 +183,8 @@ def measure(data: Path, *, seeds: int, quick: bool = False) -> dict[str, Any]:
 
 def measure_others(file: Path, seeds: int, *, records: int, length: int, requested: Sequence[float]) -> dict[str, Any]:
     """Measure boundaries between other tasks, and the rate of false alarms at each requested level."""
-    tasks, vocab_size = false_alarms.read_tasks(file)
-    run = detectors(ShiftSettings(), vocab_size)["default"]
+    tasks, _ = false_alarms.read_tasks(file)
+    run = detectors(ShiftSettings())["default"]
     tallies: dict[str, Tally] = {prompt: Tally() for prompt in PROMPTS}
     for stream, subset in false_alarms.boundary_streams(tasks, seeds):
         assigned, _ = run(stream, subset)
@@ -196,17 +198,12 @@ def measure_others(file: Path, seeds: int, *, records: int, length: int, request
     }
 
 
-def detectors(settings: ShiftSettings, vocab_size: int) -> dict[str, Run]:
+def detectors(settings: ShiftSettings) -> dict[str, Run]:
     """Return the daemon's detector, ablations of it, and dummies that ignore the records."""
-    builds: dict[str, Callable[[], InputShiftDetector]] = {
-        "default": lambda: InputShiftDetector(settings),
-        "mixture_is_a_regime": lambda: InputShiftDetector(settings, per_record=False),
-        "window_16": lambda: InputShiftDetector(settings, windows=(16,), per_record=False),
-        "window_32": lambda: InputShiftDetector(settings, windows=(32,), per_record=False),
-        "independent_records": lambda: InputShiftDetector(settings, serial_correlation=False, per_record=False),
-    }
     return {
-        **{name: _with_monitor(settings, vocab_size, build) for name, build in builds.items()},
+        "default": _with_monitor(settings, WINDOW_TESTS),
+        "window_16": _with_monitor(settings, _without_window(32)),
+        "window_32": _with_monitor(settings, _without_window(16)),
         "always": _dummy(lambda _: True),
         "periodic": _dummy(lambda ordinal: ordinal % PERIOD == 1),
         "never": _dummy(lambda ordinal: ordinal == 1),
@@ -259,9 +256,14 @@ def table(result: dict[str, Any]) -> Table:
     return shown
 
 
-def _with_monitor(settings: ShiftSettings, vocab_size: int, build: Callable[[], InputShiftDetector]) -> Run:
+def _without_window(n: int) -> list[WindowTest]:
+    """Return the tests but those of windows of n records."""
+    return [test for test in WINDOW_TESTS if not (isinstance(test, partial) and test.keywords["n"] == n)]
+
+
+def _with_monitor(settings: ShiftSettings, tests: Sequence[WindowTest]) -> Run:
     def run(stream: Stream, tasks: Sequence[Task]) -> tuple[Assigned, Classify]:
-        monitor = Monitor(settings, vocab_size, seed=0, detector=build())
+        monitor = Monitor(settings, seed=0, tests=tests)
         assigned = run_monitor(monitor, list(stream.examples(tasks)))
 
         def classify(examples: Sequence[Example]) -> list[int]:

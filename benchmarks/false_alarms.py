@@ -36,8 +36,8 @@ from benchmarks.data import read_texts
 from benchmarks.streams import PROMPTS, Stream, StreamMaker, Task, text_decoder, to_task
 from streamlearn.errors import UsageError
 from streamlearn.settings import ShiftSettings
+from streamlearn.shift.detector import InputShiftDetector, Shift
 from streamlearn.shift.features import Features, Featurizer, input_of
-from streamlearn.shift.input_shift import InputShiftDetector, Shift
 
 NUM_BOUNDARIES = 100
 YOUNG_RECORDS = 1000

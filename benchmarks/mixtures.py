@@ -115,7 +115,7 @@ def turns(rng: np.random.Generator, producers: int, length: int, num_records: in
 
 
 def assign(stream: Sequence[Example]) -> Assigned:
-    return run_monitor(Monitor(ShiftSettings(), vocab_size=1, seed=0), stream)
+    return run_monitor(Monitor(ShiftSettings(), seed=0), stream)
 
 
 def metrics(tasks: Sequence[int], assigned: Assigned) -> dict[str, float]:

@@ -110,7 +110,7 @@ def measure(drawn: TwoRounds) -> dict[str, Any]:
     """Assign the records of both rounds by their inputs; JSON-ready."""
     decoder, _ = text_decoder()
     tasks = len(drawn.segments) // 2
-    monitor = Monitor(ShiftSettings(max_regimes=tasks + tasks // 4), vocab_size=1, seed=0)
+    monitor = Monitor(ShiftSettings(max_regimes=tasks + tasks // 4), seed=0)
     regimes = list(_regimes(monitor, [decoder.decode_value(record) for record in drawn.stream]))
     return {"records": drawn.records, "regimes": len(set(regimes)), **drawn.returns(regimes)}
 
@@ -125,10 +125,10 @@ def _regimes(monitor: Monitor, examples: Sequence[Example]) -> Iterator[int]:
             yield from (numbers[slot] for slot in batch.slots)
 
     for start in range(0, len(examples), BATCH_RECORDS):
-        yield from released(monitor.update(Batch((), tuple(examples[start : start + BATCH_RECORDS]))))
-        while monitor.lookahead.take() is not None:  # what is trained on leaves the queue
-            pass
-    yield from released(monitor.flush())
+        monitor.update(Batch((), tuple(examples[start : start + BATCH_RECORDS])))
+        yield from released([*iter(monitor.take, None)])
+    monitor.flush()
+    yield from released([*iter(monitor.take, None)])
 
 
 class RecordingDaemon(Daemon):

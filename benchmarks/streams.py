@@ -28,7 +28,7 @@ from benchmarks.data import Row, to_record
 from streamlearn.backbone.load import load_tokenizer, outline
 from streamlearn.errors import UsageError
 from streamlearn.settings import BackboneSettings, StreamSettings
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import Batch, Example
@@ -147,8 +147,10 @@ def run_monitor(monitor: Monitor, examples: Sequence[Example]) -> Assigned:
     assigned: list[AssignedBatch] = []
     started = time.process_time()
     for batch in batches:
-        assigned += monitor.update(batch)
-    assigned += monitor.flush()
+        monitor.update(batch)
+        assigned += iter(monitor.take, None)
+    monitor.flush()
+    assigned += iter(monitor.take, None)
     seconds = time.process_time() - started
     return Assigned(
         [shift for batch in assigned for shift in batch.shifts],

@@ -18,6 +18,7 @@ A field that was not saved takes its default; one that the type does not have is
 `metadata=NOT_SAVED` are left out. Floats keep every bit, apart from the payload of a NaN outside of arrays.
 """
 
+import json
 from collections import Counter, abc, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -48,11 +49,11 @@ class CodecError(ValueError):
 def dump(value: Any, hint: Any = None) -> tuple[dict[str, NDArray[Any]], Json]:
     """Arrays and JSON of a value of type `hint`, by default its own type. Arrays may share memory with the value."""
     writer = _Writer()
-    json = writer.value("", type(value) if hint is None else hint, value)
-    return writer.arrays, json
+    tree = writer.value("", type(value) if hint is None else hint, value)
+    return writer.arrays, tree
 
 
-def load(hint: type[T], arrays: Arrays, json: Json) -> T:
+def load(hint: type[T], arrays: Arrays, tree: Json) -> T:
     """The inverse of `dump`; the value shares no memory with `arrays`.
 
     Raises:
@@ -60,7 +61,7 @@ def load(hint: type[T], arrays: Arrays, json: Json) -> T:
     """
     reader = _Reader(arrays)
     try:
-        value: T = reader.value("", hint, json)
+        value: T = reader.value("", hint, tree)
     except CodecError:
         raise
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
@@ -68,6 +69,28 @@ def load(hint: type[T], arrays: Arrays, json: Json) -> T:
     if unknown := sorted(arrays.keys() - reader.read):
         raise CodecError(f"{unknown[0]}: unknown array")
     return value
+
+
+def to_arrays(value: Any) -> dict[str, NDArray[Any]]:
+    """The arrays of `dump` with its JSON as one of them, for a file that holds arrays only."""
+    arrays, tree = dump(value)
+    return {**arrays, "json": np.frombuffer(json.dumps(tree).encode(), dtype=np.uint8).copy()}
+
+
+def from_arrays(hint: type[T], arrays: Arrays) -> T:
+    """The inverse of `to_arrays`.
+
+    Raises:
+        CodecError: the arrays do not describe a value of this type.
+    """
+    others = {name: array for name, array in arrays.items() if name != "json"}
+    try:
+        tree = json.loads(arrays["json"].tobytes())
+    except (KeyError, ValueError) as error:
+        raise CodecError(
+            f"json: expected the structure of the arrays, found {type(error).__name__}: {error}"
+        ) from error
+    return load(hint, others, tree)
 
 
 class _Kind(NamedTuple):

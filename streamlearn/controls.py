@@ -24,7 +24,7 @@ import orjson
 from streamlearn.errors import SnapshotDamagedError, SnapshotError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.snapshot.files import Files
-from streamlearn.stream.record import OffsetRange, Position, TopicPartition
+from streamlearn.stream.position import OffsetRange, Position, TopicPartition
 
 if TYPE_CHECKING:  # commands import this module for --help
     from streamlearn.snapshot.journal import Journal

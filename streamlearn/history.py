@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from streamlearn.errors import Reason
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Step
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from streamlearn.snapshot.files import Files
 from streamlearn.status import (
     Clock,
@@ -222,6 +222,13 @@ class _Line:
 
 
 _LINE = TypeAdapter(_Line)
+_DAMAGE = (ValueError, TypeError, LookupError)
+
+
+def _parsed(text: bytes) -> _Line:
+    line = _LINE.validate_json(text)
+    orjson.dumps(line)  # raises for an integer that no later line could hold
+    return line
 
 
 class History:
@@ -273,12 +280,13 @@ class History:
         kept, dropped = [], 0
         for text in data.splitlines(keepends=True):
             try:
-                line = _LINE.validate_json(text)
-            except ValueError:
+                line = _parsed(text)
+                if line.step <= step:
+                    self._apply(line)
+            except _DAMAGE:
                 dropped += 1
                 continue
             if line.step <= step:
-                self._apply(line)
                 kept.append(text if text.endswith(b"\n") else text + b"\n")
         return b"".join(kept), dropped
 
@@ -455,8 +463,8 @@ def _thinned(data: bytes, step: int) -> bytes:
     older, newer = History(Clock()), []
     for text in data.splitlines(keepends=True):
         try:
-            line = _LINE.validate_json(text)
-        except ValueError:
+            line = _parsed(text)
+        except _DAMAGE:
             continue
         if line.step <= step:
             older._apply(line)

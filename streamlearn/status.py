@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from pydantic import StringConstraints
 
 from streamlearn.errors import Reason
-from streamlearn.stream.record import TopicPartition
+from streamlearn.stream.position import TopicPartition
 
 FIELD_DOCS = {"use_attribute_docstrings": True}
 """Pydantic configuration of rows that HTTP returns unchanged: docstrings become descriptions in OpenAPI."""
@@ -78,6 +79,10 @@ class HistoryPoint:
         return mean(self.backbone_loss_sum, self.sample_tokens)
 
 
+RegimeKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,18}$")]
+"""Number of a regime, as a key in JSON."""
+
+
 @dataclass(frozen=True, slots=True)
 class RegimeSegment:
     """A stretch of the stream in one regime; in a long history, several short ones together."""
@@ -98,10 +103,10 @@ class RegimeSegment:
     """Number of segments that it stands for."""
     ended: bool = False
     """Whether the stream left it; the newest segment is open."""
-    records: dict[str, int] = field(default_factory=dict)
+    records: dict[RegimeKey, int] = field(default_factory=dict)
     """Records by number of the regime that each was assigned to, of up to eight regimes, most first. More than one
     where producers are interleaved."""
-    accuracy: dict[str, float] = field(default_factory=dict)
+    accuracy: dict[RegimeKey, float] = field(default_factory=dict)
     """A row of the accuracy matrix: hold-out accuracy of each regime when the segment ended, by number, as last scored
     by then. The segment's own regime is scored for it, at the latest before it is trained on again. Empty while the
     segment is open: /v1/regimes has the present accuracies. Of many regimes, its own and the 31 largest."""

@@ -23,7 +23,7 @@ from streamlearn.learner.loss import pack, packed_logits, packed_loss
 from streamlearn.learner.optimizer import Group, Hold, MaskedAdamW
 from streamlearn.regimes.regimes import Adaptation
 from streamlearn.settings import Settings, StreamSettings
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from streamlearn.stream.intake import Batcher
 from streamlearn.stream.record import Example, Record, TopicPartition
 

@@ -3,10 +3,8 @@
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Self
 
 import httpx2
 from pydantic import ValidationError
@@ -21,79 +19,16 @@ _ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """What TLS raises where plain TCP raises ConnectionResetError."""
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """A daemon's address, and what it asks of its clients."""
+def daemon_url(settings: Settings) -> str:
+    """Scheme, host and port of the daemon that runs with a configuration.
 
-    url: str
-    """Scheme, host and port."""
-    token: str | None = None
-    certificate: Path | None = None
-    """PEM file whose first certificate is the daemon's, and the only one that is trusted; None over plain HTTP."""
-
-    @classmethod
-    def of(cls, settings: Settings, *, with_token: bool = False) -> Self:
-        """The daemon that runs with a configuration; `with_token`: the token is needed in any case.
-
-        Raises:
-            UsageError: the configuration names no port.
-            ConfigError: the daemon requires its token, and the token cannot be read.
-        """
-        serve = settings.serve
-        if serve.port == 0:
-            raise UsageError(
-                "serve.port is 0, so the daemon's port is not known: set it to the port in the daemon's log"
-            )
-        url = f"{'https' if serve.tls_certfile else 'http'}://{_reachable(serve.host)}:{serve.port}"
-        is_needed = with_token or serve.require_token or serve.open_to_others
-        return cls(url, read_token(token_path(settings)) if is_needed else None, serve.tls_certfile)
-
-    def request(
-        self,
-        path: str,
-        body: bytes | None = None,
-        *,
-        advice: str = "start it",
-        agent: str = "streamlearn",
-        timeout_s: float = TIMEOUT_S,
-    ) -> bytes:
-        """GET `path`, or POST a JSON `body`, and return the response body.
-
-        Redirects are not followed and no proxy is used: the token must not leave the daemon's address.
-
-        Args:
-            path: Path of the endpoint.
-            body: JSON to post.
-            advice: What to do if no daemon answers.
-            agent: What this client calls itself.
-            timeout_s: Maximum time without a part of the response.
-
-        Raises:
-            SourceError: no daemon answers.
-            UsageError: the daemon refuses the request (carries its message), or has another certificate.
-            ConfigError: the certificate cannot be read.
-        """
-        headers = {"content-type": "application/json", "user-agent": agent}
-        if self.token is not None:
-            headers["authorization"] = f"Bearer {self.token}"
-        trusted = True if self.certificate is None else _pinned(self.certificate)
-        method, url = "GET" if body is None else "POST", self.url + path
-        try:
-            with httpx2.Client(verify=trusted, trust_env=False, timeout=timeout_s) as client:
-                response = client.request(method, url, content=body, headers=headers)
-        except httpx2.HTTPError as error:
-            tls_error = _tls_error(error)
-            if tls_error is None:
-                raise SourceError(f"{url}: no daemon answers ({error or type(error).__name__}): {advice}") from error
-            found = getattr(tls_error, "verify_message", tls_error)
-            raise UsageError(
-                f"{url}: expected the first certificate in serve.tls_certfile {self.certificate}, found: {found}; "
-                "restart the daemon if the setting or the file changed after its start, renew a certificate that has "
-                "expired"
-            ) from error
-        if not response.is_success:
-            raise UsageError(f"{url} answered {response.status_code}: {_message(response)}")
-        return response.content
+    Raises:
+        UsageError: the configuration names no port.
+    """
+    serve = settings.serve
+    if serve.port == 0:
+        raise UsageError("serve.port is 0, so the daemon's port is not known: set it to the port in the daemon's log")
+    return f"{'https' if serve.tls_certfile else 'http'}://{_reachable(serve.host)}:{serve.port}"
 
 
 def request(
@@ -105,8 +40,44 @@ def request(
     with_token: bool = False,
     agent: str = "streamlearn",
 ) -> bytes:
-    """Request of the daemon that runs with a configuration; see `Endpoint.of` and `Endpoint.request`."""
-    return Endpoint.of(settings, with_token=with_token).request(path, body, advice=advice, agent=agent)
+    """GET `path` of the daemon that runs with a configuration, or POST a JSON `body`; return the response body.
+
+    Redirects are not followed and no proxy is used: the token must not leave the daemon's address.
+
+    Args:
+        settings: The daemon's configuration.
+        path: Path of the endpoint.
+        body: JSON to post.
+        advice: What to do if no daemon answers.
+        with_token: Whether the endpoint always needs the token.
+        agent: What this client calls itself.
+
+    Raises:
+        SourceError: no daemon answers.
+        UsageError: the daemon refuses the request (carries its message), or has another certificate; or the
+            configuration names no port.
+        ConfigError: the daemon requires its token, which cannot be read; or its certificate cannot be read.
+    """
+    serve, url = settings.serve, daemon_url(settings) + path
+    headers = {"content-type": "application/json", "user-agent": agent}
+    if with_token or serve.require_token or serve.open_to_others:
+        headers["authorization"] = f"Bearer {read_token(token_path(settings))}"
+    trusted = _pinned(serve.tls_certfile) if serve.tls_certfile else False  # plain HTTP
+    try:
+        with httpx2.Client(verify=trusted, trust_env=False, timeout=TIMEOUT_S) as client:
+            response = client.request("GET" if body is None else "POST", url, content=body, headers=headers)
+    except httpx2.HTTPError as error:
+        tls_error = _tls_error(error)
+        if tls_error is None:
+            raise SourceError(f"{url}: no daemon answers ({error or type(error).__name__}): {advice}") from error
+        found = getattr(tls_error, "verify_message", tls_error)
+        raise UsageError(
+            f"{url}: expected the first certificate in serve.tls_certfile {serve.tls_certfile}, found: {found}; "
+            "restart the daemon if the setting or the file changed after its start, renew an expired certificate"
+        ) from error
+    if not response.is_success:
+        raise UsageError(f"{url} answered {response.status_code}: {_message(response)}")
+    return response.content
 
 
 def _reachable(host: str) -> str:
@@ -160,7 +131,7 @@ def _message(response: httpx2.Response) -> str:
 
 
 @contextmanager
-def understood(who: str) -> Iterator[None]:
+def checked_response(who: str) -> Iterator[None]:
     """Around the reading of a response: its JSON, and the values that a view expects of it.
 
     Raises:

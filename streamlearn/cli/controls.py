@@ -46,14 +46,14 @@ def request_control(settings: "Settings", control: Control) -> "ControlResult":
 
 
 def _request_daemon(settings: "Settings", control: Control) -> "ControlResult":
-    from streamlearn.cli.client import request, understood  # noqa: PLC0415
+    from streamlearn.cli.client import checked_response, request  # noqa: PLC0415
     from streamlearn.jobs.queue import ControlResult  # noqa: PLC0415
 
     agent = f"streamlearn/{__version__} ({Requester.from_process().user})"
     advice = "a process holds the state folder; wait until it serves HTTP"
     body = orjson.dumps(control.body)
     response = request(settings, control.path, body, advice=advice, with_token=True, agent=agent)
-    with understood("the daemon"):
+    with checked_response("the daemon"):
         return ControlResult.model_validate_json(response)
 
 

@@ -15,7 +15,7 @@ from rich.console import RenderableType
 
 from streamlearn.cli.options import ConfigOption, JsonOption, load_settings, out
 from streamlearn.errors import Reason, UsageError
-from streamlearn.stream.record import RecordId, TopicPartition
+from streamlearn.stream.position import RecordId, TopicPartition
 
 if TYPE_CHECKING:
     from streamlearn.stream.source import DeadLetter

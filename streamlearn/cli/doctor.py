@@ -95,7 +95,7 @@ def _limit(file: Path) -> Iterator[int]:
 
 CODECS = {"lz4": "lz4", "snappy": "snappy", "zstd": "zstandard"}
 """Kafka's name of a codec -> the module that decompresses it; gzip is in the standard library."""
-STATE_FILES = ("journal.jsonl", "in_progress", "crashes.json")
+STATE_FILES = ("journal.jsonl", "in_progress", "crashes.json", "history.jsonl")
 """Files of the state folder that a start opens for writing; the lock is checked by taking it."""
 SPARE = 2
 """Snapshots beyond snapshot.keep that may be on disk: the one being written, and the one that it replaces."""

@@ -14,7 +14,7 @@ from rich.table import Table
 from connectors.jsonl import read_lines
 from streamlearn.adapters.check import check
 from streamlearn.backbone.load import Outline, identity, outline
-from streamlearn.cli.client import Endpoint, understood
+from streamlearn.cli.client import checked_response, daemon_url, request
 from streamlearn.cli.status import Cell, render_table
 from streamlearn.daemon.model import Model, adapter_of, adapter_shape
 from streamlearn.errors import ConfigError, SnapshotError, UsageError
@@ -115,9 +115,8 @@ def evaluate_daemon(settings: Settings, examples: Examples, *, generate: bool, m
     """
     body = orjson.dumps({"examples": examples, "generate": generate, "max_new_tokens": max_new_tokens})
     advice = "start it with `streamlearn run`, or evaluate a snapshot with --snapshot"
-    endpoint, path = Endpoint.of(settings), "/v1/eval"
-    answer = endpoint.request(path, body, advice=advice)
-    with understood(endpoint.url + path):
+    answer = request(settings, "/v1/eval", body, advice=advice)
+    with checked_response(f"{daemon_url(settings)}/v1/eval"):
         return EvalResult.model_validate_json(answer)
 
 

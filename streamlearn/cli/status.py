@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from streamlearn.cli.client import Endpoint, understood
+from streamlearn.cli.client import checked_response, daemon_url, request
 from streamlearn.errors import SourceError
 from streamlearn.serve.models import PublicationView, RegimesView, ShiftsView, StatusView
 from streamlearn.settings import Settings
@@ -81,11 +81,11 @@ def fetch(settings: Settings, *names: str) -> dict[str, Any]:
         SourceError: no daemon answers.
         UsageError: it refuses, or whatever answers is no daemon.
     """
-    endpoint, responses = Endpoint.of(settings), {}
+    responses: dict[str, Any] = {}
     for name in names or ENDPOINTS:
         path = f"/v1/{name}"
-        content = endpoint.request(path, advice="start it with `streamlearn run`, or read its log")
-        with understood(endpoint.url + path):
+        content = request(settings, path, advice="start it with `streamlearn run`, or read its log")
+        with checked_response(daemon_url(settings) + path):
             responses[name] = orjson.loads(content)
     return responses
 
@@ -120,7 +120,7 @@ def regimes_table(response: Any) -> RenderableType:
     Raises:
         UsageError: the response is that of another release.
     """
-    with understood("the daemon"):
+    with checked_response("the daemon"):
         regimes = RegimesView.model_validate(response).regimes
     return _regimes(regimes, most=len(regimes)) if regimes else _NO_REGIME
 
@@ -131,7 +131,7 @@ def tables(responses: dict[str, Any]) -> RenderableType:
     Raises:
         UsageError: the responses are those of another release.
     """
-    with understood("the daemon"):
+    with checked_response("the daemon"):
         status = StatusView.model_validate(responses["status"])
         regimes = RegimesView.model_validate(responses["regimes"]).regimes
         shifts = ShiftsView.model_validate(responses["shifts"])

@@ -23,7 +23,7 @@ from streamlearn.learner.learner import Step
 from streamlearn.regimes.holdout import BackboneComparison
 from streamlearn.regimes.regimes import OperatedRegimes
 from streamlearn.regimes.statistics import ShiftReport
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.snapshot.crash_guard import GuardedBatch
 from streamlearn.snapshot.files import is_disk_full

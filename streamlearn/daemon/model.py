@@ -78,7 +78,7 @@ class Model:
         self.decoder = Decoder(
             backbone.tokenizer, settings.stream, backbone.vocab_size, types, backbone.vision, backbone.template
         )
-        self.adaptation = Adaptation(self.learner, settings, backbone.vocab_size, self.decoder.with_images)
+        self.adaptation = Adaptation(self.learner, settings, self.decoder.with_images)
         trainable = sum(p.numel() for p in self.learner.optimizer.parameters())
         _log.info(Event.ADAPTER_ATTACHED, preset=settings.adapter.preset, parameters=trainable)
 

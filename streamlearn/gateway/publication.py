@@ -25,7 +25,7 @@ from streamlearn.publish import publication as routing_state
 from streamlearn.publish.publication import FILE, Publication, PublishedRegime, load_tokenizer
 from streamlearn.settings import StreamSettings
 from streamlearn.shift.features import Featurizer, input_of_prompt
-from streamlearn.shift.input_shift import MonitorState
+from streamlearn.shift.monitor import MonitorState
 from streamlearn.shift.routing import RequestClassifier
 from streamlearn.stream.decode import Decoder
 
@@ -56,7 +56,7 @@ class Router:
         self._threshold = publication.max_known_rejected
         self._by_slot = {regime.slot: regime for regime in publication.regimes}
         self._featurizer = Featurizer(publication.seed)
-        self._classifier = RequestClassifier.of(state) if state.detector.regimes else None
+        self._classifier = RequestClassifier.from_state(state.detector) if state.detector.regimes else None
         self._decoder = decoder
 
     def route(self, prompt: Prompt) -> RoutedPrompt:

@@ -5,8 +5,8 @@
 3. The loop works in pieces within its time budget and drops the ticket once `ticket.cancelled` is true.
 4. The loop: `ticket.finish(result)` or `ticket.fail(error)`.
 
-Controls are taken before any other job, and wait in places of their own: a full queue cannot keep an operator from
-pausing the daemon. One that has begun cannot be cancelled.
+Controls are taken before any other job and wait in their own places, so a full queue cannot keep an operator from
+pausing the daemon. One that has begun cannot be cancelled. The module also has the jobs and their results.
 """
 
 import threading

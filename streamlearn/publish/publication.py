@@ -39,9 +39,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from transformers import PreTrainedTokenizerFast
 
+from streamlearn.codec import from_arrays
 from streamlearn.errors import PublicationError
-from streamlearn.shift import monitor as state_arrays
-from streamlearn.shift.input_shift import MonitorState
+from streamlearn.shift.monitor import MonitorState
 from streamlearn.snapshot.files import Files, SharedFiles
 
 FILE = "publication.json"
@@ -307,7 +307,7 @@ def _translated(path: Path) -> Iterator[None]:
 
 
 def to_bytes(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
-    """The content of the file, from `Monitor.state`."""
+    """The content of the file, from `codec.to_arrays`."""
     return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
 
@@ -320,7 +320,7 @@ def read(folder: Path, publication: Publication) -> MonitorState:
     path = folder / publication.routing
     try:
         arrays: dict[str, NDArray[Any]] = load(path.read_bytes())
-        state = state_arrays.from_arrays(arrays)
+        state = from_arrays(MonitorState, arrays)
     except OSError as error:
         raise PublicationError(f"{path}: the routing state cannot be read: {error.strerror}") from error
     except (SafetensorError, KeyError, ValueError, IndexError, TypeError, StopIteration) as error:

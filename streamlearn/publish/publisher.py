@@ -38,6 +38,7 @@ from huggingface_hub import HfApi
 
 from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.backbone.load import Outline
+from streamlearn.codec import from_arrays
 from streamlearn.errors import ConfigError, PublicationError, SnapshotError, StreamlearnError
 from streamlearn.events import Event, get_logger
 from streamlearn.export.formats import BaseModel, ExportedRegime, card
@@ -51,8 +52,8 @@ from streamlearn.publish.replicas import Replica, ReplicaSet
 from streamlearn.publish.snapshot import SnapshotRegimes
 from streamlearn.regimes.holdout import TimeBudget
 from streamlearn.settings import HubSettings, PublishSettings, Settings
-from streamlearn.shift.memory import SavedProfiles
-from streamlearn.shift.monitor import profiles_from_arrays
+from streamlearn.shift.memory import Profiles
+from streamlearn.shift.monitor import MonitorState
 from streamlearn.snapshot.parts import Snapshot, read_manifest
 from streamlearn.status import PublicationStatus, RegimePublication
 
@@ -275,7 +276,7 @@ class AdapterPublisher:
         routing = folder.write_routing(snapshot.step, arrays)  # 4.
         if self._is_undone(snapshot.step):
             return None
-        self._replace(snapshot, decisions, fresh, routing, profiles_from_arrays(arrays))  # 5.
+        self._replace(snapshot, decisions, fresh, routing, from_arrays(MonitorState, arrays).detector.regimes)  # 5.
         self._log_written(new=len(fresh), started=started)
         return None
 
@@ -332,7 +333,7 @@ class AdapterPublisher:
         decisions: Sequence[RegimeDecision],
         fresh: Mapping[int, Version],
         routing: str,
-        profiles: SavedProfiles,
+        profiles: Profiles,
     ) -> None:
         """Step 5, and what follows from it at once."""
         versions = {each.regime.number: fresh.get(each.regime.number, each.version) for each in decisions}
@@ -443,7 +444,7 @@ class AdapterPublisher:
 
 
 def published_regimes(
-    profiles: SavedProfiles, labels: Mapping[int, str], versions: Mapping[int, str]
+    profiles: Profiles, labels: Mapping[int, str], versions: Mapping[int, str]
 ) -> tuple[PublishedRegime, ...]:
     """The regimes of a routing state, with their versions.
 

@@ -15,9 +15,9 @@ from streamlearn.regimes.route import RequestRouter
 from streamlearn.regimes.start import MAX_CANDIDATES, Fallback, HeadStart, measure_head_start
 from streamlearn.regimes.statistics import ShiftReport
 from streamlearn.settings import Settings
+from streamlearn.shift.detector import Shift
 from streamlearn.shift.features import input_of
-from streamlearn.shift.input_shift import MonitorState, Shift
-from streamlearn.shift.monitor import Monitor
+from streamlearn.shift.monitor import Monitor, MonitorState
 from streamlearn.stream.record import Example
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamlearn.adapters.context import Slot
+from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Learner, Step
@@ -31,10 +32,10 @@ from streamlearn.regimes.route import RequestRouter, RoutedInput
 from streamlearn.regimes.start import Fallback
 from streamlearn.regimes.statistics import RegimeControls, RegimeStatistics, ShiftReport
 from streamlearn.settings import Settings, ShiftSettings
-from streamlearn.shift.drift import ConceptDriftDetector
+from streamlearn.shift.detector import NO_SLOT, Shift
+from streamlearn.shift.drift import ConceptDriftDetector, LossLevels
 from streamlearn.shift.features import input_of
-from streamlearn.shift.input_shift import NO_SLOT, MonitorState, Shift
-from streamlearn.shift.monitor import AssignedBatch, Monitor
+from streamlearn.shift.monitor import AssignedBatch, Monitor, MonitorState
 from streamlearn.status import AdaptationStatus
 from streamlearn.stream.record import Batch, Example
 
@@ -73,7 +74,7 @@ class AnswerShifts:
 
     def state(self) -> dict[str, NDArray[np.generic]]:
         """Arrays for a snapshot."""
-        return self.detector.state()
+        return to_arrays(self.detector.state)
 
     def to_json(self) -> list[dict[str, Any]]:
         """The rest of the state, for the manifest."""
@@ -81,7 +82,7 @@ class AnswerShifts:
 
     def restore(self, arrays: Mapping[str, NDArray[np.generic]], rows: Sequence[Mapping[str, Any]]) -> None:
         """The inverse of `state` and `to_json`."""
-        self.detector.load_state(arrays)
+        self.detector.state = from_arrays(LossLevels, arrays)
         self.suspected = [Shift.from_json(row) for row in rows]
 
 
@@ -97,16 +98,15 @@ class Adaptation:
         self,
         learner: Learner,
         settings: Settings,
-        vocab_size: int,
         restored: Callable[[Example, Sequence[bytes]], Example],
     ) -> None:
         """`restored`: see `HoldoutReservoirs`."""
         slots = settings.shift.max_regimes
         self._learner = learner
         self._settings = settings
-        self.monitor = Monitor(settings.shift, vocab_size, settings.seed)
+        self.monitor = Monitor(settings.shift, settings.seed)
         self.answer_shifts = AnswerShifts(settings.shift)
-        self.return_checks = ReturnChecks(learner, settings)
+        self.return_checks = ReturnChecks(learner, settings, self.monitor)
         self.holdouts = HoldoutReservoirs(settings.holdout, regimes=slots, seed=settings.seed, restored=restored)
         self.budget = TimeBudget(settings.holdout.time_share / 2)
         """For scoring hold-out records; the other half is for `BackboneComparison`."""
@@ -136,7 +136,7 @@ class Adaptation:
         """Slots whose segments end within the batch under way."""
         self.records = 0
         """Ordinal of the last record that was trained on, held out or only measured."""
-        self._trained: MonitorState | None = self.monitor.released
+        self._trained = MonitorState()
 
     def look_ahead(self, batch: Batch) -> None:
         """Assign the records of the next batch read from the stream to regimes."""
@@ -149,30 +149,26 @@ class Adaptation:
         check the return of a known one, unless the stream was flushed. What looks like a known regime's and is not by
         its losses is decided again.
         """
-        checks = self.return_checks
-        while (assigned := self.monitor.lookahead.take(self._probe_tokens)) is not None:
-            if not checks.refuse(self._upcoming(assigned)):
-                return assigned
-            assert self._trained is not None, "a known regime was trained on"
-            self.monitor.refuse(checks.returns, checks.records, assigned.batch, self._trained, self.controls.frozen_at)
-        return None
+        assigned = self.monitor.take(self._probe_tokens)
+        if assigned is not None and self.return_checks.refuse(self._upcoming(assigned)):
+            return self.monitor.taken
+        return assigned
 
     def _upcoming(self, assigned: AssignedBatch) -> Upcoming:
-        profiles = () if self._trained is None else self._trained.detector.regimes
+        profiles = self._trained.detector.regimes
         return Upcoming(
             assigned,
             first=self.records + 1,
             current=self.current,
             numbers=self.numbers,
             last_records={slot: each.last_record for slot, each in enumerate(profiles) if each is not None},
-            examples_of=self.upcoming,
-            entered_until=self.monitor.lookahead.entered_until,
+            kept_at=self.controls.frozen_at,
         )
 
     @property
     def waiting(self) -> list[Batch]:
         """The batches that were looked ahead at and not yet returned by `next_batch`, in order."""
-        return self.monitor.lookahead.waiting
+        return self.monitor.waiting
 
     def flush(self) -> None:
         """Make every waiting batch the next to train on, without waiting for more records."""
@@ -180,7 +176,7 @@ class Adaptation:
 
     def upcoming(self, slot: int) -> list[Example]:
         """Records of the regime in `slot` from the batch that `next_batch` returned up to the next shift."""
-        return self.monitor.lookahead.examples(slot)
+        return self.monitor.examples(slot)
 
     def enter(self, shift: Shift, examples: Sequence[Example]) -> ShiftReport:
         """Close the regime under way and open, or return to, the one of `shift`; `examples` are its first records.
@@ -463,7 +459,7 @@ class Adaptation:
     def state(self) -> dict[str, Tensor]:
         """Arrays for a snapshot, as of the last trained batch."""
         parts: dict[str, Mapping[str, NDArray[Any]]] = {
-            "monitor": self.monitor.state(self._trained),
+            "monitor": to_arrays(self._trained),
             "answers": self.answer_shifts.state(),
             "losses": self.return_checks.losses.state(),
             "holdouts": self.holdouts.state(),
@@ -497,8 +493,8 @@ class Adaptation:
             prefix = f"regimes.{part}."
             return {name.removeprefix(prefix): t.numpy() for name, t in tensors.items() if name.startswith(prefix)}
 
-        self.monitor.load_state(arrays("monitor"))
-        self._trained = self.monitor.released
+        self._trained = from_arrays(MonitorState, arrays("monitor"))
+        self.monitor.load(self._trained)
         self.answer_shifts.restore(arrays("answers"), values["suspected"])
         self.return_checks.clear()
         self._left.clear()

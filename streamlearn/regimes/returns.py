@@ -1,16 +1,13 @@
-"""Records that look like a known regime's, checked by their losses (`probe/return_check`) before they are trained on.
+"""Records that look like a known regime's, checked by their losses before they are trained on.
 
 A regime returns in two ways: the stream moves to it (a shift), or single records of other producers are assigned to it
 while the stream stays where it is (visits). Visits are checked where they begin: after `ABSENT` records without one of
-the regime's, by all of its records that had been read when the batch was decided. A replay may read less far ahead than
-the run did before training on a batch, but it decides each batch after the same record.
-
-What an entered shift was found from is believed: without it, the shift might not be found again.
+the regime's, by all of its records that have been read. What is refused moves to another regime (`Monitor.refuse`).
 """
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -23,8 +20,8 @@ from streamlearn.events import Event, get_logger
 from streamlearn.learner.evaluate import first_tokens, run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import Settings
-from streamlearn.shift.input_shift import RefusedRecord, RefusedReturn, Shift
-from streamlearn.shift.monitor import AssignedBatch
+from streamlearn.shift.detector import Shift
+from streamlearn.shift.monitor import AssignedBatch, KeptAt, Monitor
 from streamlearn.stream.record import Example
 
 NUM_LOSSES = 32
@@ -126,60 +123,38 @@ class Upcoming:
     """Of the regimes that were entered, by slot."""
     last_records: Mapping[int, int]
     """Ordinal of each regime's last record before it, by slot."""
-    examples_of: Callable[[int], Sequence[Example]]
-    """Returns the first records of the regime in a slot, from the batch on until the stream moves on."""
-    entered_until: int
-    """`Lookahead.entered_until`."""
+    kept_at: KeptAt
+    """Numbers of the regimes that keep their slots."""
 
 
 class ReturnChecks:
-    """Checks the returns and visits in the next batch to train on. What it refused is decided again by the monitor."""
+    """Checks the returns and visits in the next batch to train on. The monitor moves what they refuse."""
 
-    def __init__(self, learner: Learner, settings: Settings) -> None:
+    def __init__(self, learner: Learner, settings: Settings, monitor: Monitor) -> None:
         self.losses = RecentLosses()
         """What the regimes' own records cost."""
         self._learner = learner
         self._settings = settings
+        self._monitor = monitor
         self._returns: list[Shift] = []
-        self._records: list[RefusedRecord] = []
 
     def applies(self, shift: Shift, numbers: Mapping[int, int]) -> bool:
         """Whether the losses of its first records decide about this shift; `numbers` are those of regimes by slot."""
         return self._enabled and shift.known and numbers.get(shift.slot) == shift.regime
 
     def refuse(self, upcoming: Upcoming) -> bool:
-        """Check a batch that is not trained on yet; return whether anything was refused in it that was not before."""
-        for shift in upcoming.assigned.shifts:
-            is_checked = self.applies(shift, upcoming.numbers) and shift.declared_at > upcoming.entered_until
-            examples = upcoming.examples_of(shift.slot) if is_checked else ()
-            # A shift that was found after a flush may come with a batch that has none of its records: it is believed.
-            check = self._check(shift.slot, examples) if examples else None
-            if check is not None:
-                self._returns.append(shift)
-                _log_refused(
-                    Event.RETURN_REFUSED, shift.regime, check, declared_at=shift.declared_at, onset=shift.onset
-                )
-                return True
-        return any(self._refuse_visits(slot, upcoming) for slot in self._visited(upcoming))
-
-    @property
-    def returns(self) -> tuple[RefusedReturn, ...]:
-        """The returns that were refused since the batch before."""
-        return tuple(RefusedReturn(shift.declared_at, shift.slot) for shift in self._returns)
-
-    @property
-    def records(self) -> tuple[RefusedRecord, ...]:
-        """The records that were refused since the batch before."""
-        return tuple(self._records)
+        """Check a batch that is not trained on yet; return whether records of it were moved to other regimes."""
+        returns = [self._refuse_return(shift, upcoming) for shift in upcoming.assigned.shifts]
+        visits = [self._refuse_visits(slot, upcoming) for slot in self._visited(upcoming)]
+        return any(returns) or any(visits)
 
     def refused_at(self, declared_at: int) -> int | None:
         """Number of the regime whose return was refused that was declared at this record; None: there is none."""
-        return next((each.regime for each in self._returns if each.declared_at == declared_at), None)
+        return next((shift.regime for shift in self._returns if shift.declared_at == declared_at), None)
 
     def clear(self) -> None:
-        """The batch is trained on, or will be decided again without what was refused."""
+        """The batch is trained on, or is decided again."""
         self._returns.clear()
-        self._records.clear()
 
     @property
     def _enabled(self) -> bool:
@@ -197,21 +172,34 @@ class ReturnChecks:
             if slot in upcoming.numbers and upcoming.first - upcoming.last_records.get(slot, upcoming.first) > ABSENT
         ]
 
-    def _refuse_visits(self, slot: int, upcoming: Upcoming) -> bool:
-        """Check the visits to a regime. A record is refused once: what else assigns it to the regime is believed."""
-        visits = upcoming.assigned.records_of(slot, upcoming.first)
-        visits = [(ordinal, example) for ordinal, example in visits if ordinal > upcoming.entered_until]
-        new = [RefusedRecord(ordinal, slot) for ordinal, _ in visits]
-        new = [each for each in new if each not in self._records]
-        check = self._check(slot, [example for _, example in visits]) if new else None
-        if check is None:
+    def _refuse_return(self, shift: Shift, upcoming: Upcoming) -> bool:
+        """Check a return: its records, up to where the stream moves on, are the regime's or a new one's."""
+        examples = self._monitor.examples(shift.slot) if self.applies(shift, upcoming.numbers) else ()
+        # A shift that was found after a flush may come with a batch that has none of its records: it is believed.
+        check = self._check(shift.slot, examples) if examples else None
+        if check is None or not self._move(shift.slot, None, upcoming):
             return False
-        self._records += new
+        self._returns.append(shift)
+        _log_refused(Event.RETURN_REFUSED, shift.regime, check, declared_at=shift.declared_at, onset=shift.onset)
+        return True
+
+    def _refuse_visits(self, slot: int, upcoming: Upcoming) -> bool:
+        """Check the visits to a regime: all of its records that were read belong to it, or to the one under way."""
+        moved_on = [shift.slot for shift in self._monitor.taken.shifts if shift.parent is None]
+        target = moved_on[-1] if moved_on else upcoming.current
+        visits = self._monitor.records_of(slot)
+        check = self._check(slot, [example for _, example in visits]) if target is not None and visits else None
+        if check is None or not self._move(slot, target, upcoming):
+            return False
         _log_refused(Event.VISIT_REFUSED, upcoming.numbers[slot], check, first_record=visits[0][0])
         return True
 
+    def _move(self, slot: int, target: int | None, upcoming: Upcoming) -> bool:
+        last_record = upcoming.last_records.get(slot, 0)
+        return self._monitor.refuse(slot, last_record=last_record, target=target, kept_at=upcoming.kept_at)
+
     def _check(self, slot: int, examples: Sequence[Example]) -> ReturnCheck | None:
-        """The losses of the first records, if they speak against the regime in `slot`."""
+        """The losses of the first records, if the test rejects the regime in `slot`."""
         records = first_tokens(examples, self._settings.probe.similarity_tokens)
         own, pack_tokens = self.losses.of(slot), self._settings.stream.batch_tokens
         check = check_return(self._learner, records, slot, own, pack_tokens=pack_tokens)

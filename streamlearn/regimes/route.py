@@ -14,8 +14,8 @@ from streamlearn.adapters.context import NO_REGIME, Slot
 from streamlearn.regimes.requested import Requested, UnknownRegimeError
 from streamlearn.regimes.start import Fallback
 from streamlearn.regimes.statistics import RegimeStatistics
-from streamlearn.shift.input_shift import Assignment, MonitorState
-from streamlearn.shift.monitor import Monitor
+from streamlearn.shift.monitor import Monitor, MonitorState
+from streamlearn.shift.routing import Assignment
 from streamlearn.status import AnsweredBy, Route
 
 

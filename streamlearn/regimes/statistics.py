@@ -19,7 +19,7 @@ from streamlearn.adapters.presets import regime_adapter
 from streamlearn.errors import RegimeError
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.holdout import Forgetting, HoldoutReservoirs, ScoreHistory
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from streamlearn.status import AdaptationStatus, RegimeStatus, ShiftStatus
 
 

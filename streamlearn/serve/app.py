@@ -173,7 +173,7 @@ def _monitoring_routes(
         responses={304: {"description": "The content is that of the ETag in If-None-Match."}},
     )
     async def read_history(request: Request) -> Response:
-        """Loss beside the untouched backbone's, speed, lag, forgetting, dead letters and regimes along the stream."""
+        """Loss and the untouched backbone's, speed, lag, forgetting, dead letters and regimes along the stream."""
         return with_etag(request, history.read(), "application/json")
 
     @routes.get("/v1/publication", summary="Published versions")

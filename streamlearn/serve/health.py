@@ -1,4 +1,4 @@
-"""Liveness and readiness: two paths of the endpoint, and an application of its own for probes beside TLS."""
+"""Liveness and readiness: two paths of the endpoint, and a separate application for plain HTTP probes."""
 
 from typing import Any
 

@@ -30,7 +30,7 @@ from streamlearn.status import (
     SnapshotMark,
     Status,
 )
-from streamlearn.stream.record import PATTERN
+from streamlearn.stream.position import PATTERN
 
 
 def require_number(value: object) -> object:

@@ -167,7 +167,7 @@ async def follow(
                 return
             if disconnected.done():
                 raise client_left()
-            async with asyncio.timeout_at(ends):  # not around a yield: each part may run in a task of its own
+            async with asyncio.timeout_at(ends):  # not around a yield: each part may run in its own task
                 await changed.wait()
     except TimeoutError:
         raise too_slow(deadline_s) from None

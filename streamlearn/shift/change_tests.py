@@ -1,32 +1,76 @@
-"""Change of the inputs' distribution: a two-sample test on mean embeddings.
+"""The tests that may end a segment: each compares the newest records with the segment before them.
 
-    S_n = |m_n - m|^2 / (tr C f_n (1 / n + 1 / N))                                                          (1)
-    S_n ~ Gamma(nu / 2, 2 / nu) under no change; alarm when S_n exceeds the quantile of the level           (2)
+mean_embedding_test   the distribution of the inputs changed
+fit_drop_test         the tokens fit the regime worse: separates short inputs, which the first test misses
+token_presence_test   one token appeared or disappeared, which the other two miss
+absence_test          the segment's regime is gone, and only records of other known regimes arrive
 
-m_n is the mean phi of the last n records, m that of the N earlier records of the regime; `ReferenceDistribution`
-defines tr C, f_n and nu. The Gamma is the Satterthwaite fit to a weighted sum of chi-squares. Two windows are tested:
-the short one is quick where regimes lie far apart, the long one separates regimes that lie close together.
-
-    >>> rng = np.random.default_rng(0)
-    >>> phi = rng.normal(size=(300, 256)).astype(np.float32)
-    >>> phi[200:, 0] += 8.0                                        # planted: from record 200 on
-    >>> phi /= np.linalg.norm(phi, axis=1, keepdims=True)
-    >>> test, reference = MeanEmbeddingTest(level=1e-8), ReferenceDistribution()
-    >>> reference.add_all(phi[:100])
-    >>> next(t for t in range(132, 300) if test.test(phi[t - 32 : t], reference)) - 200
-    11
+To add a test, write a function like these and list it in `WINDOW_TESTS` or `OTHER_TESTS`. The budget of false alarms is
+divided by the number of tests listed, so each gets its share as its level: the probability of an alarm at one record
+of a stream that does not change. A test that needs a statistic of the whole segment adds a field to `Window`.
 """
+# Shape suffixes: B buckets, C candidates, D features, L lags, N records of a window.
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaln, gammainccinv, gammaln, stdtrit
 
 from streamlearn.shift.features import COMMON, NUM_BUCKETS, NUM_FEATURES, DocumentFrequency, Features
+
+WINDOWS = (16, 32)
+"""Records compared: the short window is quick where regimes lie far apart, the long one separates similar regimes."""
+SIZE = max(WINDOWS)
+"""Records in a segment's window."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecentRecord:
+    """A record with the slot of its regime."""
+
+    features: Features
+    ordinal: int
+    slot: int
+    log_ratio: float
+    """Under the slot's regime when the record arrived, nats (`memory`, eq. 3)."""
+
+    @property
+    def fit(self) -> float:
+        """The log ratio per bucket."""
+        return self.log_ratio / len(self.features.buckets)
+
+
+@dataclass(frozen=True)
+class TokenChange:
+    """A token that appeared or disappeared."""
+
+    bucket: int
+    appeared: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Alarm:
+    """Evidence for a shift. `detector` decides what the records are."""
+
+    statistic: float
+    threshold: float
+    records: tuple[RecentRecord, ...]
+    """The records from the estimated change point on."""
+    token_change: TokenChange | None = None
+    """Set if a token changed. The records left the segment's regime then, however well they fit it."""
+
+
+def stack_phi(records: Iterable[RecentRecord]) -> NDArray[np.float32]:
+    """The phi of each record as one array."""
+    phi = [record.features.phi_D for record in records]
+    return np.array(phi, dtype=np.float32).reshape(len(phi), NUM_FEATURES)
+
 
 # The distribution of a regime's records, and the chance deviation of the mean of n of them.
 #
@@ -38,65 +82,56 @@ from streamlearn.shift.features import COMMON, NUM_BUCKETS, NUM_FEATURES, Docume
 # The mean of n consecutive records has variance tr C f_n / n, the variance of a mean of a serially dependent series;
 # independent records have f_n = 1. A stream that comes in bursts thus raises its own threshold.
 
-
-# Shape suffixes: D features, L lags, N records of a window.
-
-
 NUM_LAGS = 32
-HALVED_AT = 8192
+REFERENCE_HALVED_AT = 8192
 """Records at which all sums are halved, so that old records fade."""
 _FAR = NUM_LAGS // 2  # pairs at least this far apart count as independent in eq. (4)
 _EVERY = 4  # one record in four enters eq. (4), which costs more than all the rest
 _PRIOR_PAIRS, _PRIOR_NU = 16.0, 8.0
 
 
-def _zeros(size: int) -> NDArray[np.float64]:
-    return np.zeros(size)
+def _lags() -> NDArray[np.float64]:
+    return np.zeros(NUM_LAGS)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class ReferenceDistribution:
-    """The running sums of eq. (1) to (4)."""
+    """The running sums of eq. (1) to (4). A value: updates return a new one."""
 
-    ROW: ClassVar[int] = NUM_FEATURES + 2 * NUM_LAGS + 3
-    sum_D: NDArray[np.float64] = field(default_factory=lambda: _zeros(NUM_FEATURES))
-    products_L: NDArray[np.float64] = field(default_factory=lambda: _zeros(NUM_LAGS))
-    pairs_L: NDArray[np.float64] = field(default_factory=lambda: _zeros(NUM_LAGS))
+    sum_D: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_FEATURES))
+    products_L: NDArray[np.float64] = field(default_factory=_lags)
+    pairs_L: NDArray[np.float64] = field(default_factory=_lags)
     num_records: float = 0.0
     squares: float = 0.0
     num_squares: float = 0.0
-
-    def copy(self) -> Self:
-        """An independent copy."""
-        return type(self).from_row(self.to_row())
 
     @property
     def mean(self) -> NDArray[np.float64]:
         """The m of eq. (1)."""
         return self.sum_D / max(self.num_records, 1.0)
 
-    def add(self, phi_D: NDArray[np.float32], following_ND: NDArray[np.float32]) -> None:
-        """Add one record; the records that came right after it serve eq. (2) and (4)."""
+    def after(self, phi_D: NDArray[np.float32], following_ND: NDArray[np.float32]) -> Self:
+        """Return the sums with one more record; the records right after it are needed for eq. (2) and (4)."""
         num = min(len(following_ND), NUM_LAGS - 1)
+        products_L, pairs_L = self.products_L.copy(), self.pairs_L.copy()
+        squares, num_squares = self.squares, self.num_squares
         if num:
             after_ND = following_ND[:num]
             products = after_ND @ phi_D
-            self.products_L[1 : num + 1] += products
-            self.pairs_L[1 : num + 1] += 1.0
+            products_L[1 : num + 1] += products
+            pairs_L[1 : num + 1] += 1.0
             if num > _FAR and self.num_records >= _FAR and self.num_records % _EVERY == 0:
                 m_D = self.mean.astype(np.float32)
-                centred = products - phi_D @ m_D - after_ND @ m_D + m_D @ m_D
-                self.squares += float((centred[_FAR:] ** 2).sum())
-                self.num_squares += num - _FAR
-        self.sum_D += phi_D
-        self.num_records += 1.0
-        if self.num_records >= HALVED_AT:
-            self._load_row(self.to_row() / 2)
+                centered = products - phi_D @ m_D - after_ND @ m_D + m_D @ m_D
+                squares += float((centered[_FAR:] ** 2).sum())
+                num_squares += num - _FAR
+        sums = (self.sum_D + phi_D, products_L, pairs_L, self.num_records + 1.0, squares, num_squares)
+        halved = self.num_records + 1.0 >= REFERENCE_HALVED_AT
+        return type(self)(*(total / 2 for total in sums) if halved else sums)
 
-    def add_all(self, phi_ND: NDArray[np.float32]) -> None:
-        """Add consecutive records."""
-        for i in range(len(phi_ND)):
-            self.add(phi_ND[i], phi_ND[i + 1 :])
+    def merged(self, other: Self) -> Self:
+        """Return the sums over the records of both regimes."""
+        return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     @property
     def spread(self) -> float:
@@ -121,212 +156,11 @@ class ReferenceDistribution:
         squares = self.squares + _PRIOR_PAIRS * spread**2 / _PRIOR_NU
         return max(spread**2 * (self.num_squares + _PRIOR_PAIRS) / squares, 1.0)
 
-    def merge(self, other: Self) -> None:
-        """Add the sums of another regime."""
-        self._load_row(self.to_row() + other.to_row())
-
-    def to_row(self) -> NDArray[np.float64]:
-        """All sums, as `ROW` numbers."""
-        return np.concatenate(
-            [self.sum_D, self.products_L, self.pairs_L, [self.num_records, self.squares, self.num_squares]]
-        )
-
-    @classmethod
-    def from_row(cls, row: NDArray[np.float64]) -> Self:
-        """Inverse of `to_row`."""
-        made = cls()
-        made._load_row(row)
-        return made
-
-    def _load_row(self, row: NDArray[np.float64]) -> None:
-        self.sum_D, self.products_L, self.pairs_L, rest = (
-            part.copy() for part in np.split(row, np.cumsum([NUM_FEATURES, NUM_LAGS, NUM_LAGS]))
-        )
-        self.num_records, self.squares, self.num_squares = rest.tolist()
-
-
-# Shape suffixes: D features, N records of a window.
-
-
-WINDOWS = (16, 32)
-MIN_REFERENCE = 16
-LOWEST_THRESHOLD = 1.5
-"""Every threshold lies above it, because nu is never large enough; a smaller statistic needs no quantile."""
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """A statistic that exceeded its threshold, and the number of newest records it was computed from."""
-
-    statistic: float
-    threshold: float
-    window: int
-
-
-@dataclass(frozen=True)
-class MeanEmbeddingTest:
-    """The stateless test."""
-
-    level: float
-    """Probability of an alarm in one test under no change."""
-    windows: tuple[int, ...] = WINDOWS
-    serial_correlation: bool = True
-    """Whether f_n is estimated; otherwise records count as independent."""
-
-    def test(self, window_ND: NDArray[np.float32], reference: ReferenceDistribution) -> Rejection | None:
-        """Test the newest records of the window, which come last, against the regime's records before them."""
-        for n in self.windows:
-            num_records = reference.num_records + len(window_ND) - n
-            if len(window_ND) < n or num_records < MIN_REFERENCE or reference.num_records < 2:
-                continue
-            sum_D = reference.sum_D + np.add.reduce(window_ND[:-n], axis=0)
-            mean_D = np.add.reduce(window_ND[-n:], axis=0) / np.float32(n)
-            statistic = self._statistic(mean_D, sum_D / num_records, reference, n, num_records)
-            if statistic > LOWEST_THRESHOLD and statistic > (threshold := self.threshold(reference)):
-                return Rejection(statistic, threshold, n)
-        return None
-
-    def distance(self, mean_D: NDArray[np.float32], n: int, reference: ReferenceDistribution) -> float:
-        """S_n between the mean of n records and a remembered regime: near 1 if the records are the regime's."""
-        return self._statistic(mean_D, reference.mean, reference, n, reference.num_records)
-
-    def threshold(self, reference: ReferenceDistribution) -> float:
-        """The quantile of eq. (2)."""
-        nu = reference.freedom
-        return float(gammainccinv(nu / 2, self.level)) * 2 / nu
-
-    @staticmethod
-    def change_point(window_ND: NDArray[np.float32], reference: ReferenceDistribution) -> int:
-        """Index in the window at which the new distribution begins: the split with the largest likelihood ratio.
-
-        argmax over s of k |mean(window[s:]) - m|^2 with k = N - s, for spherical noise
-        """
-        centred_ND = window_ND - reference.mean.astype(np.float32)
-        tails_ND = np.cumsum(centred_ND[::-1], axis=0)[::-1]
-        sizes = np.arange(len(window_ND), 0, -1)
-        return int(((tails_ND**2).sum(axis=1) / sizes).argmax())
-
-    def _statistic(
-        self,
-        mean_D: NDArray[np.float32],
-        m_D: NDArray[np.float64],
-        reference: ReferenceDistribution,
-        n: int,
-        num_records: float,
-    ) -> float:
-        difference = mean_D - m_D
-        variance = reference.spread * (1 / n + 1 / num_records)
-        statistic = float(difference @ difference) / variance
-        if statistic > LOWEST_THRESHOLD and self.serial_correlation:  # f_n costs more than the rest and is at least 1
-            statistic /= reference.inflation(n)
-        return statistic
-
-
-# Change of one token's frequency: a rare token is now in most records, or a common one in hardly any.
-#
-#     P(j of n | k of N) = C(n, j) B(k + j + 1/2, N - k + n - j + 1/2) / B(k + 1/2, N - k + 1/2)              (1)
-#
-# k of the segment's N records before the window have the token, and j of the n records in it. Eq. (1) is the
-# beta-binomial probability of that under an unchanged frequency (Jeffreys prior). Alarm when -log P of one token
-# exceeds
-# that of the level, divided among all tokens, by the factor `CAUTION`: consecutive records on one topic share tokens.
-# Regimes that differ in a single token ("is there a", "is there not a") hardly differ in their mean embeddings or in
-# the fit of their records; only this test separates them.
-#
-#     >>> from streamlearn.shift.document_frequency import count_records
-#     >>> rng = np.random.default_rng(0)
-#     >>> records = [rng.integers(0, 99, size=12) for _ in range(200)]
-#     >>> records[150:] = [np.append(each, 99) if i % 5 else each for i, each in enumerate(records[150:])]    # planted
-#     >>> test, before = TokenPresenceTest(level=1e-8), DocumentFrequency()
-#     >>> for each in records[:118]:
-#     ...     before = before.after(each)
-#     >>> next(t for t in range(150, 200) if test.test(count_records(records[t - 32 : t]), 32, before)) - 150
-#     27
-
-
-# Shape suffixes: B buckets, C candidates.
-
-
-WINDOW = 32
-MIN_BEFORE = 64
-"""Records of the segment before the window without which nothing is tested."""
-RARE = 0.05
-"""A token is rare where at most this share of the records have it. Only changes between rare and common are tested."""
-CAUTION = 1.5
-"""Bursts of records of similar length reach 1.1 (SuperNI's 15 tasks, level 1e-8)."""
-
-
-@dataclass(frozen=True)
-class TokenChange:
-    """A token that appeared or disappeared."""
-
-    bucket: int
-    appeared: bool
-    statistic: float
-    """-log P of eq. (1), nats."""
-    threshold: float
-
-
-@dataclass(frozen=True)
-class TokenPresenceTest:
-    """The stateless test."""
-
-    level: float
-    """Probability of an alarm in one test of independent records under no change."""
-
-    def test(self, window_B: NDArray[np.float32], n: int, before: DocumentFrequency) -> TokenChange | None:
-        """Test a window of n records, `window_B` of which have each token, against the segment before it."""
-        if n < WINDOW or before.num_records < MIN_BEFORE:
-            return None
-        k_B, total = before.records_B, before.num_records
-        appeared_B = (window_B >= COMMON * n) & (k_B <= RARE * total)
-        disappeared_B = (window_B <= RARE * n) & (k_B >= COMMON * total)
-        bucket_C = np.flatnonzero(appeared_B | disappeared_B)
-        if not len(bucket_C):
-            return None
-        j_C, k_C = window_B[bucket_C].astype(np.float64), k_B[bucket_C].astype(np.float64)
-        ways_C = gammaln(n + 1) - gammaln(j_C + 1) - gammaln(n - j_C + 1)
-        log_p_C = ways_C + betaln(k_C + j_C + 0.5, total - k_C + n - j_C + 0.5) - betaln(k_C + 0.5, total - k_C + 0.5)
-        least = int(log_p_C.argmin())
-        statistic, threshold = -float(log_p_C[least]), CAUTION * math.log(NUM_BUCKETS / self.level)
-        bucket = int(bucket_C[least])
-        return TokenChange(bucket, bool(appeared_B[bucket]), statistic, threshold) if statistic > threshold else None
-
-    @staticmethod
-    def change_point(records: Sequence[NDArray[np.uint16]], change: TokenChange) -> int:
-        """Index of the record at which the token appeared or disappeared.
-
-        The split after which most records agree with the change, less those that do not.
-        """
-        agrees = np.array([(change.bucket in buckets) == change.appeared for buckets in records])
-        return int(np.cumsum((agrees - 0.5)[::-1])[::-1].argmax())
-
-
-# Drop of the records' fit to the segment's regime: a t-test on their tokens.
-#
-#     T_n = (mean of the last n fits - m) / (s sqrt(f (1 / n + 1 / N))),  f = (1 + rho) / (1 - rho)           (1)
-#
-# A record's fit is its log ratio per bucket under the regime (`naive_bayes`, eq. 2). m, s and rho are mean, deviation
-# and lag-1 correlation of the N fits of the segment before the window. Alarm when T_n falls below the Student
-# quantile of
-# the level. This test separates short inputs whose mean embeddings hardly differ, which `MeanEmbeddingTest` misses.
-#
-#     >>> rng = np.random.default_rng(0)
-#     >>> fits = rng.normal(0.2, 0.1, size=300)
-#     >>> fits[200:] -= 0.25                                         # planted: from record 200 on
-#     >>> test, before = FitDropTest(level=1e-8), RunningStats()
-#     >>> for fit in fits[:100]:
-#     ...     before = before.after(fit)
-#     >>> next(t for t in range(132, 300) if test.test(fits[t - 32 : t], before)) - 200
-#     11
-
 
 MIN_FITS = 24
-"""Fits before the window without which nothing is tested and no fit counts as an outlier."""
-FIT_DROP_TEST_HALVED_AT = 1024.0
+"""Fits before the window below which nothing is tested and no fit counts as an outlier."""
+FITS_HALVED_AT = 1024.0
 """Fits at which the sums are halved, so that old records fade."""
-MIN_STATISTIC = 4.0
-"""A smaller statistic never raises an alarm; the quantile of the default level is larger anyway (4.9)."""
 _OUTLIER = 5.0
 
 
@@ -345,7 +179,7 @@ class RunningStats:
         if self.number >= MIN_FITS:
             bound = _OUTLIER * self.deviation
             fit = min(max(fit, self.mean - bound), self.mean + bound)
-        keep = 0.5 if self.number >= FIT_DROP_TEST_HALVED_AT else 1.0
+        keep = 0.5 if self.number >= FITS_HALVED_AT else 1.0
         return RunningStats(
             keep * self.number + 1.0,
             keep * self.sum + fit,
@@ -356,174 +190,273 @@ class RunningStats:
 
     @property
     def mean(self) -> float:
-        """The m of eq. (1)."""
         return self.sum / self.number
 
     @property
     def deviation(self) -> float:
-        """The s of eq. (1)."""
         return float(max(self.squares / self.number - self.mean**2, 1e-6) ** 0.5)
 
     @property
     def inflation(self) -> float:
-        """The f of eq. (1), at least 1."""
+        """The f of eq. (7), at least 1."""
         rho = (self.products / self.number - self.mean**2) / self.deviation**2
         rho = min(max(rho, 0.0), 0.9)
         return (1 + rho) / (1 - rho)
 
 
-@dataclass(frozen=True)
-class FitDropTest:
-    """The stateless test."""
+@dataclass(frozen=True, eq=False)
+class Window:
+    """The newest records of the segment's regime, and statistics of the segment's records before them."""
 
-    level: float
-    """Probability of an alarm in one test under no change."""
-    windows: tuple[int, ...] = WINDOWS
+    records: tuple[RecentRecord, ...] = ()
+    fits_before: RunningStats = field(default_factory=RunningStats)
+    tokens_before: DocumentFrequency = field(default_factory=DocumentFrequency)
 
-    def test(self, fits: NDArray[np.float64] | Sequence[float], before: RunningStats) -> Rejection | None:
-        """Test the newest fits of the window, which come last, against the segment before the window."""
-        if before.number < MIN_FITS:
-            return None
-        for n in self.windows:
-            if len(fits) < n:
-                continue
-            drop = before.mean - sum(fits[-n:]) / n
-            error = before.deviation * (before.inflation * (1 / n + 1 / before.number)) ** 0.5
-            if drop > MIN_STATISTIC * error and drop > error * (
-                threshold := -float(stdtrit(before.number - 1, self.level))
-            ):
-                return Rejection(drop / error, threshold, n)
+    @cached_property
+    def phi_ND(self) -> NDArray[np.float32]:  # noqa: N802  shape suffix
+        """The phi of the records."""
+        return stack_phi(self.records)
+
+    @cached_property
+    def fits(self) -> list[float]:
+        """The fit of each record."""
+        return [record.fit for record in self.records]
+
+    @cached_property
+    def token_records_B(self) -> NDArray[np.float32]:  # noqa: N802  shape suffix
+        """Number of records with each token."""
+        counts_B = np.zeros(NUM_BUCKETS, dtype=np.float32)
+        for record in self.records:
+            counts_B[record.features.buckets] += np.float32(1.0)  # a repeated index counts once
+        return counts_B
+
+
+LOWEST_THRESHOLD = 1.5
+"""Every threshold of eq. (6) lies above it, because nu is never large enough; a smaller statistic needs no quantile."""
+MIN_REFERENCE = 16
+
+
+def mean_embedding_test(window: Window, reference: ReferenceDistribution, level: float, *, n: int) -> Alarm | None:
+    """Test whether the distribution of the inputs changed: a two-sample test on mean embeddings.
+
+        S_n = |m_n - m|^2 / (tr C f_n (1 / n + 1 / N))                                                      (5)
+        S_n ~ Gamma(nu / 2, 2 / nu) under no change; alarm if S_n exceeds the quantile of the level         (6)
+
+    m_n is the mean phi of the last n records, m that of the N earlier records of the regime. The Gamma is the
+    Satterthwaite fit to a weighted sum of chi-squares.
+
+        >>> rng = np.random.default_rng(0)
+        >>> phi = rng.normal(size=(300, 256)).astype(np.float32)
+        >>> phi[200:, 0] += 8.0                                        # planted: from record 200 on
+        >>> phi /= np.linalg.norm(phi, axis=1, keepdims=True)
+        >>> token = np.zeros(1, np.uint16)
+        >>> records = [RecentRecord(Features(phi_D, token, 0.0), i, 0, 0.0) for i, phi_D in enumerate(phi)]
+        >>> reference = ReferenceDistribution()
+        >>> for t in range(100):
+        ...     reference = reference.after(phi[t], phi[t + 1 : 100])
+        >>> windows = {t: Window(tuple(records[t - 32 : t])) for t in range(132, 300)}
+        >>> next(t for t in windows if mean_embedding_test(windows[t], reference, 1e-8, n=16)) - 200
+        11
+    """
+    window_ND = window.phi_ND
+    num_records = reference.num_records + len(window_ND) - n
+    if len(window_ND) < n or num_records < MIN_REFERENCE or reference.num_records < 2:
         return None
+    sum_D = reference.sum_D + np.add.reduce(window_ND[:-n], axis=0)
+    mean_D = np.add.reduce(window_ND[-n:], axis=0) / np.float32(n)
+    statistic = _embedding_statistic(mean_D, sum_D / num_records, reference, n, num_records)
+    if statistic <= LOWEST_THRESHOLD or statistic <= (threshold := embedding_threshold(reference, level)):
+        return None
+    # The change point is the split with the largest likelihood ratio for spherical noise:
+    # argmax over s of k |mean(window[s:]) - m|^2 with k = N - s.
+    centered_ND = window_ND - reference.mean.astype(np.float32)
+    tails_ND = np.cumsum(centered_ND[::-1], axis=0)[::-1]
+    sizes = np.arange(len(window_ND), 0, -1)
+    start = int(((tails_ND**2).sum(axis=1) / sizes).argmax())
+    return Alarm(statistic, threshold, window.records[start:])
 
-    @staticmethod
-    def change_point(fits: Sequence[float], before: RunningStats) -> int:
-        """Index in the window at which the fits drop: the split with the largest likelihood ratio."""
-        drops = np.cumsum((before.mean - np.array(fits))[::-1])[::-1]
-        sizes = np.arange(len(fits), 0, -1)
-        return int((np.maximum(drops, 0.0) ** 2 / sizes).argmax())
+
+def embedding_distance(mean_D: NDArray[np.float32], n: int, reference: ReferenceDistribution) -> float:
+    """S_n between the mean of n records and a remembered regime: near 1 if the records are the regime's."""
+    return _embedding_statistic(mean_D, reference.mean, reference, n, reference.num_records)
 
 
-# Absence of the segment's regime: a CUSUM over which records are its own.
-#
-#     c <- max(0, c + log((1 - q) / (1 - p)))  for a record of the segment's regime                           (1)
-#     c <- c + log(q / p)                      for a record of another regime                                 (2)
-#
-# Page 1954. p is the recent share of other regimes' records, an exponential moving average; q = 0.97 is the share
-# that is
-# expected once the regime is gone. Alarm when c exceeds -log(level). Interleaved known regimes raise p and no alarm.
-#
-#     >>> test = AbsenceTest(level=1e-6)
-#     >>> for ordinal in range(1, 201):
-#     ...     test.update(ordinal, own=ordinal % 2 == 0 and ordinal < 150)    # planted: from record 150 on
-#     ...     if test.drift_detected:
-#     ...         print(ordinal, test.state.run_start)
-#     ...         break
-#     193 149
+def embedding_threshold(reference: ReferenceDistribution, level: float) -> float:
+    """The quantile of eq. (6)."""
+    nu = reference.freedom
+    return float(gammainccinv(nu / 2, level)) * 2 / nu
+
+
+def _embedding_statistic(
+    mean_D: NDArray[np.float32], m_D: NDArray[np.float64], reference: ReferenceDistribution, n: int, num_records: float
+) -> float:
+    difference = mean_D - m_D
+    statistic = float(difference @ difference) / (reference.spread * (1 / n + 1 / num_records))
+    # f_n costs more than the rest and is at least 1.
+    return statistic / reference.inflation(n) if statistic > LOWEST_THRESHOLD else statistic
+
+
+MIN_STATISTIC = 4.0
+"""A smaller T_n never raises an alarm; the quantile of the default level is larger anyway (4.9)."""
+
+
+def fit_drop_test(window: Window, _: ReferenceDistribution, level: float, *, n: int) -> Alarm | None:
+    """Test whether the records' fit to the segment's regime dropped: a t-test on their tokens.
+
+        T_n = (m - mean of the last n fits) / (s sqrt(f (1 / n + 1 / N))),  f = (1 + rho) / (1 - rho)       (7)
+
+    A record's fit is its log ratio per bucket under the regime (`memory`, eq. 3). m, s and rho are mean, deviation and
+    lag-1 correlation of the N fits of the segment before the window. Alarm if T_n exceeds the Student quantile.
+
+        >>> rng = np.random.default_rng(0)
+        >>> fits = rng.normal(0.2, 0.1, size=300)
+        >>> fits[200:] -= 0.25                                         # planted: from record 200 on
+        >>> features = Features(np.zeros(256, np.float32), np.zeros(1, np.uint16), 0.0)
+        >>> records = [RecentRecord(features, i, 0, float(fit)) for i, fit in enumerate(fits)]
+        >>> before, unused = RunningStats(), ReferenceDistribution()
+        >>> for fit in fits[:100]:
+        ...     before = before.after(fit)
+        >>> windows = {t: Window(tuple(records[t - 32 : t]), before) for t in range(132, 300)}
+        >>> next(t for t in windows if fit_drop_test(windows[t], unused, 1e-8, n=16)) - 200
+        11
+    """
+    fits, before = window.fits, window.fits_before
+    if before.number < MIN_FITS or len(fits) < n:
+        return None
+    drop = before.mean - sum(fits[-n:]) / n
+    error = before.deviation * (before.inflation * (1 / n + 1 / before.number)) ** 0.5
+    if drop <= MIN_STATISTIC * error or drop <= error * (threshold := -float(stdtrit(before.number - 1, level))):
+        return None
+    drops = np.cumsum((before.mean - np.array(fits))[::-1])[::-1]
+    sizes = np.arange(len(fits), 0, -1)
+    start = int((np.maximum(drops, 0.0) ** 2 / sizes).argmax())  # the split with the largest likelihood ratio
+    return Alarm(drop / error, threshold, window.records[start:])
+
+
+MIN_BEFORE = 64
+"""Records of the segment before the window below which no token is tested."""
+RARE = 0.05
+"""A token is rare if at most this share of the records have it. Only changes between rare and common are tested."""
+CAUTION = 1.5
+"""Bursts of records of similar length reach 1.1 (SuperNI's 15 tasks, level 1e-8)."""
+
+
+def token_presence_test(window: Window, _: ReferenceDistribution, level: float) -> Alarm | None:
+    """Test whether a rare token is now in most records, or a common one in hardly any.
+
+        P(j of n | k of N) = C(n, j) B(k + j + 1/2, N - k + n - j + 1/2) / B(k + 1/2, N - k + 1/2)          (8)
+
+    k of the segment's N records before the window have the token, and j of the n records in it. Eq. (8) is the
+    beta-binomial probability of that under an unchanged frequency (Jeffreys prior). Alarm if -log P of one token
+    exceeds that of the level, divided among all tokens, by the factor `CAUTION`: consecutive records on one topic share
+    tokens. Regimes that differ in a single token ("is there a", "is there not a") hardly differ in their mean
+    embeddings or in the fit of their records; only this test separates them.
+
+        >>> rng = np.random.default_rng(0)
+        >>> tokens = [rng.integers(0, 99, size=12) for _ in range(200)]
+        >>> tokens[150:] = [np.append(ids, 99) if i % 5 else ids for i, ids in enumerate(tokens[150:])]    # planted
+        >>> zeros, before, unused = np.zeros(256, np.float32), DocumentFrequency(), ReferenceDistribution()
+        >>> records = [RecentRecord(Features(zeros, ids, 0.0), i, 0, 0.0) for i, ids in enumerate(tokens)]
+        >>> for ids in tokens[:118]:
+        ...     before = before.after(ids)
+        >>> windows = {t: Window(tuple(records[t - 32 : t]), tokens_before=before) for t in range(150, 200)}
+        >>> next(t for t in windows if token_presence_test(windows[t], unused, 1e-8)) - 150
+        27
+    """
+    n, k_B, total = len(window.records), window.tokens_before.records_B, window.tokens_before.num_records
+    if n < SIZE or total < MIN_BEFORE:
+        return None
+    window_B = window.token_records_B
+    appeared_B = (window_B >= COMMON * n) & (k_B <= RARE * total)
+    disappeared_B = (window_B <= RARE * n) & (k_B >= COMMON * total)
+    bucket_C = np.flatnonzero(appeared_B | disappeared_B)
+    if not len(bucket_C):
+        return None
+    j_C, k_C = window_B[bucket_C].astype(np.float64), k_B[bucket_C].astype(np.float64)
+    ways_C = gammaln(n + 1) - gammaln(j_C + 1) - gammaln(n - j_C + 1)
+    log_p_C = ways_C + betaln(k_C + j_C + 0.5, total - k_C + n - j_C + 0.5) - betaln(k_C + 0.5, total - k_C + 0.5)
+    least = int(log_p_C.argmin())
+    statistic, threshold = -float(log_p_C[least]), CAUTION * math.log(NUM_BUCKETS / level)
+    if statistic <= threshold:
+        return None
+    change = TokenChange(int(bucket_C[least]), bool(appeared_B[bucket_C[least]]))
+    # The change point is the split after which most records agree with the change, less those that do not.
+    agrees = np.array([(change.bucket in record.features.buckets) == change.appeared for record in window.records])
+    start = int(np.cumsum((agrees - 0.5)[::-1])[::-1].argmax())
+    return Alarm(statistic, threshold, window.records[start:], change)
 
 
 ABSENT_SHARE = 0.97
-"""The q of eq. (1) and (2)."""
-EMA_RECORDS = 32
+"""The q of eq. (9) and (10)."""
+ABSENCE_EMA_RECORDS = 32
 """Time constant of p, in records."""
 MIN_SHARE, MAX_SHARE = 0.03, 0.95
 """Bounds of p, so that no single record decides."""
 
 
 @dataclass(frozen=True)
-class AbsenceState:
-    """What a snapshot keeps of the test."""
+class Absence:
+    """A CUSUM over which records belong to the segment's regime.
+
+        c <- max(0, c + log((1 - q) / (1 - p)))  for a record of the segment's regime                       (9)
+        c <- c + log(q / p)                      for a record of another regime                            (10)
+
+    Page 1954. p is the recent share of other regimes' records, an exponential moving average; q = 0.97 is the share
+    that is expected once the regime is gone. Interleaved known regimes raise p and no alarm.
+
+        >>> absence = Absence()
+        >>> for ordinal in range(1, 201):
+        ...     absence = absence.after(ordinal, own=ordinal % 2 == 0 and ordinal < 150)  # planted: from record 150 on
+        ...     if absence.statistic > -math.log(1e-6):
+        ...         print(ordinal, absence.run_start)
+        ...         break
+        193 149
+    """
 
     share: float = 0.0
     """The p before its bounds are applied."""
     statistic: float = 0.0
-    """The c of eq. (1) and (2)."""
+    """The c of eq. (9) and (10)."""
     run_start: int = 0
     """Ordinal of the record at which the statistic last left 0."""
 
-
-@dataclass
-class AbsenceTest:
-    """The test."""
-
-    level: float
-    """Probability of an alarm under no change."""
-    state: AbsenceState = field(default_factory=AbsenceState)
-
-    @property
-    def threshold(self) -> float:
-        """Lower bound of an alarm's statistic."""
-        return -math.log(self.level)
-
-    @property
-    def drift_detected(self) -> bool:
-        """Whether the statistic exceeds the threshold."""
-        return self.state.statistic > self.threshold
-
-    def update(self, ordinal: int, *, own: bool) -> None:
-        """Process the next record, of the segment's regime (`own`) or of another."""
-        share, statistic, run_start = self.state.share, self.state.statistic, self.state.run_start
-        p = min(max(share, MIN_SHARE), MAX_SHARE)
+    def after(self, ordinal: int, *, own: bool) -> "Absence":
+        """Return the state after the next record, of the segment's regime (`own`) or of another."""
+        p = min(max(self.share, MIN_SHARE), MAX_SHARE)
         if own:
-            statistic = max(0.0, statistic + math.log((1 - ABSENT_SHARE) / (1 - p)))
-            share *= 1 - 1 / EMA_RECORDS
-        else:
-            run_start = ordinal if statistic == 0.0 else run_start
-            statistic += math.log(ABSENT_SHARE / p)
-            share += (1 - share) / EMA_RECORDS
-        self.state = AbsenceState(share, statistic, run_start)
+            statistic = max(0.0, self.statistic + math.log((1 - ABSENT_SHARE) / (1 - p)))
+            return Absence(self.share * (1 - 1 / ABSENCE_EMA_RECORDS), statistic, self.run_start)
+        share = self.share + (1 - self.share) / ABSENCE_EMA_RECORDS
+        run_start = ordinal if self.statistic == 0.0 else self.run_start
+        return Absence(share, self.statistic + math.log(ABSENT_SHARE / p), run_start)
 
-    def restart(self, ordinals: list[int], now: int) -> None:
-        """Start a new segment, given the ordinals of its records and of the newest record."""
-        recent = sum(ordinal > now - EMA_RECORDS for ordinal in ordinals)
-        self.state = replace(self.state, share=1 - min(recent / EMA_RECORDS, 1.0), statistic=0.0)
+    def restarted(self, records: Iterable[RecentRecord], now: int) -> "Absence":
+        """Return the state for a new segment with these records; `now` is the ordinal of the newest record."""
+        recent = sum(record.ordinal > now - ABSENCE_EMA_RECORDS for record in records)
+        return replace(self, share=1 - min(recent / ABSENCE_EMA_RECORDS, 1.0), statistic=0.0)
 
 
-# Shape suffixes: D features, N records.
+def absence_test(absence: Absence, others: Sequence[RecentRecord], level: float) -> Alarm | None:
+    """Test whether the segment's regime is gone: alarm if c exceeds -log(level).
+
+    The alarm has the records of the regime that is most frequent among the `others` since c left 0.
+    """
+    threshold = -math.log(level)
+    if absence.statistic <= threshold:
+        return None
+    run = [record for record in others if record.ordinal >= absence.run_start]
+    [(slot, _)] = Counter(record.slot for record in run).most_common(1)
+    return Alarm(absence.statistic, threshold, tuple(record for record in run if record.slot == slot))
 
 
-@dataclass(frozen=True, eq=False)
-class RecentRecord:
-    """A record with the slot of its regime."""
-
-    features: Features
-    ordinal: int
-    slot: int
-    log_ratio: float
-    """Under the slot's regime when the record arrived, nats (`naive_bayes`, eq. 2)."""
-
-    @property
-    def fit(self) -> float:
-        """The log ratio per bucket."""
-        return self.log_ratio / len(self.features.buckets)
-
-
-def stack_phi(records: Iterable[RecentRecord]) -> NDArray[np.float32]:
-    """The phi of each record as one array."""
-    phi = [each.features.phi_D for each in records]
-    return np.array(phi, dtype=np.float32).reshape(len(phi), NUM_FEATURES)
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """Grounds for a shift. `SegmentClassifier` decides what the records are."""
-
-    statistic: float
-    threshold: float
-    records: tuple[RecentRecord, ...]
-    """The records from the estimated change point on."""
-    token_change: TokenChange | None = None
-    """The token that appeared or disappeared. The records left the segment's regime then, however well they fit it."""
-
-
-def to_arrays(name: str, rows: Sequence[NDArray[np.uint16]]) -> dict[str, NDArray[np.generic]]:
-    """The concatenated rows, as int32 because every snapshot reader supports it, and the length of each row."""
-    return {
-        f"{name}.sizes": np.array([len(row) for row in rows], dtype=np.int64),
-        f"{name}.values": np.concatenate([np.zeros(0, np.int32), *rows]).astype(np.int32),
-    }
-
-
-def from_arrays(name: str, arrays: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.uint16]]:
-    """Inverse of `to_arrays`."""
-    ends = np.cumsum(arrays[f"{name}.sizes"].astype(np.int64))
-    return [row.copy() for row in np.split(arrays[f"{name}.values"].astype(np.uint16), ends)[: len(ends)]]
+WindowTest = Callable[[Window, ReferenceDistribution, float], Alarm | None]
+"""A test of the segment's own records: their window, the regime's earlier records, and the level."""
+WINDOW_TESTS: tuple[WindowTest, ...] = (
+    *(partial(mean_embedding_test, n=n) for n in WINDOWS),
+    *(partial(fit_drop_test, n=n) for n in WINDOWS),
+    token_presence_test,
+)
+"""In order: the first that exceeds its threshold raises the alarm."""
+OtherTest = Callable[[Absence, Sequence[RecentRecord], float], Alarm | None]
+"""A test that runs when a record of another regime arrives."""
+OTHER_TESTS: tuple[OtherTest, ...] = (absence_test,)

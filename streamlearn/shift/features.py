@@ -10,17 +10,15 @@ unit length, so no bandwidth is fitted to the stream: the kernel's width is sqrt
 The buckets b, with the length, classify single records. A longer input is represented by its beginning and its end,
 where instructions usually are, and by evenly spaced tokens between them.
 """
+# Shape suffixes: B buckets, E embedding, D features, T tokens.
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamlearn.stream.record import IGNORED, Example, Prompt, RecordImage
-
-# Shape suffixes: B buckets, E embedding, D features, T tokens.
-
 
 NUM_BUCKETS = 4096
 NUM_FEATURES = 256
@@ -30,7 +28,12 @@ HEAD, BETWEEN, TAIL = 96, 96, 64
 KERNEL_WIDTH = 2**0.5
 FIRST, LAST = 2, 3
 """Tokens that are also hashed with their position: at the beginning and at the end."""
-_GOLDEN = 0x9E3779B1  # 2^32 / golden ratio: neighbours land far apart
+_GOLDEN = 0x9E3779B1  # 2^32 / golden ratio: neighbors land far apart
+
+COMMON = 0.6
+"""A token is common if at least this share of the records have it."""
+HALVED_AT = 4096.0
+"""Records at which document frequencies are halved, so that old records fade."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +73,7 @@ class Featurizer:
 
 
 def input_of(example: Example) -> NDArray[np.int32]:
-    """The tokens that are not learned; all tokens where everything is learned, as in plain text.
+    """The tokens that are not learned; all tokens if everything is learned, as in plain text.
 
     Placeholder tokens of an image carry no content, so its visual words replace them.
     """
@@ -92,15 +95,6 @@ def _with_visual_words(tokens: NDArray[np.int32], images: Sequence[RecordImage])
     return np.concatenate([*(image.visual_words for image in images), tokens[~is_placeholder]])
 
 
-# Shape suffixes: B buckets.
-
-
-COMMON = 0.6
-"""A token is common where at least this share of the records have it."""
-HALVED_AT = 4096.0
-"""Records at which the counts are halved, so that old records fade."""
-
-
 @dataclass(frozen=True, eq=False)
 class DocumentFrequency:
     """Number of records with each token, out of `num_records`. A value: updates return a new one."""
@@ -112,13 +106,13 @@ class DocumentFrequency:
         """Return the counts with one more record."""
         keep = 0.5 if self.num_records >= HALVED_AT else 1.0
         records_B = self.records_B.copy() if keep == 1.0 else self.records_B * np.float32(keep)
-        add_record(records_B, buckets)
+        records_B[buckets] += np.float32(1.0)  # a repeated index is written repeatedly and counts once
         return DocumentFrequency(records_B, self.num_records * keep + 1.0)
 
     def without(self, buckets: NDArray[np.uint16]) -> "DocumentFrequency":
         """Return the counts without one record that was counted before."""
         records_B = self.records_B.copy()
-        remove_record(records_B, buckets)
+        records_B[buckets] -= np.float32(1.0)
         num_records = max(self.num_records - 1.0, 0.0)
         # Outside of this range only if the counts were halved in between.
         return DocumentFrequency(np.clip(records_B, 0.0, num_records, dtype=np.float32), num_records)
@@ -132,21 +126,3 @@ class DocumentFrequency:
         """Expected share of future records with each token (Jeffreys prior): never 0 or 1."""
         expected_B: NDArray[np.float32] = (self.records_B + np.float32(0.5)) / np.float32(self.num_records + 1.0)
         return expected_B
-
-
-def count_records(records: Iterable[NDArray[np.uint16]]) -> NDArray[np.float32]:
-    """Number of the records with each token."""
-    counts_B = np.zeros(NUM_BUCKETS, dtype=np.float32)
-    for buckets in records:
-        add_record(counts_B, buckets)
-    return counts_B
-
-
-def add_record(records_B: NDArray[np.float32], buckets: NDArray[np.uint16]) -> None:
-    """Count one more record with these tokens, in place."""
-    records_B[buckets] += np.float32(1.0)  # a repeated index is written repeatedly and counts once
-
-
-def remove_record(records_B: NDArray[np.float32], buckets: NDArray[np.uint16]) -> None:
-    """Count one record fewer with these tokens, in place."""
-    records_B[buckets] -= np.float32(1.0)

@@ -41,7 +41,7 @@ MIN_PART = 4
 MIN_PART_SHARE = 1 / 8
 """Share of the smaller part: a few questions on one text stand out as clearly as another task."""
 SMOOTHING = 200.0
-"""The a of eq. (1), in tokens: less than in `naive_bayes`, since the parts have few records."""
+"""The a of eq. (1), in tokens: less than in `memory`, since the parts have few records."""
 MEDIAN_MARGIN, LOW_MARGIN = 0.75, 0.3
 """Nats per bucket, in eq. (3)."""
 LOW_MARGIN_NATS = 20.0

@@ -1,55 +1,47 @@
 """Classification of single inputs, without the stream around them: the likeliest regime, and whether it explains them.
 
-An input goes to the regime with the largest sum of eq. (3) and (4) of `naive_bayes`; `novelty_test` says how well that
-regime explains it. Exemplars, on which the test is calibrated, are classified by their tokens only: their full length
-is not kept. They are the sample of each regime, completed by its recent records, which are not settled yet.
+An input goes to the regime with the largest sum of eq. (4) and (5) of `memory`. Whether that regime explains it, or
+none does, is a test:
+
+    a = w_r per bucket, with the sign reversed (`memory`, eq. 3)                                            (1)
+    b = share of the input's buckets that no record of regime r has                                         (2)
+    c = sum_(b in C_r, not in input) log(1 - s_rb) / sum_(b in C_r) log(1 - s_rb)                           (3)
+    T = sum over a, b and c of (value - mean_r) / deviation_r                                               (4)
+
+(1) and (2) are large if the input has tokens that the regime lacks, (3) if it lacks tokens that most records of the
+regime have (C_r; s_rb is the share of its records with bucket b). Means and deviations are taken over the regime's
+exemplars, each scored as if it had not been counted. T of an exemplar is standardized without the exemplar itself, so
+it is exchangeable with T of a new record of the regime: a conformal p-value (Vovk et al. 2005) is its rank among the T
+of the exemplars of all regimes. Exemplars are assigned like inputs, so those that another regime takes count as well.
+
+A rank cannot be below 1 / n. The largest k = ceil(sqrt(n)) of the n values are therefore taken as exponentially
+distributed above the next one, u, as in peaks over threshold (Pickands 1975). With an unknown mean e, estimated from
+the k excesses, the predictive tail is that of a Pareto distribution of the second kind (Lomax 1954):
+
+    p(T) = k / n (1 + (T - u) / (k e))^-k  for T > u                                                        (5)
+
+Up to u, p is the rank. It is thus calibrated from the first regime on. Exemplars are classified by their tokens only,
+since their full length is not kept. They are the sample of each regime, completed by its recent records, which are not
+committed to it yet.
 """
+# Shape suffixes: B buckets, N exemplars, R regimes, S statistics.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamlearn.shift import memory as naive_bayes
 from streamlearn.shift.change_tests import RecentRecord
+from streamlearn.shift.detector import DetectorState
 from streamlearn.shift.features import COMMON, NUM_BUCKETS, DocumentFrequency, Features
-from streamlearn.shift.input_shift import Assignment, MonitorState
-from streamlearn.shift.memory import NUM_SAMPLED, RegimeMemory
+from streamlearn.shift.memory import NUM_SAMPLED, AbsentTokens, RegimeMemory, count_buckets
 
-# Novelty detection: whether an input comes from the regime that is likeliest for it, or from none.
-#
-#     a = w_r per bucket, with the sign reversed (`naive_bayes`, eq. 2)                                       (1)
-#     b = share of the input's buckets that no record of regime r has                                         (2)
-#     c = sum_(b in C_r, not in input) log(1 - s_rb) / sum_(b in C_r) log(1 - s_rb)                           (3)
-#     T = sum over a, b and c of (value - mean_r) / deviation_r                                               (4)
-#
-# (1) and (2) are large where the input has tokens that the regime lacks, (3) where it lacks tokens that most records of
-# the regime have (C_r; s_rb is the share of its records with bucket b). Means and deviations are those of the regime's
-# exemplars, each scored as if it had not been counted. T of an exemplar is standardized without the exemplar itself, so
-# it is exchangeable with T of a new record of the regime: a conformal p-value (Vovk et al. 2005) is its rank among
-# the T
-# of the exemplars of all regimes. Exemplars are assigned like inputs, so those that another regime takes count as well.
-#
-# A rank cannot be below 1 / n. The largest k = ceil(sqrt(n)) of the n values are therefore taken as exponentially
-# distributed above the next one, u, as in peaks over threshold (Pickands 1975). With an unknown mean e, estimated from
-# the k excesses, the predictive tail is that of a Pareto distribution of the second kind (Lomax 1954):
-#
-#     p(T) = k / n (1 + (T - u) / (k e))^-k  for T > u                                                        (5)
-#
-# Up to u, p is the rank. It is thus calibrated from the first regime on.
-
-
-# Shape suffixes: B buckets, N exemplars, R regimes, S statistics.
-
-
-NUM_STATISTICS = 3
-"""Eq. (1) to (3)."""
 MIN_EXEMPLARS = 4
 """Exemplars without which a regime is not tested, and explains what is assigned to it: as many as the smaller part of a
-regime that is split has (`mixture_test`)."""
+regime that is split has (`mixture`)."""
 MAX_EXEMPLARS = 512
 """Maximum exemplars of all regimes together that eq. (5) is calibrated on: it bounds the time, which grows with their
 number times that of the regimes."""
@@ -62,14 +54,14 @@ MIN_EXCESS = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Standard:
+class Standardizer:
     """Mean and deviation of each statistic over a regime's own records."""
 
     mean_S: NDArray[np.float64]
     deviation_S: NDArray[np.float64]
 
     @classmethod
-    def of(cls, values_NS: NDArray[np.float64]) -> Self:
+    def from_samples(cls, values_NS: NDArray[np.float64]) -> Self:
         """Estimate them from a sample; the deviation is that of a new record from the sample's mean."""
         n = len(values_NS)
         variance_S = (n * values_NS.var(axis=0) + PRIOR_WEIGHT * PRIOR_DEVIATIONS_S**2) / (n + PRIOR_WEIGHT)
@@ -84,22 +76,22 @@ class Standard:
 class NoveltyTest:
     """The test under one state of the memory."""
 
-    standards: Sequence[Standard | None]
+    standardizers: Sequence[Standardizer | None]
     """By slot; None for a regime with fewer than `MIN_EXEMPLARS`."""
     calibration_N: NDArray[np.float64]
     """T of the exemplars, ascending."""
 
     @classmethod
-    def calibrated(cls, standards: Sequence[Standard | None], statistics: Iterable[float]) -> Self:
+    def calibrated(cls, standardizers: Sequence[Standardizer | None], statistics: Iterable[float]) -> Self:
         """Build the test from the T of exemplars, see `leave_one_out`."""
-        return cls(standards, np.sort(np.fromiter(statistics, dtype=np.float64)))
+        return cls(standardizers, np.sort(np.fromiter(statistics, dtype=np.float64)))
 
     def p_value(self, slot: int, values_S: NDArray[np.float64]) -> float:
         """Share of own records whose T is at least that of an input with these statistics under `slot`."""
-        standard = self.standards[slot]
-        if standard is None or len(self.calibration_N) < MIN_EXEMPLARS:
+        standardizer = self.standardizers[slot]
+        if standardizer is None or len(self.calibration_N) < MIN_EXEMPLARS:
             return 1.0
-        return self.tail(standard.statistic(values_S))
+        return self.tail(standardizer.statistic(values_S))
 
     def tail(self, statistic: float) -> float:
         """Compute eq. (5) above u, and the rank below."""
@@ -114,52 +106,80 @@ class NoveltyTest:
 
 def leave_one_out(values_NS: NDArray[np.float64], index: int) -> float:
     """Compute T of one exemplar, standardized by the others."""
-    return Standard.of(np.delete(values_NS, index, axis=0)).statistic(values_NS[index])
+    return Standardizer.from_samples(np.delete(values_NS, index, axis=0)).statistic(values_NS[index])
 
 
-# Shape suffixes: N exemplars, R regimes, S statistics.
+class NoveltyFeatures:
+    """Eq. (1) to (3) under one document frequency, precomputed as far as they do not depend on the input."""
+
+    def __init__(self, frequency: DocumentFrequency) -> None:
+        expected_B = frequency.expected
+        self._seen_B = frequency.records_B != 0
+        self._common = np.flatnonzero(expected_B >= COMMON)
+        self._weights = -np.log1p(-expected_B[self._common])
+
+    def compute(self, buckets: NDArray[np.uint16], log_ratio: float) -> NDArray[np.float64]:
+        """The statistics of a record with this log ratio under the regime, (S,)."""
+        present_B = np.zeros(len(self._seen_B), dtype=bool)
+        present_B[buckets] = True
+        missing = self._weights[~present_B[self._common]].sum()
+        return np.array(
+            [
+                -log_ratio / len(buckets),
+                (~self._seen_B[present_B]).mean(),
+                missing / max(self._weights.sum(), 1e-9),  # a regime may have no common token
+            ]
+        )
+
+
+class Assignment(NamedTuple):
+    """The likeliest regime of an input, and how well it explains the input."""
+
+    slot: int
+    """Slot of the likeliest regime."""
+    p_value: float
+    """Share of the regimes' own records that are explained no better, 0 to 1; 1 before a regime has enough records to
+    compare with."""
 
 
 class RequestClassifier:
     """The classifier under one state of the memory, which must not change while in use, and has a regime."""
 
     def __init__(self, regimes: RegimeMemory, recent: Iterable[RecentRecord] = ()) -> None:
-        """Calibrate the test; `recent` are records that are counted in the memory, but not offered to a sample yet."""
+        """Calibrate the test; `recent` are records that are counted in the memory, but not committed to it yet."""
         self._regimes = regimes
         occupied = regimes.occupied
         self._exemplars: list[list[NDArray[np.uint16]]] = [[] for _ in range(len(regimes))]
         for slot in occupied:
-            self._exemplars[slot] += [each.buckets for each in regimes[slot].sample]
-        for each in recent:
-            if len(self._exemplars[each.slot]) < NUM_SAMPLED:
-                self._exemplars[each.slot].append(each.features.buckets)
+            self._exemplars[slot] += regimes[slot].exemplars
+        for record in recent:
+            if len(self._exemplars[record.slot]) < NUM_SAMPLED:
+                self._exemplars[record.slot].append(record.features.buckets)
         frequency_RB = np.zeros((len(regimes), NUM_BUCKETS), dtype=np.float32)  # a vacant slot, scored -inf, keeps 0
         for slot in occupied:
             frequency_RB[slot] = regimes[slot].token_frequency.expected
-        self._absent = naive_bayes.AbsentTokens.of(frequency_RB)
-        self._values = {slot: _Statistics.under(regimes[slot].token_frequency) for slot in occupied}
+        self._absent = AbsentTokens(frequency_RB)
+        self._values = {slot: NoveltyFeatures(regimes[slot].token_frequency) for slot in occupied}
         values_NS_by_slot = [self._exemplar_values(slot) for slot in range(len(regimes))]
-        standards = [Standard.of(each) if len(each) >= MIN_EXEMPLARS else None for each in values_NS_by_slot]
-        self._test = NoveltyTest.calibrated(standards, self._calibration(values_NS_by_slot, standards))
+        standardizers = [
+            Standardizer.from_samples(values_NS) if len(values_NS) >= MIN_EXEMPLARS else None
+            for values_NS in values_NS_by_slot
+        ]
+        self._test = NoveltyTest.calibrated(standardizers, self._calibration(values_NS_by_slot, standardizers))
 
     @classmethod
-    def of(cls, state: MonitorState) -> Self:
-        """The classifier under a state of the monitor, which must remember a regime."""
-        saved, segment = state.detector.regimes, state.detector.segment
-        regimes = RegimeMemory(len(saved))
-        regimes.load(saved, state.detector.next_number)
-        return cls(regimes, (*segment.window.records, *segment.other_records))
+    def from_state(cls, state: DetectorState) -> Self:
+        """Build the classifier under a state of the detector, which must remember a regime."""
+        regimes = RegimeMemory(len(state.regimes), state.regimes)
+        return cls(regimes, (*state.segment.window.records, *state.segment.others))
 
     def assign(self, record: Features, slot: int | None = None) -> Assignment:
         """Classify one input, or say how well the regime in `slot` explains it."""
         scores = self._regimes.score(record)
         total_R = scores.scores_R + self._absent.scores(record.buckets)
         slot = int(total_R.argmax()) if slot is None else slot
-        values_S = self._values[slot].of(record.buckets, float(scores.log_ratios_R[slot]))
+        values_S = self._values[slot].compute(record.buckets, float(scores.log_ratios_R[slot]))
         return Assignment(slot, self._test.p_value(slot, values_S))
-
-    def _frequency(self, slot: int) -> DocumentFrequency:
-        return self._regimes[slot].token_frequency
 
     def _exemplar_values(self, slot: int) -> NDArray[np.float64]:
         """The statistics of a regime's exemplars under it, (N, S), each as if it had not been counted."""
@@ -167,59 +187,31 @@ class RequestClassifier:
         if not exemplars:
             return np.zeros((0, 3))
         fits_N = self._regimes.exemplar_fits(slot, exemplars)
-        pairs = zip(exemplars, fits_N.tolist(), strict=True)
-        without = [(self._frequency(slot).without(buckets), buckets, fit * len(buckets)) for buckets, fit in pairs]
-        return np.stack([_Statistics.under(frequency).of(*each) for frequency, *each in without])
+        frequency = self._regimes[slot].token_frequency
+        return np.stack(
+            [
+                NoveltyFeatures(frequency.without(buckets)).compute(buckets, fit * len(buckets))
+                for buckets, fit in zip(exemplars, fits_N.tolist(), strict=True)
+            ]
+        )
 
     def _calibration(
-        self, values_NS_by_slot: list[NDArray[np.float64]], standards: list[Standard | None]
+        self, values_NS_by_slot: list[NDArray[np.float64]], standardizers: list[Standardizer | None]
     ) -> list[float]:
         """T of each exemplar under the regime that it is assigned to, if that one is tested."""
         per_regime = max(MAX_EXEMPLARS // len(self._regimes.occupied), 1)
-        found = []
+        statistics = []
         for own, values_NS in enumerate(values_NS_by_slot):
             for index, buckets in enumerate(self._exemplars[own][:per_regime]):
-                counted = {own: naive_bayes.count_buckets(buckets)}
+                counted = {own: count_buckets(buckets)}
                 log_ratios_R = self._regimes.log_ratios(buckets, counted)
                 slot = int((log_ratios_R + self._absent.scores(buckets)).argmax())
-                standard = standards[slot]
-                if standard is None:
+                standardizer = standardizers[slot]
+                if standardizer is None:
                     continue
                 if slot == own:
-                    found.append(leave_one_out(values_NS, index))
+                    statistics.append(leave_one_out(values_NS, index))
                 else:
-                    values_S = self._values[slot].of(buckets, float(log_ratios_R[slot]))
-                    found.append(standard.statistic(values_S))
-        return found
-
-
-@dataclass(frozen=True, eq=False)
-class _Statistics:
-    """Eq. (1) to (3) of `novelty_test` under one document frequency, as far as they do not depend on the record."""
-
-    seen_B: NDArray[np.bool_]
-    """Tokens that a record of the regime had."""
-    common: NDArray[np.int64]
-    """Tokens that most of its records have."""
-    weights: NDArray[np.float32]
-    """Weight of each of them."""
-
-    @classmethod
-    def under(cls, frequency: DocumentFrequency) -> Self:
-        """Precompute them."""
-        expected_B = frequency.expected
-        common = np.flatnonzero(expected_B >= COMMON)
-        return cls(frequency.records_B != 0, common, -np.log1p(-expected_B[common]))
-
-    def of(self, buckets: NDArray[np.uint16], log_ratio: float) -> NDArray[np.float64]:
-        """The statistics of a record with this log ratio under the regime, (S,)."""
-        present_B = np.zeros(len(self.seen_B), dtype=bool)
-        present_B[buckets] = True
-        missing = self.weights[~present_B[self.common]].sum()
-        return np.array(
-            [
-                -log_ratio / len(buckets),
-                (~self.seen_B[present_B]).mean(),
-                missing / max(self.weights.sum(), 1e-9),  # a regime may have no common token
-            ]
-        )
+                    values_S = self._values[slot].compute(buckets, float(log_ratios_R[slot]))
+                    statistics.append(standardizer.statistic(values_S))
+        return statistics

@@ -10,12 +10,12 @@ from streamlearn.errors import SnapshotMismatchError
 from streamlearn.snapshot.manifest import Manifest
 
 ACCEPTABLE = ("learner", "stream", "seed")
-"""Sections that affect what is learned next but not what was learned already."""
+"""Sections that affect only what is learned next."""
 
 _MAX_REGIMES = "shift.max_regimes"
-"""It may grow: what is remembered stays where it is."""
+"""It may grow: remembered regimes keep their slots."""
 _RETURNS_REFUSED = "probe.max_returns_refused"
-"""It acts on the returns to come."""
+"""It affects future returns only."""
 _ABSENT = object()
 
 
@@ -90,12 +90,12 @@ def _listing(changes: list[Change]) -> str:
 
 
 def _old_values(changes: list[Change]) -> str:
-    """What to set to undo the changes."""
+    """Settings that undo the changes."""
     return ", ".join(f"{change.key} back to {_json_text(change.old)}" for change in changes)
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[Change]:
-    """The differing values. An unset option that the snapshot's release did not have is no change."""
+    """The differing values. An unset option that the snapshot does not have is no change."""
     before, after = dict(_flatten(_as_json(old), prefix)), dict(_flatten(_as_json(new), prefix))
     after = {key: value for key, value in after.items() if value is not None or key in before}
     return [

@@ -4,10 +4,10 @@
     STATE/crashes.json   consecutive crashes with the same cause, and the records that were given up
 
 A record that crashes the process (a segmentation fault in a decoder, memory that runs out) would crash every restart
-too. Each record or batch is therefore written to its slot before the work and cleared after it. A daemon that finds a
-filled slot at start-up knows what the process before it was working on when it crashed:
+too. Each record or batch is therefore written to its slot before the work and cleared after it. A filled slot at
+start-up shows what the previous process was working on when it crashed:
 
-    1. After the first and second crash the same work is tried again: the crash may have had another cause.
+    1. After the first and second crash the same work is retried: the crash may have had another cause.
     2. After two crashes a batch is trained record by record. That needs less memory and shows which record it is.
     3. After the third crash the record is given up, or the whole batch if no single record can be blamed: it becomes a
        dead letter without being processed.

@@ -176,15 +176,15 @@ def compare(folder: Path, expected: Mapping[str, FileEntry]) -> None:
         SnapshotError: this process cannot read it.
     """
     with reading(folder):
-        found, _ = list_tree(folder)
-        found.pop(MANIFEST, None)
-        _compare_names(folder, expected, found)  # 1.
+        files, _ = list_tree(folder)
+        files.pop(MANIFEST, None)
+        _compare_names(folder, expected, files)  # 1.
         for name, entry in expected.items():  # 2.
-            size = found[name].lstat().st_size
+            size = files[name].lstat().st_size
             if size != entry.bytes:
                 raise SnapshotDamagedError(f"{folder}: {name} must have {entry.bytes} bytes, found {size}")
         for name, entry in expected.items():  # 3.
-            digest = hash_file(found[name]).sha256
+            digest = hash_file(files[name]).sha256
             if digest != entry.sha256:
                 raise SnapshotDamagedError(f"{folder}: {name} must have SHA-256 {entry.sha256}, found {digest}")
 

@@ -163,7 +163,7 @@ class Journal:
         """Read the complete lines and truncate the file after them."""
         try:
             data = self._path.read_bytes()
-            found, end = _parse(data)
+            entries, end = _parse(data)
             if end < len(data):
                 _log.warning(
                     Event.JOURNAL_TRUNCATED,
@@ -175,13 +175,13 @@ class Journal:
             return []
         except OSError as error:
             raise SnapshotError(f"{self._path}: must be readable and writable, found: {error.strerror}") from error
-        return found
+        return entries
 
     def _keep(self, wanted: Callable[[JournalEntry], bool]) -> None:
         self._unwritten = list(filter(wanted, self._unwritten))
-        found = self._load()
-        kept = [entry for entry in found if wanted(entry)]
-        if len(kept) < len(found):
+        entries = self._load()
+        kept = [entry for entry in entries if wanted(entry)]
+        if len(kept) < len(entries):
             self._rewrite(kept)
 
     def _rewrite(self, entries: Sequence[JournalEntry]) -> None:

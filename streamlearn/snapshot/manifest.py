@@ -30,7 +30,7 @@ from pydantic import (
 )
 
 from streamlearn.errors import SnapshotDamagedError, SnapshotError, SnapshotMismatchError
-from streamlearn.stream.record import Position
+from streamlearn.stream.position import Position
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 3
@@ -86,7 +86,7 @@ PositionRows = Annotated[Position, PlainValidator(_position), PlainSerializer(Po
 
 
 class LedgerRow(NamedTuple):
-    """What happened to one partition's records since the stream began."""
+    """Number of one partition's records since the stream began, by outcome."""
 
     topic: str
     partition: int
@@ -105,14 +105,14 @@ class FileEntry(BaseModel):
 
 
 class ManifestDraft(BaseModel):
-    """The part of a manifest that is known before the snapshot's files exist."""
+    """A manifest without the list of files, which do not exist yet."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: NonNegativeInt
     """Number of updates so far."""
     created_at: Annotated[str, AfterValidator(_utc)]
-    """Creation time, ISO in UTC. For people only: the code decides nothing by it."""
+    """Creation time, ISO in UTC. For people only: no decision depends on it."""
     position: PositionRows
     """Per partition, the offset of the next record to train on."""
     read_ahead: PositionRows
@@ -187,17 +187,14 @@ class Manifest(ManifestDraft):
         _check_seal(data, where)  # 1.
         values = orjson.loads(data)
         del values["sha256"]
-        found = values.get("version")
-        if found != FORMAT_VERSION:  # 2.
-            release = _RELEASES.get(found) if isinstance(found, int) else None
+        version = values.get("version")
+        if version != FORMAT_VERSION:  # 2.
+            release = _RELEASES.get(version) if isinstance(version, int) else None
+            wrote = f"the release that wrote it ({_release(values)})"
+            reader = wrote if release is None else f"release {release}, which reads it"
             raise SnapshotMismatchError(
-                f"{where}: this release reads snapshots of format {FORMAT_VERSION}, found format {found}: run "
-                + (
-                    f"release {release}, which reads it"
-                    if release
-                    else f"the release that wrote it ({_release(values)})"
-                )
-                + ", or start over with --fresh, which keeps the old snapshots in another folder"
+                f"{where}: this release reads snapshots of format {FORMAT_VERSION}, found format {version}: run "
+                f"{reader}, or start over with --fresh, which keeps the old snapshots in another folder"
             )
         try:
             return cls.model_validate(values)  # 3.

@@ -112,12 +112,12 @@ class SnapshotPart:
     write: Callable[[Path], None]
     """Creates it at this path, whose parent exists."""
     revision: int | None = None
-    """While it is the same, in one process, so is the content; None: the content may always be another."""
+    """Within one process, equal revisions mean equal content; None: the content may change any time."""
 
 
 @dataclass(frozen=True)
 class WrittenSnapshot:
-    """A snapshot that this process wrote: what an unchanged part may be linked from."""
+    """A snapshot that this process wrote: unchanged parts may be linked from it."""
 
     folder: Path
     manifest: Manifest
@@ -154,7 +154,7 @@ def make_parents(path: Path, files: Files) -> None:
 
 
 def state_part(tensors: Mapping[str, Tensor]) -> SnapshotPart:
-    """What changes with every step."""
+    """The part that changes with every step."""
     return SnapshotPart(STATE, lambda path: write_tensors(path, tensors))
 
 

@@ -7,9 +7,9 @@
     snapshots/damaged-00018100     moved aside
     snapshots/rolled-back-00018200 moved aside by a rollback to an earlier one
 
-What has not changed since the snapshot before the newest is not written again: the file gets another name (a hard
-link). The newest has a copy of its own, so that a damaged copy never takes the two newest snapshots with it. Only
-snapshots that this process wrote are linked from, so nothing depends on what an earlier process did.
+Parts that have not changed since the snapshot before the newest are not written again: their files get another name (a
+hard link). The newest snapshot has its own copy, so that a damaged file never invalidates the two newest snapshots.
+Files are linked only from snapshots that this process wrote, so nothing depends on an earlier process.
 
 Only `prune` removes a complete snapshot, and never a pinned one. Snapshots that were moved aside are kept for the
 operator to examine and delete; they are never loaded.
@@ -61,8 +61,8 @@ class SnapshotStore:
     Other processes may read them at any time; `save`, `newest`, `prune`, `move_newer_aside` and `set_aside` require the
     state lock.
 
-    The store logs what it decides by itself (SNAPSHOT_DAMAGED, SNAPSHOT_PRUNED, SNAPSHOT_PRUNE_FAILED). Its caller logs
-    what the store was called for.
+    The store logs its own decisions (SNAPSHOT_DAMAGED, SNAPSHOT_PRUNED, SNAPSHOT_PRUNE_FAILED). Its caller logs what it
+    called the store for.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class SnapshotStore:
         self._written: dict[str, WrittenSnapshot] = {}
         """The existing snapshots that this process wrote, by name."""
         self.new_bytes = 0
-        """Bytes that the last `save` wrote; what it linked is not among them."""
+        """Bytes that the last `save` wrote, without linked files."""
 
     def save(self, draft: ManifestDraft, parts: Sequence[SnapshotPart]) -> SnapshotInfo:
         """Make one complete state durable. Every earlier snapshot stays untouched.
 
-        0. If a snapshot of the same state exists (step, position, ledger, configuration, what an operator decided
-           about regimes), return it and write nothing.
+        0. If a snapshot of the same state exists (step, position, ledger, configuration, an operator's changes of
+           regimes), return it and write nothing.
         1. Write every part into a staging folder beside the target, or link it.
         2. fsync every file that is not linked, then every folder except the staging folder.
         3. Write the manifest, which names and hashes those files; fsync it, then the staging folder.
@@ -161,10 +161,10 @@ class SnapshotStore:
         """Names of the snapshots, oldest first, including damaged ones not yet detected. Raises SnapshotError."""
         with reading(self.folder):
             try:
-                found = [path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
+                names = [path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
             except FileNotFoundError:
                 return []
-        return sorted((name for name in found if name == snapshot_name(int(name))), key=int)
+        return sorted((name for name in names if name == snapshot_name(int(name))), key=int)
 
     def infos(self) -> list[SnapshotInfo]:
         """Summaries from the manifests, oldest first; snapshots with a damaged manifest are left out."""
@@ -271,8 +271,8 @@ class SnapshotStore:
         """The manifest of a valid snapshot of the draft's state, if there is one."""
         if not self._is_valid(name):
             return None
-        found = read_manifest(self._path(name))
-        return found if all(getattr(found, key) == getattr(draft, key) for key in _STATE_KEYS) else None
+        manifest = read_manifest(self._path(name))
+        return manifest if all(getattr(manifest, key) == getattr(draft, key) for key in _STATE_KEYS) else None
 
     def _is_valid(self, name: str) -> bool:
         """Whether there is a valid snapshot of this name; a damaged one is moved aside."""

@@ -25,7 +25,7 @@ from benchmarks.streams import (
 )
 from streamlearn.errors import UsageError
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from tests.shift.streams import stream as synthetic
 
 NUM_TASKS = 6
@@ -129,7 +129,7 @@ def test_order_by_passage_keeps_passages_together(tasks: list[Task]) -> None:
 
 def test_dummies_score_as_dummies_do(tasks: list[Task]) -> None:
     """`never` has no recall and no false alarms; `always` has full recall and hardly any precision."""
-    arms = detect.detectors(ShiftSettings(), 2000)
+    arms = detect.detectors(ShiftSettings())
     streams = StreamMaker(tasks, 0, stationary_records=300).all("bare")
     metrics = {
         name: detect.metrics([(one, *arms[name](one, tasks)) for one in streams], tasks)
@@ -144,7 +144,7 @@ def test_dummies_score_as_dummies_do(tasks: list[Task]) -> None:
 
 def test_the_default_detector_beats_the_dummies(tasks: list[Task]) -> None:
     """On tasks that hardly share a token it detects every boundary."""
-    run = detect.detectors(ShiftSettings(), 2000)["default"]
+    run = detect.detectors(ShiftSettings())["default"]
     streams = StreamMaker(tasks, 0, stationary_records=300).all("bare")
     metrics = detect.metrics([(one, *run(one, tasks)) for one in streams], tasks)
     assert metrics["recall"] == 1.0
@@ -182,7 +182,7 @@ def test_runs_on_any_folder_of_task_files(tmp_path: Path, capsys: pytest.Capture
     assert result["never"]["recall"] == 0.0
     assert result["setting"]["tasks"] == 4
     Console(width=detect.TABLE_WIDTH).print(detect.table(result))
-    assert "mixture_is_a_regime" in capsys.readouterr().out
+    assert "window_32" in capsys.readouterr().out
 
 
 def test_inputs_that_begin_alike_share_a_passage(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from benchmarks import false_alarms
 from benchmarks.false_alarms import KINDS, MIN_RECORDS, NUM_BOUNDARIES, ORDERS, Rate
 from benchmarks.streams import Task
 from streamlearn.errors import UsageError
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from tests.shift.records import features_of
 from tests.shift.streams import stream as synthetic
 

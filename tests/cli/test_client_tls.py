@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamlearn.cli.client import Endpoint, request
+from streamlearn.cli.client import daemon_url, request
 from streamlearn.errors import ConfigError, SourceError, UsageError
 from streamlearn.settings import Settings
 from tests.cli.conftest import Answering
@@ -97,7 +97,7 @@ def test_a_daemon_on_all_addresses_is_asked_on_the_loopback(certificates: Certif
         pytest.skip("this machine has no IPv6")
     with daemon(certificates.with_intermediate, host) as port:
         settings = make(certificates.with_intermediate, port, host)
-        assert Endpoint.of(settings).url == f"https://{'[::1]' if ':' in host else '127.0.0.1'}:{port}"
+        assert daemon_url(settings) == f"https://{'[::1]' if ':' in host else '127.0.0.1'}:{port}"
         assert b'"phase"' in request(settings, "/v1/status")
 
 

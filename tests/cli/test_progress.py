@@ -10,7 +10,7 @@ from rich.console import Console
 from streamlearn.cli.progress import FIRST, LAST, LabeledSegments, ProgressDisplay, mean_loss
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.statistics import ShiftReport
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from streamlearn.status import Phase, Status
 from streamlearn.stream.record import Batch, Record, TopicPartition
 from tests.doubles import example

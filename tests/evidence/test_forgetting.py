@@ -130,7 +130,7 @@ def run_daemon(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) 
         assert daemon.terminate() == 0
     finally:
         daemon.end()
-    regimes = daemon.newest().manifest["rooms"]["regimes"]
+    regimes = daemon.newest().manifest["components"]["regimes"]
     final = scores(as_run(suite, matrix))
     return {
         "suite": suite.name,

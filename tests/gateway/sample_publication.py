@@ -12,11 +12,11 @@ import orjson
 from numpy.typing import NDArray
 
 from benchmarks.measuring import SAMPLE
+from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.publish import publication as routing_state
 from streamlearn.publish.publication import Publication, PublishedRegime, load_tokenizer
 from streamlearn.settings import ShiftSettings, StreamSettings
-from streamlearn.shift import monitor as state_arrays
-from streamlearn.shift.monitor import Monitor
+from streamlearn.shift.monitor import Monitor, MonitorState
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import Batch
 
@@ -38,11 +38,12 @@ def sample_state() -> Arrays:
     """The routing state after the bundled records; takes a second."""
     tokenizer = load_tokenizer(NANO)
     decoder = Decoder(tokenizer, StreamSettings(), len(tokenizer))
-    monitor = Monitor(ShiftSettings(), len(tokenizer), seed=0)
+    monitor = Monitor(ShiftSettings(), seed=0)
     for record in sample_records():
         monitor.update(Batch((), (decoder.decode_value(record),)))
     monitor.flush()
-    return monitor.state()
+    *_, last = iter(monitor.take, None)
+    return to_arrays(last.after)
 
 
 def publish_sample(
@@ -70,7 +71,7 @@ def publish_sample(
             label=None,
             adapter=None if profile.number in held_back else f"streamlearn-regime-{profile.number}@{version}",
         )
-        for slot, profile in enumerate(state_arrays.profiles_from_arrays(arrays))
+        for slot, profile in enumerate(from_arrays(MonitorState, arrays).detector.regimes)
         if profile is not None
     )
     values: dict[str, Any] = {

@@ -8,8 +8,9 @@ import httpx2
 import orjson
 import pytest
 
-from streamlearn.gateway.app import MAX_PROMPTS
+from streamlearn.gateway.app import MAX_PROMPTS, completion_prompts, messages_prompt
 from streamlearn.gateway.publication import Prompt, RoutedPrompt, Router
+from streamlearn.http.responses import ApiError
 from tests.gateway.stub_upstream import StubUpstream
 
 from .kit import CHAT, TEXT, UNKNOWN_PROMPTS, ask, gateway, is_ready, metric, prompts_of_each_task, wait_until
@@ -236,3 +237,50 @@ def test_token_ids_are_forwarded_as_they_came(client: httpx2.Client, upstreams: 
     ask(client, [5, 6, 7])
     [request] = [each for upstream in upstreams for each in upstream.answered]
     assert request == orjson.loads(b'{"model":"nano","prompt":[5,6,7],"max_tokens":5}')
+
+
+@pytest.mark.parametrize(
+    ("value", "prompts"),
+    [
+        ("a", ["a"]),
+        (["a"], ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [(1, 2)]),
+        ([[1, 2], [3]], [(1, 2), (3,)]),
+    ],
+)
+def test_every_form_of_openai_is_a_list_of_prompts(value: Any, prompts: list[Any]) -> None:
+    assert completion_prompts(value) == prompts
+
+
+@pytest.mark.parametrize("value", [None, 1, [], [[]], ["a", 1], [1, "a"], [-1], [1 << 31], [True], [[1], "a"], {}])
+def test_any_other_prompt_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        completion_prompts(value)
+    assert (caught.value.status, caught.value.param) == (400, "prompt")
+
+
+def test_only_role_and_content_of_a_message_decide() -> None:
+    """Parts of text are joined; a call of a tool has no text."""
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "x"},
+        {"role": "assistant", "content": None, "tool_calls": []},
+    ]
+    assert messages_prompt(messages) == ({"role": "user", "content": "a\nb"}, {"role": "assistant", "content": ""})
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        (None, "messages"),
+        ([], "messages"),
+        (["a"], "messages[0]"),
+        ([{"content": "a"}], "messages[0]"),
+        ([{"role": "user", "content": 1}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
+    ],
+)
+def test_any_other_conversation_is_refused_by_name(messages: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        messages_prompt(messages)
+    assert (caught.value.status, caught.value.param) == (400, param)

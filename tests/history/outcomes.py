@@ -6,7 +6,7 @@ from dataclasses import replace
 from streamlearn.errors import Reason
 from streamlearn.history import BatchOutcome, History
 from streamlearn.learner.learner import Step
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from streamlearn.status import AdaptationStatus, Clock, Phase, RegimeStatus, Scoring, Status
 from streamlearn.stream.record import Batch, DeadLetteredRecord, RecordId, TopicPartition
 

@@ -286,11 +286,15 @@ def test_a_damaged_line_is_dropped_and_named(tmp_path: Path) -> None:
     path = tmp_path / FILE_NAME
     lines = path.read_bytes().splitlines(keepends=True)
     damaged = [b"\xff\x00{\n", b"[1]\n", b'{"step": "x"}\n', b'{"step": 3, "point": {"step": 3}}\n']
+    damaged += [b'{"step": 3, "level": 99, "point": {"step": 3, "record": 3}}\n']
+    damaged += [b'{"step": 3, "point": {"step": 3, "record": 3, "tokens": 1%s}}\n' % (b"0" * 30)]
+    segment = b'"regime": 1, "first_record": 1, "last_record": 9, "first_step": 1, "last_step": 3, "records": {"x": 1}'
+    damaged += [b'{"step": 3, "segments": [{%s}]}\n' % segment]
     path.write_bytes(b"".join([*lines[:5], *damaged, *lines[5:], lines[-1][:30]]))
     history = History(HandClock().clock, tmp_path)
     with capture_logs() as events:
         history.restore(60)
-        assert [(event["event"], event["lines"]) for event in events] == [(Event.HISTORY_LINES_DROPPED, 5)]
+        assert [(event["event"], event["lines"]) for event in events] == [(Event.HISTORY_LINES_DROPPED, 8)]
         history.restore(60)
     assert len(events) == 1
     assert history.status.points[-1].step == 60

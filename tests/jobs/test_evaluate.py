@@ -1,8 +1,8 @@
-"""Evaluation of examples, compared with transformers' own loss of each example."""
+"""Evaluation and routing of a request's examples, compared with transformers' own loss."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from streamlearn.errors import Reason
 from streamlearn.jobs.generate import generate
-from streamlearn.jobs.queue import EvalJob, EvalResult, ExampleError, GenerateJob
-from streamlearn.jobs.runner import evaluate
+from streamlearn.jobs.queue import EvalJob, EvalResult, ExampleError, GenerateJob, PromptInput, RouteJob
+from streamlearn.jobs.runner import evaluate, route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.requested import Requested
@@ -75,4 +75,37 @@ def test_an_unusable_example_is_named(learner: Learner, decoder: Decoder) -> Non
     job = EvalJob((*EXAMPLES, {"txt": "no such form"}), generate=False, max_new_tokens=1)
     with pytest.raises(ExampleError, match=r"examples\[2\] is unusable") as caught:
         evaluated(learner, decoder, job)
+    assert caught.value.reason == Reason.BAD_FORM
+
+
+TURNS = ({"role": "user", "content": "hello"},)
+
+
+def refuse(*_: Any) -> NoReturn:
+    raise AssertionError("the model was called")
+
+
+def test_prompts_are_routed_by_their_tokens_only(learner: Learner, decoder: Decoder) -> None:
+    """In the order of the request; the model is not called."""
+    received: list[NDArray[np.int32]] = []
+
+    def route_inputs(inputs: Sequence[NDArray[np.int32]], _: Requested = "routed") -> list[RoutedInput]:
+        received.extend(inputs)
+        return first_regime(inputs)
+
+    handle = learner.forward.register_forward_pre_hook(refuse)
+    try:
+        job = RouteJob((PromptInput("the quick brown", None), PromptInput(None, TURNS)))
+        result = run_to_end(route(job, learner, decoder, route_inputs))
+    finally:
+        handle.remove()
+    assert [each.tolist() for each in received] == [decoder.prompt("the quick brown").ids, decoder.prompt(TURNS).ids]
+    assert result.routes == tuple(each.route for each in first_regime(received))
+    assert result.step == learner.number
+
+
+def test_a_prompt_that_cannot_be_encoded_is_named(learner: Learner, decoder: Decoder) -> None:
+    job = RouteJob((PromptInput("fine", None), PromptInput(None, ({"role": "nobody", "content": "x"},))))
+    with pytest.raises(ExampleError, match=r"prompts\[1\] is unusable") as caught:
+        run_to_end(route(job, learner, decoder, first_regime))
     assert caught.value.reason == Reason.BAD_FORM

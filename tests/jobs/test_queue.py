@@ -1,3 +1,5 @@
+"""The queue of jobs, and text on its way from the thread that owns the model."""
+
 import threading
 
 import pytest
@@ -6,12 +8,15 @@ from streamlearn.errors import Reason, RecordError
 from streamlearn.jobs.queue import (
     EvalJob,
     ExampleError,
+    GenerationStart,
+    GenerationStream,
     JobQueue,
     QueueClosedError,
     QueueFullError,
     SnapshotJob,
     SnapshotResult,
 )
+from tests.serve.doubles import KNOWN
 
 JOB = EvalJob(examples=({"text": "a"},), generate=False, max_new_tokens=1)
 DONE = SnapshotResult(name="a", step=1)
@@ -87,3 +92,41 @@ def test_closing_fails_queued_jobs_and_refuses_new_ones() -> None:
     with pytest.raises(QueueClosedError, match="accepts no more jobs"):
         jobs.submit(JOB)
     assert jobs.take() is None
+
+
+START = GenerationStart(step=3, prompt_tokens=2, route=KNOWN)
+
+
+def test_a_slow_reader_finds_several_pieces_as_one() -> None:
+    """And nothing twice."""
+    stream = GenerationStream(lambda: None)
+    for piece in ("a", "b", "", "c"):
+        stream.write(piece)
+    assert (stream.take(), stream.take()) == ("abc", "")
+
+
+def test_the_reader_is_told_of_every_change() -> None:
+    """The start and each piece; an empty piece is no change."""
+    told: list[GenerationStart | None] = []
+    stream = GenerationStream(lambda: told.append(stream.start))
+    stream.write("")
+    assert told == []
+    stream.begin(START)
+    stream.write("a")
+    assert told == [START, START]
+
+
+def test_no_piece_is_lost_between_threads() -> None:
+    """A writer that never waits, and a reader that takes what there is."""
+    stream, found = GenerationStream(lambda: None), ""
+
+    def write() -> None:
+        for i in range(20_000):
+            stream.write(f"{i} ")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while writer.is_alive():
+        found += stream.take()
+    writer.join()
+    assert found + stream.take() == "".join(f"{i} " for i in range(20_000))

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 
 from streamlearn.adapters.context import NO_REGIME
+from streamlearn.codec import to_arrays
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import ConfigError, PublicationError, UsageError
@@ -128,7 +129,7 @@ def test_what_is_published_is_what_the_daemon_learned(make: Callable[..., Settin
             ours, theirs = run_to_end(own), run_to_end(work)
             losses = torch.tensor([[row.loss_sum for row in rows] for rows in (ours, theirs)])
             torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-5)
-        monitor = components.adaptation.monitor.state(components.adaptation._trained)
+        monitor = to_arrays(components.adaptation._trained)
         routing = load_file(tmp_path / "published" / newest.routing)
         assert routing.keys() == monitor.keys()
         assert all(np.array_equal(routing[name], monitor[name]) for name in monitor)

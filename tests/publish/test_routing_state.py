@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from streamlearn.codec import to_arrays
 from streamlearn.errors import PublicationError
 from streamlearn.publish import publication as routing_state
-from streamlearn.shift import monitor as state_arrays
 from tests.gateway.sample_publication import publish_sample, sample_state
 
 
 def test_a_state_survives_a_round_trip(tmp_path: Path) -> None:
     """To the last bit, with every type."""
     state = routing_state.read(tmp_path, publish_sample(tmp_path))
-    found, written = state_arrays.to_arrays(state), sample_state()
+    found, written = to_arrays(state), sample_state()
     assert found.keys() == written.keys()
     for name, array in written.items():
         assert found[name].dtype == array.dtype

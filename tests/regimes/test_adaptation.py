@@ -21,9 +21,9 @@ from streamlearn.regimes.route import RoutedInput
 from streamlearn.regimes.start import HeadStart, measure_head_start
 from streamlearn.regimes.statistics import ShiftReport
 from streamlearn.settings import Settings
+from streamlearn.shift.detector import Shift
 from streamlearn.shift.drift import ConceptDriftDetector
 from streamlearn.shift.features import input_of
-from streamlearn.shift.input_shift import Shift
 from streamlearn.status import Status
 from streamlearn.stream.record import Batch, Example
 from tests.daemon.test_daemon import daemon_of, opened

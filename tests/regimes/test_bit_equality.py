@@ -123,7 +123,7 @@ def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
     read, life = Daemon._read, [""]
 
     def save_and_die(daemon: Daemon) -> bool:
-        if len(daemon.adaptation.monitor.lookahead) and life[0] in "ab":  # decided, and waiting for its probe
+        if daemon.adaptation.monitor.num_decided and life[0] in "ab":  # decided, and waiting for its probe
             if life[0] == "b":
                 daemon.save()
             raise KeyboardInterrupt
@@ -182,12 +182,13 @@ def test_requests_change_no_bit(make: Callable[..., Settings]) -> None:
         class Requester(Silent):
             def on_step(self, batch: Batch, step: Step, status: Status) -> None:
                 if not answers or answers[-1].done():
-                    answers.append(jobs.submit(EvalJob(({"text": "a dog"},) * 4, generate=True, max_new_tokens=4)))
+                    examples = ({"prompt": "a", "completion": " b"},)
+                    answers.append(jobs.submit(EvalJob(examples, generate=True, max_new_tokens=2)))
 
         daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs, observer=Requester())
         daemon.run()
         asked = tensors_of(components)
-    results = [future.result(timeout=0) for future in answers if future.done()]
+    results = [future.result() for future in answers if future.done() and future.exception() is None]
     steps = [result.step for result in results if isinstance(result, EvalResult)]
     assert len(steps) > 10
     assert any(later - earlier > 1 for earlier, later in pairwise(steps)), "no answer took several steps"

@@ -16,7 +16,7 @@ from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.settings import Settings
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from streamlearn.stream.record import Example
 from tests.daemon.test_daemon import daemon_of, opened
 from tests.regimes.operated import Act, adapter, assert_consistent, operate

@@ -9,7 +9,7 @@ import torch
 from streamlearn.regimes.holdout import Forgetting, HoldoutReservoirs, ScoreHistory
 from streamlearn.regimes.statistics import MAX_SHIFTS, RegimeControls, RegimeStatistics, ShiftReport
 from streamlearn.settings import HoldoutSettings
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from streamlearn.status import Scoring
 from tests.doubles import example
 from tests.serve.doubles import FIRST_SHIFT

@@ -113,7 +113,8 @@ def test_a_return_without_records_is_believed(make: Callable[..., Settings]) -> 
         again = replace(first.shift, known=True)
         assert adaptation.return_checks.applies(again, adaptation.numbers)
         assigned = AssignedBatch(Batch((), (), ()), (), (again,))
-        upcoming = Upcoming(assigned, 9, 0, adaptation.numbers, {}, lambda _: [], 0)
+        upcoming = Upcoming(assigned, 9, 0, adaptation.numbers, {}, lambda _: ())
+        adaptation.monitor.load(adaptation._trained)
         assert not adaptation.return_checks.refuse(upcoming)
 
 

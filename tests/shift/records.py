@@ -15,11 +15,11 @@ def features_of(task: int, number: int, *, seed: int = 0) -> list[Features]:
 
 
 def fill(regimes: RegimeMemory, slot: int, records: list[Features], start: int) -> None:
-    """Add records to a slot and settle them at once."""
+    """Add records to a slot and commit them at once."""
     for i, record in enumerate(records):
         regimes.add(slot, record, start + i)
         following = np.array([each.phi_D for each in records[i + 1 :]], dtype=np.float32)
-        regimes.settle(slot, record, start + i, following.reshape(-1, NUM_FEATURES))
+        regimes.commit(RecentRecord(record, start + i, slot, 0.0), following.reshape(-1, NUM_FEATURES))
 
 
 def memory_of(*visits: tuple[int, int], max_regimes: int, seed: int = 0) -> RegimeMemory:

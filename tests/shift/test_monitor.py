@@ -6,11 +6,13 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import pytest
 
+from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.input_shift import RefusedRecord, RefusedReturn, Shift
-from streamlearn.shift.monitor import AssignedBatch, Monitor
+from streamlearn.shift.detector import AssignedRecord, Shift
+from streamlearn.shift.monitor import AssignedBatch, KeptAt, Monitor, MonitorState
 from streamlearn.stream.record import Batch, Example, Record, TopicPartition
-from tests.shift.streams import VOCAB_SIZE, batches, questions, stream
+from tests.doubles import random_examples
+from tests.shift.streams import batches, questions, stream
 from tests.variants import variants
 
 SETTINGS = ShiftSettings()
@@ -18,12 +20,32 @@ SIZES = (8, 3, 0, 1, 20)
 
 
 def new_monitor(settings: ShiftSettings = SETTINGS) -> Monitor:
-    return Monitor(settings, VOCAB_SIZE, seed=0)
+    return Monitor(settings, seed=0)
+
+
+def read(monitor: Monitor, made: Sequence[Batch], kept_at: KeptAt = lambda _: ()) -> list[AssignedBatch]:
+    """Take the batches when they are decided, and all at the end."""
+    taken: list[AssignedBatch] = []
+    for batch in made:
+        monitor.update(batch, kept_at)
+        taken += iter(monitor.take, None)
+    monitor.flush()
+    return [*taken, *iter(monitor.take, None)]
+
+
+def saved(state: MonitorState) -> dict[str, list[object]]:
+    return {name: array.tolist() for name, array in to_arrays(state).items()}
+
+
+def restarted(state: MonitorState, settings: ShiftSettings = SETTINGS) -> Monitor:
+    """A new process, which reads the state from a file."""
+    monitor = new_monitor(settings)
+    monitor.load(from_arrays(MonitorState, to_arrays(state)))
+    return monitor
 
 
 def assigned_batches(made: Sequence[Batch], settings: ShiftSettings = SETTINGS) -> list[AssignedBatch]:
-    whole = new_monitor(settings)
-    return [each for batch in made for each in whole.update(batch)] + whole.flush()
+    return read(new_monitor(settings), made)
 
 
 def shifts_of(assigned: Sequence[AssignedBatch]) -> list[Shift]:
@@ -141,11 +163,12 @@ def test_batches_are_released_in_order() -> None:
 def test_holds_back_the_configured_number_of_records(lookahead: int) -> None:
     """A batch is released as soon as that many records have come after it."""
     monitor = new_monitor(ShiftSettings(lookahead_records=lookahead))
-    read = released = 0
+    released = 0
     for batch in batches(stream([0] * 100), (8, 3, 1)):
-        read += len(batch.records)
-        released += sum(len(each.slots) for each in monitor.update(batch))
-        assert lookahead <= read - released < lookahead + 8 or released == 0 or lookahead == 0 == read - released
+        monitor.update(batch)
+        released += sum(len(each.slots) for each in iter(monitor.take, None))
+        held = monitor.records_read - released
+        assert lookahead <= held < lookahead + 8 or released == 0 or lookahead == 0 == held
 
 
 def test_one_token_makes_a_regime() -> None:
@@ -178,12 +201,13 @@ def flushed_batches(
     monitor: Monitor, made: Sequence[Batch], flushes: Collection[int], start: int = 0
 ) -> list[AssignedBatch]:
     """What the monitor returns for the batches from `start` on, flushed after those in `flushes`."""
-    assigned = []
+    assigned: list[AssignedBatch] = []
     for number, batch in enumerate(made[start:], start):
-        assigned += monitor.update(batch)
-        assigned += monitor.flush() if number in flushes else []
-        while monitor.lookahead.take() is not None:
-            pass
+        monitor.update(batch)
+        assigned += iter(monitor.take, None)
+        if number in flushes:
+            monitor.flush()
+            assigned += iter(monitor.take, None)
     return assigned
 
 
@@ -209,16 +233,11 @@ def test_a_killed_monitor_repeats_itself(
     expected = flushed_batches(whole, made, flushes)
     assert any(shift.dropped or shift.known or shift.parent for shift in shifts_of(expected))
     for died in sorted({*range(0, len(made), 3), *flushes}):
-        life = new_monitor(settings)
-        assigned = flushed_batches(life, made[: died + 1], flushes)
-        state = life.state()
-        life = new_monitor(settings)
-        life.load_state(state)
+        assigned = flushed_batches(new_monitor(settings), made[: died + 1], flushes)
+        life = restarted(assigned[-1].after if assigned else MonitorState(), settings)
         assigned += flushed_batches(life, made, flushes, start=len(assigned))
         assert assigned == expected
-        assert {name: array.tolist() for name, array in life.state().items()} == {
-            name: array.tolist() for name, array in whole.state().items()
-        }
+        assert saved(assigned[-1].after) == saved(expected[-1].after)
 
 
 @pytest.mark.parametrize("before_quiet", [0, 4], ids=["boundary", "middle"])
@@ -236,14 +255,6 @@ def test_a_shift_near_a_flush_is_found(before_quiet: int) -> None:
     slots = slots_of(assigned)
     assert set(slots[:104]) == {0}
     assert set(slots[104:]) == {shift.slot} != {0}
-
-
-def test_state_is_plain_arrays() -> None:
-    """Nothing in it needs pickle."""
-    monitor = new_monitor()
-    for batch in batches(stream([0] * 100)):
-        monitor.update(batch)
-    assert all(array.dtype.kind in "if" for array in monitor.state().values())
 
 
 def test_no_regime_is_dropped_while_its_records_are_held_back() -> None:
@@ -312,7 +323,8 @@ def test_every_record_is_counted_in_one_regime() -> None:
     for batch in batches(stream(runs((0, 100), (1, 100), (0, 100)))):
         monitor.update(batch)
     monitor.flush()
-    first, second = [each for each in monitor.released.detector.regimes if each is not None]
+    *_, last = iter(monitor.take, None)
+    first, second = [profile for profile in last.after.detector.regimes if profile is not None]
     assert (first.number, first.visits) == (1, 2)
     assert first.records + second.records == 300
     assert abs(second.records - 100) <= 2
@@ -325,153 +337,189 @@ def test_after_a_regime_is_forgotten_a_restart_repeats_everything(slot: int, is_
     tasks = [*runs((0, 80), (2, 80), (1, 80)), *([0, 1] * 30), *runs((1, 20), (2, 60), (0, 60))]
     made = batches(stream(tasks))
     monitor = new_monitor()
-    before = [each for batch in made[:38] for each in monitor.update(batch)]
-    taken = monitor.lookahead.take()
-    while len(monitor.lookahead) > 2:
-        taken = monitor.lookahead.take()
+    for batch in made[:38]:
+        monitor.update(batch)
+    done = 0
+    while monitor.num_decided > 2:
+        taken, done = monitor.take(), done + 1
     assert taken is not None
-    assert taken.after is not None
-    done = before.index(taken) + 1
     if is_flushed:
         monitor.flush()
-    read = monitor.records_read
+    read_before = monitor.records_read
     assert taken.after.detector.segment.slot == 2
     state = monitor.forget(slot, taken.after)
-    assert monitor.records_read == read
+    assert monitor.records_read == read_before
     assert (state.detector.regimes[slot], state.undecided) == (None, ())
-    restarted = new_monitor()
-    restarted.load_state(monitor.state(state))
+    again = restarted(state)
     for batch in made[done:38]:
-        restarted.update(batch)
+        again.update(batch)
     if is_flushed:
-        restarted.flush()
-    found = [taken_from(each) for each in (monitor, restarted)]
-    rest = [[each for batch in made[38:] for each in m.update(batch)] + m.flush() for m in (monitor, restarted)]
-    assert found[0] + rest[0] == found[1] + rest[1]
-    numbers = {shift.regime for shift in shifts_of(found[0] + rest[0]) if not shift.known}
+        again.flush()
+    after = [[*iter(m.take, None), *read(m, made[38:])] for m in (monitor, again)]
+    assert after[0] == after[1]
+    numbers = {shift.regime for shift in shifts_of(after[0]) if not shift.known}
     assert numbers == {4}, "its task returned, as another regime"
-    assert {name: array.tolist() for name, array in monitor.state().items()} == {
-        name: array.tolist() for name, array in restarted.state().items()
-    }
+    assert saved(after[0][-1].after) == saved(after[1][-1].after)
+
+
+def refusing(
+    monitor: Monitor, made: Sequence[Batch], *, probe_tokens: int = 0, trained: Sequence[AssignedBatch] = ()
+) -> list[AssignedBatch]:
+    """Take batches as the daemon does, after those `trained` on. Refuse every return, and every visit in slot 0."""
+    taken = [*trained]
+    for batch in [*made, None]:
+        if batch is None:
+            monitor.flush()
+        else:
+            monitor.update(batch)
+        while (each := monitor.take(lambda _: probe_tokens)) is not None:
+            before = slots_of(taken)
+            last_records = {slot: ordinal for ordinal, slot in enumerate(before, start=1)}
+            for shift in each.shifts:
+                if shift.known and monitor.examples(shift.slot):
+                    monitor.refuse(shift.slot, last_record=last_records[shift.slot])
+            moves = [shift.slot for done in (*taken, monitor.taken) for shift in done.shifts if shift.parent is None]
+            if 0 in each.slots and moves[-1] != 0 and not each.shifts:
+                monitor.refuse(0, last_record=last_records[0], target=moves[-1])
+            taken.append(monitor.taken)
+    return taken[len(trained) :]
 
 
 def test_a_refused_return_is_a_new_regime() -> None:
-    """So is the next one, and a restart right after its first records, before it is declared, decides the same."""
+    """Its records move there, also those that wait; so does the next return."""
     made = batches(stream(runs((0, 80), (1, 80), (0, 80), (1, 80))))
-    monitor = new_monitor()
-    taken: list[AssignedBatch] = []
-    for batch in made:
-        monitor.update(batch)
-        while (each := monitor.lookahead.take()) is not None:
-            if any(shift.known for shift in each.shifts):
-                before = taken[-1].after
-                assert before is not None
-                monitor.refuse([RefusedReturn(s.declared_at, s.slot) for s in each.shifts], (), each.batch, before)
-            else:
-                taken.append(each)
+    taken = refusing(new_monitor(), made)
     shifts = shifts_of(taken)
     assert [(shift.regime, shift.known) for shift in shifts] == [(1, False), (2, False), (3, False), (4, False)]
     assert [shift.onset for shift in shifts] == [1, 81, 161, 241]
-    third, first_batch = shifts[2], 160 // 8
-    state = taken[first_batch].after
-    assert state is not None
-    assert state.detector.ordinal < third.declared_at
-    restarted = new_monitor()
-    restarted.load_state(monitor.state(state))
-    rest = [each for batch in made[first_batch + 1 : 28] for each in restarted.update(batch)]
-    assert rest == taken[first_batch + 1 : first_batch + 1 + len(rest)]
-    assert (len(rest), shifts_of(rest)) == (5, [])
+    expected = [0] * 80 + [1] * 80 + [2] * 80 + [3] * 80  # single records may still look like the known regimes'
+    assert sum(slot != right for slot, right in zip(slots_of(taken), expected, strict=True)) <= 2
+    first, _, third, _ = [profile for profile in taken[-1].after.detector.regimes if profile is not None]
+    assert (first.visits, first.records, first.last_record) == (1, 80, 80)
+    assert (third.records, third.first_record) == (80, 161)
 
 
-def test_a_refused_record_is_the_segments() -> None:
-    """It stays so over a restart between the batch it was refused with and its own."""
-    made = batches(stream([*runs((0, 80), (1, 80)), *(0 if i % 4 == 1 else 1 for i in range(40))]))
-    visit = 160 + 2  # ordinal of the first record of regime 1 among those of regime 2
-    plain, monitor = new_monitor(), new_monitor()
-    for batch in made:
-        plain.update(batch)
-    plain.flush()
-    before = [slot for each in taken_from(plain) for slot in each.slots]
-    assert before[visit - 1] == 0
-    taken: list[AssignedBatch] = []
-    for batch in made:
-        monitor.update(batch)
-        while (each := monitor.lookahead.take()) is not None:
-            first = sum(len(done.slots) for done in taken) + 1
-            if len(taken) == 19 and each.slots and first == 153 and monitor.state().get("refused.records") is None:
-                after = taken[-1].after
-                assert after is not None
-                monitor.refuse((), [RefusedRecord(visit, 0)], each.batch, after)
-                continue
-            taken.append(each)
-    state = taken[19].after
-    assert state is not None
-    restarted = new_monitor()
-    restarted.load_state(monitor.state(state))
-    rest = [each for batch in made[20:] for each in restarted.update(batch)] + restarted.flush()
-    taken += monitor.flush()
-    slots = [slot for each in taken for slot in each.slots]
-    assert slots[visit - 1] == 1
-    assert [slot for i, slot in enumerate(slots) if i != visit - 1] == [
-        slot for i, slot in enumerate(before) if i != visit - 1
-    ]
-    assert rest[-len(taken) + 20 :] == taken[20:]
-
-
-@pytest.mark.parametrize("lengths", [(84, 2, 9), (81, 4, 9)])
-def test_a_shift_that_a_refusal_moves_forward_is_entered(lengths: tuple[int, int, int]) -> None:
-    """Records taken for a known regime's hid the beginning of a new one; the batch it begins in was trained on.
-
-    A restart from the state after the batch that the shift was attached to enters it no second time.
-    """
-    old, before, hidden = lengths
-    made = batches(stream(runs((0, 80), (1, old), (2, before), (0, hidden), (2, 40))))
-    monitor = new_monitor()
-    taken: list[AssignedBatch] = []
-    refused: set[int] = set()
-    for batch in made:
-        monitor.update(batch)
-        while (each := monitor.lookahead.take()) is not None:
-            first = sum(len(done.slots) for done in taken) + 1
-            strays = {first + i for i, slot in enumerate(each.slots) if slot == 0 and first > 160} - refused
-            strays = {ordinal for ordinal in strays if ordinal > monitor.lookahead.entered_until}
-            if strays and not each.shifts:
-                after = taken[-1].after
-                assert after is not None
-                refused |= strays
-                monitor.refuse((), [RefusedRecord(ordinal, 0) for ordinal in strays], each.batch, after)
-                continue
-            taken.append(each)
-    taken += monitor.flush()
-    assert refused
+def test_refused_visits_belong_to_the_segment() -> None:
+    """Single records of another regime; those that come later are refused, too."""
+    tasks = [*runs((0, 80), (1, 80)), *(0 if i % 4 == 1 else 1 for i in range(80))]
+    plain, taken = assigned_batches(batches(stream(tasks))), refusing(new_monitor(), batches(stream(tasks)))
+    assert slots_of(plain)[160:].count(0) >= 18
+    assert slots_of(taken)[160:].count(0) == 0
     entered = set[int]()
     for each in taken:
         entered |= {shift.slot for shift in each.shifts}
         assert entered >= set(each.slots), "a record of a regime that was never entered"
-    late = max(place for place, each in enumerate(taken) if each.shifts)
-    state = taken[late].after
-    assert state is not None
-    assert state.detector.ordinal < taken[late].shifts[0].declared_at, "a restart finds it again"
-    restarted = new_monitor()
-    restarted.load_state(monitor.state(state))
-    rest = [each for batch in made[late + 1 :] for each in restarted.update(batch)] + restarted.flush()
-    assert rest == taken[late + 1 :]
 
 
-def taken_from(monitor: Monitor) -> list[AssignedBatch]:
-    """The batches that wait to be trained on."""
-    found = []
-    while (taken := monitor.lookahead.take()) is not None:
-        found.append(taken)
-    return found
+@pytest.mark.parametrize("probe_tokens", [0, 900], ids=["at once", "after a probe waited"])
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        runs((0, 80), (1, 80), (0, 80), (1, 80)),
+        [*runs((0, 80), (1, 80)), *(0 if i % 4 == 1 else 1 for i in range(80))],
+        [*runs((0, 80), (1, 80), (2, 30)), *([0, 2, 2] * 20), *runs((1, 40))],
+    ],
+    ids=["returns", "visits", "a new regime and visits"],
+)
+def test_a_restart_repeats_refusals(tasks: list[int], probe_tokens: int) -> None:
+    """From the state after any batch, before and after what was refused, and before it was declared."""
+    made = batches(stream(tasks))
+    whole = refusing(new_monitor(), made, probe_tokens=probe_tokens)
+    assert any(each.after.detector.refusals for each in whole)
+    for done in range(0, len(made), 1):
+        state = whole[done - 1].after if done else MonitorState()
+        rest = refusing(restarted(state), made[done:], probe_tokens=probe_tokens, trained=whole[:done])
+        assert rest == whole[done:]
+        assert not rest or saved(rest[-1].after) == saved(whole[-1].after)
 
 
 def test_a_regime_that_is_kept_is_not_dropped_for_another() -> None:
     """From the record on at which it is kept."""
     made = batches(stream(runs((0, 60), (1, 100), (2, 100))))
-    monitor = new_monitor(ShiftSettings(max_regimes=2))
-    kept = [each for batch in made for each in monitor.update(batch, lambda ordinal: {1} if ordinal > 100 else ())]
-    assert {shift.dropped for shift in shifts_of(kept)} == {None}
-    later = new_monitor(ShiftSettings(max_regimes=2))
-    dropped = [each for batch in made for each in later.update(batch, lambda ordinal: {1} if ordinal > 250 else ())]
-    assert {shift.dropped for shift in shifts_of(dropped)} == {None, 1}
+    for since, dropped in ((100, {None}), (250, {None, 1})):
+        monitor = new_monitor(ShiftSettings(max_regimes=2))
+        assigned = read(monitor, made, lambda ordinal, since=since: {1} if ordinal > since else ())  # type: ignore[misc]
+        assert {shift.dropped for shift in shifts_of(assigned)} == dropped
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, decisions: Sequence[AssignedRecord], **settings: int) -> Monitor:
+    """A monitor whose detector decides this about the records."""
+    monitor = Monitor(ShiftSettings(**settings), seed=0)
+    pending = iter(decisions)
+
+    def update(*_: object) -> AssignedRecord:
+        monitor._detector.ordinal += 1
+        return next(pending)
+
+    monkeypatch.setattr(monitor._detector, "update", update)
+    return monitor
+
+
+def shift_to(slot: int, onset: int, declared_at: int) -> Shift:
+    return Shift("inputs", 2, slot + 1, slot, False, 1, declared_at, onset, 9.0, 5.0)
+
+
+def of_ten_tokens(*sizes: int) -> list[Batch]:
+    return batches(random_examples([10] * sum(sizes)), sizes)
+
+
+def test_an_undecided_record_is_corrected_and_a_decided_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shift is attached to the batch with its onset, or to the oldest undecided batch."""
+    late = AssignedRecord(0, (shift_to(1, 2, 6),), tuple((ordinal, 1) for ordinal in range(2, 6)))
+    monitor = scripted(monkeypatch, [*[AssignedRecord(0)] * 5, late], lookahead_records=2)
+    taken = read(monitor, of_ten_tokens(2, 2, 2))
+    assert [each.slots for each in taken] == [(0, 0), (1, 1), (1, 0)]
+    assert [bool(each.shifts) for each in taken] == [False, True, False]
+
+
+def test_a_new_regime_waits_for_the_tokens_of_its_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only its own records from the shift on count, and the probe gets exactly those."""
+    decisions = [AssignedRecord(0), AssignedRecord(1, (shift_to(1, 2, 2),))]
+    decisions += [AssignedRecord(slot) for slot in (1, 0, 1, 1)]
+    monitor = scripted(monkeypatch, decisions, lookahead_records=0)
+    taken: list[AssignedBatch] = []
+    for batch in (made := of_ten_tokens(2, 3, 1)):
+        assert not taken
+        monitor.update(batch)
+        taken = [each for each in [monitor.take(lambda _: 35)] if each is not None]
+    assert monitor.num_decided == 2
+    examples = monitor.examples(1)
+    assert [len(each) for each in examples] == [10] * 4
+    assert examples[0] is made[0].examples[1]
+
+
+def test_a_probe_does_not_wait_past_the_next_shift_or_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more records of its regime will follow; records after the next shift are not used."""
+    decisions = [AssignedRecord(1, (shift_to(1, 1, 1),)), AssignedRecord(1), AssignedRecord(2, (shift_to(2, 3, 3),))]
+    monitor = scripted(monkeypatch, [*decisions, AssignedRecord(1), AssignedRecord(2)], lookahead_records=0)
+    first, second, third = of_ten_tokens(2, 2, 1)
+    monitor.update(first)
+    assert monitor.take(lambda _: 1000) is None
+    monitor.update(second)
+    assert monitor.take(lambda _: 1000) is not None
+    assert len(monitor.examples(1)) == 2
+    assert monitor.take(lambda _: 1000) is None
+    assert monitor.waiting == [second]
+    monitor.flush()
+    assert monitor.take(lambda _: 1000) is not None
+    monitor.update(third)
+    assert monitor.take() is not None
+
+
+def test_what_a_batch_leaves_undecided_is_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart after it must put back exactly the batches that a shift could still have been attached to."""
+    monitor = scripted(monkeypatch, [AssignedRecord(0)] * 6, lookahead_records=2)
+    for batch in of_ten_tokens(2, 2, 2):
+        monitor.update(batch)
+    monitor.flush()
+    assert [each.after.undecided for each in iter(monitor.take, None)] == [((0, 0),), ((0, 0),), ()]
+    assert restarted(MonitorState(undecided=((0, 1),))).waiting == []
+
+
+def test_without_drops_records_examples_and_slots_together() -> None:
+    """The remaining ones keep their order."""
+    [batch] = batches(stream([0, 1, 0, 1]), (4,))
+    rest, slots = AssignedBatch(batch, (5, 6, 7, 8)).without({0, 2})
+    assert slots == (6, 8)
+    assert rest.records == (batch.records[1], batch.records[3])
+    assert rest.examples == (batch.examples[1], batch.examples[3])

@@ -33,7 +33,7 @@ from streamlearn.baselines.balance_stages import Stage
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.learner.loss import pack, packed_logits, packed_loss
 from streamlearn.settings import Settings, StreamSettings
-from streamlearn.shift.input_shift import Shift
+from streamlearn.shift.detector import Shift
 from streamlearn.stream.record import Example
 from tests.benchmarks.learn.kit import ONE, TWO, context_of, learn, loss_on
 from tests.doubles import random_examples

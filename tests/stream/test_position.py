@@ -5,7 +5,7 @@ import re
 import pytest
 
 from streamlearn.errors import UsageError
-from streamlearn.stream.record import PATTERN, Gap, OffsetRange, Position, RecordId, TopicPartition
+from streamlearn.stream.position import PATTERN, Gap, OffsetRange, Position, RecordId, TopicPartition
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 1)
 ORDERS = TopicPartition("orders", 0)

@@ -1,13 +1,92 @@
-"""The memory is bounded; merged or dropped is the regime of least worth."""
+"""Naive Bayes, profiles, and the bounded memory of regimes."""
+
+import math
 
 import numpy as np
 import pytest
+import torch
 
-from streamlearn.shift.features import Features, Featurizer
-from streamlearn.shift.memory import RegimeMemory, RegimeProfile, SavedProfiles
-from streamlearn.shift.monitor import profiles_from_arrays, profiles_to_arrays
+from streamlearn.codec import from_arrays, to_arrays
+from streamlearn.shift.change_tests import RecentRecord
+from streamlearn.shift.detector import DetectorState
+from streamlearn.shift.features import NUM_BUCKETS, NUM_FEATURES, Features, Featurizer
+from streamlearn.shift.memory import (
+    NUM_SAMPLED,
+    SMOOTHING,
+    AbsentTokens,
+    RegimeMemory,
+    RegimeProfile,
+    bucket_log_ratios,
+    log_ratios,
+)
 from streamlearn.shift.routing import RequestClassifier
 from tests.shift.records import features_of, fill, memory_of
+
+COUNTS = np.array([[30, 0, 10, 0], [0, 5, 1, 2]], dtype=np.float32)
+TOTALS = np.array([400, 80], dtype=np.float32)
+
+
+def equation_3(buckets: list[int], regime: int) -> float:
+    """Eq. (3), one bucket after the other."""
+    total = 0.0
+    for b in buckets:
+        p = sum(COUNTS[r][b] / TOTALS[r] for r in range(2)) + 1 / NUM_BUCKETS
+        p /= 3
+        smoothed = (COUNTS[regime][b] + SMOOTHING * p) / (TOTALS[regime] + SMOOTHING)
+        total += math.log(smoothed / p)
+    return total
+
+
+def test_log_ratios_are_equation_3() -> None:
+    """For every regime, over all buckets, including those that were never counted."""
+    buckets = [0, 1, 2, 2, 3]
+    expected = [equation_3(buckets, regime) for regime in range(2)]
+    c_RT = COUNTS[:, buckets]
+    torch.testing.assert_close(log_ratios(c_RT, TOTALS).tolist(), expected, rtol=1e-4, atol=1e-4)
+    sums = [float(bucket_log_ratios(c_RT, TOTALS, regime).sum()) for regime in range(2)]
+    torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_absent_tokens_are_equation_5() -> None:
+    """Only tokens that are common in some regime count, and their sum is bounded."""
+    frequency_RB = np.array([[0.9, 0.1, 0.5, 0.99], [0.2, 0.7, 0.3, 0.99]], dtype=np.float32)
+    absent = AbsentTokens(frequency_RB)
+    # Bucket 2 is in C of neither regime; 0 and 3 are present, 0 twice.
+    scores = absent.scores(np.array([0, 3, 0], dtype=np.uint16))
+    torch.testing.assert_close(scores.tolist(), [math.log(0.9), math.log(0.3)], rtol=1e-4, atol=1e-4)
+    scores = absent.scores(np.array([2], dtype=np.uint16))
+    second = math.log(0.8) + math.log(0.3) + math.log(0.01)
+    torch.testing.assert_close(scores.tolist(), [max(math.log(0.1 * 0.9 * 0.01), -8.0), second], rtol=1e-4, atol=1e-4)
+    nothing = np.array([], dtype=np.uint16)
+    assert absent.scores(nothing)[0] > -8.0
+    assert AbsentTokens(frequency_RB.repeat(3, axis=1)).scores(nothing).tolist() == [-8.0, -8.0]
+
+
+def test_a_regimes_own_records_fit_it() -> None:
+    """New records of the regime lie around its usual fit, those of another task far below."""
+    regimes = memory_of((0, 100), (1, 100), max_regimes=3)
+    fits = [
+        np.mean(
+            [regimes[0].fit(float(regimes.score(each).log_ratios_R[0]), each) for each in features_of(task, 30, seed=8)]
+        )
+        for task in (0, 2)
+    ]
+    assert abs(fits[0]) < 1
+    assert fits[1] < -3
+
+
+def test_the_sample_is_bounded_and_uniform() -> None:
+    """Half of a stream contributes about half of it."""
+    shares = []
+    for number in range(1, 41):
+        profile, following = RegimeProfile(number, 1), np.zeros((0, NUM_FEATURES), dtype=np.float32)
+        for i, record in enumerate(features_of(0, 64, seed=number)):
+            profile = profile.with_record(record, i + 1).committed(record, i + 1, following)
+            if i == 31:
+                half = profile.exemplars
+        assert len(profile.sample) == NUM_SAMPLED
+        shares += [any(each is old for old in half) for each in profile.exemplars]
+    assert 0.4 < np.mean(shares) < 0.6
 
 
 def numbers(regimes: RegimeMemory) -> list[int]:
@@ -48,7 +127,7 @@ def test_an_absent_token_separates_regimes() -> None:
     assert np.mean([classifier.assign(each).slot == 0 for each in absent]) > 0.95
     assert np.mean([classifier.assign(each).slot == 1 for each in present]) > 0.95
     by_presence = [regimes.score(each).scores_R.argmax() == 0 for each in absent]
-    assert np.mean(by_presence) < 0.9  # without eq. (4)
+    assert np.mean(by_presence) < 0.9  # without eq. (5)
 
 
 def test_protected_regimes_stay() -> None:
@@ -65,25 +144,20 @@ def test_moving_a_record_leaves_no_trace() -> None:
     record = features_of(1, 1, seed=9)[0]
     regimes.add(0, record, 101)
     assert not np.array_equal(regimes[0].counts_B, before)
-    regimes.move(record, 101, 0, 1)
+    regimes.move(RecentRecord(record, 101, 0, 0.0), 1)
     assert np.array_equal(regimes[0].counts_B, before)
     assert (regimes[0].records, regimes[1].records) == (50, 51)
 
 
-def occupied(profiles: SavedProfiles) -> list[RegimeProfile]:
-    return [each for each in profiles if each is not None]
-
-
-def test_a_saved_copy_does_not_change() -> None:
-    """It shares with the next copy the profiles that did not change between them."""
+def test_a_saved_profile_does_not_change() -> None:
+    """A later state shares the profiles that have not changed since."""
     regimes = memory_of((0, 50), (1, 50), max_regimes=3)
-    first = occupied(regimes.save())
-    counts = first[0].counts_B.copy()
+    first, counts = regimes.profiles, regimes[0].counts_B.copy()
     fill(regimes, 0, features_of(0, 5, seed=7), 101)
-    second = occupied(regimes.save())
+    assert first[0] is not None
     assert np.array_equal(first[0].counts_B, counts)
-    assert second[0].records == first[0].records + 5
-    assert second[1] is first[1]
+    assert regimes[0].records == first[0].records + 5
+    assert regimes.profiles[1] is first[1]
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +171,7 @@ def vacated() -> RegimeMemory:
 
 def test_no_record_is_assigned_to_a_vacant_slot(vacated: RegimeMemory) -> None:
     """The others score it, and single inputs, as a memory that never had that regime."""
-    without = memory_of((0, 100), max_regimes=4)
-    without.load(without.save(), next_number=3)
+    without = RegimeMemory(4, memory_of((0, 100), max_regimes=4).profiles, next_number=3)
     assert without.create(161, ()) == (1, None)
     fill(without, 1, features_of(2, 100, seed=2), 161)
     without.calibrate()
@@ -113,13 +186,14 @@ def test_no_record_is_assigned_to_a_vacant_slot(vacated: RegimeMemory) -> None:
     assert vacated[2].fit_center == without[1].fit_center
 
 
-def test_a_vacant_slot_stays_vacant_in_a_copy(vacated: RegimeMemory) -> None:
-    """In arrays too, of which it has an empty row."""
-    again = RegimeMemory(4)
-    again.load(profiles_from_arrays(profiles_to_arrays(vacated.save())), vacated.next_number)
+def test_a_loaded_memory_scores_every_record_as_before(vacated: RegimeMemory) -> None:
+    """Bit for bit; a vacant slot stays vacant."""
+    profiles = from_arrays(DetectorState, to_arrays(DetectorState(regimes=vacated.profiles))).regimes
+    again = RegimeMemory(4, profiles, vacated.next_number)
     assert (len(again), again.occupied) == (3, [0, 2])
-    record = features_of(2, 1, seed=5)[0]
-    assert again.score(record).scores_R.tolist() == vacated.score(record).scores_R.tolist()
+    for record in features_of(2, 20, seed=5):
+        assert again.score(record).scores_R.tolist() == vacated.score(record).scores_R.tolist()
+        assert RequestClassifier(again).assign(record) == RequestClassifier(vacated).assign(record)
 
 
 def test_the_lowest_vacant_slot_is_taken_first() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streamlearn.shift import mixture as mixture_test
+from streamlearn.shift import mixture
 from streamlearn.shift.mixture import LIKELY, MIN_RUNS, MIN_TESTED, SAME_INSTRUCTION, SMOOTHING, distinctness, separate
 from tests.shift.records import features_of
 
@@ -101,7 +101,7 @@ def test_common_tokens_divide_long_and_varied_records() -> None:
 def test_margins_are_those_of_the_equations() -> None:
     """Eq. (1), spelled out: each record is scored without itself."""
     made = records([0, 1] * 8)
-    tokens = mixture_test._Tokens.of(made)
+    tokens = mixture._Tokens.of(made)
     division_N = np.arange(16) % 3 == 0
     pooled = np.concatenate(made)
     expected = []
@@ -116,4 +116,4 @@ def test_margins_are_those_of_the_equations() -> None:
                 score += np.log((counted.count(bucket) + SMOOTHING * p) / (len(counted) + SMOOTHING)) - np.log(p)
             scores.append(score)
         expected.append(scores[1] - scores[0])
-    np.testing.assert_allclose(mixture_test._lead(tokens, division_N), expected, rtol=1e-9)
+    np.testing.assert_allclose(mixture._lead(tokens, division_N), expected, rtol=1e-9)

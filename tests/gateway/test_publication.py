@@ -1,5 +1,6 @@
-"""Routing here is the daemon's: the same regimes with the same scores."""
+"""A published folder: what is read, how it routes, and under which names."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,19 +8,67 @@ import orjson
 import pytest
 from transformers import AutoTokenizer
 
-from streamlearn.gateway.publication import Prompt, PublishedFolder, Router, decoder_of
+from streamlearn.codec import to_arrays
+from streamlearn.errors import PublicationError
+from streamlearn.gateway.publication import (
+    ModelNames,
+    Prompt,
+    PublishedFolder,
+    RoutedPrompt,
+    Router,
+    Target,
+    decoder_of,
+)
 from streamlearn.http.responses import ApiError
 from streamlearn.jobs.queue import PromptInput, RouteJob
 from streamlearn.jobs.runner import route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.publish.publication import load_tokenizer
-from streamlearn.settings import Settings, ShiftSettings
-from streamlearn.shift.monitor import Monitor
+from streamlearn.settings import Settings
+from streamlearn.shift.monitor import MonitorState
 from tests.daemon.test_daemon import daemon_of, opened
 from tests.doubles import tiny_backbone
 from tests.gateway.sample_publication import NANO, publish_sample, sample_records
 
 from .kit import UNKNOWN_PROMPTS, prompts_of_each_task
+
+
+def test_the_tokenizer_is_read_again_only_when_its_files_change(published: Path) -> None:
+    """It takes longer than everything else."""
+    folder = PublishedFolder(published)
+    first = folder.load().router._decoder
+    publish_sample(published, 200, sequence=2)
+    assert folder.load().router._decoder is first
+    (published / "tokenizer" / "tokenizer.json").touch()
+    assert folder.load().router._decoder is not first
+
+
+def test_a_new_publication_is_a_new_version(published: Path) -> None:
+    """Also one of the same size, within the resolution of a clock: every publication is a new file."""
+    folder = PublishedFolder(published)
+    before = folder.version()
+    publish_sample(published, 184)
+    assert folder.version() != before
+    shutil.rmtree(published)
+    assert folder.version() is None
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_tokenizer_is_an_error_with_its_folder(published: Path, name: str) -> None:
+    (published / "tokenizer" / name).write_text("{")
+    with pytest.raises(PublicationError, match="tokenizer: the tokenizer cannot be read"):
+        PublishedFolder(published).load()
+
+
+def test_regimes_of_another_state_are_refused(published: Path) -> None:
+    """A publication whose slots mean other regimes would answer under wrong names."""
+    publication = PublishedFolder(published).load().publication
+    first, second, third = publication.regimes
+    swapped = (first.model_copy(update={"slot": 1}), second.model_copy(update={"slot": 0}), third)
+    publication.model_copy(update={"regimes": swapped}).write(published)
+    with pytest.raises(PublicationError, match="expected the regimes of the publication"):
+        PublishedFolder(published).load()
+
 
 PER_TASK = 24
 
@@ -63,7 +112,7 @@ def test_a_gateway_routes_as_the_daemon_does(tmp_path: Path) -> None:
         result = run_to_end(route(RouteJob((*inputs,)), components.learner, components.decoder, adaptation.route))
         publish_sample(
             tmp_path / "published",
-            state=adaptation.monitor.state(adaptation._trained),
+            state=to_arrays(adaptation._trained),
             seed=settings.seed,
             max_known_rejected=settings.serve.max_known_rejected,
         )
@@ -110,7 +159,7 @@ def test_each_task_has_its_regime_and_other_prompts_have_none(published: Path) -
 
 def test_before_the_first_record_nothing_is_known(tmp_path: Path) -> None:
     """An empty publication sends everything to the backbone."""
-    router = published_router(tmp_path, state=Monitor(ShiftSettings(), 100, seed=0).state())
+    router = published_router(tmp_path, state=to_arrays(MonitorState()))
     assert router.route("anything") == (None, 0.0)
 
 
@@ -119,3 +168,58 @@ def test_a_prompt_that_cannot_be_encoded_is_refused(published: Path, prompt: Any
     with pytest.raises(ApiError) as caught:
         PublishedFolder(published).load().router.route(prompt)
     assert (caught.value.status, caught.value.code) == (400, "unusable_prompt")
+
+
+SERVED = ("nano", "streamlearn-regime-1@184", "streamlearn-regime-2@100", "streamlearn-regime-x@1", "other")
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> ModelNames:
+    """Three regimes; the third has no published version."""
+    return ModelNames(publish_sample(tmp_path, held_back=(3,)))
+
+
+@pytest.mark.parametrize(
+    ("model", "target"),
+    [
+        ("nano", Target("nano")),
+        ("streamlearn-regime-1", Target("streamlearn-regime-1@184", 1)),
+        ("streamlearn-regime-3", Target("nano", 3)),
+        ("streamlearn-regime-2@184", Target("streamlearn-regime-2@184", 2)),
+        ("streamlearn-regime-2@100", Target("streamlearn-regime-2@100", 2)),
+    ],
+)
+def test_a_name_has_one_meaning(names: ModelNames, model: str, target: Target) -> None:
+    """A version that is published no longer is answered for as long as a server has it."""
+    assert names.named(model, SERVED) == target
+
+
+@pytest.mark.parametrize(
+    "model", ["", "other", "streamlearn-regime-9", "streamlearn-regime-1@1", "streamlearn-regime-x@1"]
+)
+def test_any_other_name_is_unknown(names: ModelNames, model: str) -> None:
+    """Even if a server has a model of that name: it is no model of this gateway."""
+    with pytest.raises(ApiError) as caught:
+        names.named(model, SERVED)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
+
+
+def test_a_routed_prompt_is_answered_by_its_regimes_version_or_the_backbone(names: ModelNames, tmp_path: Path) -> None:
+    first, _, third = publish_sample(tmp_path, held_back=(3,)).regimes
+    assert names.routed(RoutedPrompt(first, 0.5)) == Target("streamlearn-regime-1@184", 1, 0.5)
+    assert names.routed(RoutedPrompt(third, 0.5)) == Target("nano", 3, 0.5)
+    assert names.routed(RoutedPrompt(None, 0.001)) == Target("nano", None, 0.001)
+
+
+def test_the_list_has_every_name_once(names: ModelNames) -> None:
+    listed = [row["id"] for row in names.rows(SERVED)]
+    assert listed == [
+        "streamlearn",
+        "nano",
+        "streamlearn-regime-1",
+        "streamlearn-regime-2",
+        "streamlearn-regime-3",
+        "streamlearn-regime-1@184",
+        "streamlearn-regime-2@100",
+        "streamlearn-regime-2@184",
+    ]

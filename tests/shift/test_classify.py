@@ -1,14 +1,61 @@
-"""The records of an alarm are the segment's after all, a known regime's, or new."""
+"""The rules that decide which regime a record, or the records of an alarm, belong to."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
-from streamlearn.shift import input_shift as segment_classifier
-from streamlearn.shift.change_tests import Alarm, MeanEmbeddingTest, RecentRecord, TokenChange
-from streamlearn.shift.input_shift import CLEARLY_DISTINCT, DISTINCT, LONG, Classification, SegmentClassifier
-from streamlearn.shift.memory import RegimeMemory
+from streamlearn.shift import classify as rules
+from streamlearn.shift.change_tests import Alarm, RecentRecord, TokenChange
+from streamlearn.shift.classify import (
+    CLEARLY_DISTINCT,
+    DISTINCT,
+    LONG,
+    MARGIN,
+    PARENT_MARGIN,
+    Classification,
+    assign_record,
+)
+from streamlearn.shift.detector import NO_SLOT
+from streamlearn.shift.features import Features
+from streamlearn.shift.memory import RegimeMemory, RegimeScores
 from tests.shift.records import features_of, memory_of, recent
+
+
+def assign(regimes: RegimeMemory, records: list[Features], here: int, parent: int = NO_SLOT) -> list[int]:
+    return [assign_record(record, regimes.score(record), here, parent, regimes) for record in records]
+
+
+def test_a_known_regimes_record_leaves_the_segment() -> None:
+    """From either side, for the regime that explains it."""
+    regimes = memory_of((0, 100), (1, 100), max_regimes=3)
+    for here in (0, 1):
+        assert assign(regimes, features_of(1, 20, seed=9), here).count(1) >= 19
+
+
+def test_a_record_of_no_known_regime_stays() -> None:
+    """It may begin a new regime, which no known one explains."""
+    regimes = memory_of((0, 100), (1, 100), max_regimes=3)
+    assert assign(regimes, features_of(2, 20, seed=9), here=0) == [0] * 20
+
+
+def test_a_regime_of_few_records_claims_none() -> None:
+    """Its profile is not reliable yet."""
+    regimes = memory_of((0, 100), (1, 20), max_regimes=3)
+    assert assign(regimes, features_of(1, 20, seed=9), here=0) == [0] * 20
+
+
+def test_a_parent_needs_more_to_take_a_record_from_its_young_child() -> None:
+    """`MARGIN` is enough for another regime; a parent needs `PARENT_MARGIN` per bucket in addition."""
+    regimes = memory_of((0, 100), (1, 40), max_regimes=3)
+    [record] = features_of(0, 1, seed=9)
+    log_ratios_R = regimes.score(record).log_ratios_R
+    parents_margin = MARGIN + PARENT_MARGIN * len(record.buckets)
+    slots = []
+    for lead in (MARGIN - 1, MARGIN + 1, parents_margin - 1, parents_margin + 1):
+        scores = RegimeScores(log_ratios_R, np.array([lead, 0.0], dtype=np.float32))
+        slots.append([assign_record(record, scores, 1, parent, regimes) for parent in (NO_SLOT, 0)])
+    assert slots == [[1, 1], [0, 1], [0, 1], [0, 0]]
 
 
 def classify(
@@ -18,8 +65,8 @@ def classify(
     before: tuple[RecentRecord, ...] = (),
     change: TokenChange | None = None,
 ) -> Classification:
-    classifier = SegmentClassifier(regimes, MeanEmbeddingTest(level=1e-7))
-    return classifier.classify(Alarm(9.0, 5.0, records, change), (*before, *records), here=0)
+    alarm = Alarm(9.0, 5.0, records, change)
+    return rules.classify(alarm, (*before, *records), 0, regimes, 1e-7)
 
 
 def test_records_of_a_known_regime_are_known() -> None:
@@ -62,7 +109,7 @@ def test_records_that_are_not_distinct_from_the_segments_are_its_own(
         compared.append(len(others))
         return statistic
 
-    monkeypatch.setattr(segment_classifier, "distinctness", measured)
+    monkeypatch.setattr(rules, "distinctness", measured)
     found = classify(regimes, records, before=before)
     assert (found.slot == 0 and found.known) == known
     assert compared[-1] == len(regimes[0].exemplars) + len(before)
@@ -83,8 +130,8 @@ def test_records_of_one_instruction_are_new_if_clearly_distinct_or_many(
     """One task asks about many topics, but tasks may also share the beginning of their prompts."""
     regimes = memory_of((0, 100), (1, 100), max_regimes=4)
     records = recent(features_of(2, number, seed=9), 0, start=201, regimes=regimes)
-    monkeypatch.setattr(segment_classifier, "distinctness", lambda *_: statistic)
-    monkeypatch.setattr(segment_classifier, "begin_alike", lambda _: alike)
+    monkeypatch.setattr(rules, "distinctness", lambda *_: statistic)
+    monkeypatch.setattr(rules, "begin_alike", lambda _: alike)
     found = classify(regimes, records)
     assert (found.slot == 0 and found.known) == known
 
@@ -93,7 +140,7 @@ def test_records_are_new_where_the_segment_has_too_few_to_compare_with() -> None
     """A regime whose sample is empty, and all of whose recent records are in doubt."""
     regimes = memory_of((0, 100), (1, 100), max_regimes=4)
     records = recent(features_of(2, 12, seed=9), 0, start=201, regimes=regimes)
-    regimes[0].sample = ()
+    regimes.change(0, sample=())
     assert not classify(regimes, records).known
 
 
@@ -101,7 +148,7 @@ def test_a_token_change_is_never_the_segments_regime() -> None:
     """However well the records fit it."""
     regimes = memory_of((0, 100), max_regimes=4)
     records = recent(features_of(0, 12, seed=9), 0, start=101, regimes=regimes)
-    assert not classify(regimes, records, change=TokenChange(7, True, 30.0, 20.0)).known
+    assert not classify(regimes, records, change=TokenChange(7, True)).known
 
 
 @pytest.mark.parametrize(("statistic", "known"), [(DISTINCT - 0.1, True), (DISTINCT + 0.1, False)])
@@ -111,5 +158,5 @@ def test_records_that_are_distinct_from_the_regimes_own_are_new(
     """Although the regime explains them: one of many topics explains any."""
     regimes = memory_of((0, 100), (1, 100), max_regimes=4)
     records = recent(features_of(1, 12, seed=9), 0, start=201, regimes=regimes)
-    monkeypatch.setattr(segment_classifier, "distinctness", lambda *_: statistic)
+    monkeypatch.setattr(rules, "distinctness", lambda *_: statistic)
     assert classify(regimes, records).known == known

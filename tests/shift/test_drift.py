@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.drift import ConceptDriftDetector
+from streamlearn.shift.drift import ConceptDriftDetector, LossLevels
 
 SETTINGS = ShiftSettings()
 JUMP = 800
@@ -61,12 +62,10 @@ def test_a_restored_detector_repeats_itself() -> None:
         first = ConceptDriftDetector(SETTINGS)
         shifts = first.update(0, 1, 1, series[:cut].tolist())
         second = ConceptDriftDetector(SETTINGS)
-        second.load_state(first.state())
+        second.state = from_arrays(LossLevels, to_arrays(first.state))
         shifts += second.update(0, 1, cut + 1, series[cut:].tolist())
         assert shifts == expected
-        assert {name: array.tolist() for name, array in second.state().items()} == {
-            name: array.tolist() for name, array in whole.state().items()
-        }
+        assert second.state == whole.state
 
 
 def test_a_loss_that_is_not_finite_is_ignored() -> None:

@@ -1,14 +1,18 @@
 """Servers that refuse, lose their models, die in the middle of an answer, or are slow."""
 
+import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx2
 import pytest
+from structlog.testing import capture_logs
 
+from streamlearn.gateway.upstreams import EventStream, Outcome, Upstream
 from tests.gateway.stub_upstream import SLOW_S, StubUpstream
 
 from .kit import CHAT, TEXT, ask, metric, ready_gateway, wait_until
@@ -161,3 +165,78 @@ def test_a_server_that_is_silent_for_too_long_is_504(published: Path, upstreams:
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
     assert time.monotonic() - began < 10.0
     assert sum(len(each.answered) for each in upstreams) == 1
+
+
+MODELS = httpx2.Response(200, json={"data": [{"id": "nano"}]})
+
+
+def polled(upstream: Upstream) -> frozenset[str]:
+    asyncio.run(upstream.poll())
+    return upstream.models
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        httpx2.ConnectError("refused"),
+        httpx2.ReadTimeout("late"),
+        httpx2.Response(500, content=b"{}"),
+        httpx2.Response(200, content=b"<html>"),
+        httpx2.Response(200, content=b'{"data": 1}'),
+        httpx2.Response(200, content=b"[]"),
+    ],
+    ids=repr,
+)
+def test_a_server_that_fails_a_poll_serves_nothing_until_the_next(
+    failure: httpx2.Response | Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loss and its return are one event each."""
+    results: Iterator[httpx2.Response | Exception] = iter((MODELS, failure, failure, MODELS))
+
+    async def get(*_: object, **__: object) -> httpx2.Response:
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    upstream = Upstream("http://127.0.0.1:1", timeout_s=1.0)
+    monkeypatch.setattr(upstream._client, "get", get)
+    with capture_logs() as events:
+        assert [polled(upstream) for _ in range(4)] == [{"nano"}, set(), set(), {"nano"}]
+    assert [event["event"] for event in events] == ["upstream_reachable", "upstream_unreachable", "upstream_reachable"]
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+async def outcome_after(parts: list[bytes], num_read: int) -> Outcome:
+    """The outcome of a stream of which a client reads some parts and leaves."""
+
+    async def rest() -> AsyncIterator[bytes]:
+        for part in parts[1:]:
+            yield part
+
+    stream = EventStream(Upstream("http://127.0.0.1", timeout_s=1.0), parts[0], rest(), AsyncExitStack())
+    passed = stream.parts()
+    for _ in range(num_read):
+        await anext(passed)
+    await stream.close()
+    return stream.outcome
+
+
+@pytest.mark.parametrize(
+    ("parts", "num_read", "outcome"),
+    [
+        ([b"data: a\n\n", DONE], 2, "answered"),
+        ([b"data: a\n\n", DONE[:7], DONE[7:]], 3, "answered"),
+        ([b"data: a\n\n" + DONE], 1, "answered"),
+        ([b"data: a\n\n", DONE], 1, "cancelled"),
+        ([b"data: a\n\n", b"data: b\n\n", DONE], 2, "cancelled"),
+        ([b"data: a\n\n", b"data: b\n\n"], 3, "broken"),
+    ],
+)
+def test_a_client_that_leaves_at_the_end_of_the_stream_was_answered(
+    parts: list[bytes], num_read: int, outcome: Outcome
+) -> None:
+    """As OpenAI's clients leave, which close at `[DONE]`; one that leaves earlier has cancelled it."""
+    assert asyncio.run(outcome_after(parts, num_read)) == outcome

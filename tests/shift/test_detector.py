@@ -1,0 +1,138 @@
+"""Segments, and the detector's decisions on single records. `test_monitor.py` tests them on streams."""
+
+import numpy as np
+import pytest
+
+from streamlearn.settings import ShiftSettings
+from streamlearn.shift.change_tests import SIZE, WINDOW_TESTS, Alarm, ReferenceDistribution, Window
+from streamlearn.shift.detector import COOLDOWN, NO_SLOT, AssignedRecord, InputShiftDetector, Segment
+from streamlearn.shift.features import Features
+from tests.shift.records import features_of, memory_of, recent
+
+
+def run(detector: InputShiftDetector, records: list[Features]) -> list[AssignedRecord]:
+    return [detector.update(each, ()) for each in records]
+
+
+def test_a_shift_reassigns_the_records_since_its_onset() -> None:
+    """Their ordinals are the newest ones, and the record that declares it has the new slot itself."""
+    assigned = run(InputShiftDetector(ShiftSettings()), [*features_of(0, 100), *features_of(1, 40)])
+    declared = next(each for each in assigned[1:] if each.shifts)
+    [shift] = declared.shifts
+    at = assigned.index(declared) + 1
+    assert shift.declared_at == at
+    assert declared.reassigned == tuple((ordinal, 1) for ordinal in range(shift.onset, at + 1))
+    assert declared.slot == 1
+    assert assigned[-1] == AssignedRecord(1)
+
+
+def test_a_burst_of_similar_records_is_no_shift() -> None:
+    """Sixty-four repetitions of one record of the regime: the change test alarms, the classifier does not."""
+    records = features_of(0, 200)
+    assigned = run(InputShiftDetector(ShiftSettings()), [*records, *[records[0]] * 64])
+    assert [shift.number for each in assigned for shift in each.shifts] == [1]
+
+
+@pytest.mark.parametrize("at", [20, 32])
+def test_a_change_before_the_dwell_ends_is_a_shift_and_no_split(at: int) -> None:
+    """The change tests wait for `min_dwell_records`; the newest run of a mixture is a change all the same."""
+    assigned = run(InputShiftDetector(ShiftSettings()), [*features_of(0, at), *features_of(1, 40)])
+    [change] = [shift for each in assigned[1:] for shift in each.shifts]
+    assert (change.onset, change.parent, change.known) == (at + 1, None, False)
+    assert change.declared_at < ShiftSettings().min_dwell_records
+    assert assigned[-1].slot == change.slot
+
+
+def test_interleaved_regimes_are_assigned_record_by_record() -> None:
+    """If shifts are enabled; otherwise all records are one regime."""
+    rng = np.random.default_rng(0)
+    tasks = [0] * 100 + [1] * 100 + rng.integers(0, 2, size=200).tolist()
+    for enabled in (True, False):
+        drawn = {task: iter(features_of(task, 400, seed=task)) for task in (0, 1)}
+        assigned = run(InputShiftDetector(ShiftSettings(enabled=enabled)), [next(drawn[task]) for task in tasks])
+        agreement = np.mean([each.slot == task for each, task in zip(assigned[300:], tasks[300:], strict=True)])
+        assert (agreement > 0.95) == enabled
+
+
+def test_the_false_alarm_budget_is_divided_by_the_number_of_tests() -> None:
+    """A test that is added raises the threshold of the others."""
+    seen: list[float] = []
+
+    def recorded(window: Window, reference: ReferenceDistribution, level: float) -> None:
+        seen.append(level)
+
+    for tests in (WINDOW_TESTS, (*WINDOW_TESTS, *WINDOW_TESTS)):
+        run(InputShiftDetector(ShiftSettings(), tests=[*tests, recorded]), features_of(0, 70))
+        assert seen[-1] == pytest.approx(ShiftSettings().false_alarms_per_million * 1e-6 / (len(tests) + 2))
+
+
+def test_without_a_free_slot_there_is_no_shift() -> None:
+    """The segment goes on until a slot is no longer protected."""
+    records = [*features_of(0, 100), *features_of(1, 100), *features_of(2, 60)]
+    detector = InputShiftDetector(ShiftSettings(max_regimes=2))
+    assigned = [detector.update(each, {0, 1} if i < 230 else ()) for i, each in enumerate(records)]
+    late = [shift for each in assigned for shift in each.shifts][2]
+    assert late.declared_at >= 231
+    assert late.dropped == 1
+
+
+def tested_records(settings: ShiftSettings) -> list[int]:
+    """Ordinals of the records at which a test runs that always raises an alarm."""
+    tested: list[int] = []
+
+    def alarmed(window: Window, reference: ReferenceDistribution, level: float) -> Alarm:
+        tested.append(window.records[-1].ordinal)
+        return Alarm(9.0, 5.0, window.records[-8:])
+
+    run(InputShiftDetector(settings, tests=[alarmed]), features_of(0, 120))
+    return tested
+
+
+def test_a_false_alarm_suspends_the_tests() -> None:
+    """For `COOLDOWN` records of the segment's regime."""
+    assert tested_records(ShiftSettings()) == list(range(ShiftSettings().min_dwell_records, 121, COOLDOWN))
+
+
+def test_a_young_segment_is_not_tested() -> None:
+    """Before `min_dwell_records`, and never if shifts are disabled."""
+    assert tested_records(ShiftSettings(min_dwell_records=1000)) == tested_records(ShiftSettings(enabled=False)) == []
+
+
+def test_records_that_leave_the_window_are_committed() -> None:
+    """The window keeps the newest; every other record is in the regime's reference and in the statistics before it."""
+    regimes = memory_of((0, 0), max_regimes=2)
+    records = recent(features_of(0, 100), 0, start=1, regimes=regimes)
+    segment = Segment(slot=0)
+    for record in records:
+        segment = segment.after(record, regimes)
+    assert segment.window.records == records[-SIZE:]
+    assert regimes[0].reference.num_records == 100 - SIZE
+    assert segment.window.tokens_before.num_records == 100 - SIZE
+    before = Window(records[:-SIZE])
+    assert np.array_equal(segment.window.tokens_before.records_B, before.token_records_B)
+    assert segment.window.fits_before.number == 100 - SIZE
+
+
+def test_records_of_other_regimes_that_leave_are_committed_to_them() -> None:
+    """Each to its regime's reference."""
+    regimes = memory_of((0, 0), (1, 0), (2, 9), max_regimes=3)
+    records = recent(features_of(0, 20), 0, start=1, regimes=regimes)
+    records += recent(features_of(1, 20), 1, start=21, regimes=regimes)
+    segment = Segment(slot=2)
+    for record in records:
+        segment = segment.after(record, regimes)
+    assert segment.others == records[-SIZE:]
+    assert (regimes[0].reference.num_records, regimes[1].reference.num_records) == (40 - SIZE, 0)
+
+
+def test_a_new_segment_begins_with_its_records() -> None:
+    """They are its window, in its slot; the others are committed where they were."""
+    regimes = memory_of((0, 50), (1, 50), max_regimes=2)
+    segment = Segment(slot=0)
+    others = recent(features_of(1, 6, seed=9), 1, start=121, regimes=regimes)
+    for record in (*recent(features_of(0, 20, seed=8), 0, start=101, regimes=regimes), *others):
+        segment = segment.after(record, regimes)
+    segment = segment.restart(1, NO_SLOT, others, regimes)
+    assert (segment.slot, segment.num_records, segment.others) == (1, 6, ())
+    assert [(record.ordinal, record.slot) for record in segment.window.records] == [(121 + i, 1) for i in range(6)]
+    assert regimes[0].reference.num_records == 70
