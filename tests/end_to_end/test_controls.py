@@ -120,7 +120,6 @@ def test_every_control_survives_a_kill_right_after_its_answer(tmp_path: Path, da
     assert [(line["control"], line["result"]) for line in audit] == [
         ("pause", "asked"),
         ("pause", "done"),
-        ("pin", "refused"),
         ("pin", "asked"),
         ("pin", "done"),
         ("rollback", "asked"),
