@@ -19,6 +19,7 @@ OPTIONAL = {
     "bitsandbytes": ("quantization", "streamlearn/backbone/"),
     "gguf": ("gguf", "streamlearn/export/"),
     "datasets": ("datasets", "connectors/rows.py"),
+    "mlflow": ("mlflow", "streamlearn/track.py"),
     "tensorboardX": ("tensorboard", "streamlearn/track.py"),
 }
 """Import name: the extra that installs it, and the only folder that may import it."""
