@@ -25,7 +25,8 @@ from streamlearn.regimes.regimes import Adaptation
 from streamlearn.settings import Settings, StreamSettings
 from streamlearn.shift.detector import Shift
 from streamlearn.stream.intake import Batcher
-from streamlearn.stream.record import Example, Record, TopicPartition
+from streamlearn.stream.position import TopicPartition
+from streamlearn.stream.record import Example, Record
 
 T = TypeVar("T")
 FISHER_RECORDS = 64

@@ -66,7 +66,8 @@ from streamlearn.snapshot.parts import Snapshot, SnapshotInfo, dump_components
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import SnapshotStatus
 from streamlearn.stream.intake import BatchEnd, Intake
-from streamlearn.stream.record import Batch, Gap, PartitionRun, Position, Record, RecordId, TopicPartition
+from streamlearn.stream.position import Gap, PartitionRun, Position, RecordId, TopicPartition
+from streamlearn.stream.record import Batch, Record
 from streamlearn.stream.source import DeadLetters, Source
 
 _REFUSED = (Reason.NOT_FINITE_UPDATE, "its update was refused before the rollback")

@@ -24,7 +24,7 @@ from streamlearn.controls import (
 from streamlearn.errors import SnapshotError, UsageError
 from streamlearn.regimes.regimes import OperatedRegimes
 from streamlearn.snapshot.files import Files
-from streamlearn.stream.record import OffsetRange, TopicPartition
+from streamlearn.stream.position import OffsetRange, TopicPartition
 
 ANN = Requester(user="ann@box")
 

@@ -25,7 +25,8 @@ from streamlearn.settings import Settings, SourceSettings
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.record import Batch, Gap, Position, Record
+from streamlearn.stream.position import Gap, Position
+from streamlearn.stream.record import Batch, Record
 from tests.broker import Broker
 from tests.doubles import tiny_backbone
 from tests.learners import state_of

@@ -16,7 +16,8 @@ from streamlearn.events import Event
 from streamlearn.regimes.regimes import Adaptation
 from streamlearn.settings import Settings, SourceSettings
 from streamlearn.snapshot.journal import Journal
-from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.stream.position import TopicPartition
+from streamlearn.stream.record import Record
 from tests.broker import Broker
 from tests.daemon.test_daemon import DieAt, StopAfter, daemon_of, opened
 from tests.doubles import SetClock

@@ -127,7 +127,7 @@ def test_every_control_survives_a_kill_right_after_its_answer(tmp_path: Path, da
         ("resume", "asked"),
         ("resume", "done"),
     ]
-    assert [line["who"].get("token") for line in audit] == [True, True, False, True, True, True, True, None, None]
+    assert [line["who"].get("token") for line in audit] == [True, True, True, True, True, True, None, None]
     assert audit[0]["who"]["agent"].startswith("streamlearn/")
     assert "@" in audit[-1]["who"]["user"]
 
