@@ -27,14 +27,14 @@ from streamlearn.learner.learner import Learner, Step
 from streamlearn.regimes.holdout import Forgetting, TimeBudget
 from streamlearn.regimes.regime import NAME, NUM_LOSSES, Regime, RegimesState, ShiftReport, slot_of
 from streamlearn.regimes.returns import ReturnChecks, Upcoming
-from streamlearn.regimes.route import Requested, RequestRouter, RoutedInput, TrainedInputs, largest
+from streamlearn.regimes.route import RequestRouter, RoutedInput, TrainedInputs, largest
 from streamlearn.regimes.start import MAX_CANDIDATES, Fallback, HeadStart, measure_head_start
 from streamlearn.settings import Settings
 from streamlearn.shift.detector import NO_SLOT, Shift
 from streamlearn.shift.drift import ConceptDriftDetector
 from streamlearn.shift.features import input_of
 from streamlearn.shift.monitor import AssignedBatch, Monitor
-from streamlearn.status import AdaptationStatus, ShiftStatus
+from streamlearn.status import AdaptationStatus, Requested, ShiftStatus
 from streamlearn.stream.record import Batch, Example
 
 CONFIRM_RECORDS = 64

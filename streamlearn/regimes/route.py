@@ -3,27 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from heapq import nsmallest
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
 from streamlearn.adapters.context import NO_REGIME, Slot
-from streamlearn.errors import StreamlearnError
 from streamlearn.regimes.regime import Regime, slot_of
 from streamlearn.regimes.start import Fallback
 from streamlearn.shift.monitor import Monitor, MonitorState
 from streamlearn.shift.routing import Assignment
-from streamlearn.status import AnsweredBy, Route
+from streamlearn.status import AnsweredBy, Requested, Route, UnknownRegimeError
 
-Requested = int | Literal["routed", "backbone"]
-"""What a request is to be answered by: the regime with this number, what routing finds, or the untouched backbone."""
 MAX_AVERAGED = 16
 """Adapters in the mean: those of the regimes with the most records. Each takes time in every forward pass."""
 _UNKNOWN = Route(None, 0.0, known=False, answered_by="backbone")
-
-
-class UnknownRegimeError(StreamlearnError):
-    """No remembered regime has the requested number; the client asks for another."""
 
 
 class RoutedInput(NamedTuple):

@@ -15,9 +15,10 @@ from streamlearn.daemon.loop import Daemon
 from streamlearn.jobs.queue import EvalJob, EvalResult, GenerateJob, GenerateResult, Job, PromptInput, RouteJob
 from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.regimes.regime import RegimesState
-from streamlearn.regimes.route import Requested, UnknownRegimeError, largest
+from streamlearn.regimes.route import largest
 from streamlearn.settings import Settings
 from streamlearn.shift.features import input_of
+from streamlearn.status import Requested, UnknownRegimeError
 from tests.daemon.test_daemon import daemon_of, opened
 
 SAMPLE = Path(__file__).parents[2] / "configs" / "sample"
