@@ -153,7 +153,7 @@ def test_what_cannot_be_undone_is_asked_twice(watched: Watched, run: WatchedRun)
     """Cancelling a drop sends nothing."""
     page = watched.page
     page.click("#regime-table tr:last-child button:has-text('Drop')")
-    page.wait_for_selector("text=is forgotten")
+    page.wait_for_selector("text=are deleted")
     page.click("#confirm-no")
     page.wait_for_timeout(200)
     assert [url for url in watched.requests if url.endswith("/drop")] == []
