@@ -100,7 +100,6 @@ _NEWEST = {"step", "record", "at", "average_forgetting", "backward_transfer"}
 
 
 def joined_points(older: HistoryPoint, newer: HistoryPoint) -> HistoryPoint:
-    """Both points together."""
     special = {
         "longest_step_seconds": max(older.longest_step_seconds, newer.longest_step_seconds),
         "lag": max((lag for lag in (older.lag, newer.lag) if lag is not None), default=None),
@@ -165,7 +164,6 @@ class ThinnedSeries(Generic[R]):
 
     @property
     def rows(self) -> tuple[R, ...]:
-        """All rows, oldest first."""
         return tuple(row for level in reversed(self._levels) for row in level)
 
     @property
@@ -174,7 +172,6 @@ class ThinnedSeries(Generic[R]):
         return self._levels[0][-1] if self._levels[0] else None
 
     def append(self, row: R) -> None:
-        """Add the newest row."""
         for level in self._levels[:-1]:
             level.append(row)
             if len(level) <= self._per_level:

@@ -14,12 +14,10 @@ PROMETHEUS, DASHBOARD = MONITORING / "prometheus.yaml", MONITORING / "grafana-da
 
 
 def rules() -> list[dict[str, Any]]:
-    """The alert rules."""
     return [rule for group in yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard."""
     return dict(orjson.loads(DASHBOARD.read_bytes()))
 
 

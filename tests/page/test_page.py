@@ -35,12 +35,10 @@ FOCUSED = "() => document.activeElement.innerText || document.activeElement.id"
 
 
 def text_of(page: Page, selector: str) -> str:
-    """What an element shows, on one line."""
     return " ".join(page.inner_text(selector).split())
 
 
 def show_all(page: Page) -> None:
-    """Scroll through the page, so that every chart is drawn."""
     for figure in page.query_selector_all("figure.chart"):
         figure.scroll_into_view_if_needed()
         figure.wait_for_selector("canvas", state="attached")

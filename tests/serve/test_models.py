@@ -23,7 +23,7 @@ from streamlearn.serve.models import (
     shifts_view,
     status_view,
 )
-from streamlearn.status import Board, HistoryStatus, Phase, SnapshotStatus, Status
+from streamlearn.status import Board, HistoryStatus, SnapshotStatus
 from tests.history.outcomes import STATUS, HandClock, history_of, outcome, scored, shift
 from tests.serve.doubles import ADAPTATION, RUNNING, Daemon, Time
 
@@ -51,12 +51,6 @@ def test_regimes_that_were_never_scored_have_no_loss() -> None:
     assert [regime.number for regime in regimes_view(RUNNING).regimes] == [1, 3]
 
 
-def test_every_kind_of_shift_has_a_total() -> None:
-    assert shifts_view(Status(Phase.STARTING)).total == {"inputs": 0, "answers": 0}
-    answers = replace(ADAPTATION, num_shifts={"answers": 1})
-    assert shifts_view(replace(RUNNING, adaptation=answers)).total == {"inputs": 0, "answers": 1}
-
-
 def test_the_first_regime_is_listed_and_not_counted() -> None:
     """The total is the published count, not the length of the list, which starts with the first regime."""
     first_only = replace(ADAPTATION, shifts=ADAPTATION.shifts[:1], num_shifts={})
@@ -65,7 +59,6 @@ def test_the_first_regime_is_listed_and_not_counted() -> None:
 
 
 def view(history: HistoryStatus) -> HistoryView:
-    """The body, checked against its description."""
     return HistoryView.model_validate(orjson.loads(history_body(history)))
 
 
@@ -99,11 +92,6 @@ def test_a_body_that_the_client_has_is_not_sent_again(daemon: Daemon, client: ht
     daemon.time.monotonic += RENDER_EVERY_S
     after = client.get("/v1/history", headers=known)
     assert (after.status_code, after.json()["points"]["step"][-1]) == (200, 201)
-
-
-def test_before_the_first_record_every_series_is_empty() -> None:
-    """While the backbone is loaded, too."""
-    assert (view(HistoryStatus()).points.record, view(HistoryStatus()).segments) == ([], ())
 
 
 def test_only_the_last_segment_goes_on() -> None:

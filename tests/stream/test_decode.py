@@ -57,7 +57,6 @@ def record(value: Any, **rest: Any) -> Record:
 
 
 def learned(example: Example, tokenizer: Any = TOKENIZER) -> str:
-    """The labelled tokens as text."""
     return str(tokenizer.decode(example.labels[example.labels != IGNORED]))
 
 
@@ -66,7 +65,6 @@ def same(one: Example, other: Example) -> bool:
 
 
 def chat(*contents: str, first: str = "user") -> dict[str, Any]:
-    """Messages that alternate between user and assistant."""
     roles = ("user", "assistant") if first == "user" else ("assistant", "user")
     return {"messages": [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]}
 

@@ -252,7 +252,6 @@ class Bench:
 
 @pytest.fixture(params=["on request", "ahead"])
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The outcome is the same with and without decoding ahead."""
     monkeypatch.setattr(Bench, "decodes_ahead", request.param == "ahead")
 
 
