@@ -156,7 +156,7 @@ class ThinnedSeries(Generic[R]):
     """
 
     def __init__(self, join: Callable[[R, R], R], *, per_level: int, num_levels: int) -> None:
-        """`join` makes one row of two neighbours, the older one first."""
+        """`join` makes one row of two neighbors, the older one first."""
         assert per_level >= 2, "two rows are joined"
         self._join = join
         self._per_level = per_level

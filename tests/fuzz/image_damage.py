@@ -106,7 +106,7 @@ def _blanks(side: int) -> tuple[bytes, ...]:
 
 @cache
 def _two_frames() -> tuple[bytes, ...]:
-    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    frames = [Image.new("RGB", (16, 16), color) for color in ("red", "blue")]
     files = []
     for kind in ("PNG", "WEBP"):
         out = BytesIO()

@@ -354,7 +354,7 @@ Span = tuple[int, int]
 
 
 def joined_spans(older: Span, newer: Span) -> Span:
-    assert older[1] + 1 == newer[0], "neighbours are joined"
+    assert older[1] + 1 == newer[0], "neighbors are joined"
     return older[0], newer[1]
 
 

@@ -11,8 +11,7 @@ import httpx2
 import yaml
 
 from tests.broker import free_ports
-from tests.monitoring.files import ALERTS, PROMETHEUS
-from tests.monitoring.shortened import shortened
+from tests.monitoring.files import ALERTS, PROMETHEUS, shortened
 
 START_S = 60.0
 STOP_S = 30.0

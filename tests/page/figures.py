@@ -20,7 +20,7 @@ from tests.page.watched_run import TASKS, WatchedRun
 MAX_DELAY_S = 2.0
 MIN_SPEED = 0.98
 NUM_BROWSERS = 3
-SCREENSHOT_COLOURS = 64  # a quarter of the bytes, and no difference to the eye
+SCREENSHOT_COLORS = 64  # a quarter of the bytes, and no difference to the eye
 SETTLE_S = 3.0  # a browser loads the page, or leaves it
 NOTE_ROWS = """() => {
   window.shown = [];
@@ -77,7 +77,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Round:
-    """A watched turn between two quiet ones, so that a machine that slows down steadily favours neither."""
+    """A watched turn between two quiet ones, so that a machine that slows down steadily favors neither."""
 
     before: Turn
     watched: Turn
@@ -173,6 +173,6 @@ def screenshots(browser: Browser, url: str, folder: Path) -> list[Path]:
             page.wait_for_timeout(3000)
             written.append(folder / f"{width}-{scheme}.png")
             shot = Image.open(BytesIO(page.screenshot(full_page=True)))
-            shot.quantize(SCREENSHOT_COLOURS, dither=Image.Dither.NONE).save(written[-1], optimize=True)
+            shot.quantize(SCREENSHOT_COLORS, dither=Image.Dither.NONE).save(written[-1], optimize=True)
             context.close()
     return written

@@ -58,7 +58,7 @@ def test_metrics_equal_the_published_status(client: httpx2.Client) -> None:
     assert of(samples, "phase", phase="failed") == 0
 
 
-def test_partitions_are_labelled_and_an_unknown_lag_is_absent(client: httpx2.Client) -> None:
+def test_partitions_are_labeled_and_an_unknown_lag_is_absent(client: httpx2.Client) -> None:
     samples = scrape(client)
     assert of(samples, "position_offset", topic="orders", partition="0") == 200
     assert of(samples, "position_offset", topic="orders", partition="1") == 140
@@ -83,7 +83,7 @@ def test_moments_follow_the_monotonic_clock(daemon: Daemon, client: httpx2.Clien
     assert daemon.time.wall - of(samples, "heartbeat_timestamp_seconds") == 10
 
 
-def test_regimes_are_labelled_and_one_that_was_never_scored_is_absent(client: httpx2.Client) -> None:
+def test_regimes_are_labeled_and_one_that_was_never_scored_is_absent(client: httpx2.Client) -> None:
     samples = scrape(client)
     assert (of(samples, "regime_loss_nats", regime="1"), of(samples, "regime_accuracy_ratio", regime="1")) == (
         1.25,

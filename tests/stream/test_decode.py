@@ -104,7 +104,7 @@ def test_input_ids_are_used_unchanged() -> None:
 
 
 def test_every_assistant_turn_is_learned() -> None:
-    """Both answers are labelled, each with its end of turn; questions and headers are not."""
+    """Both answers are labeled, each with its end of turn; questions and headers are not."""
     value = chat("hello", "the fox", "test", "the dog", "never answered")
     example = DECODER.decode(record(value))
     assert learned(example) == "the fox<|im_end|>\nthe dog<|im_end|>\n"
