@@ -185,11 +185,7 @@ class KafkaDeadLetters:
         self._disconnect()
 
     def _wait_for_broker(self, timeout_s: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-        """Block until a broker accepts connections; log once that none does.
-
-        Raises:
-            SourceError: none accepted a connection within `timeout_s`.
-        """
+        """Block until a broker accepts connections; log once that none does."""
         wait_until_reachable(
             self._settings,
             timeout_s,
@@ -246,10 +242,6 @@ class KafkaDeadLetters:
         1. Wait for the answers.
         2. If any was "too large", ask for each again with a producer that is not idempotent.
         3. Send what is refused now without its content.
-
-        Raises:
-            KafkaError: one was not accepted.
-            DeadLetterError: the cluster does not answer any more.
         """
         self._await_answers()  # 1.
         if self._is_idempotent and any(_is_too_large(answer) for _, answer in self._sent):
@@ -274,9 +266,6 @@ class KafkaDeadLetters:
         1. Build new clients.
         2. Read the topic for the dead letters that arrived, and drop them from the backlog.
         3. Send the others again.
-
-        Raises:
-            DeadLetterError: the cluster does not answer yet.
         """
         self._disconnect()
         self._sent.clear()

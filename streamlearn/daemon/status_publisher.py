@@ -11,7 +11,7 @@ from streamlearn.history import History
 from streamlearn.learner.learner import Step
 from streamlearn.publish.publisher import AdapterPublisher
 from streamlearn.regimes.regimes import Regimes
-from streamlearn.status import AnsweredBy, Board, PartitionStatus, Phase, RequestCount, Status
+from streamlearn.status import AnsweredBy, Board, PartitionStatus, Phase, Status
 from streamlearn.stream.source import Source
 from streamlearn.track import Trackers
 
@@ -106,11 +106,14 @@ class StatusPublisher:
             history=self._history.status,
             publication=None if self._versions is None else self._versions.status,
             trackers=() if self._trackers is None else self._trackers.status,
-            partitions=tuple(PartitionStatus(origin, position[origin], lag.get(origin)) for origin in position),
+            partitions=tuple(
+                PartitionStatus(origin.topic, origin.partition, offset, lag.get(origin))
+                for origin, offset in position.items()
+            ),
             snapshot=state.last_snapshot,
             records_since_snapshot=state.records_since_save,
             step_seconds=before.step_seconds if step is None else step.seconds,
-            requests=tuple(RequestCount(*how, number) for how, number in sorted(requests.items())),
+            requests=dict(requests),
         )
         if self._counts:  # the totals that the process began with are not its own
             self._board.counters.update(before, status)
