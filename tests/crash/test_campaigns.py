@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from streamlearn.daemon.checkpoint import RunState
 from streamlearn.errors import Reason
 from streamlearn.snapshot.store import SnapshotStore
 from tests.broker import Broker
@@ -68,7 +69,7 @@ def test_a_record_that_crashes_the_process_is_dead_lettered_after_three_crashes(
     newest = SnapshotStore(tmp_path / "state" / "snapshots", keep=9).newest()
     assert newest is not None
     assert [row[2:] for row in newest.manifest.ledger] == [(GOOD, 1, 0)]
-    assert newest.manifest.components["run"]["reasons"] == {Reason.KILLED_PROCESS: 1}
+    assert newest.component("run", RunState).reasons == {Reason.KILLED_PROCESS: 1}
     assert orjson.loads((tmp_path / "state" / "crashes.json").read_bytes())["given_up"] == []
 
 

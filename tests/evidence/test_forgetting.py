@@ -8,6 +8,7 @@ but does not act on them.
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def run_daemon(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) 
         assert daemon.terminate() == 0
     finally:
         daemon.end()
-    regimes = daemon.newest().manifest["components"]["regimes"]
+    reports = daemon.newest().regimes().reports
     final = scores(as_run(suite, matrix))
     return {
         "suite": suite.name,
@@ -141,8 +142,8 @@ def run_daemon(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) 
         "BWT": final.BWT,
         "matrix": matrix,
         "boundaries": suite.boundaries,
-        "shifts": [report["shift"] for report in regimes["entries"]],
-        "probe_seconds": sum(report["probe_seconds"] for report in regimes["entries"]),
+        "shifts": [asdict(report.shift) for report in reports],
+        "probe_seconds": sum(report.probe_seconds for report in reports),
         "learning_seconds": seconds,
         "probe_and_holdout_share": cost / seconds,
     }
