@@ -193,7 +193,7 @@ class _Writer:
                 return self.stack(name, [np.frombuffer(value, np.uint8) for value in values])
             case "enum":
                 return [value.value for value in values]
-        scalars = [index(value) if make is int else make(value) for value in values]
+        scalars: list[Any] = [index(value) if make is int else make(value) for value in values]
         if make is not str and len(scalars) > 1:
             return self.array(name, np.array(scalars, dtype=_DTYPES[make]))
         if make is float and not math.isfinite(scalars[0]):  # JSON has no infinity
