@@ -20,6 +20,7 @@ left out. Floats keep every bit, apart from the payload of a NaN outside of arra
 
 import json
 import math
+import sys
 from collections import Counter, abc, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -72,6 +73,14 @@ def load(hint: type[T], arrays: Arrays, tree: Json) -> T:
         raise CodecError(f"{unknown[0]}: unknown array")
     loaded: T = value
     return loaded
+
+
+def dump_json(value: Any) -> Json:
+    """The JSON of a value that holds no arrays, with all numbers in it; `load` reads it with arrays `{}`."""
+    writer = _Writer(max_numbers=sys.maxsize)
+    tree = writer.column("", type(value), [value])
+    assert not writer.arrays, f"{type(value).__name__} holds arrays"
+    return tree
 
 
 def to_arrays(value: Any) -> dict[str, NDArray[Any]]:
@@ -162,8 +171,10 @@ def _description(array: NDArray[Any]) -> str:
 
 
 class _Writer:
-    def __init__(self) -> None:
+    def __init__(self, max_numbers: int = 1) -> None:
         self.arrays: dict[str, NDArray[Any]] = {}
+        self.max_numbers = max_numbers
+        """Longest column of numbers that is in the JSON."""
 
     def column(self, name: str, hint: Any, values: Sequence[Any]) -> Json:  # noqa: C901, PLR0911  one case per kind
         if not values:
@@ -194,10 +205,10 @@ class _Writer:
             case "enum":
                 return [value.value for value in values]
         scalars: list[Any] = [index(value) if make is int else make(value) for value in values]
-        if make is not str and len(scalars) > 1:
+        if make is not str and len(scalars) > self.max_numbers:
             return self.array(name, np.array(scalars, dtype=_DTYPES[make]))
-        if make is float and not math.isfinite(scalars[0]):  # JSON has no infinity
-            return [scalars[0].hex()]
+        if make is float:  # JSON has no infinity
+            return [value if math.isfinite(value) else value.hex() for value in scalars]
         return scalars
 
     def array(self, name: str, array: NDArray[Any]) -> str:
@@ -261,13 +272,13 @@ class _Reader:
                 return [array.tobytes() for array in self.unstack(name, node, rows)]
             case "enum":
                 return [make(entry) for entry in self.sequence(name, node, rows)]
-        if make is not str and rows > 1:
+        if make is not str and isinstance(node, str):
             array = self.entries(name, node, rows)
             self.expect(name, array.dtype == _DTYPES[make], str(np.dtype(_DTYPES[make])), node)
             return list(array.tolist())
         scalars = self.sequence(name, node, rows)
-        if make is float and isinstance(scalars[0], str):
-            return [float.fromhex(scalars[0])]
+        if make is float:
+            scalars = [float.fromhex(scalar) if isinstance(scalar, str) else scalar for scalar in scalars]
         for scalar in scalars:
             self.expect(name, type(scalar) is make, make.__name__, scalar)
         return scalars

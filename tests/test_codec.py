@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.typing import NDArray
 
-from streamlearn.codec import NOT_SAVED, CodecError, dump, load
+from streamlearn.codec import NOT_SAVED, CodecError, dump, dump_json, load
 
 
 class Color(StrEnum):
@@ -56,6 +56,13 @@ class Origin:
 
     topic: str
     partition: int
+
+
+@dataclass(frozen=True)
+class History:
+    """No arrays."""
+
+    losses: list[tuple[Origin, float]]
 
 
 @dataclass(eq=False)
@@ -193,6 +200,11 @@ def test_fields_that_are_not_saved_take_their_defaults() -> None:
     state.derived = 3
     loaded = round_trip(state)
     assert (loaded.cached, loaded.derived) == (7, 0)
+
+
+def test_a_value_without_arrays_can_be_saved_as_json() -> None:
+    history = History([(Origin("a", 1), math.inf), (Origin("b", 2), 0.1)])
+    assert load(History, {}, orjson.loads(orjson.dumps(dump_json(history)))) == history
 
 
 def test_a_loaded_value_shares_no_memory_with_the_arrays() -> None:

@@ -241,8 +241,7 @@ class CrashGuard:
 
 
 def _to_line(value: _Work | _CrashHistory) -> bytes:
-    _, json = codec.dump(value)
-    return orjson.dumps(json, option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(codec.dump_json(value), option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _not_writable(path: Path, error: OSError) -> SnapshotError:
