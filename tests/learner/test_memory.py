@@ -36,8 +36,7 @@ def limited_to(max_tokens: int) -> Loss:
     return limited
 
 
-@pytest.mark.parametrize("parts", [2, 3, 5])
-@pytest.mark.parametrize("preset", ["streamlearn", "mh-moe", "lora"])
+@pytest.mark.parametrize(("preset", "parts"), [("streamlearn", 3), ("mh-moe", 5)])
 def test_parts_add_up_to_the_whole(make_learner: MakeLearner, preset: str, parts: int) -> None:
     """Loss, gradient norm, figures of each record and updated weights are those of one pass."""
     whole, split = make_learner(preset=preset), make_learner(preset=preset)
@@ -71,15 +70,14 @@ def test_out_of_memory_makes_smaller_parts(make_learner: MakeLearner, monkeypatc
     assert same(snapshot(learner), snapshot(expected))
 
 
-@pytest.mark.parametrize("max_tokens", [0, 11])
 def test_out_of_memory_in_the_smallest_parts_changes_nothing(
-    make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch, max_tokens: int
+    make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error is raised after the last retry; weights and optimizer have not changed."""
     learner = make_learner()
     learner.step(EXAMPLES)
     before = _without_counts(learner)
-    monkeypatch.setattr(learner_module, "packed_loss", limited_to(max_tokens))
+    monkeypatch.setattr(learner_module, "packed_loss", limited_to(11))
     with capture_logs() as logs, pytest.raises(RuntimeError) as raised:
         learner.step(EXAMPLES)
     assert is_out_of_memory(raised.value)
@@ -199,12 +197,11 @@ def test_a_layer_is_computed_again_under_its_own_context_in_any_thread(make_lear
         assert one is None or torch.equal(one, other)
 
 
-@pytest.mark.parametrize("preset", ["streamlearn", "mh-moe", "mot"])
-def test_less_is_kept_for_the_backward_pass(make_learner: MakeLearner, preset: str) -> None:
+def test_less_is_kept_for_the_backward_pass(make_learner: MakeLearner) -> None:
     """The tensors that the graph holds after the forward pass, in bytes."""
 
     def kept(**settings: Any) -> int:
-        learner = make_learner(preset=preset, **settings)
+        learner = make_learner(preset="streamlearn", **settings)
         packed = pack(RECORDS, learner.device, slots_of(learner))
         saved: dict[int, int] = {}
 
@@ -220,10 +217,3 @@ def test_less_is_kept_for_the_backward_pass(make_learner: MakeLearner, preset: s
         return sum(saved.values())
 
     assert kept(activation_checkpointing=True) < kept() / 2
-
-
-def test_dropout_stays_off(make_learner: MakeLearner) -> None:
-    """No layer is put into training mode."""
-    learner = make_learner(activation_checkpointing=True)
-    learner.step(RECORDS)
-    assert not any(layer.training for layer in learner.forward.get_decoder().layers)
