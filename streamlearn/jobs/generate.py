@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from streamlearn.jobs.queue import (
+    FinishReason,
     GenerateJob,
     GenerateResult,
     GenerationStart,
@@ -52,14 +53,8 @@ def generate(
         on_token=text.add,
     )
     text.finish()
-    return GenerateResult(
-        step=step,
-        text="".join(text.pieces),
-        tokens=len(output),
-        prompt_tokens=len(prompt),
-        finish_reason="length" if len(output) == job.max_new_tokens and not text.stopped else "stop",
-        route=routed.route,
-    )
+    reason: FinishReason = "length" if len(output) == job.max_new_tokens and not text.stopped else "stop"
+    return GenerateResult(step, len(prompt), routed.route, "".join(text.pieces), len(output), reason)
 
 
 def encoded(given: PromptInput, decoder: Decoder) -> Prompt:

@@ -205,23 +205,16 @@ class EvalResult(ApiModel):
     """Time spent on the job, not counting the time in the queue."""
 
 
-class GenerateResult(ApiModel):
+@dataclass(frozen=True, slots=True)
+class GenerateResult(GenerationStart):
     """Generated text."""
 
-    step: int
-    """Optimizer updates made before the job."""
     text: str
     """The continuation, without the prompt."""
     tokens: int
     """Generated tokens."""
-    prompt_tokens: int
-    """Tokens of the prompt."""
     finish_reason: FinishReason
     """stop: the text ended by itself or with a stop string; length: at the maximum number of tokens."""
-    route: Route
-    """The prompt's regime, and what generated the text."""
-    seconds: float = 0.0
-    """Time spent on the job, not counting the time in the queue."""
 
 
 class RouteResult(ApiModel):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,7 @@ def env(folder: Path) -> Environment:
 
 
 def untimed(result: EvalResult | GenerateResult) -> dict[str, Any]:
-    return result.model_dump(exclude={"seconds"})
+    return asdict(result) if isinstance(result, GenerateResult) else result.model_dump(exclude={"seconds"})
 
 
 @pytest.mark.parametrize(
