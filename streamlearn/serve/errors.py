@@ -48,7 +48,7 @@ def install_error_handlers(
             case HTTPException():
                 found = from_http(request, error, body_limit="serve.max_body_bytes", hint=paths_hint)
                 if found.status == 405:
-                    found.headers["allow"] = _allowed(request)
+                    found.headers = {"allow": _allowed(request)}
                 return found
             case RequestValidationError():
                 return _from_invalid(request, error)

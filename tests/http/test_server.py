@@ -39,14 +39,6 @@ def test_starts_and_stops_twice_without_leaving_a_thread(daemon: Daemon) -> None
         socket.create_connection(("127.0.0.1", first_port), timeout=1).close()
 
 
-def test_the_start_is_logged_with_the_bound_port() -> None:
-    with capture_logs() as logs:
-        daemon = Daemon()
-        daemon.stop()
-    started = [entry for entry in logs if entry["event"] == Event.HTTP_STARTED]
-    assert [(entry["host"], entry["port"]) for entry in started] == [("127.0.0.1", daemon.server.port)]
-
-
 def test_a_port_in_use_is_reported_with_a_remedy(daemon: Daemon) -> None:
     settings = SETTINGS.model_copy(update={"port": daemon.server.port})
     app = create_app(daemon.board, daemon.jobs, settings, list, daemon.time.clock(), token=TOKEN, audit=daemon.audit)

@@ -1,7 +1,6 @@
 """Jobs between training steps: their weights, their time budget and their failures."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from streamlearn.adapters.presets import resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.controls import Control
-from streamlearn.errors import AdapterGoneError, SnapshotError
+from streamlearn.errors import AdapterGoneError
 from streamlearn.events import Event
 from streamlearn.jobs.queue import (
     ControlJob,
@@ -224,17 +223,6 @@ def test_a_job_is_timed_without_the_steps_between_its_pieces(env: Environment) -
     assert env.spread(SCORE).seconds == 3 * PIECE_S
 
 
-def test_jobs_finish_in_the_order_of_submission(env: Environment) -> None:
-    """A short job waits for a long one before it."""
-    futures = [env.jobs.submit(job) for job in (SCORE_AND_GENERATE, SnapshotJob(), GENERATE)]
-    done: list[Future[Any]] = []
-    for future in futures:
-        future.add_done_callback(done.append)
-    while env.runner.busy:
-        env.runner.serve(PIECE_S)
-    assert done == futures
-
-
 def test_a_snapshot_is_written_with_the_live_weights(env: Environment) -> None:
     """Also right after a job that had older weights swapped in."""
     seen: list[list[Tensor]] = []
@@ -286,19 +274,6 @@ def test_a_failing_job_leaves_the_learner_unchanged(env: Environment) -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, env.weights(), strict=True))
     assert not env.runner.busy
     assert untimed(env.run_to_end(SCORE)) == untimed(wanted)
-
-
-def test_a_failed_snapshot_is_reported(env: Environment) -> None:
-    """The client gets the error, and the loop continues."""
-
-    def save() -> SnapshotResult:
-        raise SnapshotError("the disk is full")
-
-    env.save = save
-    future = env.jobs.submit(SnapshotJob())
-    env.runner.serve(1e9)
-    assert isinstance(future.exception(0), SnapshotError)
-    assert env.run_to_end(GENERATE).tokens > 0
 
 
 def test_a_cancelled_job_is_dropped(env: Environment) -> None:

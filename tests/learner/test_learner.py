@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from benchmarks.speed_arms import counting_host_reads
 from streamlearn.adapters import PRESETS
@@ -17,21 +16,14 @@ from streamlearn.adapters.presets import regime_adapter
 from streamlearn.adapters.tuner import SHARED
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_loss
-from streamlearn.stream.record import IGNORED, Batch, Example
+from streamlearn.stream.record import Batch
 from tests.doubles import random_examples
+from tests.learner.reference import token_losses
 from tests.learners import REGIMES, MakeLearner, restore, same, snapshot
 
 
 def batch_of(*lengths: int, seed: int = 0) -> Batch:
     return Batch((), random_examples(lengths or (9, 4, 6), seed=seed))
-
-
-@torch.no_grad()
-def token_losses(model: Any, example: Example) -> list[float]:
-    """Loss of each learned token in nats, from a forward pass over this record only."""
-    ids, labels = torch.from_numpy(example.input_ids).long(), torch.from_numpy(example.labels).long()
-    logits = model(input_ids=ids[None], use_cache=False).logits[0]
-    return [-F.log_softmax(logits[t - 1], dim=-1)[labels[t]].item() for t in range(1, len(ids)) if labels[t] != IGNORED]
 
 
 def mean_loss(learner: Learner, batch: Batch) -> float:
@@ -63,7 +55,7 @@ def test_a_step_reports_each_records_loss(make_learner: MakeLearner) -> None:
     learner = make_learner()
     train(learner, range(4))
     batch = Batch((), random_examples([9, 2, 6], prompt_length=1) + random_examples([12], prompt_length=7))
-    expected = [token_losses(learner.forward, example) for example in batch.examples]
+    expected = [token_losses(learner.forward, example)[0] for example in batch.examples]
     step = learner.step(batch.examples)
     assert step.record_losses == pytest.approx([sum(losses) / len(losses) for losses in expected], rel=1e-4)
     assert step.loss == pytest.approx(sum(map(sum, expected)) / sum(map(len, expected)), rel=1e-4)

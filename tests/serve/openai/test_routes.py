@@ -19,7 +19,6 @@ TEXT: dict[str, Any] = {"model": "streamlearn", "prompt": "hello", "max_tokens":
 CHAT: dict[str, Any] = {"model": "streamlearn", "messages": [{"role": "user", "content": "hi"}]}
 PATHS = {"/v1/completions": TEXT, "/v1/chat/completions": CHAT}
 ROUTE = {"regime": 3, "score": 0.5, "known": True, "answered_by": "regime"}
-PNG = "data:image/png;base64,eA=="
 
 
 @pytest.fixture
@@ -234,21 +233,6 @@ def test_the_model_chooses_what_answers(
     assert [job.requested for job in jobs] == [requested] * 2
 
 
-def test_images_of_a_message_are_passed_on(client: httpx2.Client, jobs: list[GenerateJob]) -> None:
-    """As a record has them."""
-    parts = [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}}]
-    client.post("/v1/chat/completions", json={**CHAT, "messages": [{"role": "user", "content": parts}]})
-    [job] = jobs
-    assert job.messages == ({"role": "user", "content": [parts[0], {"type": "image"}]},)
-    assert job.image == ["eA=="]
-
-
-def test_a_prompt_may_stand_in_a_list(client: httpx2.Client, jobs: list[GenerateJob]) -> None:
-    """As some clients send it."""
-    client.post("/v1/completions", json={**TEXT, "prompt": ["hello"]})
-    assert jobs[0].prompt == "hello"
-
-
 @pytest.mark.parametrize("model", ["gpt-5", "streamlearn-regime-2"])
 def test_an_unknown_model_is_not_found(official: openai.OpenAI, client: httpx2.Client, model: str) -> None:
     """With OpenAI's code, and before anything is streamed."""
@@ -318,14 +302,6 @@ def test_fields_that_ask_for_nothing_are_accepted(client: httpx2.Client, change:
         assert client.post(path, json={**body, **change}).status_code == 200
     more = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "parallel_tool_calls": True}
     assert client.post("/v1/chat/completions", json={**CHAT, **more}).status_code == 200
-
-
-def test_a_body_that_is_not_json_is_refused_in_openais_form(client: httpx2.Client) -> None:
-    """So is another content type."""
-    answer = client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
-    assert (answer.status_code, error_of(answer)["code"]) == (400, "not_json")
-    answer = client.post("/v1/completions", content=b"{}")
-    assert (answer.status_code, error_of(answer)["code"]) == (415, "wrong_content_type")
 
 
 def test_an_unusable_prompt_names_its_field(daemon: Daemon, client: httpx2.Client) -> None:

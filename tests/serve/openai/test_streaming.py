@@ -140,11 +140,11 @@ def test_a_slow_reader_does_not_hold_up_the_writer(daemon: Daemon, running: list
     with post(daemon, receive_buffer=4096) as client:
         wait_until(lambda: running)
         stream = stream_of(running[0])
-        slowest = max(timed(lambda: stream.write(PIECE)) for _ in range(100))
+        slowest = max(timed(lambda: stream.write(PIECE)) for _ in range(60))
         assert slowest < 0.5  # seconds; a blocked writer would wait until the client reads
         finish(running[0])
         found = read_until(client, b"data: [DONE]\n\n")
-    assert found.count(PIECE[:10].encode()) == 100 * len(PIECE) // 10
+    assert found.count(PIECE[:10].encode()) == 60 * len(PIECE) // 10
 
 
 def timed(call: Callable[[], None]) -> float:
