@@ -283,7 +283,6 @@ def _text(content: Any, where: str) -> str:
 
 
 def _invalid(param: str, message: str, *, hint: str = "") -> ApiError:
-    """400 that names the field."""
     return ApiError(400, "invalid", message, hint=hint, param=param)
 
 

@@ -225,7 +225,6 @@ class Fleet:
         await asyncio.gather(*(poll(upstream) for upstream in self.upstreams))
 
     async def poll(self) -> None:
-        """Poll every server once."""
         await asyncio.gather(*(upstream.poll() for upstream in self.upstreams))
 
     @property
@@ -234,7 +233,6 @@ class Fleet:
         return frozenset().union(*(upstream.models for upstream in self.upstreams))
 
     def has_all(self, models: Iterable[str]) -> bool:
-        """Whether each of the models is served somewhere."""
         return self.models.issuperset(models)
 
     async def send(self, model: str, path: str, body: bytes) -> Answer | EventStream:
@@ -320,5 +318,4 @@ class GatewayMetrics:
                 gauge.labels(upstream.url).set_function(partial(read, upstream))
 
     def exposition(self) -> bytes:
-        """All metrics in the Prometheus text format, `CONTENT_TYPE`."""
         return generate_latest(self.registry)

@@ -68,7 +68,6 @@ class ApiError(Exception):
 
 
 def unavailable(code: str, message: str, *, hint: str, retry_after_s: int) -> ApiError:
-    """503 with Retry-After."""
     return ApiError(503, code, message, hint=hint, headers={"retry-after": str(retry_after_s)})
 
 

@@ -83,7 +83,6 @@ class _Text:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found."""
         return self._stop.found
 
     def add(self, _: int, token: int) -> bool:
@@ -92,7 +91,6 @@ class _Text:
         return not self.stopped
 
     def finish(self) -> None:
-        """Write what was held back."""
         if not self.stopped:
             self._write(self._stop.add(self._incremental.flush()))
         if not self.stopped:

@@ -51,7 +51,6 @@ class GenerationStream:
         """None before the job runs."""
 
     def begin(self, start: GenerationStart) -> None:
-        """Publish what generates the text."""
         self.start = start
         self._notify()
 
@@ -270,7 +269,6 @@ class Ticket:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the client disconnected or timed out."""
         return self.future.cancelled()
 
     def begin(self) -> bool:

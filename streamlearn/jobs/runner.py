@@ -92,7 +92,6 @@ class JobRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether a job is running or queued."""
         return self._running is not None or len(self._jobs) > 0
 
     def serve(self, budget_s: float) -> float:

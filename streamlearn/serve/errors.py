@@ -192,6 +192,5 @@ def unwrap(finished: asyncio.Future[Result] | Future[Result]) -> Result:
 
 
 def too_slow(deadline_s: float) -> ApiError:
-    """The deadline passed."""
     message = f"the job must finish within {deadline_s:g} s and was cancelled"
     return ApiError(504, "too_slow", message, hint="send fewer examples per request")

@@ -258,13 +258,6 @@ def test_a_layer_whose_only_adapter_was_deleted_is_the_backbones(options: dict[s
     torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("options", [TOKENS, SEQUENCES], ids=["tokens", "sequences"])
-def test_an_input_without_tokens(options: dict[str, Any]) -> None:
-    linear = adapted(**options).base_model.model.model.layers[0].mlp.up_proj
-    assert linear(torch.zeros(0, 32)).shape == (0, 64)
-    assert linear(torch.zeros(0, 5, 32)).shape == (0, 5, 64)
-
-
 def test_generation_keeps_the_experts_of_the_prompt() -> None:
     """Where sequences are routed: with cached keys and values as without, token by token."""
     model = adapted(**SEQUENCES)
