@@ -66,7 +66,7 @@ def test_every_method_gives_all_results(suite: Suite, tiny_profile: Profile, nam
 def test_a_batch_across_a_boundary_ends_the_earlier_segment() -> None:
     """The last segment is left to the end of the run; one batch may end two segments."""
     suite = Suite("three", tuple(TaskSegment((task,), ({},) * 4) for task in ("a", "b", "c")), {})
-    adaptation = SimpleNamespace(records=0)
+    adaptation = SimpleNamespace(state=SimpleNamespace(records=0))
     components: Any = SimpleNamespace(adaptation=adaptation, learner=None)
     matrix: list[int] = []
     recorder: Any = SimpleNamespace(
