@@ -204,7 +204,6 @@ def finish(ticket: Ticket, route: Route = KNOWN) -> None:
                 prompt_tokens=5,
                 finish_reason="length",
                 route=route,
-                seconds=0.01,
             )
         )
     elif isinstance(job, RouteJob):
