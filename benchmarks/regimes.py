@@ -1,6 +1,6 @@
 """What many regimes cost: speed, memory and snapshots by their number.
 
-    python -m benchmarks.regimes --json --plot docs/regimes.png > docs/regimes.json
+    python -m benchmarks.regimes --json --plot regimes.png > regimes.json
 
 The daemon learns one task after another, drawn by seed from the file of other tasks, with their definitions. Then all
 tasks return once, in another order and with other records (`returns`). At each checkpoint, over `WINDOW` batches, each

@@ -1,6 +1,6 @@
 """How many returns of tasks are recognized, and how many new tasks are taken for known ones.
 
-    python -m benchmarks.returns --json > docs/returns.json
+    python -m benchmarks.returns --json > returns.json
     python -m benchmarks.returns --bare --learn --tasks 20 --records 60 --json
 
 The stream is that of `regimes`: many tasks, one after another, that all return once. Only the monitor reads it, which
